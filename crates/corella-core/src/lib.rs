@@ -1,0 +1,25 @@
+//! Decides what each step computes.
+//!
+//! Pure state machines: no IO, no clock, no randomness, no floats in decisions. Time
+//! comes in as an argument (`now_us`), outside facts through `handle_*` and
+//! `update_from_output`, and what should happen goes out as inert data.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod batch;
+mod id;
+mod request;
+mod sampling;
+mod scheduler_config;
+
+pub use batch::{
+    Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
+};
+pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
+pub use request::{
+    AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
+};
+pub use sampling::SamplingParams;
+pub use scheduler_config::{ConfigError, PrefillAdmissionPolicy, SchedulerConfig};

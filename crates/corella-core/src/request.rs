@@ -1,0 +1,171 @@
+//! What a caller asks for and what it gets back.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::{RequestId, Sample, SamplingParams, TokenId};
+
+/// One sequence to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub id: RequestId,
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    pub stopping: StoppingCriteria,
+    /// Smaller is more urgent, as in vLLM.
+    pub priority: i32,
+    pub arrival_us: u64,
+    pub namespace: Namespace,
+}
+
+/// Checked in this order: end tokens, stop tokens, length.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StoppingCriteria {
+    /// `None`: what context and pool allow.
+    pub max_tokens: Option<u32>,
+    /// Until this many tokens are out, end and stop tokens cannot be drawn.
+    pub min_tokens: u32,
+    /// The model's own end tokens; empty with `ignore_eos`.
+    pub end_token_ids: Vec<TokenId>,
+    /// The caller's.
+    pub stop_token_ids: Vec<TokenId>,
+}
+
+/// Requests share cached pages only within a namespace. Compared as text, never as a hash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Namespace {
+    pub lora: Option<Arc<str>>,
+    pub cache_salt: Option<Arc<str>>,
+}
+
+/// One event of a request. The last one, and only the last, has `finish` set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestOutput {
+    pub request: RequestId,
+    /// The new token. Absent only in a terminal event that brings none.
+    pub sample: Option<Sample>,
+    pub finish: Option<FinishReason>,
+    pub num_prompt_tokens: u32,
+    /// Prompt tokens whose KV came from the prefix cache at first admission.
+    pub num_cached_tokens: u32,
+    /// Total so far, this event's included.
+    pub num_output_tokens: u32,
+    /// Arrival to first scheduling.
+    pub queue_us: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end token was drawn; it is the event's sample and not part of the text.
+    EndToken,
+    /// One of the caller's stop tokens was drawn; the sample names it.
+    StopToken,
+    Length,
+    Aborted,
+    Error(RequestError),
+}
+
+/// Why a request that was admitted ended without its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestError {
+    /// The executor failed in a step that computed this request.
+    StepFailed(Box<str>),
+    /// Its KV does not fit the pool even when it runs alone.
+    PoolExhausted { num_pages: u32 },
+    /// Preempted more often than the configuration allows.
+    PreemptedTooOften { num_preemptions: u32 },
+}
+
+/// Why a request was refused at submission. Nothing was kept of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdmissionError {
+    EmptyPrompt,
+    ZeroMaxTokens,
+    DuplicateId(RequestId),
+    /// Prompt plus output cannot fit the model's context.
+    ContextExceeded {
+        num_prompt_tokens: u32,
+        max_tokens: u32,
+        max_model_len: u32,
+    },
+    /// Prompt plus output, rounded up to pages, cannot fit the pool.
+    PoolExceeded {
+        num_prompt_tokens: u32,
+        max_tokens: u32,
+        needed_pages: u32,
+        num_pages: u32,
+    },
+    /// Chunked prefill is off and the prompt is longer than a step may be.
+    StepExceeded {
+        num_prompt_tokens: u32,
+        limit: u32,
+    },
+    QueueFull {
+        limit: u32,
+    },
+}
+
+impl fmt::Display for AdmissionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EmptyPrompt => write!(f, "the prompt has no tokens"),
+            Self::ZeroMaxTokens => write!(f, "max_tokens must be at least 1"),
+            Self::DuplicateId(id) => write!(f, "request {id} is already known"),
+            Self::ContextExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                max_model_len,
+            } => write!(
+                f,
+                "{num_prompt_tokens} prompt tokens and {max_tokens} new tokens exceed the \
+                 context of {max_model_len} tokens"
+            ),
+            Self::PoolExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                needed_pages,
+                num_pages,
+            } => write!(
+                f,
+                "{num_prompt_tokens} prompt tokens and {max_tokens} new tokens need \
+                 {needed_pages} KV pages; the pool has {num_pages}"
+            ),
+            Self::StepExceeded {
+                num_prompt_tokens,
+                limit,
+            } => write!(
+                f,
+                "{num_prompt_tokens} prompt tokens exceed the {limit} tokens of one step, and \
+                 chunked prefill is off"
+            ),
+            Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
+        }
+    }
+}
+
+impl core::error::Error for AdmissionError {}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StepFailed(reason) => write!(f, "the step failed: {reason}"),
+            Self::PoolExhausted { num_pages } => {
+                write!(f, "its KV cache does not fit the pool of {num_pages} pages")
+            }
+            Self::PreemptedTooOften { num_preemptions } => {
+                write!(f, "preempted {num_preemptions} times for lack of KV pages")
+            }
+        }
+    }
+}
+
+impl core::error::Error for RequestError {}
+
+impl From<&str> for RequestError {
+    fn from(reason: &str) -> Self {
+        Self::StepFailed(String::from(reason).into_boxed_str())
+    }
+}

@@ -1,0 +1,1 @@
+//! The CPU executor: kernels by instruction set, worker pool, paged KV memory.

@@ -1,0 +1,91 @@
+//! What an executor must do.
+
+use std::fmt;
+use std::sync::Arc;
+
+use corella_core::{Batch, BatchOutput, PageId, SlotId, StepId};
+
+use crate::DType;
+
+/// Runs batches in the order they were submitted. A slot's tokens depend on nothing but the
+/// slot's own history and parameters: not on the batch around it, not on how its prompt was
+/// cut, not on which pages hold its KV.
+///
+/// For each step: `submit`, then `sample`, then `wait`. Up to
+/// `SchedulerConfig::max_inflight_steps` steps may be submitted and sampled before the first
+/// is waited for.
+pub trait Executor: Send {
+    fn info(&self) -> ExecutorInfo;
+
+    fn kv_layout(&self) -> KvLayout;
+
+    /// Touches code and memory once, so that the first request is not the slow one.
+    fn warm_up(&mut self) -> Result<(), ExecutorError>;
+
+    /// Starts the forward pass of a step. Does not block on it.
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError>;
+
+    /// Lets a submitted step draw its tokens. A call of its own, so that masks can be made
+    /// while the forward pass runs. Spans without a mask may draw any token.
+    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError>;
+
+    /// Blocks until the oldest submitted step has returned. After
+    /// `ExecutorError::StepFailed` the executor is ready for further steps, and only the
+    /// failed step's pages hold undefined rows.
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
+
+    /// Copies one page, all layers, out of the KV pool. `out` has `kv_layout().page_bytes`.
+    /// Only between steps.
+    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError>;
+
+    /// The reverse of `read_page`.
+    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError>;
+}
+
+/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenMask {
+    pub slot: SlotId,
+    pub allowed: Box<[u32]>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvLayout {
+    pub num_pages: u32,
+    /// Positions in a page.
+    pub page_size: u32,
+    pub dtype: DType,
+    /// K and V of all layers.
+    pub page_bytes: usize,
+}
+
+/// For the start-up line and `/version`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecutorInfo {
+    /// `cpu`, `mock`.
+    pub device: String,
+    /// Instruction set in use, e.g. `avx512`.
+    pub isa: String,
+    pub num_threads: usize,
+    /// In the executor's own layout.
+    pub weight_bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecutorError {
+    /// One step failed; the executor goes on.
+    StepFailed { step: StepId, reason: String },
+    /// The executor is of no further use.
+    Lost { reason: String },
+}
+
+impl fmt::Display for ExecutorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StepFailed { step, reason } => write!(f, "step {step} failed: {reason}"),
+            Self::Lost { reason } => write!(f, "the executor is lost: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for ExecutorError {}

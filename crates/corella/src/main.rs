@@ -1,0 +1,3 @@
+//! The `corella` command.
+
+fn main() {}
