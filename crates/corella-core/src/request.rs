@@ -77,6 +77,8 @@ pub enum RequestError {
     PoolExhausted { num_pages: u32 },
     /// Preempted more often than the configuration allows.
     PreemptedTooOften { num_preemptions: u32 },
+    /// The engine stopped before the request had ended.
+    EngineLost(Box<str>),
 }
 
 /// Why a request was refused at submission. Nothing was kept of it.
@@ -158,6 +160,7 @@ impl fmt::Display for RequestError {
             Self::PreemptedTooOften { num_preemptions } => {
                 write!(f, "preempted {num_preemptions} times for lack of KV pages")
             }
+            Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }
     }
 }
