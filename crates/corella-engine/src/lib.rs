@@ -1,1 +1,11 @@
-//! The loop that drives core and executor on its own thread. Tokens only.
+//! Drives the core and an executor on a thread of its own. Tokens only: no text, no HTTP.
+
+mod engine;
+mod engine_stats;
+mod token_stream;
+
+pub use engine::{
+    Engine, EngineConfig, EngineError, EngineState, ResetError, Submission, SubmitError,
+};
+pub use engine_stats::{EngineStats, Histogram};
+pub use token_stream::{StreamEvent, TokenStream};

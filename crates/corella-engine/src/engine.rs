@@ -1,0 +1,302 @@
+//! The handle that callers hold: submit, observe, drain, stop.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::{
+    AdmissionError, ConfigError, FinishReason, Namespace, Request, RequestId, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
+};
+use corella_model::{ExecutorError, KvLayout};
+use crossbeam_channel::Sender;
+
+use crate::engine_stats::EngineStats;
+use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
+
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    pub scheduler: SchedulerConfig,
+    /// A step that runs longer is named in the log.
+    pub step_timeout: Duration,
+    /// Batches kept for a dump after a failure.
+    pub step_log_len: usize,
+}
+
+/// Runs one model. Clones share the same engine; it stops when the last of them and the
+/// last stream are gone.
+#[derive(Clone)]
+pub struct Engine {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+/// What to generate. Each choice becomes a request of its own.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub prompt: Vec<TokenId>,
+    /// `choice` is the first choice's; the others count up from it.
+    pub sampling: SamplingParams,
+    pub num_choices: u32,
+    pub stopping: StoppingCriteria,
+    /// Smaller is more urgent.
+    pub priority: i32,
+    pub namespace: Namespace,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    Ready,
+    /// Requests finish; new ones are refused.
+    Draining,
+    /// Stopped, with the reason.
+    Lost(String),
+}
+
+/// Nothing of the submission was kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SubmitError {
+    QueueFull {
+        limit: u32,
+    },
+    Draining,
+    Lost(String),
+    /// It could never run.
+    Refused(AdmissionError),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResetError {
+    /// Requests still use cached pages.
+    Busy,
+    Lost(String),
+}
+
+/// Why an engine did not start.
+#[derive(Debug)]
+pub enum EngineError {
+    Config(ConfigError),
+    /// The executor's KV pool is not what the scheduler was told.
+    KvLayout {
+        layout: KvLayout,
+        num_pages: u32,
+        page_size: u32,
+    },
+    WarmUp(ExecutorError),
+    Thread(std::io::Error),
+}
+
+impl Engine {
+    /// One stream for each choice, all or none. Never blocks.
+    pub fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        let num_choices = submission.num_choices;
+        self.shared.reserve(num_choices)?;
+
+        let arrival_us = self.shared.now_us();
+        let first_id = self
+            .shared
+            .next_id
+            .fetch_add(u64::from(num_choices), Ordering::Relaxed);
+        let mut requests = Vec::with_capacity(num_choices as usize);
+        let mut senders = Vec::with_capacity(num_choices as usize);
+        let mut streams = Vec::with_capacity(num_choices as usize);
+        for choice in 0..num_choices {
+            let mut sampling = submission.sampling.clone();
+            sampling.choice += choice;
+            let request = Request {
+                id: RequestId(first_id + u64::from(choice)),
+                prompt: submission.prompt.clone(),
+                sampling,
+                stopping: submission.stopping.clone(),
+                priority: submission.priority,
+                arrival_us,
+                namespace: submission.namespace.clone(),
+            };
+            let (sender, stream) =
+                token_stream(&request, self.commands.clone(), self.shared.clone());
+            requests.push(request);
+            senders.push(sender);
+            streams.push(stream);
+        }
+        // A closed channel drops the senders, and their streams end with the reason.
+        let _ = self.commands.send(Command::Add { requests, senders });
+        Ok(streams)
+    }
+
+    /// Forgets all cached prefixes. Blocks until the step in flight has returned.
+    pub fn reset_prefix_cache(&self) -> Result<(), ResetError> {
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        let _ = self.commands.send(Command::ResetPrefixCache(reply));
+        answer
+            .recv()
+            .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
+    }
+
+    /// As of the last step. Does not wait for the loop.
+    pub fn stats(&self) -> EngineStats {
+        self.shared.lock().stats.clone()
+    }
+
+    pub fn state(&self) -> EngineState {
+        self.shared.lock().state.clone()
+    }
+
+    /// Refuses new submissions from now on. Waiting and running requests finish.
+    pub fn drain(&self) {
+        let mut inner = self.shared.lock();
+        if inner.state == EngineState::Ready {
+            inner.state = EngineState::Draining;
+        }
+    }
+
+    /// Whether every request has ended before the timeout.
+    pub fn wait_idle(&self, timeout: Duration) -> bool {
+        let inner = self.shared.lock();
+        let (inner, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(inner, timeout, |inner| inner.stats.num_live_requests > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        inner.stats.num_live_requests == 0
+    }
+}
+
+/// What callers tell the loop.
+pub(crate) enum Command {
+    Add {
+        requests: Vec<Request>,
+        senders: Vec<StreamSender>,
+    },
+    Abort(RequestId),
+    ResetPrefixCache(Sender<Result<(), ResetError>>),
+    Stop,
+}
+
+/// Seen by callers and by the loop. Locked once per request and once per step, not per token.
+pub(crate) struct Shared {
+    epoch: Instant,
+    next_id: AtomicU64,
+    max_live_requests: usize,
+    max_queued_requests: u32,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+pub(crate) struct Inner {
+    pub(crate) state: EngineState,
+    pub(crate) stats: EngineStats,
+    /// The loop's thread has ended.
+    pub(crate) stopped: bool,
+}
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.epoch.elapsed().as_micros() as u64
+    }
+
+    /// Counts requests as live. The core decides about the queue; this bound is only what
+    /// no queue decision could exceed, and keeps the command channel finite.
+    fn reserve(&self, num_choices: u32) -> Result<(), SubmitError> {
+        let mut inner = self.lock();
+        match &inner.state {
+            EngineState::Ready => {}
+            EngineState::Draining => return Err(SubmitError::Draining),
+            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
+        }
+        let num_live = inner.stats.num_live_requests + num_choices as usize;
+        if num_live > self.max_live_requests {
+            return Err(SubmitError::QueueFull {
+                limit: self.max_queued_requests,
+            });
+        }
+        inner.stats.num_live_requests = num_live;
+        Ok(())
+    }
+
+    pub(crate) fn handle_request_end(&self, event: &StreamEvent) {
+        let mut inner = self.lock();
+        let stats = &mut inner.stats;
+        stats.num_live_requests -= 1;
+        match event {
+            StreamEvent::Accepted => {}
+            StreamEvent::Refused(_) => stats.num_refused += 1,
+            StreamEvent::Output(output) => {
+                stats.num_prompt_tokens += u64::from(output.num_prompt_tokens);
+                stats.num_output_tokens += u64::from(output.num_output_tokens);
+                stats
+                    .queue_seconds
+                    .observe(Duration::from_micros(output.queue_us));
+                match output.finish {
+                    Some(FinishReason::EndToken | FinishReason::StopToken) => {
+                        stats.num_finished_stop += 1;
+                    }
+                    Some(FinishReason::Length) => stats.num_finished_length += 1,
+                    Some(FinishReason::Aborted) => stats.num_finished_abort += 1,
+                    Some(FinishReason::Error(_)) => stats.num_finished_error += 1,
+                    None => {}
+                }
+            }
+        }
+        if stats.num_live_requests == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn lost_reason(&self) -> String {
+        match &self.lock().state {
+            EngineState::Lost(reason) => reason.clone(),
+            EngineState::Ready | EngineState::Draining => "the engine has stopped".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
+            Self::Draining => f.write_str("shutting down; no new requests are taken"),
+            Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
+            Self::Refused(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SubmitError {}
+
+impl fmt::Display for ResetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy => f.write_str("requests are using the prefix cache; try again when idle"),
+            Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for ResetError {}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::KvLayout {
+                layout,
+                num_pages,
+                page_size,
+            } => write!(
+                f,
+                "the executor has {} KV pages of {} tokens, the scheduler expects {num_pages} of \
+                 {page_size}",
+                layout.num_pages, layout.page_size
+            ),
+            Self::WarmUp(error) => write!(f, "warm-up failed: {error}"),
+            Self::Thread(error) => write!(f, "cannot start the engine's thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for EngineError {}

@@ -1,0 +1,195 @@
+//! One request's events, handed from the engine's thread to whoever waits for them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use corella_core::{AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput};
+use crossbeam_channel::Sender;
+
+use crate::engine::{Command, Shared};
+
+/// The events of one request. Dropping it aborts the request.
+pub struct TokenStream {
+    id: RequestId,
+    queue: Arc<Queue>,
+    commands: Sender<Command>,
+}
+
+/// First `Accepted` or `Refused`, then outputs; the last has `finish`. When the engine is
+/// lost the terminal output may come first.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamEvent {
+    Accepted,
+    Refused(AdmissionError),
+    Output(RequestOutput),
+}
+
+impl StreamEvent {
+    /// Nothing follows it.
+    pub fn is_terminal(&self) -> bool {
+        match self {
+            Self::Accepted => false,
+            Self::Refused(_) => true,
+            Self::Output(output) => output.finish.is_some(),
+        }
+    }
+}
+
+impl TokenStream {
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; `None` after the terminal one. Wakes the last waker it was given.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        let mut queue = self.queue.lock();
+        if let Some(event) = queue.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if queue.ended {
+            return Poll::Ready(None);
+        }
+        match &mut queue.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => queue.waker = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    pub fn next_blocking(&mut self) -> Option<StreamEvent> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            match self.poll_next(&mut cx) {
+                Poll::Ready(event) => return event,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        let ended = {
+            let mut queue = self.queue.lock();
+            queue.abandoned = true;
+            queue.events = VecDeque::new();
+            queue.ended
+        };
+        if !ended {
+            // The channel has room for every live request's abort. It is closed only when
+            // the engine has stopped, and then there is nothing to abort.
+            let _ = self.commands.send(Command::Abort(self.id));
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The engine's end of a stream. However it goes away, the stream ends: if no terminal
+/// event was sent, dropping it sends one with the reason why the engine stopped.
+pub(crate) struct StreamSender {
+    queue: Arc<Queue>,
+    shared: Arc<Shared>,
+    /// Counters of the last output, for a terminal event that the core did not make.
+    last: RequestOutput,
+    ended: bool,
+}
+
+/// Locked for one push or one pop at a time, by two threads at most. Never longer than the
+/// request's `max_tokens` + 2 events, because the core produces no more.
+#[derive(Default)]
+struct Queue(Mutex<QueueState>);
+
+#[derive(Default)]
+struct QueueState {
+    events: VecDeque<StreamEvent>,
+    waker: Option<Waker>,
+    /// The terminal event was pushed.
+    ended: bool,
+    /// The reader is gone.
+    abandoned: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> std::sync::MutexGuard<'_, QueueState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Both ends of a new request's stream. The caller has counted it as live.
+pub(crate) fn token_stream(
+    request: &Request,
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+) -> (StreamSender, TokenStream) {
+    let queue = Arc::new(Queue::default());
+    let stream = TokenStream {
+        id: request.id,
+        queue: queue.clone(),
+        commands,
+    };
+    let sender = StreamSender {
+        queue,
+        shared,
+        last: RequestOutput {
+            request: request.id,
+            sample: None,
+            finish: None,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_cached_tokens: 0,
+            num_output_tokens: 0,
+            queue_us: 0,
+        },
+        ended: false,
+    };
+    (sender, stream)
+}
+
+impl StreamSender {
+    pub(crate) fn send(&mut self, event: StreamEvent) {
+        if let StreamEvent::Output(output) = &event {
+            self.last.num_cached_tokens = output.num_cached_tokens;
+            self.last.num_output_tokens = output.num_output_tokens;
+            self.last.queue_us = output.queue_us;
+        }
+        let terminal = event.is_terminal().then(|| event.clone());
+        self.ended = terminal.is_some();
+        let waker = {
+            let mut queue = self.queue.lock();
+            queue.ended = self.ended;
+            if !queue.abandoned {
+                queue.events.push_back(event);
+            }
+            queue.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        // Last: who waits for an idle engine may then exit.
+        if let Some(event) = terminal {
+            self.shared.handle_request_end(&event);
+        }
+    }
+}
+
+impl Drop for StreamSender {
+    fn drop(&mut self) {
+        if !self.ended {
+            let mut output = self.last.clone();
+            let reason = self.shared.lost_reason();
+            output.finish = Some(FinishReason::Error(RequestError::EngineLost(
+                reason.into_boxed_str(),
+            )));
+            self.send(StreamEvent::Output(output));
+        }
+    }
+}
