@@ -1,0 +1,431 @@
+//! The sampler against naive statements of what it must do.
+
+use super::*;
+
+const NO_HISTORY: [TokenId; 0] = [];
+
+fn params(temperature: f32) -> SamplingParams {
+    SamplingParams {
+        temperature,
+        ..SamplingParams::GREEDY
+    }
+}
+
+fn request<'a>(params: &'a SamplingParams, history: &'a [TokenId]) -> SampleRequest<'a> {
+    SampleRequest {
+        params,
+        history,
+        num_prompt_tokens: 0,
+        min_tokens: 0,
+        masked_until_min_tokens: &[],
+        allowed: None,
+    }
+}
+
+fn draw(logits: &[f32], params: &SamplingParams, history: &[TokenId]) -> TokenId {
+    sample(&mut logits.to_vec(), request(params, history))
+        .unwrap()
+        .token
+}
+
+/// Logits without pattern in [-8, 8).
+fn noise(seed: u64, len: usize) -> Vec<f32> {
+    (0..len)
+        .map(|i| (uniform(seed, 9, i as u32) * 16.0 - 8.0) as f32)
+        .collect()
+}
+
+/// The share of each token in `num` draws at consecutive positions.
+fn shares(logits: &[f32], params: &SamplingParams, num: usize) -> Vec<f64> {
+    let history = vec![0; num];
+    let mut shares = vec![0.0; logits.len()];
+    for position in 0..num {
+        shares[draw(logits, params, &history[..position]) as usize] += 1.0 / num as f64;
+    }
+    shares
+}
+
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let weights: Vec<f64> = logits
+        .iter()
+        .map(|&l| (f64::from(l) / temperature).exp())
+        .collect();
+    let total: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / total).collect()
+}
+
+/// Tokens kept by the textbook: sort all, cut at k, at p, at min-p.
+fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<usize> {
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    if params.top_k > 0 {
+        ids.truncate(params.top_k as usize);
+    }
+    let leading: Vec<f32> = ids.iter().map(|&i| logits[i]).collect();
+    let probabilities = softmax(&leading, f64::from(params.temperature));
+    let mut before = 0.0;
+    let mut kept = Vec::new();
+    for (&id, &p) in ids.iter().zip(&probabilities) {
+        if before >= f64::from(params.top_p) && !kept.is_empty() {
+            break;
+        }
+        if p / probabilities[0] >= f64::from(params.min_p) {
+            kept.push(id);
+        }
+        before += p;
+    }
+    kept
+}
+
+#[test]
+fn exponential_and_logarithm_agree_with_the_standard_library() {
+    for i in 0..=87_000 {
+        let x = -(i as f32) / 1000.0;
+        let expected = f64::from(x).exp();
+        let error = (f64::from(exp(x)) - expected).abs() / expected;
+        assert!(error < 3e-7, "exp({x}) is off by {error}");
+    }
+    assert_eq!(exp(0.0), 1.0);
+    assert_eq!(exp(-100.0), 0.0);
+    assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+    for x in [1.0, 1.000_000_1, 1.414_3, 2.0, 3.7, 151_936.0, 1e17] {
+        let expected = f64::ln(x);
+        assert!(
+            (ln(x) - expected).abs() <= 4e-16 * expected.max(0.1),
+            "ln({x}) = {}",
+            ln(x)
+        );
+    }
+}
+
+#[test]
+fn greedy_takes_the_lowest_id_of_equals() {
+    let mut logits = noise(1, 1000);
+    for token in [711, 713, 999] {
+        logits[token] = 20.0;
+    }
+    assert_eq!(draw(&logits, &SamplingParams::GREEDY, &[]), 711);
+    assert_eq!(draw(&[-0.0, 0.0], &SamplingParams::GREEDY, &[]), 0);
+}
+
+#[test]
+fn top_k_of_one_is_greedy() {
+    for seed in 0..50 {
+        let mut logits = noise(seed, 333);
+        logits[200] = 9.0;
+        logits[100] = 9.0;
+        let params = SamplingParams {
+            top_k: 1,
+            seed,
+            ..params(1.7)
+        };
+        assert_eq!(draw(&logits, &params, &[1, 2]), 100);
+    }
+}
+
+#[test]
+fn frequencies_follow_the_softmax() {
+    let logits = noise(3, 600)
+        .into_iter()
+        .map(|l| l / 4.0)
+        .collect::<Vec<_>>();
+    for temperature in [0.5, 1.0, 2.0] {
+        let expected = softmax(&logits, f64::from(temperature));
+        const NUM: usize = 40_000;
+        let shares = shares(&logits, &params(temperature), NUM);
+        // Bins of ten tokens: 60 of them, 59 degrees of freedom; 99.99 % lie below 108.
+        let chi_square: f64 = expected
+            .chunks(10)
+            .zip(shares.chunks(10))
+            .map(|(e, s)| (e.iter().sum::<f64>(), s.iter().sum::<f64>()))
+            .map(|(e, s)| NUM as f64 * (s - e).powi(2) / e)
+            .sum();
+        assert!(
+            chi_square < 108.0,
+            "chi square {chi_square} at temperature {temperature}"
+        );
+    }
+}
+
+#[test]
+fn truncation_keeps_what_sorting_would() {
+    let all = SamplingParams {
+        seed: 5,
+        ..params(1.5)
+    };
+    let cases = [
+        SamplingParams { top_k: 7, ..all },
+        SamplingParams { top_p: 0.6, ..all },
+        SamplingParams { min_p: 0.2, ..all },
+        SamplingParams {
+            top_k: 40,
+            top_p: 0.8,
+            ..all
+        },
+        SamplingParams {
+            top_p: 0.9,
+            min_p: 0.1,
+            ..all
+        },
+        SamplingParams {
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.3,
+            ..all
+        },
+        SamplingParams { top_p: 0.0, ..all },
+        SamplingParams {
+            top_k: 100_000,
+            top_p: 0.999,
+            ..all
+        },
+    ];
+    let logits = noise(8, 500);
+    for params in cases {
+        let kept = kept_by_sorting(&logits, &params);
+        let leading: Vec<f32> = kept.iter().map(|&i| logits[i]).collect();
+        let expected = softmax(&leading, f64::from(params.temperature));
+        const NUM: usize = 20_000;
+        let shares = shares(&logits, &params, NUM);
+        let drawn_elsewhere: f64 = (0..logits.len())
+            .filter(|id| !kept.contains(id))
+            .map(|id| shares[id])
+            .sum();
+        assert_eq!(drawn_elsewhere, 0.0, "{params:?}");
+        for (&id, &p) in kept.iter().zip(&expected) {
+            let sigma = (p * (1.0 - p) / NUM as f64).sqrt();
+            assert!(
+                (shares[id] - p).abs() < 5.0 * sigma + 1e-9,
+                "{params:?}, token {id}"
+            );
+        }
+    }
+}
+
+/// Flat distributions are the ones where top-p needs more than the first few hundred tokens.
+#[test]
+fn top_p_of_a_flat_distribution_reaches_far_enough() {
+    let logits = vec![0.25; 5000];
+    let params = SamplingParams {
+        top_p: 0.5,
+        ..params(1.0)
+    };
+    let history = vec![0; 3000];
+    let drawn: Vec<_> = (0..3000)
+        .map(|n| draw(&logits, &params, &history[..n]))
+        .collect();
+    assert!(drawn.iter().all(|&token| token < 2500));
+    assert!(drawn.iter().any(|&token| token > 2400));
+}
+
+#[test]
+fn leading_equals_a_full_sort() {
+    for (seed, len, count) in [
+        (1, 10, 3),
+        (2, 1000, 1),
+        (3, 1000, 64),
+        (4, 5000, 999),
+        (5, 7, 50),
+    ] {
+        // Few distinct values, so that ties at the cut are common.
+        let logits: Vec<f32> = noise(seed, len).into_iter().map(f32::round).collect();
+        let mut sorted: Vec<(TokenId, f32)> = logits
+            .iter()
+            .enumerate()
+            .map(|(token, &logit)| (token as TokenId, logit))
+            .collect();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        sorted.truncate(count);
+        assert_eq!(leading(&logits, count), sorted);
+    }
+}
+
+#[test]
+fn a_draw_depends_on_seed_choice_and_position_only() {
+    let logits = vec![0.0; 4096];
+    let base = params(1.0);
+    let other_seed = SamplingParams {
+        seed: 1,
+        ..base.clone()
+    };
+    let other_choice = SamplingParams {
+        choice: 1,
+        ..base.clone()
+    };
+    let sequence = |params: &SamplingParams| -> Vec<TokenId> {
+        (0..32)
+            .map(|position| draw(&logits, params, &vec![0; position]))
+            .collect()
+    };
+    assert_eq!(sequence(&base), sequence(&base));
+    assert_ne!(sequence(&base), sequence(&other_seed));
+    assert_ne!(sequence(&base), sequence(&other_choice));
+    assert_ne!(sequence(&other_seed), sequence(&other_choice));
+    assert_eq!(
+        draw(&logits, &base, &[1, 2, 3]),
+        draw(&logits, &base, &[7, 8, 9])
+    );
+}
+
+#[test]
+fn end_tokens_are_masked_until_min_tokens_are_out() {
+    let mut logits = vec![0.0; 64];
+    logits[10] = 5.0;
+    logits[20] = 3.0;
+    let token = |history: &[TokenId]| {
+        let request = SampleRequest {
+            num_prompt_tokens: 2,
+            min_tokens: 2,
+            masked_until_min_tokens: &[10, 11, 99_999],
+            ..request(&SamplingParams::GREEDY, history)
+        };
+        sample(&mut logits.clone(), request).unwrap().token
+    };
+    assert_eq!(token(&[1, 1]), 20);
+    assert_eq!(token(&[1, 1, 20]), 20);
+    assert_eq!(token(&[1, 1, 20, 20]), 10);
+}
+
+#[test]
+fn a_mask_allows_its_bits_and_nothing_beyond_its_end() {
+    let logits = noise(4, 100);
+    let allowed = [1 << 5 | 1 << 31, 1];
+    let params = SamplingParams {
+        logprobs: Some(10),
+        ..params(5.0)
+    };
+    let history = vec![0; 500];
+    for position in 0..500 {
+        let request = SampleRequest {
+            allowed: Some(&allowed),
+            ..request(&params, &history[..position])
+        };
+        let drawn = sample(&mut logits.clone(), request).unwrap();
+        assert!([5, 31, 32].contains(&drawn.token));
+        // Alternatives that cannot be drawn are not reported.
+        assert_eq!(drawn.logprobs.unwrap().top.len(), 3);
+    }
+}
+
+#[test]
+fn penalties_by_hand() {
+    let logits = [2.0, -2.0, 1.0, 0.5, 1.9];
+    let log_ratio = |params: SamplingParams, token: usize| {
+        // Token 4 is in no history: its logit is the reference.
+        let params = SamplingParams {
+            logprobs: Some(5),
+            ..params
+        };
+        let history = [0, 1, 0, 0, 2];
+        let request = SampleRequest {
+            num_prompt_tokens: 2,
+            ..request(&params, &history)
+        };
+        let top = sample(&mut logits.to_vec(), request)
+            .unwrap()
+            .logprobs
+            .unwrap()
+            .top;
+        let of = |id: usize| {
+            top.iter()
+                .find(|(token, _)| *token as usize == id)
+                .unwrap()
+                .1
+        };
+        of(token) - of(4) + 1.9
+    };
+    let close = |value: f32, expected: f32| {
+        assert!((value - expected).abs() < 1e-5, "{value}, not {expected}");
+    };
+    let repetition = SamplingParams {
+        repetition_penalty: 2.0,
+        ..SamplingParams::GREEDY
+    };
+    for (token, expected) in [(0, 1.0), (1, -4.0), (2, 0.5), (3, 0.5)] {
+        close(log_ratio(repetition.clone(), token), expected);
+    }
+    // Output only: token 0 twice, token 2 once; token 1 is in the prompt alone.
+    let frequency = SamplingParams {
+        frequency_penalty: 0.25,
+        ..SamplingParams::GREEDY
+    };
+    for (token, expected) in [(0, 1.5), (1, -2.0), (2, 0.75), (3, 0.5)] {
+        close(log_ratio(frequency.clone(), token), expected);
+    }
+    let presence = SamplingParams {
+        presence_penalty: 0.25,
+        ..SamplingParams::GREEDY
+    };
+    for (token, expected) in [(0, 1.75), (1, -2.0), (2, 0.75), (3, 0.5)] {
+        close(log_ratio(presence.clone(), token), expected);
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_before_temperature_and_truncation() {
+    let logits = noise(6, 3000);
+    let expected: Vec<f64> = softmax(&logits, 1.0).into_iter().map(f64::ln).collect();
+    let params = SamplingParams {
+        top_k: 20,
+        top_p: 0.9,
+        logprobs: Some(5),
+        seed: 3,
+        ..params(0.3)
+    };
+    let drawn = sample(&mut logits.clone(), request(&params, &NO_HISTORY)).unwrap();
+    let logprobs = drawn.logprobs.unwrap();
+    assert!((f64::from(logprobs.token) - expected[drawn.token as usize]).abs() < 1e-5);
+    assert_eq!(logprobs.top.len(), 5);
+    for &(token, logprob) in &logprobs.top {
+        assert!((f64::from(logprob) - expected[token as usize]).abs() < 1e-5);
+    }
+    let mut best = expected.clone();
+    best.sort_by(|a, b| b.total_cmp(a));
+    assert!((f64::from(logprobs.top[4].1) - best[4]).abs() < 1e-5);
+}
+
+#[test]
+fn what_cannot_be_drawn_is_an_error_that_names_it() {
+    let error = |logits: &[f32], temperature: f32| {
+        sample(&mut logits.to_vec(), request(&params(temperature), &[]))
+            .unwrap_err()
+            .to_string()
+    };
+    for temperature in [0.0, 1.0] {
+        assert_eq!(
+            error(&[0.0, f32::NAN, 1.0], temperature),
+            "the logit of token 1 is NaN"
+        );
+        assert_eq!(
+            error(&[0.0, 1.0, f32::INFINITY], temperature),
+            "the logit of token 2 is inf"
+        );
+        assert_eq!(
+            error(&[f32::NEG_INFINITY; 3], temperature),
+            "no token is allowed here"
+        );
+        assert_eq!(error(&[], temperature), "no token is allowed here");
+    }
+}
+
+#[test]
+fn extreme_temperatures_neither_panic_nor_draw_the_impossible() {
+    let mut logits = noise(2, 300);
+    logits[7] = 30.0;
+    logits[8] = f32::NEG_INFINITY;
+    for temperature in [f32::MIN_POSITIVE, 1e-40, 1e-6, 1e6, f32::MAX] {
+        for (top_k, top_p) in [(0, 1.0), (0, 0.999_9), (299, 1.0)] {
+            let params = SamplingParams {
+                top_k,
+                top_p,
+                ..params(temperature)
+            };
+            let history = vec![0; 300];
+            for position in 0..300 {
+                let token = draw(&logits, &params, &history[..position]);
+                assert_ne!(token, 8);
+                assert!(temperature > 1.0 || token == 7);
+            }
+        }
+    }
+}
