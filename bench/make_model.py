@@ -1,0 +1,435 @@
+#!/usr/bin/env python3
+"""Make Hugging Face model folders of real shapes with seeded random weights.
+
+    python bench/make_model.py qwen3-0.6b small-32k        # into bench/models/
+    python bench/make_model.py --list
+
+For benches and load tests: speed depends on shapes and bytes, not on what the weights
+have learnt. Needs numpy and tokenizers. A folder holds config.json,
+generation_config.json, model.safetensors (bf16), tokenizer.json and
+tokenizer_config.json with a chat template.
+
+Weights depend on the seed and the tensor's name only. The tokenizer is byte-level BPE in
+the family's style, trained on the source text of Python's standard library, so it is the
+same wherever the same Python release is; its digest is printed for use in reports.
+"""
+
+import argparse
+import hashlib
+import json
+import struct
+import sys
+import sysconfig
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+# ---- shapes: (config, generation config, tokenizer family, special tokens)
+
+
+def qwen3(layers, hidden, ffn, heads, kv_heads, head_dim, vocab, context, specials):
+    end_of_text, im_start, im_end = specials
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": end_of_text,
+        "eos_token_id": im_end,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": ffn,
+        "max_position_embeddings": context,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": vocab,
+    }
+    generation = {
+        "bos_token_id": end_of_text,
+        "eos_token_id": [im_end, end_of_text],
+        "pad_token_id": end_of_text,
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+    }
+    tokens = {
+        "<|endoftext|>": end_of_text,
+        "<|im_start|>": im_start,
+        "<|im_end|>": im_end,
+    }
+    return config, generation, "qwen", tokens
+
+
+def qwen3_06b():
+    return qwen3(28, 1024, 3072, 16, 8, 128, 151936, 40960, (151643, 151644, 151645))
+
+
+def small_32k():
+    """6.8 M parameters: the scheduler and attention over long contexts, not the matrices."""
+    return qwen3(6, 256, 768, 4, 2, 64, 8192, 32768, (8189, 8190, 8191))
+
+
+def llama32_1b():
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 128256,
+    }
+    generation = {
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+    }
+    tokens = {
+        "<|begin_of_text|>": 128000,
+        "<|end_of_text|>": 128001,
+        "<|start_header_id|>": 128006,
+        "<|end_header_id|>": 128007,
+        "<|eom_id|>": 128008,
+        "<|eot_id|>": 128009,
+    }
+    return config, generation, "llama", tokens
+
+
+def gpt2():
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_inner": None,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 50257,
+    }
+    generation = {"bos_token_id": 50256, "eos_token_id": 50256}
+    return config, generation, "gpt2", {"<|endoftext|>": 50256}
+
+
+SHAPES = {
+    "qwen3-0.6b": qwen3_06b,
+    "llama-3.2-1b": llama32_1b,
+    "gpt2": gpt2,
+    "small-32k": small_32k,
+}
+
+# ---- tensors: (name, shape, kind) in file order
+
+
+def tensors(config):
+    if config["model_type"] == "gpt2":
+        return gpt2_tensors(config)
+    return llama_tensors(config)
+
+
+def llama_tensors(config):
+    hidden, ffn, head_dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    query = config["num_attention_heads"] * head_dim
+    kv = config["num_key_value_heads"] * head_dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,), "gain"
+        yield prefix + "self_attn.q_proj.weight", (query, hidden), "matrix"
+        yield prefix + "self_attn.k_proj.weight", (kv, hidden), "matrix"
+        yield prefix + "self_attn.v_proj.weight", (kv, hidden), "matrix"
+        yield prefix + "self_attn.o_proj.weight", (hidden, query), "matrix"
+        if config["model_type"] == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (head_dim,), "gain"
+            yield prefix + "self_attn.k_norm.weight", (head_dim,), "gain"
+        yield prefix + "post_attention_layernorm.weight", (hidden,), "gain"
+        yield prefix + "mlp.gate_proj.weight", (ffn, hidden), "matrix"
+        yield prefix + "mlp.up_proj.weight", (ffn, hidden), "matrix"
+        yield prefix + "mlp.down_proj.weight", (hidden, ffn), "matrix"
+    yield "model.norm.weight", (hidden,), "gain"
+
+
+def gpt2_tensors(config):
+    hidden = config["n_embd"]
+    yield "transformer.wte.weight", (config["vocab_size"], hidden), "matrix"
+    yield "transformer.wpe.weight", (config["n_positions"], hidden), "matrix"
+    for layer in range(config["n_layer"]):
+        prefix = f"transformer.h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            yield prefix + norm + ".weight", (hidden,), "gain"
+            yield prefix + norm + ".bias", (hidden,), "matrix"
+        # GPT-2 keeps its matrices as [in, out].
+        for name, rows, columns in (
+            ("attn.c_attn", hidden, 3 * hidden),
+            ("attn.c_proj", hidden, hidden),
+            ("mlp.c_fc", hidden, 4 * hidden),
+            ("mlp.c_proj", 4 * hidden, hidden),
+        ):
+            yield prefix + name + ".weight", (rows, columns), "matrix"
+            yield prefix + name + ".bias", (columns,), "matrix"
+    yield "transformer.ln_f.weight", (hidden,), "gain"
+    yield "transformer.ln_f.bias", (hidden,), "matrix"
+
+
+def draw(seed, name, shape, kind):
+    generator = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
+    normal = generator.standard_normal(shape, dtype=np.float32)
+    return 1.0 + 0.05 * normal if kind == "gain" else 0.02 * normal
+
+
+def bf16_bytes(array):
+    """Rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+
+
+def write_weights(path, config, seed):
+    """One tensor in memory at a time."""
+    plan = list(tensors(config))
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape, _ in plan:
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for name, shape, kind in plan:
+            file.write(bf16_bytes(draw(seed, name, shape, kind)))
+    return end // 2
+
+
+# ---- tokenizer
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DIGITS = {"qwen": r"\p{N}", "llama": r"\p{N}{1,3}"}
+MAX_MERGED_VOCAB = 24_000
+TEXT_BYTES = 12 << 20
+
+CHATML = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+LLAMA_CHAT = (
+    "{{- bos_token -}}{%- for message in messages -%}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'"
+    " + message['content'] + '<|eot_id|>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}"
+)
+PLAIN_CHAT = (
+    "{%- for message in messages -%}{{- message['role'] + ': ' + message['content'] + '\\n' -}}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{- 'assistant:' -}}{%- endif -%}"
+)
+
+
+def tokenizer_config(family, context):
+    common = {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    if family == "qwen":
+        return common | {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "bos_token": None,
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "add_bos_token": False,
+            "chat_template": CHATML,
+        }
+    if family == "llama":
+        return common | {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<|begin_of_text|>",
+            "eos_token": "<|eot_id|>",
+            "chat_template": LLAMA_CHAT,
+        }
+    return common | {
+        "tokenizer_class": "GPT2Tokenizer",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+        "add_prefix_space": False,
+        "chat_template": PLAIN_CHAT,
+    }
+
+
+def training_text():
+    left = TEXT_BYTES
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) + sorted(
+        Path(sysconfig.get_path("stdlib")).glob("[a-z]*/*.py")
+    ):
+        if "site-packages" in path.parts or "test" in path.parts:
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        yield text
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def write_tokenizer(path, family, vocab_size, specials):
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
+
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    if family == "gpt2":
+        splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    else:
+        words = Regex(WORDS.replace("DIGITS", DIGITS[family]))
+        splitter = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(words, "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = splitter
+    trained.train_from_iterator(
+        training_text(),
+        trainers.BpeTrainer(
+            vocab_size=min(MAX_MERGED_VOCAB, min(specials.values())),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+    state = json.loads(trained.to_str())["model"]
+    merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in state["merges"]]
+
+    # The rest of the real vocabulary is tokens that text never produces; a random model
+    # draws them all the time, and they decode to their own name.
+    vocab = state["vocab"] | specials
+    used = set(vocab.values())
+    vocab |= {f"<|unused_{i}|>": i for i in range(vocab_size) if i not in used}
+    assert sorted(vocab.values()) == list(range(vocab_size)), "token ids have gaps or overlap"
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=family == "llama"))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = byte_level
+    if family == "qwen":
+        tokenizer.normalizer = normalizers.NFC()
+    if family == "llama":
+        bos = "<|begin_of_text|>"
+        tokenizer.post_processor = processors.Sequence(
+            [
+                byte_level,
+                processors.TemplateProcessing(
+                    single=f"{bos} $A",
+                    pair=f"{bos} $A {bos}:1 $B:1",
+                    special_tokens=[(bos, specials[bos])],
+                ),
+            ]
+        )
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in specials]
+    )
+    assert tokenizer.get_vocab_size() == vocab_size
+    tokenizer.save(str(path))
+
+
+# ---- folders
+
+
+def make(name, folder, seed):
+    config, generation, family, specials = SHAPES[name]()
+    context = config.get("max_position_embeddings") or config["n_positions"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in (
+        ("config.json", config),
+        ("generation_config.json", generation),
+        ("tokenizer_config.json", tokenizer_config(family, context)),
+    ):
+        (folder / file).write_text(json.dumps(content, indent=2) + "\n")
+    tokenizer = folder / "tokenizer.json"
+    write_tokenizer(tokenizer, family, config["vocab_size"], specials)
+    num_parameters = write_weights(folder / "model.safetensors", config, seed)
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()[:12]
+    print(
+        f"{folder}: {num_parameters:,} parameters, {2 * num_parameters / 1e9:.3f} GB, "
+        f"tokenizer {digest}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="*", metavar="NAME", help="shapes to make (all of them)")
+    parser.add_argument("--list", action="store_true", help="print the shapes and exit")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(SHAPES))
+        return
+    for name in arguments.name:
+        if name not in SHAPES:
+            sys.exit(f"unknown shape {name!r}; there are: {', '.join(SHAPES)}")
+    for name in arguments.name or SHAPES:
+        make(name, arguments.out / name, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
