@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Make the golden models: tiny random checkpoints and what Transformers says of them.
+
+    python -m venv .venv && .venv/bin/pip install -r tests/golden/requirements.txt
+    .venv/bin/python tests/golden/make_golden.py [NAME …]
+
+A folder holds config.json, weights in safetensors, and golden.json: prompts, the logits
+after the prompt, 64 greedy tokens, and the logits the last of them was drawn from.
+Transformers reads the very folder that is committed, and runs it in f32, eager attention,
+on the CPU, without a KV cache. Weights stored as bf16 or f16 are evaluated in f32 too, so
+that the only rounding in a golden is that of the stored weights.
+
+Greedy tokens can only be compared where no two logits are close. Seeds are tried in order
+until, at every step, the best logit leads the second by MIN_MARGIN of the largest
+magnitude, and the output is not one short loop.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+PROMPT_LENGTHS = (1, 17, 64, 150)
+NUM_GREEDY = 64
+MIN_MARGIN = 5e-4
+MIN_DISTINCT = 12
+
+
+def llama(**changes):
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "mlp_bias": False,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "vocab_size": 256,
+    } | changes
+
+
+def qwen3(**changes):
+    config = llama(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        rms_norm_eps=1e-6,
+        rope_theta=1000000.0,
+        sliding_window=None,
+        use_sliding_window=False,
+    )
+    del config["mlp_bias"]
+    return config | changes
+
+
+def without_rope_keys(config):
+    return {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
+
+
+# Between them: every combination of tied/untied and grouped/ungrouped heads, each option of
+# the decoder that a config can switch, sizes that are no multiple of a vector, and both
+# spellings of the rotary settings.
+MODELS = {
+    "llama-gqa-tied": llama(hidden_size=60, num_attention_heads=6),
+    "llama-gqa-untied": llama(
+        tie_word_embeddings=False,
+        # Wavelengths from 6 to 20,000 against 64 / 4 and 64 / 1: all three bands are met.
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama-mha-tied": without_rope_keys(llama(num_key_value_heads=4))
+    | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "llama-mha-untied": llama(
+        num_key_value_heads=4, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "qwen3-gqa-tied": qwen3(head_dim=32, hidden_size=48),
+    "qwen3-gqa-untied": without_rope_keys(
+        qwen3(num_key_value_heads=1, tie_word_embeddings=False, num_hidden_layers=3, hidden_size=48)
+    )
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+    "qwen3-mha-tied": qwen3(num_key_value_heads=4, attention_bias=True),
+    "qwen3-mha-untied": qwen3(
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=24,
+        hidden_size=56,
+        intermediate_size=100,
+        vocab_size=251,
+        tie_word_embeddings=False,
+    ),
+}
+
+# The same weights in other files: (folder, of, dtype, number of shards).
+VARIANTS = (
+    ("llama-gqa-tied-bf16", "llama-gqa-tied", torch.bfloat16, 1),
+    ("llama-gqa-untied-f16", "llama-gqa-untied", torch.float16, 1),
+    ("qwen3-gqa-tied-bf16", "qwen3-gqa-tied", torch.bfloat16, 1),
+    ("qwen3-gqa-tied-sharded", "qwen3-gqa-tied", torch.float32, 3),
+)
+
+
+def draw_weights(config, seed):
+    """Scaled so that layers change the residual stream much and logits have spread."""
+    generator = np.random.default_rng(seed)
+    hidden, ffn, head_dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    query = config["num_attention_heads"] * head_dim
+    kv = config["num_key_value_heads"] * head_dim
+    weights = {}
+
+    def matrix(name, rows, columns, gain=1.5):
+        weights[name] = generator.normal(0.0, gain / columns**0.5, (rows, columns))
+
+    def vector(name, size, mean=0.0, deviation=0.2):
+        weights[name] = generator.normal(mean, deviation, size)
+
+    matrix("model.embed_tokens.weight", config["vocab_size"], hidden, 3.0)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        vector(prefix + "input_layernorm.weight", hidden, 1.0)
+        matrix(prefix + "self_attn.q_proj.weight", query, hidden)
+        matrix(prefix + "self_attn.k_proj.weight", kv, hidden)
+        matrix(prefix + "self_attn.v_proj.weight", kv, hidden)
+        matrix(prefix + "self_attn.o_proj.weight", hidden, query)
+        if config["attention_bias"]:
+            for name, size in (("q", query), ("k", kv), ("v", kv), ("o", hidden)):
+                vector(prefix + f"self_attn.{name}_proj.bias", size)
+        if config["model_type"] == "qwen3":
+            vector(prefix + "self_attn.q_norm.weight", head_dim, 1.5)
+            vector(prefix + "self_attn.k_norm.weight", head_dim, 1.5)
+        vector(prefix + "post_attention_layernorm.weight", hidden, 1.0)
+        matrix(prefix + "mlp.gate_proj.weight", ffn, hidden)
+        matrix(prefix + "mlp.up_proj.weight", ffn, hidden)
+        matrix(prefix + "mlp.down_proj.weight", hidden, ffn, 2.5)
+        if config.get("mlp_bias"):
+            for name, size in (("gate", ffn), ("up", ffn), ("down", hidden)):
+                vector(prefix + f"mlp.{name}_proj.bias", size)
+    vector("model.norm.weight", hidden, 1.0)
+    if not config["tie_word_embeddings"]:
+        matrix("lm_head.weight", config["vocab_size"], hidden, 3.0)
+    return {k: torch.from_numpy(v.astype(np.float32)) for k, v in weights.items()}
+
+
+def write_checkpoint(folder, config, weights, dtype, num_shards):
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("model*"):
+        old.unlink()
+    config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = {k: v.to(dtype) for k, v in weights.items()}
+    if num_shards == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names, weight_map = list(weights), {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        part = {name: weights[name] for name in names[shard::num_shards]}
+        weight_map |= dict.fromkeys(part, file)
+        save_file(part, folder / file, metadata={"format": "pt"})
+    total = sum(w.numel() * w.element_size() for w in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+@torch.inference_mode()
+def evaluate(folder, seed):
+    """What golden.json holds, or why this seed is no good."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    vocab_size = model.config.vocab_size
+    generator = np.random.default_rng([seed, 1])
+    cases = []
+    for length in PROMPT_LENGTHS:
+        prompt = generator.integers(3, vocab_size, length).tolist()
+        tokens, logits, least = [], [], np.inf
+        for _ in range(NUM_GREEDY):
+            last = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1]
+            best, second = torch.topk(last, 2).values.tolist()
+            least = min(least, (best - second) / last.abs().max().item())
+            if least < MIN_MARGIN:
+                return f"margin {least:.1e}"
+            tokens.append(int(last.argmax()))
+            logits.append(last)
+        if len(set(tokens)) < MIN_DISTINCT:
+            return f"only {len(set(tokens))} distinct tokens"
+        cases.append(
+            {
+                "prompt": prompt,
+                "tokens": tokens,
+                "least_margin": float(f"{least:.3g}"),
+                "prompt_logits": [float(f"{x:.9g}") for x in logits[0].tolist()],
+                "final_logits": [float(f"{x:.9g}") for x in logits[-1].tolist()],
+            }
+        )
+    return {
+        "seed": seed,
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+        "cases": cases,
+    }
+
+
+def write_golden(folder, golden):
+    cases = golden.pop("cases")
+    lines = [f'  "{key}": {json.dumps(value)},' for key, value in golden.items()]
+    lines += ['  "cases": [', ",\n".join("    " + json.dumps(case) for case in cases), "  ]"]
+    (folder / "golden.json").write_text("{\n" + "\n".join(lines) + "\n}\n")
+
+
+def make(name, config, dtype, num_shards):
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in range(1000):
+            folder = Path(scratch) / name
+            write_checkpoint(folder, config, draw_weights(config, seed), dtype, num_shards)
+            golden = evaluate(folder, seed)
+            if isinstance(golden, str):
+                print(f"{name}: seed {seed}: {golden}", file=sys.stderr)
+                continue
+            write_golden(folder, golden)
+            shutil.rmtree(HERE / name, ignore_errors=True)
+            shutil.copytree(folder, HERE / name)
+            spread = np.std(golden_logits(HERE / name))
+            print(f"{name}: seed {seed}, logits spread {spread:.2f}", flush=True)
+            return
+    sys.exit(f"{name}: no seed will do")
+
+
+def golden_logits(folder):
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    return [x for case in cases for x in case["prompt_logits"]]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="*", help="folders to make (all of them)")
+    names = parser.parse_args().name
+    jobs = {name: (config, torch.float32, 1) for name, config in MODELS.items()}
+    jobs |= {name: (MODELS[of], dtype, shards) for name, of, dtype, shards in VARIANTS}
+    for name in names:
+        if name not in jobs:
+            sys.exit(f"unknown folder {name!r}; there are: {', '.join(jobs)}")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    for name in names or jobs:
+        make(name, *jobs[name])
+
+
+if __name__ == "__main__":
+    main()
