@@ -26,6 +26,17 @@ pub fn uniform(seed: u64, choice: u32, position: u32) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
+/// A hash of two words (the finaliser of SplitMix64, Steele et al. 2014).
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a
+        .rotate_left(23)
+        .wrapping_add(b)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,132 @@
+//! Batches by hand, for tests of executors and of what reads batches.
+
+use std::sync::Arc;
+
+use corella_core::{
+    Batch, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, RequestId, SamplingParams,
+    SlotId, SlotStart, Span, StepId, TokenId,
+};
+
+/// Ids are bare numbers here and get their types in the batch. Parts go in in any order;
+/// page-table entries and spans keep the order of the calls.
+pub struct BatchBuilder {
+    batch: Batch,
+}
+
+impl BatchBuilder {
+    pub fn new(step: u64) -> Self {
+        Self {
+            batch: Batch {
+                step: StepId(step),
+                ..Batch::default()
+            },
+        }
+    }
+
+    pub fn release(&mut self, slot: u32) -> &mut Self {
+        self.batch.released.push(SlotId(slot));
+        self
+    }
+
+    /// A request that has no KV yet, named after slot and step.
+    pub fn start(
+        &mut self,
+        slot: u32,
+        num_prompt_tokens: usize,
+        sampling: &SamplingParams,
+    ) -> &mut Self {
+        self.start_cached(slot, num_prompt_tokens, sampling, &[])
+    }
+
+    /// A request whose first tokens have their KV in the pages it is given.
+    pub fn start_cached(
+        &mut self,
+        slot: u32,
+        num_prompt_tokens: usize,
+        sampling: &SamplingParams,
+        cached_tokens: &[TokenId],
+    ) -> &mut Self {
+        self.start_slot(SlotStart {
+            slot: SlotId(slot),
+            request: RequestId(self.batch.step.0 << 32 | u64::from(slot)),
+            sampling: sampling.clone(),
+            num_prompt_tokens: num_prompt_tokens as u32,
+            cached_tokens: cached_tokens.to_vec(),
+            min_tokens: 0,
+            masked_until_min_tokens: Arc::new([]),
+        })
+    }
+
+    pub fn start_slot(&mut self, start: SlotStart) -> &mut Self {
+        self.batch.started.push(start);
+        self
+    }
+
+    /// Entries of the slot's page table from `first` on.
+    pub fn pages(&mut self, slot: u32, first: usize, pages: &[u32]) -> &mut Self {
+        let begin = self.batch.pages.len() as u32;
+        self.batch.pages.extend(pages.iter().copied().map(PageId));
+        self.batch.tables.push(PageTableDelta {
+            slot: SlotId(slot),
+            group: KvGroupId(0),
+            first: first as u32,
+            pages: begin..self.batch.pages.len() as u32,
+        });
+        self
+    }
+
+    pub fn copy(&mut self, from: u32, to: u32, num_rows: usize) -> &mut Self {
+        let num_rows = num_rows as u32;
+        self.batch.copies.push(PageCopy {
+            from: PageId(from),
+            to: PageId(to),
+            num_rows,
+        });
+        self
+    }
+
+    pub fn span(&mut self, slot: u32, start: usize, tokens: &[TokenId], sample: bool) -> &mut Self {
+        self.inputs(
+            slot,
+            start,
+            tokens.iter().copied().map(InputToken::Known),
+            sample,
+        )
+    }
+
+    /// A span of the one token that `step` draws for the slot.
+    pub fn span_from_step(&mut self, slot: u32, start: usize, step: u64) -> &mut Self {
+        let input = InputToken::FromStep {
+            step: StepId(step),
+            slot: SlotId(slot),
+        };
+        self.inputs(slot, start, [input], true)
+    }
+
+    fn inputs(
+        &mut self,
+        slot: u32,
+        start: usize,
+        inputs: impl IntoIterator<Item = InputToken>,
+        sample: bool,
+    ) -> &mut Self {
+        let begin = self.batch.tokens.len() as u32;
+        self.batch.tokens.extend(inputs);
+        self.batch.spans.push(Span {
+            slot: SlotId(slot),
+            start: start as u32,
+            tokens: begin..self.batch.tokens.len() as u32,
+            sample,
+        });
+        self
+    }
+
+    /// The batch so far; the builder starts on the next step.
+    pub fn build(&mut self) -> Arc<Batch> {
+        let next = Batch {
+            step: StepId(self.batch.step.0 + 1),
+            ..Batch::default()
+        };
+        Arc::new(std::mem::replace(&mut self.batch, next))
+    }
+}

@@ -1,0 +1,69 @@
+//! How long a step takes, as a formula.
+
+use std::time::Duration;
+
+use corella_core::Batch;
+
+/// Microseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostModel {
+    /// Whatever the step holds.
+    pub per_step_us: f64,
+    /// Each token computed.
+    pub per_token_us: f64,
+    /// Each thousand pairs of a token and one before it that it attends to.
+    pub per_attended_kilotoken_us: f64,
+}
+
+impl CostModel {
+    pub fn step_duration(&self, batch: &Batch) -> Duration {
+        if batch.is_empty() {
+            return Duration::ZERO;
+        }
+        let attended: u64 = batch
+            .spans
+            .iter()
+            .map(|span| {
+                let len = u64::from(span.tokens.end - span.tokens.start);
+                len * u64::from(span.start) + len * (len + 1) / 2
+            })
+            .sum();
+        let micros = self.per_step_us
+            + self.per_token_us * batch.num_tokens() as f64
+            + self.per_attended_kilotoken_us * attended as f64 / 1000.0;
+        Duration::from_secs_f64(micros.max(0.0) * 1e-6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_core::{InputToken, SlotId, Span};
+
+    use super::*;
+
+    #[test]
+    fn a_step_costs_its_parts() {
+        let cost = CostModel {
+            per_step_us: 100.0,
+            per_token_us: 10.0,
+            per_attended_kilotoken_us: 1000.0,
+        };
+        assert_eq!(cost.step_duration(&Batch::default()), Duration::ZERO);
+        let span = |slot, start, tokens| Span {
+            slot: SlotId(slot),
+            start,
+            tokens,
+            sample: true,
+        };
+        // Positions 0..3 attend to 1 + 2 + 3 tokens, position 9 to 10.
+        let batch = Batch {
+            spans: vec![span(0, 0, 0..3), span(1, 9, 3..4)],
+            tokens: vec![InputToken::Known(0); 4],
+            ..Batch::default()
+        };
+        assert_eq!(
+            cost.step_duration(&batch),
+            Duration::from_micros(100 + 40 + 16)
+        );
+    }
+}

@@ -1,0 +1,262 @@
+//! The mock catches what it is there to catch. The conformance suite covers the rest.
+
+use std::time::Duration;
+
+use corella_core::SamplingParams;
+
+use super::*;
+use crate::{BatchBuilder, CostModel, MockEnd};
+
+const GREEDY: SamplingParams = SamplingParams::GREEDY;
+
+fn mock() -> MockExecutor {
+    MockExecutor::new(MockConfig::new(50, 8, 4))
+}
+
+fn step(mock: &mut MockExecutor, batch: &mut BatchBuilder) -> Result<Vec<TokenId>, String> {
+    let batch = batch.build();
+    mock.submit(batch.clone()).unwrap();
+    mock.sample(batch.step, Vec::new()).unwrap();
+    match mock.wait() {
+        Ok(output) => Ok(output
+            .samples
+            .into_iter()
+            .map(|(_, sample)| sample.token)
+            .collect()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn tokens_are_those_of_the_formula_without_pages() {
+    let prompt = [3, 1, 4, 1, 5, 9];
+    let expected = mock().config.lone_tokens(&prompt, &GREEDY, 3);
+    let mut mock = mock();
+    let mut batch = BatchBuilder::new(0);
+    batch
+        .start(0, 6, &GREEDY)
+        .pages(0, 0, &[6, 2])
+        .span(0, 0, &prompt, true);
+    let mut drawn = step(&mut mock, &mut batch).unwrap();
+    for position in [6, 7] {
+        batch.span(0, position, &drawn[position - 6..], true);
+        drawn.extend(step(&mut mock, &mut batch).unwrap());
+    }
+    assert_eq!(drawn, expected);
+}
+
+/// What every wrong batch is refused with.
+#[test]
+fn wrong_batches_fail_their_step_and_say_why() {
+    type Build = fn(&mut BatchBuilder) -> &mut BatchBuilder;
+    let cases: [(Build, &str); 13] = [
+        (|b| b.release(3), "slot 3 is released but holds no request"),
+        (
+            |b| b.start(0, 1, &GREEDY),
+            "slot 0 is started for request 4294967296 but still holds request 0",
+        ),
+        (
+            |b| b.pages(0, 3, &[1]),
+            "slot 0 is given entry 3 of a page table of 2",
+        ),
+        (
+            |b| b.pages(0, 2, &[8]),
+            "slot 0 is given page 8, which does not exist",
+        ),
+        (|b| b.pages(7, 0, &[1]), "slot 7 holds no request"),
+        (
+            |b| b.span(0, 5, &[1], true),
+            "a span of slot 0 starts at position 5 of a history of 6",
+        ),
+        (
+            |b| b.span(0, 6, &[1, 2, 3], true),
+            "position 8 of slot 0 is beyond its 2 pages",
+        ),
+        (
+            |b| b.span(0, 6, &[50], true),
+            "slot 0: token 50 does not exist",
+        ),
+        (
+            |b| b.span_from_step(0, 6, 7),
+            "slot 0 wants the token of step 7 and slot 0, which drew none for it",
+        ),
+        (
+            |b| b.copy(5, 4, 1),
+            "a row to copy from page 5 was never written",
+        ),
+        (
+            |b| b.pages(0, 1, &[5]).span(0, 6, &[1], true),
+            "slot 0 reads token 4 at position 4 from row 0 of page 5, which was never written",
+        ),
+        (
+            |b| b.pages(0, 0, &[1]).pages(0, 1, &[0]).span(0, 6, &[1], true),
+            "slot 0 reads token 0 at position 0 from row 0 of page 1, which holds token 4 at \
+             position 4 of another history",
+        ),
+        // Another request's page, with the same tokens but other ones before them.
+        (
+            |b| {
+                b.start_cached(1, 9, &GREEDY, &[9, 9, 9, 9, 4, 5])
+                    .pages(1, 0, &[2, 1]);
+                b.start(2, 4, &GREEDY)
+                    .pages(2, 0, &[2])
+                    .span(2, 0, &[9, 9, 9, 9], false);
+                b.span(1, 6, &[1], true)
+            },
+            "slot 1 reads token 4 at position 4 from row 0 of page 1, which holds token 4 at \
+             position 4 of another history",
+        ),
+    ];
+    for (build, reason) in cases {
+        let mut mock = mock();
+        let mut batch = BatchBuilder::new(0);
+        batch
+            .start(0, 6, &GREEDY)
+            .pages(0, 0, &[0, 1])
+            .span(0, 0, &[0, 1, 2, 3, 4, 5], true);
+        step(&mut mock, &mut batch).unwrap();
+        build(&mut batch);
+        assert_eq!(
+            step(&mut mock, &mut batch).unwrap_err(),
+            format!("step 1 failed: {reason}")
+        );
+    }
+}
+
+#[test]
+fn a_page_written_since_by_another_request_is_noticed() {
+    let mut mock = mock();
+    let mut batch = BatchBuilder::new(0);
+    batch
+        .start(0, 2, &GREEDY)
+        .pages(0, 0, &[0])
+        .span(0, 0, &[1, 2], true);
+    let drawn = step(&mut mock, &mut batch).unwrap();
+    batch
+        .start(1, 2, &GREEDY)
+        .pages(1, 0, &[0])
+        .span(1, 0, &[1, 3], true);
+    step(&mut mock, &mut batch).unwrap();
+    batch.span(0, 2, &drawn, true);
+    let error = step(&mut mock, &mut batch).unwrap_err();
+    assert!(
+        error.contains("position 1 from row 1 of page 0, which holds token 3"),
+        "{error}"
+    );
+}
+
+#[test]
+fn end_tokens_come_when_they_are_asked_for_and_not_before_min_tokens() {
+    let mut config = MockConfig::new(50, 8, 16);
+    config.end = Some(MockEnd {
+        token: 7,
+        probability: 0.0,
+        at_output: Some(3),
+    });
+    let drawn = config.lone_tokens(&[1, 2], &GREEDY, 3);
+    assert_eq!((drawn[2], drawn[..2].contains(&7)), (7, false));
+    config.end = Some(MockEnd {
+        token: 7,
+        probability: 0.25,
+        at_output: None,
+    });
+    let drawn = config.lone_tokens(&[1, 2], &GREEDY, 4000);
+    let num_ends = drawn.iter().filter(|&&token| token == 7).count();
+    // Four standard deviations about 1000.
+    assert!((890..1110).contains(&num_ends), "{num_ends} ends");
+    config.drawable = vec![20, 21, 22];
+    let drawn = config.lone_tokens(&[1, 2], &GREEDY, 100);
+    assert!(drawn.iter().all(|token| [7, 20, 21, 22].contains(token)));
+}
+
+#[test]
+fn faults_hit_their_step_and_the_executor_goes_on() {
+    let mut config = MockConfig::new(50, 8, 4);
+    config.faults = vec![
+        (StepId(0), Fault::Fail),
+        (StepId(1), Fault::Panic),
+        (StepId(2), Fault::Hang(Duration::from_millis(30))),
+        (StepId(4), Fault::Lost),
+    ];
+    let expected = config.lone_tokens(&[1, 2], &GREEDY, 1);
+    let mut mock = MockExecutor::new(config);
+    let mut batch = BatchBuilder::new(0);
+    let begin = |batch: &mut BatchBuilder| {
+        batch
+            .start(0, 2, &GREEDY)
+            .pages(0, 0, &[0])
+            .span(0, 0, &[1, 2], true);
+    };
+    begin(&mut batch);
+    assert_eq!(
+        step(&mut mock, &mut batch).unwrap_err(),
+        "step 0 failed: a fault was injected"
+    );
+    batch.release(0);
+    begin(&mut batch);
+    let unwound =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(&mut mock, &mut batch)));
+    assert!(unwound.is_err());
+    let asked_at = Instant::now();
+    batch.release(0);
+    begin(&mut batch);
+    assert_eq!(step(&mut mock, &mut batch).unwrap(), expected);
+    assert!(asked_at.elapsed() >= Duration::from_millis(30));
+    batch.span(0, 2, &expected, true);
+    step(&mut mock, &mut batch).unwrap();
+    for _ in 0..2 {
+        let error = step(&mut mock, &mut batch).unwrap_err();
+        assert_eq!(error, "the executor is lost: a fault was injected");
+    }
+}
+
+/// The device works through its steps one after the other, so that two in flight overlap
+/// with whatever the caller does but not with each other.
+#[test]
+fn steps_take_their_time() {
+    let mut config = MockConfig::new(50, 8, 4);
+    config.cost = Some(CostModel {
+        per_step_us: 10_000.0,
+        per_token_us: 0.0,
+        per_attended_kilotoken_us: 0.0,
+    });
+    let mut mock = MockExecutor::new(config);
+    let mut batch = BatchBuilder::new(0);
+    let asked_at = Instant::now();
+    batch
+        .start(0, 2, &GREEDY)
+        .pages(0, 0, &[0])
+        .span(0, 0, &[1, 2], true);
+    for step in 0..2 {
+        mock.submit(batch.build()).unwrap();
+        mock.sample(StepId(step), Vec::new()).unwrap();
+        batch.span_from_step(0, 2, 0);
+    }
+    mock.wait().unwrap();
+    assert!(asked_at.elapsed() >= Duration::from_millis(10));
+    mock.wait().unwrap();
+    assert!(asked_at.elapsed() >= Duration::from_millis(20));
+}
+
+#[test]
+fn misuse_of_the_calls_is_refused() {
+    let mut mock = mock();
+    assert!(mock.wait().is_err());
+    assert!(mock.sample(StepId(0), Vec::new()).is_err());
+    mock.submit(BatchBuilder::new(0).build()).unwrap();
+    let mut bytes = vec![0; mock.kv_layout().page_bytes];
+    let error = mock
+        .read_page(PageId(0), &mut bytes)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "the executor is lost: page 0 is accessed while a step is in flight"
+    );
+    assert!(
+        mock.wait()
+            .unwrap_err()
+            .to_string()
+            .contains("before it is sampled")
+    );
+}

@@ -1,0 +1,160 @@
+//! What the mock executor draws: logits from a hash of a sequence.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_core::{Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
+
+use crate::generator::mix;
+use crate::{CostModel, SampleRequest, sample};
+
+#[derive(Clone, Debug)]
+pub struct MockConfig {
+    pub vocab_size: usize,
+    pub num_pages: u32,
+    pub page_size: u32,
+    /// Two executors with the same seed are the same model.
+    pub seed: u64,
+    /// Steps take this long by the wall clock; `None` is as fast as can be.
+    pub cost: Option<CostModel>,
+    /// The only tokens ever drawn, say those that print well; empty is all.
+    pub drawable: Vec<TokenId>,
+    pub end: Option<MockEnd>,
+    pub faults: Vec<(StepId, Fault)>,
+}
+
+/// When sequences end by themselves.
+#[derive(Clone, Debug)]
+pub struct MockEnd {
+    pub token: TokenId,
+    /// Of each position, by a hash of the history. The token is drawn nowhere else.
+    pub probability: f64,
+    /// As this output token at the latest.
+    pub at_output: Option<u32>,
+}
+
+/// What goes wrong in a step, while it is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Fail,
+    Panic,
+    /// Returns late, and right.
+    Hang(Duration),
+    /// This step and all later ones.
+    Lost,
+}
+
+/// A request's tokens so far.
+pub(crate) struct Sequence {
+    /// Without its cached tokens.
+    pub start: SlotStart,
+    pub tokens: Vec<TokenId>,
+    /// `chains[i]` hashes `tokens[..=i]`.
+    pub chains: Vec<u64>,
+}
+
+impl MockConfig {
+    pub fn new(vocab_size: usize, num_pages: u32, page_size: u32) -> Self {
+        Self {
+            vocab_size,
+            num_pages,
+            page_size,
+            seed: 0,
+            cost: None,
+            drawable: Vec::new(),
+            end: None,
+            faults: Vec::new(),
+        }
+    }
+
+    /// What a request must get, worked out without pages, batches or steps. Does not stop at
+    /// end tokens.
+    pub fn lone_tokens(
+        &self,
+        prompt: &[TokenId],
+        sampling: &SamplingParams,
+        num_tokens: usize,
+    ) -> Vec<TokenId> {
+        let start = SlotStart {
+            slot: SlotId(0),
+            request: Default::default(),
+            sampling: sampling.clone(),
+            num_prompt_tokens: prompt.len() as u32,
+            cached_tokens: prompt.to_vec(),
+            min_tokens: 0,
+            masked_until_min_tokens: Arc::new([]),
+        };
+        let mut sequence = Sequence::new(self, start);
+        let mut logits = Vec::new();
+        for _ in 0..num_tokens {
+            let chain = sequence.chains.last().copied().unwrap_or(0);
+            let drawn = self.draw(&sequence, chain, None, &mut logits);
+            sequence.push(
+                self,
+                drawn.expect("something is drawable without a mask").token,
+            );
+        }
+        sequence.tokens.split_off(prompt.len())
+    }
+
+    fn chain(&self, before: Option<u64>, token: TokenId, position: usize) -> u64 {
+        let before = before.unwrap_or_else(|| mix(self.seed, 1));
+        mix(before, u64::from(token) << 32 | position as u64)
+    }
+
+    pub(crate) fn draw(
+        &self,
+        sequence: &Sequence,
+        chain: u64,
+        allowed: Option<&[u32]>,
+        logits: &mut Vec<f32>,
+    ) -> Result<Sample, String> {
+        let logit = |token: TokenId| (mix(chain, u64::from(token)) >> 40) as f32 / (1 << 21) as f32;
+        logits.clear();
+        logits.resize(self.vocab_size, f32::NEG_INFINITY);
+        if self.drawable.is_empty() {
+            for (token, value) in logits.iter_mut().enumerate() {
+                *value = logit(token as TokenId);
+            }
+        }
+        for &token in &self.drawable {
+            logits[token as usize] = logit(token);
+        }
+        if let Some(end) = &self.end {
+            let num_output = sequence.tokens.len() as u32 + 1 - sequence.start.num_prompt_tokens;
+            let chance = (mix(chain, u64::MAX) >> 11) as f64 / (1u64 << 53) as f64;
+            let ends = chance < end.probability || end.at_output.is_some_and(|at| num_output >= at);
+            logits[end.token as usize] = if ends { 1000.0 } else { f32::NEG_INFINITY };
+        }
+        let request = SampleRequest {
+            params: &sequence.start.sampling,
+            history: &sequence.tokens,
+            num_prompt_tokens: sequence.start.num_prompt_tokens,
+            min_tokens: sequence.start.min_tokens,
+            masked_until_min_tokens: &sequence.start.masked_until_min_tokens,
+            allowed,
+        };
+        sample(logits, request).map_err(|error| format!("slot {}: {error}", sequence.start.slot))
+    }
+}
+
+impl Sequence {
+    pub fn new(config: &MockConfig, mut start: SlotStart) -> Self {
+        let cached_tokens = std::mem::take(&mut start.cached_tokens);
+        let mut sequence = Self {
+            start,
+            tokens: Vec::new(),
+            chains: Vec::new(),
+        };
+        for token in cached_tokens {
+            sequence.push(config, token);
+        }
+        sequence
+    }
+
+    pub fn push(&mut self, config: &MockConfig, token: TokenId) {
+        let chain = config.chain(self.chains.last().copied(), token, self.tokens.len());
+        self.tokens.push(token);
+        self.chains.push(chain);
+    }
+}
