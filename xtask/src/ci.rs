@@ -1,0 +1,177 @@
+//! The stages of CI. Each prints its time; the first failure ends the run.
+
+use std::time::{Duration, Instant};
+
+use crate::repository::{Repository, run, succeeds};
+use crate::{python, tidy};
+
+pub struct Stage {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// Takes what follows the stage's name on the command line.
+    pub run: fn(&Repository, &[String]) -> Result<(), String>,
+}
+
+pub const STAGES: [Stage; 8] = [
+    Stage {
+        name: "set-up",
+        about: "get what the other stages need: Rust components, a Python environment",
+        run: set_up,
+    },
+    Stage {
+        name: "fmt",
+        about: "rustfmt changes nothing",
+        run: |repository, _| {
+            run(
+                &mut repository.cargo(&["fmt", "--all", "--check"]),
+                "format with `cargo fmt --all`",
+            )
+        },
+    },
+    Stage {
+        name: "clippy",
+        about: "clippy is silent",
+        run: |repository, _| {
+            run(
+                &mut repository.cargo(&[
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--locked",
+                    "--",
+                    "-D",
+                    "warnings",
+                ]),
+                "clippy has something to say, above",
+            )
+        },
+    },
+    Stage {
+        name: "tidy",
+        about: "layers, file headers and the other rules of this repository",
+        run: |repository, _| tidy::run(repository),
+    },
+    Stage {
+        name: "test",
+        about: "unit, property, golden and conformance tests; arguments go to cargo test",
+        run: test,
+    },
+    Stage {
+        name: "build",
+        about: "the release binary",
+        run: build,
+    },
+    Stage {
+        name: "e2e",
+        about: "OpenAI's client against the release binary; arguments go to pytest",
+        run: e2e,
+    },
+    Stage {
+        name: "docs",
+        about: "rustdoc is silent",
+        run: |repository, _| {
+            run(
+                repository
+                    .cargo(&["doc", "--workspace", "--no-deps", "--locked"])
+                    .env("RUSTDOCFLAGS", "-D warnings"),
+                "rustdoc has something to say, above",
+            )
+        },
+    },
+];
+
+pub fn run_all(repository: &Repository) -> Result<(), String> {
+    let start = Instant::now();
+    let mut times = Vec::new();
+    for (index, stage) in STAGES.iter().enumerate() {
+        println!(
+            "\n==> {}/{} {}: {}",
+            index + 1,
+            STAGES.len(),
+            stage.name,
+            stage.about
+        );
+        let stage_start = Instant::now();
+        let outcome = (stage.run)(repository, &[]);
+        times.push((stage.name, stage_start.elapsed()));
+        if let Err(reason) = outcome {
+            print_times(&times, Some(stage.name));
+            return Err(format!(
+                "stage {} failed: {reason}\nonly this stage: `cargo xtask {}`",
+                stage.name, stage.name
+            ));
+        }
+        println!(
+            "==> {} passed in {}",
+            stage.name,
+            minutes(stage_start.elapsed())
+        );
+    }
+    print_times(&times, None);
+    println!("ci: all stages passed in {}", minutes(start.elapsed()));
+    Ok(())
+}
+
+fn print_times(times: &[(&str, Duration)], failed: Option<&str>) {
+    println!();
+    for (name, time) in times {
+        let outcome = if failed == Some(*name) {
+            "FAILED"
+        } else {
+            "ok"
+        };
+        println!("{name:<8} {:>8}  {outcome}", minutes(*time));
+    }
+}
+
+fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!(
+        "{}:{:02}.{}",
+        seconds / 60,
+        seconds % 60,
+        time.subsec_millis() / 100
+    )
+}
+
+fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
+    for (component, check) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
+        if succeeds(&mut repository.cargo(&[check, "--version"])) {
+            continue;
+        }
+        println!("installing {component}");
+        run(
+            &mut repository.command("rustup".as_ref(), &["component", "add", component]),
+            &format!("cargo {check} is missing; install Rust's {component} component"),
+        )?;
+    }
+    let python = python::environment(repository)?;
+    println!("Python environment: {}", python.display());
+    Ok(())
+}
+
+fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let mut command = repository.cargo(&["test", "--workspace", "--no-fail-fast", "--locked"]);
+    run(command.args(arguments), "tests failed, above")
+}
+
+fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
+    run(
+        &mut repository.cargo(&["build", "--release", "--package", "corella", "--locked"]),
+        "the release build failed, above",
+    )
+}
+
+fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let python = python::environment(repository)?;
+    let binary = match std::env::var_os("CORELLA_BIN") {
+        Some(binary) => binary.into(),
+        None => {
+            build(repository, &[])?;
+            repository.target.join("release/corella")
+        }
+    };
+    let mut command = repository.command(&python, &["-m", "pytest", "tests/client", "-v"]);
+    command.args(arguments).env("CORELLA_BIN", binary);
+    run(&mut command, "end-to-end tests failed, above")
+}

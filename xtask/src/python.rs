@@ -1,0 +1,69 @@
+//! A Python environment for the client tests, under the target directory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::repository::{Repository, run, succeeds};
+
+const REQUIREMENTS: &str = "tests/client/requirements.txt";
+
+/// The environment's interpreter. Made anew whenever the requirements change.
+pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
+    let folder = repository.target.join("ci-venv");
+    let python = folder.join("bin/python");
+    let stamp = folder.join("requirements.txt");
+    let requirements = fs::read(repository.root.join(REQUIREMENTS))
+        .map_err(|error| format!("{REQUIREMENTS}: {error}"))?;
+    if fs::read(&stamp).is_ok_and(|installed| installed == requirements)
+        && succeeds(&mut repository.command(&python, &["--version"]))
+    {
+        return Ok(python);
+    }
+
+    println!("making a Python environment for {REQUIREMENTS}");
+    let _ = fs::remove_dir_all(&folder);
+    make(repository, &folder)?;
+    run(
+        &mut repository.command(
+            &python,
+            &[
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--requirement",
+                REQUIREMENTS,
+            ],
+        ),
+        "pip could not install the clients; it needs a package index \
+         (PIP_INDEX_URL names another one than pypi.org)",
+    )?;
+    fs::write(&stamp, requirements).map_err(|error| format!("{}: {error}", stamp.display()))?;
+    Ok(python)
+}
+
+fn make(repository: &Repository, folder: &Path) -> Result<(), String> {
+    let python = Path::new("python3");
+    let folder_name = folder.to_string_lossy();
+    let arguments = ["-m", "venv", folder_name.as_ref()];
+    let modern = "import sys; sys.exit(sys.version_info < (3, 10))";
+    if succeeds(&mut repository.command(python, &arguments)) {
+        return if succeeds(&mut repository.command(python, &["-c", modern])) {
+            Ok(())
+        } else {
+            Err("the client tests need Python 3.10 or later as `python3`".into())
+        };
+    }
+    // Debian ships Python without venv.
+    let apt = ["install", "--yes", "--quiet", "python3", "python3-venv"];
+    let install = "install Python 3.10 or later with venv \
+                   (on Debian: `sudo apt-get install python3 python3-venv`)";
+    println!("python3 -m venv does not work; trying apt-get");
+    // A stale package list is the usual reason for an install to fail; an update that
+    // fails is told by the install.
+    succeeds(&mut repository.command(Path::new("apt-get"), &["update"]));
+    run(&mut repository.command(Path::new("apt-get"), &apt), install)?;
+    let _ = fs::remove_dir_all(folder);
+    run(&mut repository.command(python, &arguments), install)
+}

@@ -1,0 +1,81 @@
+//! Where things are, and how commands are run there.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub struct Repository {
+    pub root: PathBuf,
+    /// Cargo's target directory.
+    pub target: PathBuf,
+    cargo: PathBuf,
+}
+
+impl Repository {
+    pub fn find() -> Result<Self, String> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .filter(|root| root.join("Cargo.toml").is_file())
+            .ok_or("the repository has moved since xtask was built; run `cargo clean -p xtask`")?
+            .to_path_buf();
+        let target = match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(folder) => root.join(folder),
+            None => root.join("target"),
+        };
+        let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into()).into();
+        Ok(Self {
+            root,
+            target,
+            cargo,
+        })
+    }
+
+    /// The same settings in every stage, so that stages share what they build. No debug
+    /// information: it doubles build time and nobody debugs there.
+    pub fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&self.cargo, arguments);
+        command
+            .env("CARGO_INCREMENTAL", "0")
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command
+    }
+
+    pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(&self.root);
+        command
+    }
+}
+
+/// Runs a command with its output shown. `else_say` tells what a failure means.
+pub fn run(command: &mut Command, else_say: &str) -> Result<(), String> {
+    let status = command
+        .status()
+        .map_err(|error| format!("{} did not start: {error}", name(command)))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("{else_say} ({} : {status})", name(command)))
+}
+
+/// Whether a command runs and succeeds; its output is not shown.
+pub fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+fn name(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut text = program.file_name().map_or_else(
+        || program.display().to_string(),
+        |name| name.to_string_lossy().into_owned(),
+    );
+    for argument in command.get_args() {
+        text.push(' ');
+        text += &argument.to_string_lossy();
+    }
+    text
+}

@@ -1,0 +1,132 @@
+//! Rules of this repository that no other tool checks.
+
+mod layering;
+mod manifest;
+mod repository;
+mod rust_code;
+mod source;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::repository::Repository;
+
+type Rule = fn(&Tree) -> Vec<String>;
+
+const RULES: [(&str, Rule); 12] = [
+    ("layering", layering::layers),
+    ("layering", layering::foreign_crates),
+    ("layering", layering::pure_core),
+    ("manifests", manifest::workspace_dependencies),
+    ("manifests", manifest::used_dependencies),
+    ("source", source::headers),
+    ("source", source::unfinished),
+    ("source", source::safety),
+    ("source", source::lengths),
+    ("repository", repository::machine_paths),
+    ("repository", repository::big_files),
+    ("repository", repository::readme_command),
+];
+
+pub fn run(repository: &Repository) -> Result<(), String> {
+    let tree = Tree::read(&repository.root)?;
+    let mut complaints: Vec<String> = Vec::new();
+    for (kind, rule) in RULES {
+        complaints.extend(rule(&tree).iter().map(|text| format!("{kind}: {text}")));
+    }
+    for line in source::long_files(&tree) {
+        println!("note: {line}");
+    }
+    if complaints.is_empty() {
+        println!("tidy: {} files are in order", tree.files.len());
+        return Ok(());
+    }
+    Err(format!(
+        "{} to put right:\n{}",
+        complaints.len(),
+        complaints.join("\n")
+    ))
+}
+
+/// The files of the repository: tracked, or new and not ignored.
+#[derive(Default)]
+pub struct Tree {
+    pub files: Vec<File>,
+}
+
+pub struct File {
+    /// From the root, with `/`.
+    pub path: String,
+    pub num_bytes: u64,
+    /// Absent when it is no UTF-8.
+    pub text: Option<String>,
+}
+
+impl Tree {
+    fn read(root: &Path) -> Result<Self, String> {
+        let output = Command::new("git")
+            .args([
+                "ls-files",
+                "-z",
+                "--cached",
+                "--others",
+                "--exclude-standard",
+            ])
+            .current_dir(root)
+            .output()
+            .map_err(|error| format!("tidy asks git for the list of files: {error}"))?;
+        if !output.status.success() {
+            return Err(format!(
+                "tidy asks git for the list of files: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            ));
+        }
+        let names = String::from_utf8(output.stdout).map_err(|_| "a file name is no UTF-8")?;
+        let mut tree = Self::default();
+        for path in names.split_terminator('\0') {
+            // Deleted and not yet committed.
+            let Ok(bytes) = fs::read(root.join(path)) else {
+                continue;
+            };
+            tree.files.push(File {
+                path: path.to_string(),
+                num_bytes: bytes.len() as u64,
+                text: String::from_utf8(bytes).ok(),
+            });
+        }
+        Ok(tree)
+    }
+
+    pub fn text(&self, path: &str) -> Option<&str> {
+        self.files
+            .iter()
+            .find(|file| file.path == path)?
+            .text
+            .as_deref()
+    }
+
+    pub fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files
+            .iter()
+            .filter_map(|file| Some((file.path.as_str(), file.text.as_deref()?)))
+    }
+
+    pub fn rust_files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.texts().filter(|(path, _)| path.ends_with(".rs"))
+    }
+}
+
+#[cfg(test)]
+impl Tree {
+    pub fn of(files: &[(&str, &str)]) -> Self {
+        let file = |(path, text): &(&str, &str)| File {
+            path: path.to_string(),
+            num_bytes: text.len() as u64,
+            text: Some(text.to_string()),
+        };
+        Self {
+            files: files.iter().map(file).collect(),
+        }
+    }
+}

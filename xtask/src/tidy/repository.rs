@@ -1,0 +1,128 @@
+//! Rules for the repository as a whole.
+
+use super::Tree;
+
+/// Big by nature: weights.
+const MAY_BE_BIG: [&str; 2] = ["models/nano/", "tests/golden/"];
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Paths of somebody's machine say nothing on another one.
+pub fn machine_paths(tree: &Tree) -> Vec<String> {
+    // In two parts, for this file is checked as well.
+    let folders = ["work", "home", "root"].map(|name| format!("/{name}/"));
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts() {
+        for (index, line) in text.lines().enumerate() {
+            let found = folders.iter().any(|folder| {
+                line.match_indices(folder.as_str())
+                    .any(|(at, _)| !line[..at].ends_with(part_of_path))
+            });
+            if found {
+                complaints.push(format!(
+                    "{path}:{}: a path of one machine; make it relative",
+                    index + 1
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn part_of_path(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '~' | '}' | ')' | '*')
+}
+
+pub fn big_files(tree: &Tree) -> Vec<String> {
+    tree.files
+        .iter()
+        .filter(|file| file.num_bytes > MAX_BYTES)
+        .filter(|file| {
+            !MAY_BE_BIG
+                .iter()
+                .any(|folder| file.path.starts_with(folder))
+        })
+        .map(|file| {
+            format!(
+                "{}: {} bytes; what can be made from a seed is made, not committed",
+                file.path, file.num_bytes
+            )
+        })
+        .collect()
+}
+
+/// What a newcomer is told to run is what CI runs.
+pub fn readme_command(tree: &Tree) -> Vec<String> {
+    let Some(script) = tree.text(".ci/run") else {
+        return vec![".ci/run is missing".into()];
+    };
+    let Some(command) = script
+        .lines()
+        .map(|line| line.trim().trim_start_matches("exec "))
+        .rfind(|line| !line.is_empty() && !line.starts_with('#'))
+    else {
+        return vec![".ci/run runs nothing".into()];
+    };
+    let readme = tree.text("README.md").unwrap_or_default();
+    let mut in_block = false;
+    for line in readme.lines() {
+        if line.starts_with("```") {
+            in_block = !in_block;
+        } else if in_block && line.trim() == command {
+            return Vec::new();
+        }
+    }
+    vec![format!(
+        "README.md: no block of commands has the line `{command}`, which .ci/run ends with"
+    )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::File;
+    use super::*;
+
+    #[test]
+    fn machine_paths_are_found() {
+        let check = |text: &str| machine_paths(&Tree::of(&[("notes.md", text)])).len();
+        let path = |name: &str| format!("see /{name}/x/y");
+        assert_eq!(check(&path("work")), 1);
+        assert_eq!(check(&path("home")), 1);
+        assert_eq!(check(&path("root")), 1);
+        assert_eq!(check(&format!("(\"{}\")", path("root"))), 1);
+        assert_eq!(check("see net/work/x and https://a.org/home/x"), 0);
+        assert_eq!(check("/workspace/x /homes/x"), 0);
+    }
+
+    #[test]
+    fn big_files_are_found() {
+        let check = |path: &str, num_bytes| {
+            let file = File {
+                path: path.into(),
+                num_bytes,
+                text: None,
+            };
+            big_files(&Tree { files: vec![file] }).len()
+        };
+        assert_eq!(check("bench/results/x.json", MAX_BYTES), 0);
+        assert_eq!(check("bench/results/x.json", MAX_BYTES + 1), 1);
+        assert_eq!(check("models/nano/model.safetensors", 8 << 20), 0);
+        assert_eq!(check("crates/models/nano/x", 8 << 20), 1);
+    }
+
+    #[test]
+    fn readme_and_ci_agree() {
+        let check = |script: &str, readme: &str| {
+            readme_command(&Tree::of(&[(".ci/run", script), ("README.md", readme)])).len()
+        };
+        let script = "#!/bin/bash\nset -e\nexec cargo xtask ci\n";
+        assert_eq!(check(script, "```sh\ncargo xtask ci\n```\n"), 0);
+        assert_eq!(check(script, "Run cargo xtask ci\n"), 1);
+        assert_eq!(check(script, "cargo xtask ci\n"), 1);
+        assert_eq!(
+            check("#!/bin/bash\ncargo test\n", "```sh\ncargo xtask ci\n```\n"),
+            1
+        );
+        assert_eq!(check("#!/bin/bash\n", "```sh\ncargo xtask ci\n```\n"), 1);
+        assert_eq!(readme_command(&Tree::of(&[])).len(), 1);
+    }
+}

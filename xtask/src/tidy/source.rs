@@ -1,0 +1,150 @@
+//! Rules for one source file.
+
+use super::rust_code::without_text;
+use super::{File, Tree};
+
+const MAX_LINES: usize = 800;
+const LONG_LINES: usize = 600;
+
+/// How far above an `unsafe` its reason may stand: the statement may span lines.
+const REASON_DISTANCE: usize = 8;
+
+pub fn headers(tree: &Tree) -> Vec<String> {
+    tree.rust_files()
+        .filter(|(_, text)| {
+            let first = text.lines().next().unwrap_or_default();
+            first
+                .strip_prefix("//!")
+                .is_none_or(|idea| idea.trim().is_empty())
+        })
+        .map(|(path, _)| format!("{path}: the first line must be `//!` and the file's one idea"))
+        .collect()
+}
+
+pub fn unfinished(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.rust_files() {
+        for (number, line) in numbered(&without_text(text)) {
+            for name in ["todo!", "unimplemented!", "dbg!"] {
+                if line
+                    .match_indices(name)
+                    .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
+                {
+                    complaints.push(format!("{path}:{number}: {name} is for drafts"));
+                }
+            }
+        }
+    }
+    complaints
+}
+
+/// Clippy asks for a `SAFETY:` comment; here it must also say something.
+pub fn safety(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.rust_files() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in numbered(&without_text(text)) {
+            if !(line.contains("unsafe {") || line.contains("unsafe impl")) {
+                continue;
+            }
+            let above = number.saturating_sub(1 + REASON_DISTANCE);
+            if !lines[above..number].iter().any(|line| gives_reason(line)) {
+                complaints.push(format!(
+                    "{path}:{number}: say above it, after `SAFETY:`, why this is sound"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn gives_reason(line: &str) -> bool {
+    line.split_once("SAFETY:")
+        .is_some_and(|(_, reason)| reason.split_whitespace().count() >= 2)
+}
+
+pub fn lengths(tree: &Tree) -> Vec<String> {
+    sources(tree)
+        .filter(|(_, lines)| *lines > MAX_LINES)
+        .map(|(file, lines)| {
+            format!(
+                "{}: {lines} lines; more than {MAX_LINES} is more than one idea",
+                file.path
+            )
+        })
+        .collect()
+}
+
+/// For the report: not wrong yet.
+pub fn long_files(tree: &Tree) -> Vec<String> {
+    sources(tree)
+        .filter(|(_, lines)| (LONG_LINES + 1..=MAX_LINES).contains(lines))
+        .map(|(file, lines)| format!("{} has {lines} lines", file.path))
+        .collect()
+}
+
+fn sources(tree: &Tree) -> impl Iterator<Item = (&File, usize)> {
+    tree.files
+        .iter()
+        .filter(|file| file.path.ends_with(".rs") || file.path.ends_with(".py"))
+        .filter_map(|file| Some((file, file.text.as_ref()?.lines().count())))
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .map(|(index, line)| (index + 1, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rule: fn(&Tree) -> Vec<String>, text: &str) -> usize {
+        rule(&Tree::of(&[("crates/a/src/lib.rs", text)])).len()
+    }
+
+    #[test]
+    fn a_file_says_its_idea() {
+        assert_eq!(check(headers, "//! One idea.\n"), 0);
+        assert_eq!(check(headers, "use std::fs;\n"), 1);
+        assert_eq!(check(headers, "//!\n"), 1);
+        assert_eq!(check(headers, "\n//! One idea.\n"), 1);
+        assert_eq!(check(headers, ""), 1);
+    }
+
+    #[test]
+    fn drafts_are_found_in_code_only() {
+        assert_eq!(check(unfinished, "fn f() { todo!() }"), 1);
+        assert_eq!(check(unfinished, "fn f() { unimplemented!(\"x\") }"), 1);
+        assert_eq!(check(unfinished, "fn f() { g(dbg!(1)); }"), 1);
+        assert_eq!(check(unfinished, "// todo!()\nlet s = \"dbg!\";"), 0);
+        assert_eq!(check(unfinished, "my_dbg!(1)"), 0);
+    }
+
+    #[test]
+    fn unsafe_code_gives_its_reason() {
+        assert_eq!(check(safety, "let x = unsafe { f() };"), 1);
+        assert_eq!(check(safety, "// SAFETY:\nunsafe { f() };"), 1);
+        assert_eq!(check(safety, "// SAFETY: yes\nunsafe { f() };"), 1);
+        assert_eq!(
+            check(safety, "// SAFETY: f has no conditions.\nunsafe { f() };"),
+            0
+        );
+        assert_eq!(check(safety, "unsafe impl Send for X {}"), 1);
+        assert_eq!(check(safety, "// unsafe { is a word here"), 0);
+        let far = format!(
+            "// SAFETY: a reason far off.\n{}unsafe {{ f() }};",
+            "g();\n".repeat(9)
+        );
+        assert_eq!(check(safety, &far), 1);
+    }
+
+    #[test]
+    fn files_end() {
+        assert_eq!(check(lengths, &"//! x\n".repeat(MAX_LINES)), 0);
+        assert_eq!(check(lengths, &"//! x\n".repeat(MAX_LINES + 1)), 1);
+        assert_eq!(check(long_files, &"//! x\n".repeat(LONG_LINES)), 0);
+        assert_eq!(check(long_files, &"//! x\n".repeat(LONG_LINES + 1)), 1);
+    }
+}
