@@ -1,0 +1,30 @@
+"""Servers that tests share."""
+
+from types import SimpleNamespace
+
+import golden_model
+import pytest
+from server_process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def golden_folder(tmp_path_factory):
+    return golden_model.make("qwen3-gqa-tied", tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="session", params=["built-in", "golden"])
+def served(request, golden_folder):
+    """A running server, its model's name, and text that its tokenizer knows."""
+    if request.param == "built-in":
+        arguments, text = (), "Tell me a story about a fox and a lantern."
+    else:
+        arguments = (golden_folder,)
+        text = golden_model.text_of(range(40, 75))
+    with ServerProcess(*arguments) as server:
+        yield SimpleNamespace(
+            server=server,
+            client=server.client,
+            model=server.model(),
+            text=text,
+            messages=[{"role": "user", "content": text}],
+        )

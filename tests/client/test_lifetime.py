@@ -1,0 +1,102 @@
+"""Full queues, clients that leave, signals, restarts."""
+
+import concurrent.futures
+import signal
+
+import openai
+import pytest
+from server_process import ServerProcess
+
+LONG = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def stream_long(server, **options):
+    return server.client.completions.create(
+        model=server.model(), prompt=[40, 41, 42], stream=True, **(LONG | options)
+    )
+
+
+def num_running(server):
+    return server.metric("corella_num_requests_running")
+
+
+def num_waiting(server):
+    return server.metric("corella_num_requests_waiting")
+
+
+def test_full_queue_is_429():
+    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1) as server:
+        running = stream_long(server)
+        next(running)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waiting = pool.submit(stream_long, server, max_tokens=4)
+            server.wait_until(lambda: num_waiting(server) == 1, "the second request waits")
+            with pytest.raises(openai.RateLimitError) as error:
+                stream_long(server)
+            assert int(error.value.response.headers["retry-after"]) >= 1
+            running.close()
+            assert len(list(waiting.result())) > 0
+
+
+def test_a_waiting_client_that_leaves_frees_its_place():
+    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1) as server:
+        running = stream_long(server)
+        next(running)
+        impatient = server.client.with_options(timeout=0.3)
+        with pytest.raises(openai.APITimeoutError):
+            impatient.completions.create(model=server.model(), prompt=[50], **LONG)
+        server.wait_until(lambda: num_waiting(server) == 0, "the place is free")
+        assert num_running(server) == 1
+        running.close()
+
+
+def test_disconnect_is_499():
+    with ServerProcess() as server:
+        stream = stream_long(server)
+        next(stream)
+        assert num_running(server) == 1
+        stream.close()
+        server.wait_until(lambda: num_running(server) == 0, "the request is aborted", 2.0)
+        server.wait_until(
+            lambda: server.metric("corella_http_requests_total", status="499") == 1,
+            "the disconnect is counted",
+        )
+        assert server.metric("corella_request_success_total", finished_reason="length") == 0
+
+
+def test_sigterm_finishes_what_runs():
+    with ServerProcess() as server:
+        stream = stream_long(server, max_tokens=400)
+        chunks = [next(stream)]
+        server.terminate()
+        server.wait_until(lambda: server.status_of("/ready") != 200, "not ready at once", 2.0)
+        with pytest.raises((openai.APIConnectionError, openai.InternalServerError)) as refused:
+            server.client.completions.create(model="any", prompt=[40], max_tokens=1)
+        if isinstance(refused.value, openai.InternalServerError):
+            assert refused.value.status_code == 503
+        chunks += stream
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert server.wait() == 0
+
+
+def test_sigterm_when_idle():
+    with ServerProcess() as server:
+        server.terminate()
+        assert server.wait(5.0) == 0
+
+
+def test_sigint_is_like_sigterm():
+    with ServerProcess() as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(5.0) == 0
+
+
+def test_kill_and_restart_on_the_same_port():
+    with ServerProcess() as server:
+        stream = stream_long(server)
+        next(stream)
+        server.process.kill()
+        server.wait()
+        stream.close()
+    with ServerProcess(port=server.port) as server:
+        assert next(stream_long(server)).choices

@@ -1,0 +1,116 @@
+"""How the program starts, and what it says when it cannot."""
+
+import json
+import subprocess
+import time
+
+import golden_model
+import pytest
+from server_process import BINARY, ServerProcess
+
+# Ready within a second is the promise; a busy machine may take this many times as long.
+SLACK = 5.0
+
+
+def test_ready_soon():
+    with ServerProcess() as server:
+        print(f"ready {server.ready_s:.3f} s after exec")
+        assert server.ready_s < 1.0 * SLACK
+        times = [timed_request(server) for _ in range(2)]
+        print(f"first request {times[0]:.4f} s, second {times[1]:.4f} s")
+
+
+def timed_request(server):
+    start = time.perf_counter()
+    server.client.completions.create(
+        model=server.model(),
+        prompt=list(range(40, 104)),
+        max_tokens=32,
+        temperature=0,
+        # Without a salt the second one would find the first one's prompt in the cache.
+        extra_body={"ignore_eos": True, "cache_salt": str(start)},
+    )
+    return time.perf_counter() - start
+
+
+def test_the_start_line_says_what_runs(golden_folder):
+    with ServerProcess(golden_folder, "--threads", 1) as server:
+        line = next(line for line in server.log().splitlines() if "pages" in line)
+        for word in ("thread", "context"):
+            assert word in line, line
+
+
+def refusal(*arguments):
+    """The one line that a start which must fail leaves."""
+    result = subprocess.run(
+        [BINARY, "serve", "--port", "0", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return golden_model.make("qwen3-gqa-tied", tmp_path)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_missing_folder(tmp_path):
+    assert "no-such-model" in refusal(tmp_path / "no-such-model")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_missing_file(folder, file):
+    (folder / file).unlink()
+    assert file.split(".")[-1] in refusal(folder)
+
+
+def test_truncated_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert "model.safetensors" in refusal(folder)
+
+
+def test_malformed_config(folder):
+    (folder / "config.json").write_text("{")
+    assert "config.json" in refusal(folder)
+
+
+def test_unknown_architecture(folder):
+    change_config(folder, architectures=["MambaForCausalLM"], model_type="mamba")
+    assert "mamba" in refusal(folder).lower()
+
+
+def test_wrong_shape(folder):
+    change_config(folder, intermediate_size=97)
+    line = refusal(folder)
+    assert "97" in line
+    assert "mlp" in line
+
+
+def test_missing_tensor(folder):
+    change_config(folder, num_hidden_layers=3)
+    assert "model.layers.2." in refusal(folder)
+
+
+def test_port_in_use(golden_folder):
+    with ServerProcess(golden_folder) as server:
+        result = subprocess.run(
+            [BINARY, "serve", golden_folder, "--port", str(server.port)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert result.returncode != 0
+        assert str(server.port) in result.stderr
+        assert "panicked" not in result.stderr

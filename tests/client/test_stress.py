@@ -1,0 +1,101 @@
+"""Many streams at once in a pool that is too small for them: nothing may change a token."""
+
+import concurrent.futures
+import random
+
+import pytest
+from server_process import ServerProcess
+
+NUM_STREAMS = 64
+CONTEXT = 512
+
+
+def make_requests(seed):
+    """Some share prompt beginnings, some draw greedily, some with a seed of their own."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(3, 256) for _ in range(96)] for _ in range(4)]
+    requests = []
+    for i in range(NUM_STREAMS):
+        shared = rng.choice(beginnings)[: rng.randrange(0, 97)]
+        prompt = shared + [rng.randrange(3, 256) for _ in range(rng.randrange(1, 120))]
+        request = {
+            "prompt": prompt,
+            "max_tokens": rng.randrange(1, CONTEXT - len(prompt) - 100),
+            "temperature": rng.choice([0, 0.8]),
+            "seed": i,
+            "extra_body": {"ignore_eos": True},
+        }
+        leaves_after = rng.randrange(0, 40) if rng.random() < 0.25 else None
+        requests.append((request, leaves_after))
+    return requests
+
+
+def stream_text(server, model, request, leaves_after=None):
+    """The whole text; None when the client left."""
+    stream = server.client.completions.create(model=model, stream=True, **request)
+    text, reasons = "", []
+    for number, chunk in enumerate(stream):
+        if number == leaves_after:
+            stream.close()
+            return None
+        text += chunk.choices[0].text
+        reasons.append(chunk.choices[0].finish_reason)
+    assert reasons[-1] == "length"
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    return text
+
+
+@pytest.fixture(scope="module")
+def alone(golden_folder):
+    """What each request gets when it is the only one, from an empty cache."""
+    arguments = ("--no-enable-prefix-caching", "--max-num-seqs", 1)
+    with ServerProcess(golden_folder, *arguments) as server:
+        model = server.model()
+        return {
+            seed: [
+                stream_text(server, model, request) for request, _ in make_requests(seed)
+            ]
+            for seed in SEEDS
+        }
+
+
+SEEDS = (1, 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--prefill-admission-policy", "pack", "--max-prefill-tokens", 64)],
+    ids=["fifo", "pack"],
+)
+def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
+    requests = make_requests(seed)
+    # 16 tokens of K and V of 2 layers of 2 heads of 32 floats: 16 KiB a page, 128 pages.
+    arguments = ("--kv-cache-dtype", "f32", "--kv-cache-memory", "2M", *options)
+    with ServerProcess(golden_folder, *arguments) as server:
+        model = server.model()
+        in_use_at_start = server.metric("corella_kv_pages_in_use")
+        with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
+            streams = [
+                pool.submit(stream_text, server, model, request, leaves_after)
+                for request, leaves_after in requests
+            ]
+            texts = [stream.result(timeout=120) for stream in streams]
+
+        finished = [text is not None for text in texts]
+        assert sum(finished) >= NUM_STREAMS // 2
+        assert not all(finished), "nobody left early"
+        differing = [
+            i for i, text in enumerate(texts) if text is not None and text != alone[seed][i]
+        ]
+        assert differing == []
+
+        server.wait_until(
+            lambda: server.metric("corella_kv_pages_in_use") == in_use_at_start,
+            "all pages are back",
+        )
+        assert server.metric("corella_num_requests_running") == 0
+        assert server.metric("corella_num_requests_waiting") == 0
+        assert server.metric("vllm:num_preemptions_total") > 0
+        assert server.metric("corella_kv_pages_evicted_total") > 0
+        assert server.status_of("/ready") == 200
