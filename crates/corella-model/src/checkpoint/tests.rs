@@ -1,0 +1,559 @@
+//! Folders that load, and every way in which one can be broken.
+
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{Architecture, DType, RotaryScaling};
+
+/// A folder of its own for each test, removed with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("corella-{}-{test}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> &Self {
+        fs::write(self.0.join(name), bytes).unwrap();
+        self
+    }
+
+    fn error(&self) -> String {
+        let error = match Checkpoint::open(&self.0) {
+            Ok(checkpoint) => checkpoint
+                .weights()
+                .err()
+                .expect("the folder must not load"),
+            Err(error) => error,
+        };
+        let line = error.to_string();
+        assert!(!line.contains('\n'), "more than a line: {line}");
+        line.replace(&format!("{}/", self.0.display()), "")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4,
+        "intermediate_size": 6,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 8,
+        "tie_word_embeddings": true,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    })
+}
+
+fn with(changes: Value) -> String {
+    let mut config = config();
+    for (field, value) in changes.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    config.to_string()
+}
+
+type Shapes = BTreeMap<&'static str, (Dtype, Vec<usize>)>;
+
+fn shapes() -> Shapes {
+    [
+        ("model.embed_tokens.weight", vec![8, 4]),
+        ("model.norm.weight", vec![4]),
+        ("model.layers.0.input_layernorm.weight", vec![4]),
+        ("model.layers.0.post_attention_layernorm.weight", vec![4]),
+        ("model.layers.0.self_attn.q_proj.weight", vec![4, 4]),
+        ("model.layers.0.self_attn.k_proj.weight", vec![2, 4]),
+        ("model.layers.0.self_attn.v_proj.weight", vec![2, 4]),
+        ("model.layers.0.self_attn.o_proj.weight", vec![4, 4]),
+        ("model.layers.0.mlp.gate_proj.weight", vec![6, 4]),
+        ("model.layers.0.mlp.up_proj.weight", vec![6, 4]),
+        ("model.layers.0.mlp.down_proj.weight", vec![4, 6]),
+    ]
+    .map(|(name, shape)| (name, (Dtype::BF16, shape)))
+    .into()
+}
+
+/// Every byte of tensor n is n + 1, in the order of the names.
+fn serialize(shapes: &Shapes) -> Vec<u8> {
+    let data: Vec<Vec<u8>> = shapes
+        .values()
+        .enumerate()
+        .map(|(n, (dtype, shape))| {
+            vec![n as u8 + 1; shape.iter().product::<usize>() * dtype.bitsize() / 8]
+        })
+        .collect();
+    let views = shapes
+        .iter()
+        .zip(&data)
+        .map(|((name, (dtype, shape)), data)| {
+            (*name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+        });
+    safetensors::serialize(views, None).unwrap()
+}
+
+fn index(shards: &[(&str, &str)]) -> String {
+    let map: BTreeMap<_, _> = shards.iter().copied().collect();
+    json!({ "metadata": {}, "weight_map": map }).to_string()
+}
+
+#[test]
+fn a_single_file_loads_with_every_tensor_in_its_place() {
+    let folder = Folder::new("single");
+    folder
+        .write(CONFIG, with(json!({})))
+        .write(SINGLE, serialize(&shapes()));
+    let checkpoint = Checkpoint::open(&folder.0).unwrap();
+    let weights = checkpoint.weights().unwrap();
+    let layer = &weights.layers[0];
+    let named = [
+        ("model.embed_tokens.weight", &weights.embed),
+        ("model.norm.weight", &weights.norm),
+        (
+            "model.layers.0.input_layernorm.weight",
+            &layer.attention_norm,
+        ),
+        (
+            "model.layers.0.post_attention_layernorm.weight",
+            &layer.mlp_norm,
+        ),
+        ("model.layers.0.self_attn.q_proj.weight", &layer.q),
+        ("model.layers.0.self_attn.k_proj.weight", &layer.k),
+        ("model.layers.0.self_attn.v_proj.weight", &layer.v),
+        ("model.layers.0.self_attn.o_proj.weight", &layer.o),
+        ("model.layers.0.mlp.gate_proj.weight", &layer.gate),
+        ("model.layers.0.mlp.up_proj.weight", &layer.up),
+        ("model.layers.0.mlp.down_proj.weight", &layer.down),
+    ];
+    for (name, tensor) in named {
+        let expected = shapes().keys().position(|known| *known == name).unwrap() as u8 + 1;
+        assert_eq!(tensor.shape, shapes()[name].1);
+        assert_eq!(tensor.dtype, DType::Bf16);
+        assert_eq!(
+            tensor.bytes().len(),
+            tensor.shape.iter().product::<usize>() * 2
+        );
+        assert!(
+            tensor.bytes().iter().all(|&byte| byte == expected),
+            "{name}"
+        );
+    }
+    assert!(weights.lm_head.is_none() && layer.q_bias.is_none() && layer.q_norm.is_none());
+}
+
+#[test]
+fn shards_and_embedded_files_load_like_a_single_file() {
+    let (mut first, mut second) = (shapes(), shapes());
+    first.retain(|name, _| name.contains("self_attn"));
+    second.retain(|name, _| !name.contains("self_attn"));
+    let map: Vec<_> = first
+        .keys()
+        .map(|name| (*name, "a.safetensors"))
+        .chain(second.keys().map(|name| (*name, "b.safetensors")))
+        .collect();
+    let config = with(json!({}));
+    let folder = Folder::new("shards");
+    folder
+        .write(CONFIG, &config)
+        .write(INDEX, index(&map))
+        .write("a.safetensors", serialize(&first))
+        .write("b.safetensors", serialize(&second));
+    let sharded = Checkpoint::open(&folder.0).unwrap().weights().unwrap();
+    assert_eq!(sharded.layers[0].down.shape, [4, 6]);
+    assert_eq!(sharded.layers[0].k.shape, [2, 4]);
+
+    let leak = |bytes: Vec<u8>| &*bytes.leak();
+    let embedded = Checkpoint::from_static(&[
+        (CONFIG, leak(config.into_bytes())),
+        (SINGLE, leak(serialize(&shapes()))),
+        ("tokenizer.json", b"{}"),
+    ])
+    .unwrap();
+    assert_eq!(embedded.weights().unwrap().layers[0].down.shape, [4, 6]);
+    assert_eq!(
+        embedded.file("tokenizer.json").unwrap().as_deref(),
+        Some(&b"{}"[..])
+    );
+    assert_eq!(embedded.file("chat_template.jinja").unwrap(), None);
+    let Err(error) = Checkpoint::from_static(&[]) else {
+        panic!("nothing is no checkpoint")
+    };
+    assert_eq!(error.to_string(), "built-in config.json: is missing");
+}
+
+#[test]
+fn the_golden_checkpoints_load() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let mut num_loaded = 0;
+    for entry in fs::read_dir(golden).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.join(CONFIG).exists() {
+            continue;
+        }
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let weights = checkpoint.weights().unwrap();
+        let config = checkpoint.config();
+        assert_eq!(weights.layers.len(), config.spec.num_layers);
+        assert_eq!(Some(weights.embed.dtype), config.dtype);
+        assert_eq!(
+            (config.bos_token_id, &config.eos_token_ids[..]),
+            (Some(1), &[2][..])
+        );
+        num_loaded += 1;
+    }
+    assert!(num_loaded >= 12);
+}
+
+fn parse(config: &str) -> Result<ModelConfig, CheckpointError> {
+    ModelConfig::parse((CONFIG, config.as_bytes()), None)
+}
+
+#[test]
+fn configurations_mean_what_transformers_means() {
+    let spec = |changes: Value| parse(&with(changes)).unwrap().spec;
+    let llama = spec(json!({ "attention_bias": true, "mlp_bias": true }));
+    assert!(llama.attention.qkv_bias && llama.attention.output_bias && llama.mlp.bias);
+    assert!(!llama.attention.qk_norm);
+    assert_eq!((llama.attention.head_dim, llama.max_position), (2, 2048));
+    assert_eq!(spec(json!({ "head_dim": 6 })).attention.head_dim, 6);
+    assert_eq!(spec(json!({ "head_dim": null })).attention.head_dim, 2);
+    assert_eq!(
+        spec(json!({ "num_key_value_heads": null }))
+            .attention
+            .num_kv_heads,
+        2
+    );
+
+    let config = parse(&with(json!({ "architectures": ["Qwen3ForCausalLM"] }))).unwrap();
+    assert_eq!(config.architecture, Architecture::Qwen3);
+    assert!(config.spec.attention.qk_norm && !config.spec.attention.qkv_bias);
+    assert_eq!(
+        (config.spec.attention.head_dim, config.spec.max_position),
+        (128, 32_768)
+    );
+    // A window that is not in use does not matter.
+    spec(json!({ "sliding_window": 4096, "use_sliding_window": false,
+        "layer_types": ["full_attention"] }));
+}
+
+#[test]
+fn both_spellings_of_rotary_scaling_are_read() {
+    let rotary = |changes: Value| parse(&with(changes)).unwrap().spec.rotary;
+    let none = rotary(json!({}));
+    assert_eq!((none.theta, none.scaling), (10_000.0, RotaryScaling::None));
+    let old = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 });
+    let mut new = old.clone();
+    new["rope_theta"] = json!(500_000.0);
+    let expected = RotaryScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 8192.0,
+    };
+    for changes in [
+        json!({ "rope_theta": 500_000, "rope_scaling": old }),
+        json!({ "rope_parameters": new }),
+    ] {
+        let rotary = rotary(changes);
+        assert_eq!((rotary.theta, &rotary.scaling), (500_000.0, &expected));
+    }
+    let linear = rotary(json!({ "rope_scaling": { "type": "linear", "factor": 4 } }));
+    assert_eq!(linear.scaling, RotaryScaling::Linear { factor: 4.0 });
+    let default = rotary(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 7 } }));
+    assert_eq!((default.theta, default.scaling), (7.0, RotaryScaling::None));
+}
+
+#[test]
+fn generation_config_adds_end_tokens_and_recommendations() {
+    let generation = json!({ "bos_token_id": 5, "eos_token_id": [7, 2], "temperature": 0.6,
+        "top_p": 0.95, "top_k": 20, "do_sample": true });
+    let config = ModelConfig::parse(
+        (CONFIG, with(json!({})).as_bytes()),
+        Some((GENERATION_CONFIG, generation.to_string().as_bytes())),
+    )
+    .unwrap();
+    assert_eq!(config.bos_token_id, Some(5));
+    assert_eq!(config.eos_token_ids, [2, 7]);
+    let defaults = config.generation;
+    assert_eq!(
+        (
+            defaults.temperature,
+            defaults.top_p,
+            defaults.top_k,
+            defaults.min_p
+        ),
+        (Some(0.6), Some(0.95), Some(20), None)
+    );
+}
+
+#[test]
+fn paths_that_are_no_checkpoint() {
+    let folder = Folder::new("paths");
+    let open = |name: &str| Checkpoint::open(folder.0.join(name)).err().unwrap().problem;
+    assert_eq!(open("nowhere"), "no such folder");
+    folder.write("model.bin", "x");
+    assert_eq!(
+        open("model.bin"),
+        "is a file; a model is a folder with config.json and safetensors"
+    );
+    assert_eq!(folder.error(), "config.json: is missing");
+    folder.write(CONFIG, with(json!({})));
+    assert_eq!(
+        folder.error(),
+        "model.safetensors: is missing, and so is model.safetensors.index.json; other weight \
+         files are not supported"
+    );
+}
+
+#[test]
+fn configurations_that_are_refused() {
+    let known = "supported are LlamaForCausalLM, Qwen3ForCausalLM";
+    let cases = [
+        (
+            json!({ "architectures": null }),
+            format!("architectures is missing; {known}"),
+        ),
+        (
+            json!({ "architectures": ["GPT2LMHeadModel"] }),
+            format!("architectures is [\"GPT2LMHeadModel\"]; {known}"),
+        ),
+        (
+            json!({ "hidden_size": null }),
+            "hidden_size is missing".into(),
+        ),
+        (
+            json!({ "hidden_size": 0 }),
+            "hidden_size is 0; must be a positive whole number".into(),
+        ),
+        (
+            json!({ "vocab_size": "8" }),
+            "vocab_size is \"8\"; must be a positive whole number".into(),
+        ),
+        (
+            json!({ "num_key_value_heads": 3 }),
+            "num_key_value_heads is 3; must divide num_attention_heads, 2".into(),
+        ),
+        (
+            json!({ "hidden_size": 5 }),
+            "hidden_size is 5; without head_dim it must be a multiple of 2 heads".into(),
+        ),
+        (
+            json!({ "head_dim": 3 }),
+            "head_dim is 3; must be even".into(),
+        ),
+        (
+            json!({ "hidden_act": "gelu" }),
+            "hidden_act is \"gelu\"; supported is \"silu\"".into(),
+        ),
+        (
+            json!({ "use_sliding_window": true }),
+            "use_sliding_window is true; sliding windows are not supported".into(),
+        ),
+        (
+            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
+            "layer_types is [\"full_attention\",\"sliding_attention\"]; \"sliding_attention\" is \
+             not supported, only \"full_attention\" is"
+                .into(),
+        ),
+        (
+            json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } }),
+            "rope_scaling.rope_type is \"yarn\"; supported are default, linear, llama3".into(),
+        ),
+        (
+            json!({ "rope_parameters": { "rope_type": "linear" } }),
+            "rope_parameters.factor is missing".into(),
+        ),
+        (
+            json!({ "partial_rotary_factor": 0.5 }),
+            "partial_rotary_factor is 0.5; only whole heads can be rotated".into(),
+        ),
+        (
+            json!({ "quantization_config": { "quant_method": "gptq" } }),
+            "quantization_config is {\"quant_method\":\"gptq\"}; only unquantised weights (f32, \
+             f16, bf16) are supported"
+                .into(),
+        ),
+        (
+            json!({ "torch_dtype": "float8" }),
+            "torch_dtype is \"float8\"; supported are float32, float16, bfloat16".into(),
+        ),
+        (
+            json!({ "eos_token_id": [1, -1] }),
+            "eos_token_id is [1,-1]; must be a token id or a list of them".into(),
+        ),
+        (
+            json!({ "mlp_bias": "no" }),
+            "mlp_bias is \"no\"; must be true or false".into(),
+        ),
+    ];
+    let folder = Folder::new("configurations");
+    for (changes, problem) in cases {
+        folder.write(CONFIG, with(changes));
+        assert_eq!(folder.error(), format!("config.json: {problem}"));
+    }
+    folder.write(CONFIG, "{ \"hidden_size\": ");
+    assert!(
+        folder
+            .error()
+            .starts_with("config.json: is not valid JSON: EOF")
+    );
+    folder.write(CONFIG, "[]");
+    assert_eq!(folder.error(), "config.json: is JSON but not an object");
+    folder
+        .write(CONFIG, with(json!({})))
+        .write(GENERATION_CONFIG, "{\"temperature\":-1}");
+    assert_eq!(
+        folder.error(),
+        "generation_config.json: temperature is -1; must not be negative"
+    );
+}
+
+#[test]
+fn weight_files_that_are_broken() {
+    let folder = Folder::new("broken");
+    let whole = serialize(&shapes());
+    folder.write(CONFIG, with(json!({})));
+    let check = |bytes: &[u8], problem: &str| {
+        folder.write(SINGLE, bytes);
+        assert_eq!(folder.error(), format!("model.safetensors: {problem}"));
+    };
+    check(b"", "is truncated: 0 bytes");
+    check(&whole[..5], "is truncated: 5 bytes");
+    let header_len = u64::from_le_bytes(whole[..8].try_into().unwrap());
+    check(
+        &whole[..100],
+        &format!("is truncated: 100 bytes, but its header alone has {header_len}"),
+    );
+    let short = whole.len() - 3;
+    check(
+        &whole[..short],
+        &format!("is truncated: {short} bytes of {}", whole.len()),
+    );
+    folder.write(SINGLE, "version https://git-lfs.github.com/spec/v1\n");
+    assert!(
+        folder
+            .error()
+            .starts_with("model.safetensors: is not a safetensors file: ")
+    );
+    let mut garbled = whole.clone();
+    garbled[8] = b'?';
+    folder.write(SINGLE, &garbled);
+    assert!(
+        folder
+            .error()
+            .starts_with("model.safetensors: is not a safetensors file: ")
+    );
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_configuration() {
+    let folder = Folder::new("tensors");
+    folder.write(CONFIG, with(json!({})));
+    let check = |change: fn(&mut Shapes), problem: &str| {
+        let mut shapes = shapes();
+        change(&mut shapes);
+        folder.write(SINGLE, serialize(&shapes));
+        assert_eq!(folder.error(), format!("model.safetensors: {problem}"));
+    };
+    check(
+        |shapes| {
+            shapes.remove("model.layers.0.self_attn.k_proj.weight");
+        },
+        "tensor model.layers.0.self_attn.k_proj.weight is missing; it should have shape [2, 4]",
+    );
+    check(
+        |shapes| {
+            shapes.insert("model.norm.weight", (Dtype::F32, vec![5]));
+        },
+        "tensor model.norm.weight has shape [5]; config.json makes it [4]",
+    );
+    check(
+        |shapes| {
+            shapes.insert("model.norm.weight", (Dtype::F8_E4M3, vec![4]));
+        },
+        "tensor model.norm.weight is F8_E4M3; supported are F32, F16 and BF16",
+    );
+    check(
+        |shapes| {
+            shapes.insert(
+                "model.layers.0.self_attn.q_proj.bias",
+                (Dtype::F32, vec![4]),
+            );
+        },
+        "tensor model.layers.0.self_attn.q_proj.bias has no place in the LlamaForCausalLM that \
+         config.json describes",
+    );
+    // Left over by the exporter, and of no consequence.
+    let mut shapes = shapes();
+    shapes.insert("lm_head.weight", (Dtype::F32, vec![8, 4]));
+    shapes.insert(
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        (Dtype::F32, vec![1]),
+    );
+    folder.write(SINGLE, serialize(&shapes));
+    Checkpoint::open(&folder.0).unwrap().weights().unwrap();
+    // Untied, the same matrix is needed.
+    shapes.remove("lm_head.weight");
+    folder.write(SINGLE, serialize(&shapes));
+    folder.write(CONFIG, with(json!({ "tie_word_embeddings": false })));
+    assert_eq!(
+        folder.error(),
+        "model.safetensors: tensor lm_head.weight is missing; it should have shape [8, 4]"
+    );
+}
+
+#[test]
+fn indexes_that_are_broken() {
+    let folder = Folder::new("indexes");
+    folder.write(CONFIG, with(json!({})));
+    let check = |index: &str, problem: &str| {
+        folder.write(INDEX, index);
+        assert_eq!(folder.error(), problem);
+    };
+    check(
+        "{}",
+        "model.safetensors.index.json: weight_map is missing or not an object",
+    );
+    check(
+        &index(&[("model.norm.weight", "a.safetensors")]),
+        "a.safetensors: is missing; model.safetensors.index.json names it",
+    );
+    check(
+        &index(&[("model.norm.weight", "../a.safetensors")]),
+        "model.safetensors.index.json: weight_map.model.norm.weight is \"../a.safetensors\"; \
+         must be the name of a file beside it",
+    );
+    folder
+        .write("a.safetensors", serialize(&shapes()))
+        .write("b.safetensors", b"");
+    check(
+        &index(&[
+            ("model.norm.weight", "a.safetensors"),
+            ("x", "b.safetensors"),
+        ]),
+        "b.safetensors: is truncated: 0 bytes",
+    );
+    let mut partial = shapes();
+    partial.remove("model.norm.weight");
+    folder.write("a.safetensors", serialize(&partial));
+    check(
+        &index(&[("model.norm.weight", "a.safetensors")]),
+        "model.safetensors.index.json: tensor model.norm.weight is missing; it should have \
+         shape [4]",
+    );
+}

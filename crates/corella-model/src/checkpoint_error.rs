@@ -1,0 +1,28 @@
+//! Why a checkpoint cannot be used, in one line for whoever named it.
+
+use std::fmt;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointError {
+    /// The file (or folder) to look at.
+    pub file: String,
+    /// What is wrong with it: which field or tensor, what it is and what it should be.
+    pub problem: String,
+}
+
+impl CheckpointError {
+    pub(crate) fn new(file: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self {
+            file: file.into(),
+            problem: problem.into(),
+        }
+    }
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.file, self.problem)
+    }
+}
+
+impl std::error::Error for CheckpointError {}

@@ -1,0 +1,92 @@
+//! One safetensors file: a JSON header that says where each tensor lies, then their bytes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::{CheckpointError, DType, Storage, Tensor};
+
+pub struct SafetensorsFile {
+    file: String,
+    storage: Arc<Storage>,
+    metadata: Metadata,
+    data_start: usize,
+}
+
+impl SafetensorsFile {
+    pub fn open(file: String, storage: Storage) -> Result<Self, CheckpointError> {
+        match SafeTensors::read_metadata(storage.bytes()) {
+            Ok((header_len, metadata)) => Ok(Self {
+                file,
+                storage: Arc::new(storage),
+                metadata,
+                data_start: LENGTH_BYTES + header_len,
+            }),
+            Err(error) => {
+                let problem = truncation(storage.bytes())
+                    .unwrap_or_else(|| format!("is not a safetensors file: {error}"));
+                Err(CheckpointError::new(file, problem))
+            }
+        }
+    }
+
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// `None` when the file has no such tensor.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError> {
+        let Some(info) = self.metadata.info(name) else {
+            return Ok(None);
+        };
+        let dtype = match info.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::Bf16,
+            other => {
+                let problem =
+                    format!("tensor {name} is {other:?}; supported are F32, F16 and BF16");
+                return Err(CheckpointError::new(&self.file, problem));
+            }
+        };
+        let (start, end) = info.data_offsets;
+        Ok(Some(Tensor {
+            storage: self.storage.clone(),
+            range: self.data_start + start..self.data_start + end,
+            dtype,
+            shape: info.shape.clone(),
+        }))
+    }
+}
+
+const LENGTH_BYTES: usize = 8;
+
+/// A download that broke off is by far the most common damage, and deserves its own words.
+fn truncation(bytes: &[u8]) -> Option<String> {
+    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+        return Some(format!("is truncated: {} bytes", bytes.len()));
+    };
+    let header_len = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    // A text file would announce an absurd header.
+    if header_len > rest.len() && header_len <= 100_000_000 {
+        return Some(format!(
+            "is truncated: {} bytes, but its header alone has {header_len}",
+            bytes.len()
+        ));
+    }
+    let tensors: HashMap<String, serde_json::Value> =
+        serde_json::from_slice(rest.get(..header_len)?).ok()?;
+    let data_end = tensors
+        .values()
+        .filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64())
+        .max()?;
+    let expected = (LENGTH_BYTES + header_len) as u64 + data_end;
+    (expected > bytes.len() as u64)
+        .then(|| format!("is truncated: {} bytes of {expected}", bytes.len()))
+}
