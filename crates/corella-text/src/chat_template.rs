@@ -1,0 +1,357 @@
+//! Messages to a prompt, by a Jinja template that must read as it does in Transformers.
+
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::from_args;
+use minijinja::{Environment, ErrorKind, State, Value};
+use serde_json::{Map, Value as Json};
+
+use crate::error::TextError;
+use crate::python_json;
+use crate::strftime::strftime;
+
+/// Steps of the template engine that one conversation may cost. A message or a tool costs some
+/// hundreds; a few seconds at the most.
+const FUEL: u64 = 20_000_000;
+
+const DEFAULT: &str = "default";
+/// The template that checkpoints with several use when there are tools.
+const TOOL_USE: &str = "tool_use";
+
+/// A chat template, or the named set of them that some checkpoints have.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+    has_tool_use: bool,
+}
+
+/// What templates know under these names; an absent one is undefined and prints nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    pub bos_token: Option<String>,
+    pub eos_token: Option<String>,
+    pub unk_token: Option<String>,
+    pub pad_token: Option<String>,
+}
+
+/// One conversation to render.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatInput<'a> {
+    pub messages: &'a [Json],
+    /// A list, or absent; templates see absent tools as `none`.
+    pub tools: Option<&'a Json>,
+    /// End with what opens an answer of the assistant.
+    pub add_generation_prompt: bool,
+    /// End within the last message, so that the model goes on with it.
+    pub continue_final_message: bool,
+    /// `chat_template_kwargs`: further names for the template, over all others.
+    pub kwargs: Option<&'a Map<String, Json>>,
+}
+
+impl ChatTemplate {
+    pub fn new(source: &str, special: SpecialTokens) -> Result<Self, TextError> {
+        Self::with_named([(DEFAULT, source)], special)
+    }
+
+    /// The template of a checkpoint folder: `chat_template.jinja` where it has that file, else
+    /// `chat_template` in tokenizer_config.json; `None` where it has neither.
+    pub fn from_tokenizer_config(
+        tokenizer_config_json: &[u8],
+        chat_template_jinja: Option<&[u8]>,
+    ) -> Result<Option<Self>, TextError> {
+        let config: Json = serde_json::from_slice(tokenizer_config_json)
+            .map_err(|error| TextError::TokenizerConfig(error.to_string()))?;
+        let special = SpecialTokens {
+            bos_token: token_content(&config["bos_token"]),
+            eos_token: token_content(&config["eos_token"]),
+            unk_token: token_content(&config["unk_token"]),
+            pad_token: token_content(&config["pad_token"]),
+        };
+        if let Some(source) = chat_template_jinja {
+            let source = std::str::from_utf8(source).map_err(|_| {
+                TextError::TemplateSyntax("chat_template.jinja is not UTF-8".into())
+            })?;
+            return Self::new(source, special).map(Some);
+        }
+        match &config["chat_template"] {
+            Json::Null => Ok(None),
+            Json::String(source) => Self::new(source, special).map(Some),
+            Json::Array(entries) => {
+                let named = entries
+                    .iter()
+                    .map(named_template)
+                    .collect::<Option<Vec<_>>>();
+                let named = named.ok_or_else(|| {
+                    TextError::TokenizerConfig(
+                        "each entry of chat_template needs a name and a template".into(),
+                    )
+                })?;
+                Self::with_named(named, special).map(Some)
+            }
+            _ => Err(TextError::TokenizerConfig(
+                "chat_template is neither a string nor a list of named templates".into(),
+            )),
+        }
+    }
+
+    fn with_named<'s>(
+        named: impl IntoIterator<Item = (&'s str, &'s str)>,
+        special: SpecialTokens,
+    ) -> Result<Self, TextError> {
+        let mut environment = environment();
+        for (name, source) in named {
+            environment
+                .add_template_owned(name.to_owned(), without_generation_tags(source))
+                .map_err(|error| TextError::TemplateSyntax(reason(&error)))?;
+        }
+        let has_tool_use = environment.get_template(TOOL_USE).is_ok();
+        if environment.get_template(DEFAULT).is_err() {
+            return Err(TextError::TokenizerConfig(
+                "chat_template has no template named \"default\"".into(),
+            ));
+        }
+        Ok(Self {
+            environment,
+            special,
+            has_tool_use,
+        })
+    }
+
+    /// The prompt. It already spells its special tokens: encode it without adding them.
+    pub fn render(&self, input: ChatInput) -> Result<String, TextError> {
+        if input.continue_final_message && input.add_generation_prompt {
+            return Err(TextError::ContinueFinalMessage(
+                "cannot be combined with add_generation_prompt".into(),
+            ));
+        }
+        let name = if input.tools.is_some() && self.has_tool_use {
+            TOOL_USE
+        } else {
+            DEFAULT
+        };
+        let rendered = self
+            .environment
+            .get_template(name)
+            .and_then(|template| template.render(self.context(&input)))
+            .map_err(|error| match raised(&error) {
+                Some(message) => TextError::TemplateRaised(message.to_owned()),
+                None if error.kind() == ErrorKind::OutOfFuel => TextError::TemplateTooExpensive,
+                None => TextError::TemplateRender(reason(&error)),
+            })?;
+        if input.continue_final_message {
+            return cut_after_final_message(rendered, input.messages);
+        }
+        Ok(rendered)
+    }
+
+    fn context(&self, input: &ChatInput) -> Value {
+        let special = [
+            ("bos_token", &self.special.bos_token),
+            ("eos_token", &self.special.eos_token),
+            ("unk_token", &self.special.unk_token),
+            ("pad_token", &self.special.pad_token),
+        ];
+        let special = special
+            .into_iter()
+            .filter_map(|(name, token)| Some((name, Value::from(token.as_deref()?))));
+        let given = [
+            ("messages", input.messages.iter().map(value_of).collect()),
+            ("tools", input.tools.map_or(Value::from(()), value_of)),
+            ("documents", Value::from(())),
+            (
+                "add_generation_prompt",
+                Value::from(input.add_generation_prompt),
+            ),
+        ];
+        let kwargs = input.kwargs.into_iter().flatten();
+        let kwargs = kwargs.map(|(name, value)| (name.as_str(), value_of(value)));
+        Value::from_pairs(special.chain(given).chain(kwargs))
+    }
+}
+
+fn value_of(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(flag) => Value::from(*flag),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(integer), _) => Value::from(integer),
+            (None, Some(integer)) => Value::from(integer),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(value_of).collect(),
+        Json::Object(entries) => Value::from_pairs(
+            entries
+                .iter()
+                .map(|(key, value)| (key.as_str(), value_of(value))),
+        ),
+    }
+}
+
+/// As Transformers sets up Jinja2.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build();
+    environment.set_syntax(syntax.expect("the default delimiters are distinct"));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(python_method);
+    environment.add_filter("tojson", python_json::filter);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", |format: &str| {
+        strftime(format, SystemTime::now())
+    });
+    environment
+}
+
+fn token_content(token: &Json) -> Option<String> {
+    token
+        .as_str()
+        .or_else(|| token["content"].as_str())
+        .map(str::to_owned)
+}
+
+fn named_template(entry: &Json) -> Option<(&str, &str)> {
+    Some((entry["name"].as_str()?, entry["template"].as_str()?))
+}
+
+/// `{% generation %}` marks the assistant's tokens for training and prints nothing itself.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let Some(len) = rest[open..].find("%}") else {
+            break;
+        };
+        let inside = &rest[open + 2..open + len];
+        out.push_str(&rest[..open + 2]);
+        match inside.trim_matches(['-', '+']).trim() {
+            "generation" => out.push_str(&inside.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&inside.replace("endgeneration", "endif")),
+            _ => out.push_str(inside),
+        }
+        rest = &rest[open + len..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// What `raise_exception` was given, carried through the template engine.
+#[derive(Debug)]
+struct Raised(String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    Err(
+        minijinja::Error::new(ErrorKind::InvalidOperation, "raised by the template")
+            .with_source(Raised(message)),
+    )
+}
+
+fn raised(error: &minijinja::Error) -> Option<&str> {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(Raised(message)) = error.downcast_ref() {
+            return Some(message);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// One line: what is wrong and where in the template.
+fn reason(error: &minijinja::Error) -> String {
+    let what = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    match error.line() {
+        Some(line) => format!("{what} (line {line} of the template)"),
+        None => what,
+    }
+}
+
+/// Python's methods: those of minijinja-contrib, and a few more that templates use.
+fn python_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, minijinja::Error> {
+    if let Some(text) = value.as_str() {
+        match method {
+            "removeprefix" => {
+                let (prefix,): (&str,) = from_args(args)?;
+                return Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)));
+            }
+            "removesuffix" => {
+                let (suffix,): (&str,) = from_args(args)?;
+                return Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)));
+            }
+            "partition" => {
+                let (separator,): (&str,) = from_args(args)?;
+                let (before, after) = text.split_once(separator).unwrap_or((text, ""));
+                let found = if before.len() == text.len() {
+                    ""
+                } else {
+                    separator
+                };
+                return Ok([before, found, after]
+                    .into_iter()
+                    .map(Value::from)
+                    .collect());
+            }
+            "rsplit" => {
+                let (separator, limit): (&str, Option<usize>) = from_args(args)?;
+                let limit = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
+                let parts: Vec<&str> = text.rsplitn(limit, separator).collect();
+                return Ok(parts.into_iter().rev().map(Value::from).collect());
+            }
+            _ => {}
+        }
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+/// Ends the prompt where the last message ends, as Transformers does: its text is looked up
+/// from the back, and spaces that the template trimmed are not expected.
+fn cut_after_final_message(mut rendered: String, messages: &[Json]) -> Result<String, TextError> {
+    let error = |reason: &str| Err(TextError::ContinueFinalMessage(reason.into()));
+    let Some(message) = messages.last() else {
+        return error("there are no messages");
+    };
+    let content = &message["content"];
+    let text = content.as_str().or_else(|| {
+        content
+            .as_array()?
+            .iter()
+            .rev()
+            .find_map(|part| part["text"].as_str())
+    });
+    let Some(text) = text else {
+        return error("the last message has no text");
+    };
+    let trimmed = text.trim();
+    let Some(start) = rendered.rfind(trimmed) else {
+        return error("the chat template does not print the last message as it is");
+    };
+    let kept = text.trim_start();
+    let len = if rendered[start..].starts_with(kept) {
+        kept.len()
+    } else {
+        trimmed.len()
+    };
+    rendered.truncate(start + len);
+    Ok(rendered)
+}

@@ -1,0 +1,54 @@
+//! What can go wrong with text, in words for the person who can change it.
+
+use std::fmt;
+
+/// An error of this crate.
+///
+/// `Tokenizer*` and `TemplateSyntax` are for whoever chose the model files; the others belong
+/// to one request and become its 400.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextError {
+    /// tokenizer.json cannot be used.
+    TokenizerFile(String),
+    /// tokenizer.json names a decoder that this crate does not know how to stream.
+    TokenizerDecoder(String),
+    /// The text cannot be tokenized.
+    Encode(String),
+    /// tokenizer_config.json cannot be used.
+    TokenizerConfig(String),
+    /// The chat template does not parse.
+    TemplateSyntax(String),
+    /// The template itself refused the conversation (`raise_exception`), in its own words.
+    TemplateRaised(String),
+    /// The template failed on this conversation.
+    TemplateRender(String),
+    /// The template did more work than a conversation may cost.
+    TemplateTooExpensive,
+    /// `continue_final_message` cannot be honoured.
+    ContinueFinalMessage(String),
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TokenizerFile(reason) => write!(f, "tokenizer.json: {reason}"),
+            Self::TokenizerDecoder(reason) => write!(f, "tokenizer.json: decoder: {reason}"),
+            Self::Encode(reason) => write!(f, "the text cannot be tokenized: {reason}"),
+            Self::TokenizerConfig(reason) => write!(f, "tokenizer_config.json: {reason}"),
+            Self::TemplateSyntax(reason) => write!(f, "chat template: {reason}"),
+            Self::TemplateRaised(reason) => f.write_str(reason),
+            Self::TemplateRender(reason) => {
+                write!(
+                    f,
+                    "the chat template cannot render these messages: {reason}"
+                )
+            }
+            Self::TemplateTooExpensive => {
+                f.write_str("the chat template needs too many steps for these messages")
+            }
+            Self::ContinueFinalMessage(reason) => write!(f, "continue_final_message: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for TextError {}

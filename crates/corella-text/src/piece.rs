@@ -1,0 +1,288 @@
+//! What each token adds to a text, in bytes, computed once when the tokenizer is read.
+//!
+//! The `tokenizers` crate decodes a list of tokens at once, and a token may turn into other
+//! text after its neighbours (`▁` at the start, byte tokens, halves of a character). Asking it
+//! again for every new token either costs O(n) or guesses how much context is enough. Every
+//! decoder of a generating model is in fact a function of one token, of whether it is the
+//! first, and of a final UTF-8 reading of the joined bytes; that is what is kept here. A
+//! decoder that is not is refused when the file is read.
+
+use serde_json::Value;
+
+use crate::error::TextError;
+
+pub(crate) struct PieceTable {
+    bytes: Vec<u8>,
+    /// `bytes[ends[id - 1]..ends[id]]` is the piece of `id`.
+    ends: Vec<u32>,
+    kinds: Vec<Kind>,
+    decoder: PieceDecoder,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Absent,
+    Normal,
+    Special,
+}
+
+impl PieceTable {
+    pub(crate) fn new(model: &tokenizers::Tokenizer) -> Result<Self, TextError> {
+        let decoder = match model.get_decoder() {
+            None => PieceDecoder {
+                steps: vec![Step::Join],
+                strip_start: None,
+            },
+            Some(decoder) => {
+                let json = serde_json::to_value(decoder)
+                    .map_err(|error| TextError::TokenizerDecoder(error.to_string()))?;
+                PieceDecoder::new(&json)?
+            }
+        };
+
+        let added = model.get_added_vocabulary();
+        let added_tokens = added.get_added_tokens_decoder();
+        let vocab = model.get_vocab(false);
+        let len = vocab
+            .values()
+            .chain(added_tokens.keys())
+            .max()
+            .map_or(0, |&largest| largest as usize + 1);
+        // A file of a few bytes must not ask for gigabytes.
+        if len > 16 * (vocab.len() + added_tokens.len()) + 65_536 {
+            return Err(TextError::TokenizerFile(format!(
+                "the largest token id, {}, is far beyond the {} tokens",
+                len - 1,
+                vocab.len() + added_tokens.len()
+            )));
+        }
+        let mut tokens: Vec<Option<&str>> = vec![None; len];
+        for (token, &id) in &vocab {
+            tokens[id as usize] = Some(token);
+        }
+        for (&id, token) in added_tokens {
+            tokens[id as usize] = Some(&token.content);
+        }
+
+        let mut table = Self {
+            bytes: Vec::with_capacity(len * 8),
+            ends: Vec::with_capacity(len),
+            kinds: Vec::with_capacity(len),
+            decoder,
+        };
+        for token in tokens {
+            let kind = match token {
+                None => Kind::Absent,
+                Some(token) => {
+                    table.decoder.append(token, false, &mut table.bytes);
+                    if added.is_special_token(token) {
+                        Kind::Special
+                    } else {
+                        Kind::Normal
+                    }
+                }
+            };
+            let end = u32::try_from(table.bytes.len())
+                .map_err(|_| TextError::TokenizerFile("more than 4 GiB of tokens".into()))?;
+            table.ends.push(end);
+            table.kinds.push(kind);
+        }
+        Ok(table)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(crate) fn bytes(&self, id: u32) -> Option<&[u8]> {
+        let id = id as usize;
+        if *self.kinds.get(id)? == Kind::Absent {
+            return None;
+        }
+        let start = if id == 0 { 0 } else { self.ends[id - 1] };
+        Some(&self.bytes[start as usize..self.ends[id] as usize])
+    }
+
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.kinds.get(id as usize) == Some(&Kind::Special)
+    }
+
+    pub(crate) fn decoder(&self) -> &PieceDecoder {
+        &self.decoder
+    }
+}
+
+/// The decoder of tokenizer.json, one token at a time.
+pub(crate) struct PieceDecoder {
+    steps: Vec<Step>,
+    /// Characters removed from the start of the whole text, and at most how many.
+    strip_start: Option<(char, usize)>,
+}
+
+enum Step {
+    /// No decoder: tokens are joined by spaces.
+    Join,
+    ByteLevel,
+    Metaspace {
+        replacement: char,
+        bare_start: bool,
+    },
+    Replace {
+        pattern: String,
+        content: String,
+    },
+    ByteFallback,
+}
+
+impl PieceDecoder {
+    fn new(json: &Value) -> Result<Self, TextError> {
+        let nested;
+        let stages = match json["type"].as_str() {
+            Some("Sequence") => json["decoders"].as_array().map_or(&[][..], Vec::as_slice),
+            _ => {
+                nested = [json.clone()];
+                &nested[..]
+            }
+        };
+        let mut decoder = Self {
+            steps: Vec::new(),
+            strip_start: None,
+        };
+        // Once the tokens are one text, a stage no longer sees tokens.
+        let mut fused = false;
+        for stage in stages {
+            let kind = stage["type"].as_str().unwrap_or("without a type");
+            match kind {
+                "ByteLevel" if decoder.steps.is_empty() && !fused => {
+                    decoder.steps.push(Step::ByteLevel);
+                    fused = true;
+                }
+                "Metaspace" if !decoder.has_byte_step() && !fused => {
+                    decoder.steps.push(Step::Metaspace {
+                        replacement: char_of(&stage["replacement"])?,
+                        bare_start: stage["prepend_scheme"].as_str() != Some("never"),
+                    });
+                }
+                "Replace" if !decoder.has_byte_step() && !fused => {
+                    let Some(pattern) = stage["pattern"]["String"].as_str() else {
+                        return Err(unsupported("Replace with a regular expression"));
+                    };
+                    decoder.steps.push(Step::Replace {
+                        pattern: pattern.to_owned(),
+                        content: stage["content"].as_str().unwrap_or_default().to_owned(),
+                    });
+                }
+                "ByteFallback" if !decoder.has_byte_step() && !fused => {
+                    decoder.steps.push(Step::ByteFallback);
+                }
+                "Fuse" => fused = true,
+                "Strip" if fused && decoder.strip_start.is_none() && stage["stop"] == 0 => {
+                    let start = stage["start"].as_u64().unwrap_or(0) as usize;
+                    decoder.strip_start = Some((char_of(&stage["content"])?, start));
+                }
+                kind => return Err(unsupported(kind)),
+            }
+        }
+        Ok(decoder)
+    }
+
+    fn has_byte_step(&self) -> bool {
+        self.steps
+            .iter()
+            .any(|step| matches!(step, Step::ByteLevel | Step::ByteFallback))
+    }
+
+    pub(crate) fn strip_start(&self) -> Option<(char, usize)> {
+        self.strip_start
+    }
+
+    /// Whether a token may read differently as the first of a text.
+    pub(crate) fn minds_first(&self) -> bool {
+        self.steps.iter().any(|step| {
+            matches!(
+                step,
+                Step::Join
+                    | Step::Metaspace {
+                        bare_start: true,
+                        ..
+                    }
+            )
+        })
+    }
+
+    pub(crate) fn append(&self, token: &str, is_first: bool, out: &mut Vec<u8>) {
+        let mut text = token.to_owned();
+        for step in &self.steps {
+            match step {
+                Step::Join if is_first => {}
+                Step::Join => text.insert(0, ' '),
+                Step::ByteLevel => return append_byte_level(&text, out),
+                Step::Metaspace {
+                    replacement,
+                    bare_start: true,
+                } if is_first => {
+                    text.retain(|c| c != *replacement);
+                }
+                Step::Metaspace { replacement, .. } => text = text.replace(*replacement, " "),
+                Step::Replace { pattern, content } => text = text.replace(pattern, content),
+                Step::ByteFallback => {
+                    if let Some(byte) = byte_token(&text) {
+                        return out.push(byte);
+                    }
+                }
+            }
+        }
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+fn unsupported(kind: &str) -> TextError {
+    TextError::TokenizerDecoder(format!("{kind} is not supported in this place"))
+}
+
+fn char_of(json: &Value) -> Result<char, TextError> {
+    let mut chars = json.as_str().unwrap_or_default().chars();
+    match (chars.next(), chars.next()) {
+        (Some(only), None) => Ok(only),
+        _ => Err(TextError::TokenizerDecoder(format!(
+            "{json} is not one character"
+        ))),
+    }
+}
+
+/// `<0x0A>` is the byte 10.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() != 2 {
+        return None;
+    }
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// Each character stands for one byte; a token with any other character stands for itself.
+fn append_byte_level(token: &str, out: &mut Vec<u8>) {
+    let start = out.len();
+    for c in token.chars() {
+        match byte_of_char(c) {
+            Some(byte) => out.push(byte),
+            None => {
+                out.truncate(start);
+                out.extend_from_slice(token.as_bytes());
+                return;
+            }
+        }
+    }
+}
+
+/// GPT-2's alphabet: a printable Latin-1 character stands for its own byte, and the other
+/// bytes follow in order from U+0100.
+fn byte_of_char(c: char) -> Option<u8> {
+    let code = c as u32;
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => Some(code as u8),
+        0x100..=0x120 => Some((code - 0x100) as u8),
+        0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}

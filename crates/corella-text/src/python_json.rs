@@ -1,0 +1,201 @@
+//! `tojson` as Transformers defines it: Python's `json.dumps`, by default `ensure_ascii=False`.
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Deeper values do not come from a request, whose JSON is bounded by the reader.
+const MAX_DEPTH: usize = 256;
+
+/// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+pub(crate) fn filter(value: &Value, args: Kwargs) -> Result<Value, Error> {
+    let indent = match args
+        .get::<Option<Value>>("indent")?
+        .filter(|indent| !indent.is_none())
+    {
+        None => None,
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(indent)?.min(64)),
+        }),
+    };
+    let (item_separator, key_separator) = match args
+        .get::<Option<Value>>("separators")?
+        .filter(|pair| !pair.is_none())
+    {
+        Some(pair) => (
+            pair.get_item_by_index(0)?.to_string(),
+            pair.get_item_by_index(1)?.to_string(),
+        ),
+        None if indent.is_some() => (",".into(), ": ".into()),
+        None => (", ".into(), ": ".into()),
+    };
+    let mut writer = Writer {
+        out: String::new(),
+        indent,
+        item_separator,
+        key_separator,
+        ensure_ascii: args.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: args.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    args.assert_all_used()?;
+    writer.value(value, 0)?;
+    Ok(Value::from(writer.out))
+}
+
+struct Writer {
+    out: String,
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+impl Writer {
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(not_serializable("a value nested this deep"));
+        }
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self
+                .out
+                .push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.number(value)?,
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                self.out.push('[');
+                let mut is_empty = true;
+                for item in value.try_iter()? {
+                    self.separate(is_empty, depth + 1);
+                    is_empty = false;
+                    self.value(&item, depth + 1)?;
+                }
+                self.close(']', is_empty, depth);
+            }
+            ValueKind::Map => {
+                self.out.push('{');
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                for (index, key) in keys.iter().enumerate() {
+                    self.separate(index == 0, depth + 1);
+                    self.key(key)?;
+                    self.out.push_str(&self.key_separator);
+                    self.value(&value.get_item(key)?, depth + 1)?;
+                }
+                self.close('}', keys.is_empty(), depth);
+            }
+            kind => return Err(not_serializable(&kind.to_string())),
+        }
+        Ok(())
+    }
+
+    fn separate(&mut self, is_first: bool, depth: usize) {
+        if !is_first {
+            self.out.push_str(&self.item_separator);
+        }
+        self.new_line(depth);
+    }
+
+    fn close(&mut self, bracket: char, is_empty: bool, depth: usize) {
+        if !is_empty {
+            self.new_line(depth);
+        }
+        self.out.push(bracket);
+    }
+
+    fn new_line(&mut self, depth: usize) {
+        if let Some(indent) = &self.indent {
+            self.out.push('\n');
+            for _ in 0..depth {
+                self.out.push_str(indent);
+            }
+        }
+    }
+
+    fn key(&mut self, key: &Value) -> Result<(), Error> {
+        match key.kind() {
+            ValueKind::String => self.string(key.as_str().unwrap_or_default()),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                self.out.push('"');
+                self.value(key, 0)?;
+                self.out.push('"');
+            }
+            kind => return Err(not_serializable(&format!("a key that is a {kind}"))),
+        }
+        Ok(())
+    }
+
+    fn number(&mut self, value: &Value) -> Result<(), Error> {
+        if value.is_integer() {
+            let _ = write!(self.out, "{value}");
+            return Ok(());
+        }
+        let number = f64::try_from(value.clone())?;
+        if number.is_nan() {
+            self.out.push_str("NaN");
+        } else if number.is_infinite() {
+            self.out.push_str(if number > 0.0 {
+                "Infinity"
+            } else {
+                "-Infinity"
+            });
+        } else {
+            self.out.push_str(&python_float(number));
+        }
+        Ok(())
+    }
+
+    fn string(&mut self, text: &str) {
+        self.out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => self.out.push_str("\\\""),
+                '\\' => self.out.push_str("\\\\"),
+                '\n' => self.out.push_str("\\n"),
+                '\r' => self.out.push_str("\\r"),
+                '\t' => self.out.push_str("\\t"),
+                '\u{8}' => self.out.push_str("\\b"),
+                '\u{c}' => self.out.push_str("\\f"),
+                c if c < ' ' || (self.ensure_ascii && c > '~') => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        let _ = write!(self.out, "\\u{unit:04x}");
+                    }
+                }
+                c => self.out.push(c),
+            }
+        }
+        self.out.push('"');
+    }
+}
+
+fn not_serializable(what: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidOperation,
+        format!("tojson: {what} has no JSON form"),
+    )
+}
+
+/// Python's `repr` of a finite float: shortest digits, an exponent of two digits or more
+/// below 1e-4 and from 1e16.
+fn python_float(number: f64) -> String {
+    let magnitude = number.abs();
+    if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
+        let text = format!("{number:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = match exponent.strip_prefix('-') {
+            Some(exponent) => ('-', exponent),
+            None => ('+', exponent),
+        };
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    let mut text = number.to_string();
+    if !text.contains('.') {
+        text.push_str(".0");
+    }
+    text
+}

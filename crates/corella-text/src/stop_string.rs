@@ -1,0 +1,154 @@
+//! Finds stop strings in a growing text and says how much of its end may still become one.
+//!
+//! An Aho–Corasick automaton: its state is the longest end of the text that begins some stop
+//! string, so its depth is exactly what must be held back, whatever pieces the text comes in.
+
+/// The stop strings of a request, ready to search. Empty strings never match.
+pub struct StopStrings {
+    nodes: Vec<Node>,
+    lens: Vec<usize>,
+}
+
+struct Node {
+    /// Sorted by byte.
+    children: Vec<(u8, u32)>,
+    /// The longest proper end of this node's string that is in the tree.
+    fallback: u32,
+    depth: u32,
+    /// The longest stop string that ends here, by its index in the request.
+    stop: Option<u32>,
+}
+
+const ROOT: u32 = 0;
+
+impl StopStrings {
+    pub fn new(stop: &[String]) -> Self {
+        let mut tree = Self {
+            nodes: vec![Node::new(0)],
+            lens: Vec::with_capacity(stop.len()),
+        };
+        for (index, string) in stop.iter().enumerate() {
+            tree.lens.push(string.len());
+            if !string.is_empty() {
+                tree.insert(string, index as u32);
+            }
+        }
+        tree.link();
+        tree
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.len() == 1
+    }
+
+    fn insert(&mut self, string: &str, index: u32) {
+        let mut at = ROOT;
+        for byte in string.bytes() {
+            at = match self.child(at, byte) {
+                Some(child) => child,
+                None => {
+                    let child = self.nodes.len() as u32;
+                    let depth = self.nodes[at as usize].depth + 1;
+                    self.nodes.push(Node::new(depth));
+                    let children = &mut self.nodes[at as usize].children;
+                    let place = children.partition_point(|&(other, _)| other < byte);
+                    children.insert(place, (byte, child));
+                    child
+                }
+            };
+        }
+        self.nodes[at as usize].stop.get_or_insert(index);
+    }
+
+    /// Breadth first, so that a node's fallback is linked before the node.
+    fn link(&mut self) {
+        let mut order = vec![ROOT];
+        let mut next = 0;
+        while next < order.len() {
+            let parent = order[next];
+            next += 1;
+            for (byte, child) in self.nodes[parent as usize].children.clone() {
+                let fallback = if parent == ROOT {
+                    ROOT
+                } else {
+                    self.step(self.nodes[parent as usize].fallback, byte)
+                };
+                let inherited = self.nodes[fallback as usize].stop;
+                let node = &mut self.nodes[child as usize];
+                node.fallback = fallback;
+                node.stop = node.stop.or(inherited);
+                order.push(child);
+            }
+        }
+    }
+
+    fn child(&self, at: u32, byte: u8) -> Option<u32> {
+        let children = &self.nodes[at as usize].children;
+        let place = children
+            .binary_search_by_key(&byte, |&(other, _)| other)
+            .ok()?;
+        Some(children[place].1)
+    }
+
+    fn step(&self, mut at: u32, byte: u8) -> u32 {
+        loop {
+            match self.child(at, byte) {
+                Some(child) => return child,
+                None if at == ROOT => return ROOT,
+                None => at = self.nodes[at as usize].fallback,
+            }
+        }
+    }
+}
+
+impl Node {
+    fn new(depth: u32) -> Self {
+        Self {
+            children: Vec::new(),
+            fallback: ROOT,
+            depth,
+            stop: None,
+        }
+    }
+}
+
+/// Where one text stands in its search.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct StopState(u32);
+
+/// A stop string found: `text[..start]` precedes it, `text[..end]` includes it.
+pub(crate) struct StopMatch {
+    pub(crate) stop: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+impl StopStrings {
+    /// Reads on in `text[from..]`. The match that completes first wins; of two that complete
+    /// together, the longer. `text[..from]` holds at least what is held back.
+    pub(crate) fn search(
+        &self,
+        state: &mut StopState,
+        text: &str,
+        from: usize,
+    ) -> Option<StopMatch> {
+        for (offset, byte) in text.as_bytes()[from..].iter().enumerate() {
+            state.0 = self.step(state.0, *byte);
+            if let Some(stop) = self.nodes[state.0 as usize].stop {
+                let end = from + offset + 1;
+                let stop = stop as usize;
+                return Some(StopMatch {
+                    stop,
+                    start: end - self.lens[stop],
+                    end,
+                });
+            }
+        }
+        None
+    }
+
+    /// How many bytes at the end of the text read so far may begin a stop string.
+    pub(crate) fn num_held(&self, state: StopState) -> usize {
+        self.nodes[state.0 as usize].depth as usize
+    }
+}

@@ -1,0 +1,165 @@
+//! `strftime_now` of chat templates: Python's directives, English names, in UTC.
+
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+const DAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
+
+/// Unknown directives stay as they are.
+pub(crate) fn strftime(format: &str, now: SystemTime) -> String {
+    let mut out = String::with_capacity(format.len() + 16);
+    Civil::new(now).write(format, &mut out);
+    out
+}
+
+struct Civil {
+    year: i64,
+    /// From 1.
+    month: u64,
+    day: u64,
+    /// From 1.
+    day_of_year: u64,
+    /// From Sunday.
+    weekday: u64,
+    hour: u64,
+    minute: u64,
+    second: u64,
+    microsecond: u32,
+    unix_seconds: u64,
+}
+
+impl Civil {
+    fn new(now: SystemTime) -> Self {
+        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_seconds = since_epoch.as_secs();
+        let days = unix_seconds / 86_400;
+        let second_of_day = unix_seconds % 86_400;
+
+        // Counted in years from March, so that the leap day is a year's last.
+        let shifted = days + 719_468;
+        let era = shifted / 146_097;
+        let day_of_era = shifted % 146_097;
+        let year_of_era =
+            (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_from_march = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let month_from_march = (5 * day_from_march + 2) / 153;
+        let day = day_from_march - (153 * month_from_march + 2) / 5 + 1;
+        let month = if month_from_march < 10 {
+            month_from_march + 3
+        } else {
+            month_from_march - 9
+        };
+        let year = (year_of_era + era * 400 + u64::from(month <= 2)) as i64;
+        let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let day_of_year = if month <= 2 {
+            day_from_march - 305
+        } else {
+            day_from_march + 60 + u64::from(is_leap)
+        };
+
+        Self {
+            year,
+            month,
+            day,
+            day_of_year,
+            weekday: (days + 4) % 7,
+            hour: second_of_day / 3_600,
+            minute: second_of_day / 60 % 60,
+            second: second_of_day % 60,
+            microsecond: since_epoch.subsec_micros(),
+            unix_seconds,
+        }
+    }
+
+    fn write(&self, format: &str, out: &mut String) {
+        let mut chars = format.chars();
+        while let Some(c) = chars.next() {
+            if c != '%' {
+                out.push(c);
+                continue;
+            }
+            let mut directive = chars.next();
+            let is_bare = directive == Some('-');
+            if is_bare {
+                directive = chars.next();
+            }
+            match directive {
+                Some(directive) => self.write_directive(directive, is_bare, out),
+                None => out.push_str(if is_bare { "%-" } else { "%" }),
+            }
+        }
+    }
+
+    fn write_directive(&self, directive: char, is_bare: bool, out: &mut String) {
+        let month = MONTHS[self.month as usize - 1];
+        let weekday = DAYS[self.weekday as usize];
+        let hour_of_twelve = (self.hour + 11) % 12 + 1;
+        match directive {
+            'd' => write_number(self.day, 2, is_bare, out),
+            'm' => write_number(self.month, 2, is_bare, out),
+            'y' => write_number(self.year as u64 % 100, 2, is_bare, out),
+            'H' => write_number(self.hour, 2, is_bare, out),
+            'I' => write_number(hour_of_twelve, 2, is_bare, out),
+            'M' => write_number(self.minute, 2, is_bare, out),
+            'S' => write_number(self.second, 2, is_bare, out),
+            'j' => write_number(self.day_of_year, 3, is_bare, out),
+            'f' => write_number(self.microsecond.into(), 6, is_bare, out),
+            'Y' => write_number(self.year as u64, 4, is_bare, out),
+            's' => write_number(self.unix_seconds, 1, is_bare, out),
+            'u' => write_number((self.weekday + 6) % 7 + 1, 1, is_bare, out),
+            'w' => write_number(self.weekday, 1, is_bare, out),
+            'B' => out.push_str(month),
+            'b' | 'h' => out.push_str(&month[..3]),
+            'A' => out.push_str(weekday),
+            'a' => out.push_str(&weekday[..3]),
+            'p' => out.push_str(if self.hour < 12 { "AM" } else { "PM" }),
+            'e' => {
+                let _ = write!(out, "{:>2}", self.day);
+            }
+            'F' => self.write("%Y-%m-%d", out),
+            'T' | 'X' => self.write("%H:%M:%S", out),
+            'R' => self.write("%H:%M", out),
+            'D' | 'x' => self.write("%m/%d/%y", out),
+            'c' => self.write("%a %b %e %H:%M:%S %Y", out),
+            'n' => out.push('\n'),
+            't' => out.push('\t'),
+            '%' => out.push('%'),
+            // What Python prints for a time without a zone.
+            'Z' | 'z' => {}
+            other => {
+                out.push('%');
+                if is_bare {
+                    out.push('-');
+                }
+                out.push(other);
+            }
+        }
+    }
+}
+
+fn write_number(value: u64, width: usize, is_bare: bool, out: &mut String) {
+    let width = if is_bare { 0 } else { width };
+    let _ = write!(out, "{value:0width$}");
+}

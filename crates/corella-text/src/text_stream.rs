@@ -1,0 +1,110 @@
+//! The text of one running request: tokens in, text that can no longer change out.
+
+use crate::detokenizer::Detokenizer;
+use crate::stop_string::{StopState, StopStrings};
+use crate::tokenizer::Tokenizer;
+
+/// What one token added.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct TextDelta {
+    /// May be empty: in the middle of a character, or while a stop string may be forming.
+    pub text: String,
+    /// Which stop string ended the text, as an index into the request's list.
+    pub stopped: Option<usize>,
+}
+
+/// A detokenizer with stop strings. The deltas joined are the text of the finished request.
+pub struct TextStream {
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    include_stop: bool,
+    state: StopState,
+    /// The end of the text that may begin a stop string.
+    held: String,
+    stopped: Option<usize>,
+}
+
+impl TextStream {
+    /// Special tokens are left out of the text; see `with_detokenizer` to keep them.
+    pub fn new(
+        tokenizer: Tokenizer,
+        stop: Vec<String>,
+        include_stop: bool,
+        prompt_tail: &[u32],
+    ) -> Self {
+        Self::with_detokenizer(
+            Detokenizer::new(tokenizer, true, prompt_tail),
+            stop,
+            include_stop,
+        )
+    }
+
+    pub fn with_detokenizer(
+        detokenizer: Detokenizer,
+        stop: Vec<String>,
+        include_stop: bool,
+    ) -> Self {
+        Self {
+            detokenizer,
+            stop: StopStrings::new(&stop),
+            include_stop,
+            state: StopState::default(),
+            held: String::new(),
+            stopped: None,
+        }
+    }
+
+    /// After a stop string was found, tokens are ignored.
+    pub fn push(&mut self, id: u32) -> TextDelta {
+        if self.stopped.is_some() {
+            return TextDelta {
+                text: String::new(),
+                stopped: self.stopped,
+            };
+        }
+        let from = self.held.len();
+        self.detokenizer.push_into(id, &mut self.held);
+        TextDelta {
+            text: self.release(from),
+            stopped: self.stopped,
+        }
+    }
+
+    /// Call once, when no token follows: what was held back, unless a stop string ended the text.
+    pub fn finish(&mut self) -> String {
+        if self.stopped.is_some() {
+            return String::new();
+        }
+        let from = self.held.len();
+        self.detokenizer.finish_into(&mut self.held);
+        let mut text = self.release(from);
+        text.push_str(&self.held);
+        self.held.clear();
+        text
+    }
+
+    /// Which stop string ended the text.
+    pub fn stopped(&self) -> Option<usize> {
+        self.stopped
+    }
+
+    /// Takes out of `held` what is settled once `held[from..]` has been searched.
+    fn release(&mut self, from: usize) -> String {
+        if self.stop.is_empty() {
+            return std::mem::take(&mut self.held);
+        }
+        if let Some(found) = self.stop.search(&mut self.state, &self.held, from) {
+            self.stopped = Some(found.stop);
+            let mut text = std::mem::take(&mut self.held);
+            text.truncate(if self.include_stop {
+                found.end
+            } else {
+                found.start
+            });
+            return text;
+        }
+        let settled = self.held.len() - self.stop.num_held(self.state);
+        let kept = self.held.split_off(settled);
+        std::mem::replace(&mut self.held, kept)
+    }
+}

@@ -1,0 +1,233 @@
+//! Chat templates against what Jinja2, set up as in Transformers, made of them.
+
+use corella_text::{ChatInput, ChatTemplate, SpecialTokens, TextError};
+use serde_json::{Map, Value, json};
+
+fn golden(path: &str) -> String {
+    let path = format!("{}/tests/golden/{path}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn special() -> SpecialTokens {
+    SpecialTokens {
+        bos_token: Some("<s>".into()),
+        eos_token: Some("</s>".into()),
+        ..SpecialTokens::default()
+    }
+}
+
+fn input(messages: &[Value]) -> ChatInput<'_> {
+    ChatInput {
+        messages,
+        tools: None,
+        add_generation_prompt: false,
+        continue_final_message: false,
+        kwargs: None,
+    }
+}
+
+fn render(source: &str, messages: Value) -> Result<String, TextError> {
+    ChatTemplate::new(source, special())?.render(input(messages.as_array().unwrap()))
+}
+
+#[test]
+fn prints_what_jinja2_prints() {
+    let cases: Vec<Value> = serde_json::from_str(&golden("template_case.json")).unwrap();
+    let mut wrong = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        let name = case["template"].as_str().unwrap();
+        let source = golden(&format!("template/{name}.jinja"));
+        let rendered = ChatTemplate::new(&source, special())
+            .unwrap()
+            .render(ChatInput {
+                messages: case["messages"].as_array().unwrap(),
+                tools: Some(&case["tools"]).filter(|tools| !tools.is_null()),
+                add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
+                continue_final_message: false,
+                kwargs: case["kwargs"].as_object(),
+            });
+        let expected = match case["raised"].as_str() {
+            Some(message) => Err(TextError::TemplateRaised(message.into())),
+            None => Ok(case["rendered"].as_str().unwrap().to_owned()),
+        };
+        if rendered != expected {
+            wrong.push(format!(
+                "{name} #{index}\n--- expected\n{expected:#?}\n--- got\n{rendered:#?}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn keys_keep_the_order_of_the_request() {
+    let messages: Value = serde_json::from_str(r#"[{"z": 1, "a": 2, "m": 3}]"#).unwrap();
+    let rendered = render("{{ messages[0] | tojson }}", messages).unwrap();
+    assert_eq!(rendered, r#"{"z": 1, "a": 2, "m": 3}"#);
+}
+
+#[test]
+fn an_endless_template_is_stopped() {
+    let source = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
+    assert_eq!(
+        render(source, json!([])),
+        Err(TextError::TemplateTooExpensive)
+    );
+}
+
+#[test]
+fn a_long_conversation_with_long_messages_is_within_the_limit() {
+    let message = json!({"role": "user", "content": "word ".repeat(200)});
+    let rendered = render(
+        &golden("template/chatml.jinja"),
+        Value::Array(vec![message; 5_000]),
+    );
+    assert!(rendered.unwrap().len() > 5_000_000);
+}
+
+#[test]
+fn errors_name_the_line() {
+    let error = ChatTemplate::new("one\n{% if %}", special()).err().unwrap();
+    assert!(
+        matches!(&error, TextError::TemplateSyntax(reason) if reason.contains("line 2")),
+        "{error}"
+    );
+    let error = render(
+        "\n\n{{ messages[0].content.nothing.more }}",
+        json!([{"content": "x"}]),
+    );
+    assert!(
+        matches!(&error, Err(TextError::TemplateRender(reason)) if reason.contains("line 3")),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn raise_exception_passes_through_macros() {
+    let source =
+        "{% macro m() %}{{ raise_exception('no ' ~ messages | length) }}{% endmacro %}{{ m() }}";
+    assert_eq!(
+        render(source, json!([1, 2])),
+        Err(TextError::TemplateRaised("no 2".into()))
+    );
+}
+
+#[test]
+fn strftime_now_prints_a_date_of_now() {
+    let year: i32 = render("{{ strftime_now('%Y') }}", json!([]))
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(year >= 2026);
+}
+
+#[test]
+fn kwargs_are_names_in_the_template() {
+    let template = ChatTemplate::new("{{ a }}{{ bos_token }}{{ unk_token }}", special()).unwrap();
+    let kwargs: Map<String, Value> = [
+        ("a".to_owned(), json!(1)),
+        ("bos_token".to_owned(), json!("B")),
+    ]
+    .into_iter()
+    .collect();
+    let rendered = template.render(ChatInput {
+        kwargs: Some(&kwargs),
+        ..input(&[])
+    });
+    assert_eq!(rendered.unwrap(), "1B");
+}
+
+#[test]
+fn continue_final_message_ends_within_it() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}";
+    let template = ChatTemplate::new(source, special()).unwrap();
+    let continued = |content: Value| {
+        let messages = [
+            json!({"role": "user", "content": "Once"}),
+            json!({"role": "assistant", "content": content}),
+        ];
+        template.render(ChatInput {
+            continue_final_message: true,
+            ..input(&messages)
+        })
+    };
+    assert_eq!(
+        continued(json!("Once upon")).unwrap(),
+        "<user>Once<end><assistant>Once upon"
+    );
+    assert_eq!(
+        continued(json!(" Once ")).unwrap(),
+        "<user>Once<end><assistant>Once"
+    );
+    assert!(matches!(
+        continued(json!(null)),
+        Err(TextError::ContinueFinalMessage(_))
+    ));
+
+    let keeps_spaces = ChatTemplate::new("{{ messages[0].content }}<end>", special()).unwrap();
+    let messages = [json!({"content": "So, "})];
+    let both = ChatInput {
+        continue_final_message: true,
+        ..input(&messages)
+    };
+    assert_eq!(keeps_spaces.render(both).unwrap(), "So, ");
+    let both = ChatInput {
+        add_generation_prompt: true,
+        ..both
+    };
+    assert!(matches!(
+        keeps_spaces.render(both),
+        Err(TextError::ContinueFinalMessage(_))
+    ));
+}
+
+#[test]
+fn the_template_of_a_folder() {
+    let from = |config: &str, file: Option<&str>| {
+        ChatTemplate::from_tokenizer_config(config.as_bytes(), file.map(str::as_bytes))
+    };
+    let printed = |template: ChatTemplate, tools: Option<&Value>| {
+        template
+            .render(ChatInput {
+                tools,
+                ..input(&[])
+            })
+            .unwrap()
+    };
+
+    assert!(from("{}", None).unwrap().is_none());
+    let one = r#"{"bos_token": {"content": "<b>", "special": true}, "chat_template": "config {{ bos_token }}"}"#;
+    assert_eq!(
+        printed(from(one, None).unwrap().unwrap(), None),
+        "config <b>"
+    );
+    assert_eq!(
+        printed(
+            from(one, Some("file {{ bos_token }}")).unwrap().unwrap(),
+            None
+        ),
+        "file <b>"
+    );
+
+    let named = r#"{"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}"#;
+    let tools = json!([]);
+    assert_eq!(printed(from(named, None).unwrap().unwrap(), None), "plain");
+    assert_eq!(
+        printed(from(named, None).unwrap().unwrap(), Some(&tools)),
+        "tools"
+    );
+
+    for wrong in [
+        "",
+        "[",
+        r#"{"chat_template": 3}"#,
+        r#"{"chat_template": [{"name": "x"}]}"#,
+        r#"{"chat_template": []}"#,
+    ] {
+        let error = from(wrong, None).err().unwrap();
+        assert!(
+            matches!(error, TextError::TokenizerConfig(_)),
+            "{wrong}: {error}"
+        );
+    }
+}
