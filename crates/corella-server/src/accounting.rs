@@ -1,0 +1,105 @@
+//! Every HTTP request is counted once, with the status that its client saw.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+
+use crate::server_state::ServerState;
+
+pub async fn count_request(
+    State(state): State<Arc<ServerState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    // Nobody reads the body of an answer to HEAD.
+    let expects_body = request.method() != Method::HEAD;
+    let mut record = Record::new(state, path);
+    let response = next.run(request).await;
+    record.status = response.status().as_u16();
+    let (parts, body) = response.into_parts();
+    let body = CountedBody {
+        body,
+        record,
+        ended: !expects_body,
+    };
+    Response::from_parts(parts, Body::new(body))
+}
+
+/// nginx's number for a client that closed the connection before its answer was complete.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// Counts when dropped. A client that leaves drops the handler, and with it this, before there
+/// is a status.
+struct Record {
+    state: Arc<ServerState>,
+    path: Option<MatchedPath>,
+    status: u16,
+}
+
+impl Record {
+    fn new(state: Arc<ServerState>, path: Option<MatchedPath>) -> Self {
+        state.num_in_flight.send_modify(|num| *num += 1);
+        Self {
+            state,
+            path,
+            status: CLIENT_CLOSED_REQUEST,
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // Only paths that exist become labels: their number is bounded.
+        let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
+        self.state.metrics.handle_response(path, self.status);
+        self.state.num_in_flight.send_modify(|num| *num -= 1);
+    }
+}
+
+/// A response body that notices whether it was read to its end.
+struct CountedBody {
+    body: Body,
+    record: Record,
+    ended: bool,
+}
+
+impl HttpBody for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        if let Poll::Ready(None) = &frame {
+            this.ended = true;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        if !self.ended && !self.body.is_end_stream() {
+            self.record.status = CLIENT_CLOSED_REQUEST;
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Every failure as the OpenAI error object, written for the caller who has to fix it.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use corella_core::{AdmissionError, RequestError};
+use serde::Serialize;
+
+/// `{"error": {"message", "type", "param", "code"}}` and its status.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    body: ErrorBody,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct ErrorBody {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+/// What a 429 asks its caller to wait. A queue place frees up with every finished request, so
+/// this is a pace, not a prediction.
+const RETRY_AFTER_S: &str = "1";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            body: ErrorBody {
+                message: message.into(),
+                kind,
+                param: None,
+                code: None,
+            },
+        }
+    }
+
+    /// A field whose value cannot be served.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {}", message.into());
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.body.param = Some(param);
+        error
+    }
+
+    /// A field that is right elsewhere and not built here.
+    pub fn unsupported(param: impl Into<String>) -> Self {
+        let mut error = Self::invalid(param, "not supported by this server; leave it out");
+        error.body.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// A body that is not JSON, or not an object.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    pub fn model_not_found(model: &str, served: &str) -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("The model `{model}` does not exist; this server has `{served}`."),
+        );
+        error.body.param = Some("model".into());
+        error.body.code = Some("model_not_found");
+        error
+    }
+
+    pub fn unauthorized() -> Self {
+        let mut error = Self::new(
+            StatusCode::UNAUTHORIZED,
+            "authentication_error",
+            "Missing or wrong API key; send `Authorization: Bearer KEY`.",
+        );
+        error.body.code = Some("invalid_api_key");
+        error
+    }
+
+    pub fn unknown_path(path: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("There is no {path} here."),
+        )
+    }
+
+    pub fn wrong_method(method: &str, path: &str) -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "invalid_request_error",
+            format!("{path} does not answer {method}."),
+        )
+    }
+
+    pub fn body_too_large(limit: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!("The request body is larger than {limit} bytes."),
+        )
+    }
+
+    pub fn body_too_slow(limit_s: u64) -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            format!("The request body did not arrive within {limit_s} seconds."),
+        )
+    }
+
+    pub fn draining() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            "The server is shutting down and takes no new requests.",
+        );
+        error.body.code = Some("draining");
+        error
+    }
+
+    pub fn not_ready(reason: &str) -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            format!("The engine is not serving: {reason}."),
+        );
+        error.body.code = Some("not_ready");
+        error
+    }
+
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "conflict_error", message)
+    }
+
+    /// The engine gave up on a request that it had accepted.
+    pub fn engine(message: impl Into<String>) -> Self {
+        let mut error = Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "server_error",
+            message.into(),
+        );
+        error.body.code = Some("engine_error");
+        error
+    }
+
+    /// `prompt_field` is the field that a prompt of this endpoint comes in.
+    pub fn admission(error: &AdmissionError, prompt_field: &str) -> Self {
+        match error {
+            AdmissionError::QueueFull { .. } => {
+                let mut refused = Self::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "rate_limit_error",
+                    format!("The server is busy: {error}. Try again shortly."),
+                );
+                refused.body.code = Some("queue_full");
+                refused
+            }
+            AdmissionError::ContextExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                max_model_len,
+            } => {
+                let message = format!(
+                    "This model's maximum context length is {max_model_len} tokens. However, you \
+                     requested {} tokens ({num_prompt_tokens} in {prompt_field}, {max_tokens} to \
+                     generate). Reduce {prompt_field} or max_tokens.",
+                    u64::from(*num_prompt_tokens) + u64::from(*max_tokens),
+                );
+                Self::too_long(message, prompt_field)
+            }
+            AdmissionError::PoolExceeded { .. } | AdmissionError::StepExceeded { .. } => {
+                Self::too_long(format!("This can never run here: {error}."), prompt_field)
+            }
+            AdmissionError::EmptyPrompt => Self::invalid(prompt_field, error.to_string()),
+            AdmissionError::ZeroMaxTokens => Self::invalid("max_tokens", "must be at least 1"),
+            AdmissionError::DuplicateId(_) => Self::engine(error.to_string()),
+        }
+    }
+
+    fn too_long(message: String, prompt_field: &str) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.body.param = Some(prompt_field.into());
+        error.body.code = Some("context_length_exceeded");
+        error
+    }
+
+    pub fn request(error: &RequestError) -> Self {
+        Self::engine(format!("The request could not be finished: {error}."))
+    }
+
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Envelope<'a> {
+            error: &'a ErrorBody,
+        }
+        serde_json::to_string(&Envelope { error: &self.body }).unwrap_or_default()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.to_json()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

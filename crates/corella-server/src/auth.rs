@@ -1,0 +1,47 @@
+//! The API key.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::api_error::ApiError;
+use crate::server_state::ServerState;
+
+pub async fn require_api_key(
+    State(state): State<Arc<ServerState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(api_key) = &state.config.api_key else {
+        return next.run(request).await;
+    };
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| bearer(value.as_bytes()));
+    if given.is_some_and(|given| is_same(given, api_key.as_bytes())) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    }
+}
+
+/// The scheme's name is case-insensitive.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked("Bearer ".len())?;
+    scheme
+        .eq_ignore_ascii_case(b"Bearer ")
+        .then(|| token.trim_ascii())
+}
+
+/// Takes as long for a key that differs in its first byte as for one that differs in its last.
+fn is_same(given: &[u8], expected: &[u8]) -> bool {
+    let differences = given
+        .iter()
+        .zip(expected)
+        .fold(0, |differences, (a, b)| differences | (a ^ b));
+    given.len() == expected.len() && differences == 0
+}

@@ -1,0 +1,122 @@
+//! What the two generating endpoints do alike, around what they do each in their own words.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::api_error::ApiError;
+use crate::generation::{ChoiceDelta, Generation, PromptTokens, Usage};
+use crate::metrics::CallTimer;
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::sampling_fields::GenerationParams;
+use crate::server_state::{ServerState, unix_now_s};
+use crate::sse::{ChunkEncoder, sse_response};
+
+/// One API call, validated and in tokens.
+pub struct Call<F> {
+    pub prompts: Vec<PromptTokens>,
+    pub params: GenerationParams,
+    /// `model` as the caller named it.
+    pub model: String,
+    /// What the endpoint needs to word its answer.
+    pub format: F,
+}
+
+/// What every object of a response begins with.
+#[derive(Clone, Debug)]
+pub struct ResponseHead {
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+}
+
+/// An endpoint that generates.
+pub trait Endpoint: Sized + Send + 'static {
+    type Encoder: ChunkEncoder;
+    const ID_PREFIX: &'static str;
+    /// The field that prompts come in, for errors.
+    const PROMPT_FIELD: &'static str;
+
+    /// Everything that can be wrong with a request by itself. Runs on a blocking thread.
+    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError>;
+
+    fn encoder(
+        self,
+        state: &Arc<ServerState>,
+        head: ResponseHead,
+        num_choices: usize,
+    ) -> Self::Encoder;
+
+    fn response(
+        self,
+        state: &ServerState,
+        head: ResponseHead,
+        choices: Vec<ChoiceDelta>,
+        usage: Usage,
+    ) -> Response;
+}
+
+pub async fn serve_call<E: Endpoint>(
+    state: Arc<ServerState>,
+    name: RequestName,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let timer = CallTimer::new(state.metrics.clone());
+    if state.is_draining() {
+        return Err(ApiError::draining());
+    }
+    let body = RequestBody::read(body, state.body_limits()).await?;
+    let call = state
+        .run_blocking(move |state| E::prepare(state, &body))
+        .await?;
+    let head = ResponseHead {
+        id: format!("{}-{name}", E::ID_PREFIX),
+        created: unix_now_s(),
+        model: call.model,
+    };
+    let num_choices = call.prompts.len() * call.params.num_choices as usize;
+    let mut generation =
+        Generation::start(&state, call.prompts, &call.params, E::PROMPT_FIELD, timer).await?;
+    if call.params.stream {
+        let encoder = call.format.encoder(&state, head, num_choices);
+        return Ok(sse_response(generation, encoder, call.params.include_usage));
+    }
+    let choices = generation.collect().await?;
+    let usage = generation.usage();
+    Ok(call.format.response(&state, head, choices, usage))
+}
+
+/// `model` may be left out: there is only one.
+pub fn check_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
+    let config = &state.config;
+    match model {
+        None => Ok(config.model_name().to_owned()),
+        Some(model) if config.served_model_names.iter().any(|name| name == model) => {
+            Ok(model.to_owned())
+        }
+        Some(model) => Err(ApiError::model_not_found(model, config.model_name())),
+    }
+}
+
+pub fn json_response(body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(json) => {
+            let mut response = Response::new(Body::from(json));
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response
+        }
+        Err(error) => {
+            tracing::error!(%error, "a response could not be written as JSON");
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            response
+        }
+    }
+}

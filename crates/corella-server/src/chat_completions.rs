@@ -1,0 +1,305 @@
+//! `/v1/chat/completions`: a conversation gets its next message.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_core::{Logprobs, TokenId};
+use corella_text::{ChatInput, TextError, Tokenizer};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::chat_message::template_messages;
+use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::sampling_fields::{SamplingFields, check_logprobs};
+use crate::serve_config::ServeConfig;
+use crate::server_state::ServerState;
+use crate::sse::{ChunkEncoder, Events};
+use crate::token_logprob::ChatLogprobs;
+use crate::unsupported_fields::refuse_unsupported_fields;
+
+pub async fn chat_completions(
+    State(state): State<Arc<ServerState>>,
+    Extension(name): Extension<RequestName>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    serve_call::<Chat>(state, name, body).await
+}
+
+/// Fields that only this endpoint has. `/tokenize` reads a conversation with them, too.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+pub struct ChatFields {
+    messages: Option<Vec<Map<String, Value>>>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+    add_special_tokens: Option<bool>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    echo: Option<bool>,
+}
+
+impl ChatFields {
+    pub fn tokenize(&mut self, state: &ServerState) -> Result<Vec<TokenId>, ApiError> {
+        let Some(messages) = self.messages.take() else {
+            return Err(ApiError::invalid("messages", "is required"));
+        };
+        let messages = template_messages(messages)?;
+        let Some(template) = &state.text.chat_template else {
+            return Err(ApiError::invalid(
+                "messages",
+                "this model has no chat template; use /v1/completions",
+            ));
+        };
+        let continue_final_message = self.continue_final_message.unwrap_or(false);
+        let prompt = template
+            .render(ChatInput {
+                messages: &messages,
+                tools: None,
+                add_generation_prompt: self
+                    .add_generation_prompt
+                    .unwrap_or(!continue_final_message),
+                continue_final_message,
+                kwargs: self.chat_template_kwargs.as_ref(),
+            })
+            .map_err(|error| {
+                let param = match error {
+                    TextError::ContinueFinalMessage(_) => "continue_final_message",
+                    _ => "messages",
+                };
+                ApiError::invalid(param, error.to_string())
+            })?;
+        state
+            .text
+            .tokenizer
+            .encode(&prompt, self.add_special_tokens.unwrap_or(false))
+            .map_err(|error| ApiError::invalid("messages", error.to_string()))
+    }
+
+    fn logprobs(&self, config: &ServeConfig) -> Result<Option<u32>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (true, top) => check_logprobs("top_logprobs", top.unwrap_or(0), config).map(Some),
+            (false, None | Some(0)) => Ok(None),
+            (false, Some(_)) => Err(ApiError::invalid(
+                "top_logprobs",
+                "only allowed with logprobs = true",
+            )),
+        }
+    }
+}
+
+struct Chat;
+
+impl Endpoint for Chat {
+    type Encoder = ChatChunks;
+    const ID_PREFIX: &'static str = "chatcmpl";
+    const PROMPT_FIELD: &'static str = "messages";
+
+    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError> {
+        let sampling: SamplingFields = body.parse()?;
+        let mut fields: ChatFields = body.parse()?;
+        refuse_unsupported_fields(body)?;
+        let model = check_model(state, sampling.model.as_deref())?;
+        if fields.echo == Some(true) {
+            return Err(ApiError::unsupported("echo"));
+        }
+        let params = sampling.validate(
+            &state.config,
+            state.text.tokenizer.vocab_size(),
+            None,
+            fields.logprobs(&state.config)?,
+        )?;
+        let prompt = PromptTokens {
+            tokens: fields.tokenize(state)?,
+            echo: None,
+        };
+        Ok(Call {
+            prompts: vec![prompt],
+            params,
+            model,
+            format: Self,
+        })
+    }
+
+    fn encoder(
+        self,
+        state: &Arc<ServerState>,
+        head: ResponseHead,
+        num_choices: usize,
+    ) -> ChatChunks {
+        ChatChunks {
+            state: state.clone(),
+            head,
+            has_role: vec![false; num_choices],
+        }
+    }
+
+    fn response(
+        self,
+        state: &ServerState,
+        head: ResponseHead,
+        choices: Vec<ChoiceDelta>,
+        usage: Usage,
+    ) -> Response {
+        json_response(&ChatCompletion {
+            id: &head.id,
+            object: "chat.completion",
+            created: head.created,
+            model: &head.model,
+            choices: choices
+                .into_iter()
+                .map(|choice| ChatChoice::new(&state.text.tokenizer, choice))
+                .collect(),
+            usage,
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct ChatCompletion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<ChatChoice>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct ChatChoice {
+    index: usize,
+    message: ChatMessage,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+}
+
+#[derive(Serialize)]
+struct ChatMessage {
+    role: &'static str,
+    content: String,
+    refusal: Option<&'static str>,
+}
+
+impl ChatChoice {
+    fn new(tokenizer: &Tokenizer, choice: ChoiceDelta) -> Self {
+        let logprobs = logprobs_of(tokenizer, &choice.logprobs);
+        let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
+            (Some(finish.reason), finish.stop_reason)
+        });
+        Self {
+            index: choice.index,
+            message: ChatMessage {
+                role: "assistant",
+                content: choice.text,
+                refusal: None,
+            },
+            logprobs,
+            finish_reason,
+            stop_reason,
+        }
+    }
+}
+
+fn logprobs_of(tokenizer: &Tokenizer, tokens: &[(TokenId, Box<Logprobs>)]) -> Option<ChatLogprobs> {
+    (!tokens.is_empty()).then(|| ChatLogprobs::new(tokenizer, tokens))
+}
+
+/// Chunks of a choice: its role, its text, its finish reason.
+struct ChatChunks {
+    state: Arc<ServerState>,
+    head: ResponseHead,
+    /// By choice: whether its role was sent.
+    has_role: Vec<bool>,
+}
+
+#[derive(Serialize)]
+struct ChatChunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [ChatChunkChoice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a Usage>,
+}
+
+#[derive(Default, Serialize)]
+struct ChatChunkChoice<'a> {
+    index: usize,
+    delta: ChatDelta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<StopReason>,
+}
+
+#[derive(Default, Serialize)]
+struct ChatDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+impl ChatChunks {
+    fn push(&self, choices: &[ChatChunkChoice], usage: Option<&Usage>, events: &mut Events) {
+        events.push(&ChatChunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage,
+        });
+    }
+}
+
+impl ChunkEncoder for ChatChunks {
+    fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
+        let index = delta.index;
+        if !std::mem::replace(&mut self.has_role[index], true) {
+            let role = ChatChunkChoice {
+                index,
+                delta: ChatDelta {
+                    role: Some("assistant"),
+                    content: Some(""),
+                },
+                ..ChatChunkChoice::default()
+            };
+            self.push(&[role], None, events);
+        }
+        if !delta.text.is_empty() || !delta.logprobs.is_empty() {
+            let content = ChatChunkChoice {
+                index,
+                delta: ChatDelta {
+                    role: None,
+                    content: Some(&delta.text),
+                },
+                logprobs: logprobs_of(&self.state.text.tokenizer, &delta.logprobs),
+                ..ChatChunkChoice::default()
+            };
+            self.push(&[content], None, events);
+        }
+        if let Some(finish) = delta.finish {
+            let end = ChatChunkChoice {
+                index,
+                finish_reason: Some(finish.reason),
+                stop_reason: finish.stop_reason,
+                ..ChatChunkChoice::default()
+            };
+            self.push(&[end], None, events);
+        }
+    }
+
+    fn encode_usage(&mut self, usage: &Usage, events: &mut Events) {
+        self.push(&[], Some(usage), events);
+    }
+}

@@ -1,0 +1,75 @@
+//! Messages as callers send them → messages as chat templates read them.
+
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+
+/// Templates expect `content` to be one string; OpenAI's API also has lists of parts. Other
+/// members of a message are the template's business.
+pub fn template_messages(messages: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "must hold at least one message",
+        ));
+    }
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(index, message)| template_message(index, message))
+        .collect()
+}
+
+fn template_message(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiError> {
+    let Some(role) = message.get("role").and_then(Value::as_str) else {
+        return Err(ApiError::invalid(
+            format!("messages[{index}].role"),
+            "must be a string such as \"user\"",
+        ));
+    };
+    if let Some(calls) = message.get("tool_calls")
+        && !calls.is_null()
+        && calls.as_array().is_none_or(|calls| !calls.is_empty())
+    {
+        return Err(ApiError::unsupported(format!(
+            "messages[{index}].tool_calls"
+        )));
+    }
+    let content = match message.get("content") {
+        Some(Value::String(_)) => return Ok(Value::Object(message)),
+        None | Some(Value::Null) if role == "assistant" => String::new(),
+        Some(Value::Array(parts)) => text_of_parts(index, parts)?,
+        _ => {
+            return Err(ApiError::invalid(
+                format!("messages[{index}].content"),
+                "must be a string or an array of text parts",
+            ));
+        }
+    };
+    message.insert("content".into(), content.into());
+    Ok(Value::Object(message))
+}
+
+/// One part a line, as vLLM joins them.
+fn text_of_parts(message: usize, parts: &[Value]) -> Result<String, ApiError> {
+    let mut texts = Vec::with_capacity(parts.len());
+    for (part_index, part) in parts.iter().enumerate() {
+        let param = format!("messages[{message}].content[{part_index}]");
+        match part["type"].as_str() {
+            Some("text") => {}
+            Some(kind) => {
+                let message = format!("parts of type {kind:?} are not supported; send text");
+                return Err(ApiError::invalid(format!("{param}.type"), message));
+            }
+            None => return Err(ApiError::invalid(format!("{param}.type"), "is required")),
+        }
+        let Some(text) = part["text"].as_str() else {
+            return Err(ApiError::invalid(
+                format!("{param}.text"),
+                "must be a string",
+            ));
+        };
+        texts.push(text);
+    }
+    Ok(texts.join("\n"))
+}

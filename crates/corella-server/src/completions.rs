@@ -1,0 +1,230 @@
+//! `/v1/completions`: a prompt is continued.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_text::Tokenizer;
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
+use crate::prompt::{Prompt, PromptField};
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::sampling_fields::{SamplingFields, check_logprobs, check_token_ids};
+use crate::server_state::ServerState;
+use crate::sse::{ChunkEncoder, Events};
+use crate::token_logprob::CompletionLogprobs;
+use crate::unsupported_fields::refuse_unsupported_fields;
+
+pub async fn completions(
+    State(state): State<Arc<ServerState>>,
+    Extension(name): Extension<RequestName>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    serve_call::<Completion>(state, name, body).await
+}
+
+/// OpenAI's default, which vLLM keeps.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Fields that only this endpoint has.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct CompletionFields {
+    prompt: Option<PromptField>,
+    echo: Option<bool>,
+    logprobs: Option<u32>,
+    add_special_tokens: Option<bool>,
+}
+
+struct Completion;
+
+impl Endpoint for Completion {
+    type Encoder = CompletionChunks;
+    const ID_PREFIX: &'static str = "cmpl";
+    const PROMPT_FIELD: &'static str = "prompt";
+
+    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError> {
+        let sampling: SamplingFields = body.parse()?;
+        let fields: CompletionFields = body.parse()?;
+        refuse_unsupported_fields(body)?;
+        let model = check_model(state, sampling.model.as_deref())?;
+        let vocab_size = state.text.tokenizer.vocab_size();
+        let logprobs = fields
+            .logprobs
+            .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
+            .transpose()?;
+        let params = sampling.validate(
+            &state.config,
+            vocab_size,
+            Some(DEFAULT_MAX_TOKENS),
+            logprobs,
+        )?;
+        let Some(PromptField(prompts)) = fields.prompt else {
+            return Err(ApiError::invalid("prompt", "is required"));
+        };
+        let max_num_prompts = (state.config.max_num_choices / params.num_choices) as usize;
+        if prompts.len() > max_num_prompts {
+            return Err(ApiError::invalid(
+                "prompt",
+                format!(
+                    "{} prompts with n = {} are more than the {} choices of a call",
+                    prompts.len(),
+                    params.num_choices,
+                    state.config.max_num_choices,
+                ),
+            ));
+        }
+        let echo = fields.echo.unwrap_or(false);
+        if echo && logprobs.is_some() {
+            return Err(ApiError::invalid(
+                "echo",
+                "log-probabilities of prompt tokens are not supported; leave out echo or logprobs",
+            ));
+        }
+        let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+        let prompts = prompts
+            .into_iter()
+            .map(|prompt| tokenize(&state.text.tokenizer, prompt, echo, add_special_tokens))
+            .collect::<Result<_, _>>()?;
+        Ok(Call {
+            prompts,
+            params,
+            model,
+            format: Self,
+        })
+    }
+
+    fn encoder(
+        self,
+        state: &Arc<ServerState>,
+        head: ResponseHead,
+        num_choices: usize,
+    ) -> CompletionChunks {
+        CompletionChunks {
+            state: state.clone(),
+            head,
+            text_offsets: vec![0; num_choices],
+        }
+    }
+
+    fn response(
+        self,
+        state: &ServerState,
+        head: ResponseHead,
+        choices: Vec<ChoiceDelta>,
+        usage: Usage,
+    ) -> Response {
+        json_response(&CompletionObject {
+            id: &head.id,
+            object: "text_completion",
+            created: head.created,
+            model: &head.model,
+            choices: choices
+                .into_iter()
+                .map(|choice| CompletionChoice::new(&state.text.tokenizer, choice, &mut 0))
+                .collect(),
+            usage: Some(&usage),
+        })
+    }
+}
+
+fn tokenize(
+    tokenizer: &Tokenizer,
+    prompt: Prompt,
+    echo: bool,
+    add_special_tokens: bool,
+) -> Result<PromptTokens, ApiError> {
+    match prompt {
+        Prompt::Text(text) => {
+            let tokens = tokenizer
+                .encode(&text, add_special_tokens)
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+            let echo = echo.then_some(text);
+            Ok(PromptTokens { tokens, echo })
+        }
+        Prompt::Tokens(tokens) => {
+            check_token_ids("prompt", &tokens, tokenizer.vocab_size())?;
+            let echo = echo
+                .then(|| tokenizer.decode(&tokens, true))
+                .transpose()
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+            Ok(PromptTokens { tokens, echo })
+        }
+    }
+}
+
+/// The response and its chunks have the same shape.
+#[derive(Serialize)]
+struct CompletionObject<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<CompletionChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a Usage>,
+}
+
+#[derive(Serialize)]
+struct CompletionChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+}
+
+impl CompletionChoice {
+    /// `text_offset` counts the characters of the choice up to this delta.
+    fn new(tokenizer: &Tokenizer, delta: ChoiceDelta, text_offset: &mut usize) -> Self {
+        let logprobs = (!delta.logprobs.is_empty())
+            .then(|| CompletionLogprobs::new(tokenizer, &delta.logprobs, text_offset));
+        let (finish_reason, stop_reason) = delta.finish.map_or((None, None), |finish| {
+            (Some(finish.reason), finish.stop_reason)
+        });
+        Self {
+            index: delta.index,
+            text: delta.text,
+            logprobs,
+            finish_reason,
+            stop_reason,
+        }
+    }
+}
+
+struct CompletionChunks {
+    state: Arc<ServerState>,
+    head: ResponseHead,
+    text_offsets: Vec<usize>,
+}
+
+impl CompletionChunks {
+    fn push(&self, choices: Vec<CompletionChoice>, usage: Option<&Usage>, events: &mut Events) {
+        events.push(&CompletionObject {
+            id: &self.head.id,
+            object: "text_completion",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage,
+        });
+    }
+}
+
+impl ChunkEncoder for CompletionChunks {
+    fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
+        let text_offset = &mut self.text_offsets[delta.index];
+        let choice = CompletionChoice::new(&self.state.text.tokenizer, delta, text_offset);
+        self.push(vec![choice], None, events);
+    }
+
+    fn encode_usage(&mut self, usage: &Usage, events: &mut Events) {
+        self.push(Vec::new(), Some(usage), events);
+    }
+}

@@ -1,0 +1,365 @@
+//! One API call in the engine: its prompts submitted, its token streams read as text.
+
+use std::task::{Context, Poll};
+
+use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
+use corella_engine::{StreamEvent, Submission, SubmitError, TokenStream};
+use corella_text::{Detokenizer, TextStream};
+use serde::Serialize;
+
+use crate::api_error::ApiError;
+use crate::metrics::CallTimer;
+use crate::sampling_fields::GenerationParams;
+use crate::server_state::ServerState;
+
+/// All choices of all prompts of one call. Dropping it aborts what still runs.
+pub struct Generation {
+    choices: Vec<Choice>,
+    choices_per_prompt: usize,
+    num_unfinished: usize,
+    /// Where the next poll begins, so that no choice waits behind another's backlog.
+    next: usize,
+    timer: CallTimer,
+}
+
+/// What one choice gained. The last delta of a choice, and only the last, has `finish`.
+#[derive(Debug)]
+pub struct ChoiceDelta {
+    /// Of the choice within the call: prompt × n + choice.
+    pub index: usize,
+    pub text: String,
+    /// Of the tokens since the last delta; empty unless asked for.
+    pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    pub finish: Option<Finish>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    pub stop_reason: Option<StopReason>,
+}
+
+/// Which of the caller's own stops it was; absent for the model's end token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    Text(String),
+    Token(TokenId),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: u64,
+}
+
+/// A prompt in tokens, and what of it the answer repeats.
+#[derive(Debug)]
+pub struct PromptTokens {
+    pub tokens: Vec<TokenId>,
+    pub echo: Option<String>,
+}
+
+/// Enough of the prompt for the first output token to be read in its context.
+const PROMPT_TAIL_TOKENS: usize = 8;
+
+impl Generation {
+    /// Returns when the engine has accepted every choice, so that a refusal can still be the
+    /// response's status. All choices are accepted or none.
+    pub async fn start(
+        state: &ServerState,
+        prompts: Vec<PromptTokens>,
+        params: &GenerationParams,
+        prompt_field: &'static str,
+        timer: CallTimer,
+    ) -> Result<Self, ApiError> {
+        let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
+        for prompt in prompts {
+            let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);
+            let text = |_| {
+                let detokenizer = Detokenizer::new(
+                    state.text.tokenizer.clone(),
+                    params.skip_special_tokens,
+                    &prompt.tokens[tail..],
+                );
+                TextStream::with_detokenizer(detokenizer, params.stop.clone(), params.include_stop)
+            };
+            let texts: Vec<_> = (0..params.num_choices).map(text).collect();
+            let streams = state
+                .engine
+                .submit(Submission {
+                    prompt: prompt.tokens,
+                    sampling: params.sampling.clone(),
+                    num_choices: params.num_choices,
+                    stopping: params.stopping.clone(),
+                    priority: params.priority,
+                    namespace: params.namespace.clone(),
+                })
+                .map_err(|error| submit_error(error, prompt_field))?;
+            for (stream, text) in streams.into_iter().zip(texts) {
+                choices.push(Choice::new(
+                    choices.len(),
+                    stream,
+                    text,
+                    params,
+                    &prompt.echo,
+                ));
+            }
+        }
+        let mut generation = Self {
+            num_unfinished: choices.len(),
+            choices_per_prompt: params.num_choices as usize,
+            choices,
+            next: 0,
+            timer,
+        };
+        for choice in &mut generation.choices {
+            std::future::poll_fn(|cx| choice.poll_accepted(cx, prompt_field)).await?;
+        }
+        Ok(generation)
+    }
+
+    /// `None` after every choice has finished. After an error nothing follows.
+    pub fn poll_delta(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ChoiceDelta, ApiError>>> {
+        if self.num_unfinished == 0 {
+            return Poll::Ready(None);
+        }
+        let num_choices = self.choices.len();
+        for _ in 0..num_choices {
+            let choice = &mut self.choices[self.next];
+            self.next = (self.next + 1) % num_choices;
+            match choice.poll_delta(cx, &mut self.timer) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(delta)) => {
+                    if let Some(finish) = &delta.finish {
+                        self.num_unfinished -= 1;
+                        self.timer.handle_finish(delta.index, finish.reason);
+                    }
+                    if self.num_unfinished == 0 {
+                        self.timer.handle_end();
+                    }
+                    return Poll::Ready(Some(Ok(delta)));
+                }
+                Poll::Ready(Err(error)) => {
+                    self.timer.handle_failure(self.num_unfinished);
+                    self.num_unfinished = 0;
+                    self.choices.clear();
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Every choice as one delta, in order.
+    pub async fn collect(&mut self) -> Result<Vec<ChoiceDelta>, ApiError> {
+        let mut finished: Vec<_> = (0..self.choices.len())
+            .map(|index| ChoiceDelta {
+                index,
+                text: String::new(),
+                logprobs: Vec::new(),
+                finish: None,
+            })
+            .collect();
+        while let Some(delta) = std::future::poll_fn(|cx| self.poll_delta(cx)).await {
+            let delta = delta?;
+            let choice = &mut finished[delta.index];
+            choice.text.push_str(&delta.text);
+            choice.logprobs.extend(delta.logprobs);
+            choice.finish = delta.finish;
+        }
+        Ok(finished)
+    }
+
+    /// A prompt counts once, however many choices read it.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for prompt in self.choices.chunks(self.choices_per_prompt) {
+            usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
+            usage.prompt_tokens_details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
+            for choice in prompt {
+                usage.completion_tokens += u64::from(choice.num_output_tokens);
+            }
+        }
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        usage
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if self.num_unfinished > 0 {
+            self.timer.handle_abort(self.num_unfinished);
+        }
+    }
+}
+
+struct Choice {
+    index: usize,
+    /// `None` when finished.
+    stream: Option<TokenStream>,
+    text: TextStream,
+    stop: Vec<String>,
+    wants_logprobs: bool,
+    /// Not yet part of a delta.
+    pending_text: String,
+    pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    num_prompt_tokens: u32,
+    num_cached_tokens: u32,
+    num_output_tokens: u32,
+}
+
+impl Choice {
+    fn new(
+        index: usize,
+        stream: TokenStream,
+        text: TextStream,
+        params: &GenerationParams,
+        echo: &Option<String>,
+    ) -> Self {
+        Self {
+            index,
+            stream: Some(stream),
+            text,
+            stop: params.stop.clone(),
+            wants_logprobs: params.sampling.logprobs.is_some(),
+            pending_text: echo.clone().unwrap_or_default(),
+            pending_logprobs: Vec::new(),
+            num_prompt_tokens: 0,
+            num_cached_tokens: 0,
+            num_output_tokens: 0,
+        }
+    }
+
+    fn poll_accepted(
+        &mut self,
+        cx: &mut Context<'_>,
+        prompt_field: &str,
+    ) -> Poll<Result<(), ApiError>> {
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(Err(ended_early()));
+        };
+        stream.poll_next(cx).map(|event| match event {
+            Some(StreamEvent::Accepted) => Ok(()),
+            Some(StreamEvent::Refused(error)) => Err(ApiError::admission(&error, prompt_field)),
+            Some(StreamEvent::Output(output)) => match output.finish {
+                Some(FinishReason::Error(error)) => Err(ApiError::request(&error)),
+                _ => Err(ended_early()),
+            },
+            None => Err(ended_early()),
+        })
+    }
+
+    fn poll_delta(
+        &mut self,
+        cx: &mut Context<'_>,
+        timer: &mut CallTimer,
+    ) -> Poll<Result<ChoiceDelta, ApiError>> {
+        while let Some(stream) = &mut self.stream {
+            let Poll::Ready(event) = stream.poll_next(cx) else {
+                return Poll::Pending;
+            };
+            let Some(StreamEvent::Output(output)) = event else {
+                return Poll::Ready(Err(ended_early()));
+            };
+            timer.handle_output(self.index, &output);
+            match self.handle_output(output) {
+                Ok(None) => {}
+                Ok(Some(delta)) => return Poll::Ready(Ok(delta)),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Pending
+    }
+
+    fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
+        self.num_prompt_tokens = output.num_prompt_tokens;
+        self.num_cached_tokens = output.num_cached_tokens;
+        self.num_output_tokens = output.num_output_tokens;
+        let mut finish = match output.finish {
+            None => None,
+            Some(FinishReason::EndToken) => Some(Finish {
+                reason: "stop",
+                stop_reason: None,
+            }),
+            Some(FinishReason::StopToken) => Some(Finish {
+                reason: "stop",
+                stop_reason: output
+                    .sample
+                    .as_ref()
+                    .map(|sample| StopReason::Token(sample.token)),
+            }),
+            Some(FinishReason::Length) => Some(Finish {
+                reason: "length",
+                stop_reason: None,
+            }),
+            Some(FinishReason::Aborted) => {
+                return Err(ApiError::engine("The server ended the request."));
+            }
+            Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
+        };
+        // An end or stop token is not part of the text.
+        let ended_by_token = finish
+            .as_ref()
+            .is_some_and(|finish| finish.reason == "stop");
+        if let Some(sample) = output.sample
+            && !ended_by_token
+        {
+            let delta = self.text.push(sample.token);
+            self.pending_text.push_str(&delta.text);
+            if let Some(logprobs) = sample.logprobs
+                && self.wants_logprobs
+            {
+                self.pending_logprobs.push((sample.token, logprobs));
+            }
+        }
+        if finish.is_some() {
+            let rest = self.text.finish();
+            self.pending_text.push_str(&rest);
+        }
+        if let Some(stop) = self.text.stopped() {
+            finish = Some(Finish {
+                reason: "stop",
+                stop_reason: Some(StopReason::Text(self.stop[stop].clone())),
+            });
+        }
+        if finish.is_some() {
+            self.stream = None;
+        } else if self.pending_text.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(ChoiceDelta {
+            index: self.index,
+            text: std::mem::take(&mut self.pending_text),
+            logprobs: std::mem::take(&mut self.pending_logprobs),
+            finish,
+        }))
+    }
+}
+
+fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
+    match error {
+        SubmitError::QueueFull { limit } => ApiError::admission(
+            &corella_core::AdmissionError::QueueFull { limit },
+            prompt_field,
+        ),
+        SubmitError::Draining => ApiError::draining(),
+        SubmitError::Lost(reason) => ApiError::not_ready(&reason),
+        SubmitError::Refused(error) => ApiError::admission(&error, prompt_field),
+    }
+}
+
+fn ended_early() -> ApiError {
+    ApiError::request(&RequestError::from("the engine ended the stream early"))
+}

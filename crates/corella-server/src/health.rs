@@ -1,0 +1,48 @@
+//! What orchestrators ask: alive, ready, which version, how busy.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use corella_engine::EngineState;
+use serde_json::json;
+
+use crate::api_error::ApiError;
+use crate::call::json_response;
+use crate::server_state::ServerState;
+
+/// 200 as long as waiting can help; a server that answers 503 must be restarted.
+pub async fn health(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
+    match state.engine.state() {
+        EngineState::Ready | EngineState::Draining => Ok(()),
+        EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
+    }
+}
+
+/// 200 when a request sent now would be taken.
+pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
+    match state.engine.state() {
+        EngineState::Ready if !state.is_draining() => Ok(()),
+        EngineState::Ready | EngineState::Draining => Err(ApiError::draining()),
+        EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
+    }
+}
+
+pub async fn version() -> Response {
+    json_response(&json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+pub async fn metrics(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
+    let text = state
+        .metrics
+        .encode(&state.engine)
+        .map_err(|_| ApiError::engine("The metrics could not be written."))?;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok((
+        [(CONTENT_TYPE, HeaderValue::from_static(content_type))],
+        text,
+    )
+        .into_response())
+}

@@ -1,0 +1,276 @@
+//! What `/metrics` reports, under our names and under vLLM's.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::RequestOutput;
+use corella_engine::{Engine, EngineStats};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+
+/// Counted where the client sees it. What the engine counts is read when asked for.
+pub struct Metrics {
+    registry: Registry,
+    engine: EngineMetrics,
+    http_requests: Family<HttpLabels, Counter>,
+    finished: Family<FinishLabels, Counter>,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    queue_seconds: Histogram,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    time_per_output_token: Histogram,
+    latency: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HttpLabels {
+    path: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FinishLabels {
+    finished_reason: &'static str,
+}
+
+const FIRST_TOKEN_BUCKETS: [f64; 20] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0,
+];
+const TOKEN_BUCKETS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 10.0,
+];
+const REQUEST_BUCKETS: [f64; 16] = [
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
+];
+
+impl Metrics {
+    pub fn new(model_name: &str) -> Self {
+        let label = ("model_name".into(), model_name.to_owned().into());
+        let mut registry = Registry::with_labels([label].into_iter());
+        let http_requests = Family::default();
+        registry.register(
+            "corella_http_requests",
+            "HTTP requests by path and status; 499 is a client that left early",
+            http_requests.clone(),
+        );
+        Self {
+            engine: EngineMetrics::new(&mut registry),
+            http_requests,
+            finished: both(
+                &mut registry,
+                "request_success",
+                "Ended choices by reason",
+                Family::default(),
+            ),
+            prompt_tokens: both(
+                &mut registry,
+                "prompt_tokens",
+                "Prompt tokens of requests that began to answer",
+                Counter::default(),
+            ),
+            generation_tokens: both(
+                &mut registry,
+                "generation_tokens",
+                "Tokens generated",
+                Counter::default(),
+            ),
+            queue_seconds: both(
+                &mut registry,
+                "request_queue_time_seconds",
+                "From submission to first scheduling",
+                Histogram::new(REQUEST_BUCKETS),
+            ),
+            time_to_first_token: both(
+                &mut registry,
+                "time_to_first_token_seconds",
+                "From the request's arrival to its first token",
+                Histogram::new(FIRST_TOKEN_BUCKETS),
+            ),
+            inter_token_latency: {
+                let metric = both(
+                    &mut registry,
+                    "inter_token_latency_seconds",
+                    "Between two tokens of a choice",
+                    Histogram::new(TOKEN_BUCKETS),
+                );
+                registry.register(
+                    "vllm:time_per_output_token_seconds",
+                    "vLLM's older name of inter_token_latency_seconds",
+                    metric.clone(),
+                );
+                metric
+            },
+            time_per_output_token: both(
+                &mut registry,
+                "request_time_per_output_token_seconds",
+                "Mean time between a choice's tokens",
+                Histogram::new(TOKEN_BUCKETS),
+            ),
+            latency: both(
+                &mut registry,
+                "e2e_request_latency_seconds",
+                "From the request's arrival to its last token",
+                Histogram::new(REQUEST_BUCKETS),
+            ),
+            registry,
+        }
+    }
+
+    pub fn handle_response(&self, path: &str, status: u16) {
+        let path = path.to_owned();
+        self.http_requests
+            .get_or_create(&HttpLabels { path, status })
+            .inc();
+    }
+
+    /// In OpenMetrics text, which Prometheus asks for and older scrapers can read.
+    pub fn encode(&self, engine: &Engine) -> Result<String, fmt::Error> {
+        self.engine.update(&engine.stats());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// Registers one metric as `corella_NAME` and `vllm:NAME`.
+fn both<M: Metric + Clone>(
+    registry: &mut Registry,
+    name: &str,
+    help: &'static str,
+    metric: M,
+) -> M {
+    registry.register(format!("corella_{name}"), help, metric.clone());
+    registry.register(format!("vllm:{name}"), help, metric.clone());
+    metric
+}
+
+/// Copies of the engine's own counts.
+struct EngineMetrics {
+    num_requests_running: Gauge,
+}
+
+impl EngineMetrics {
+    fn new(registry: &mut Registry) -> Self {
+        Self {
+            num_requests_running: both(
+                registry,
+                "num_requests_running",
+                "Requests that hold KV pages",
+                Gauge::default(),
+            ),
+        }
+    }
+
+    fn update(&self, stats: &EngineStats) {
+        self.num_requests_running
+            .set(stats.num_live_requests as i64);
+    }
+}
+
+/// Times one API call from the arrival of its request.
+pub struct CallTimer {
+    metrics: Arc<Metrics>,
+    arrival: Instant,
+    /// By choice: first and last token, and how many.
+    tokens: Vec<Option<TokenTimes>>,
+    first_token_seen: bool,
+}
+
+#[derive(Clone, Copy)]
+struct TokenTimes {
+    first: Instant,
+    last: Instant,
+    num_tokens: u32,
+}
+
+impl CallTimer {
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            arrival: Instant::now(),
+            tokens: Vec::new(),
+            first_token_seen: false,
+        }
+    }
+
+    pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
+        if output.sample.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        let metrics = &self.metrics;
+        metrics.generation_tokens.inc();
+        if self.tokens.len() <= choice {
+            self.tokens.resize(choice + 1, None);
+        }
+        match &mut self.tokens[choice] {
+            Some(times) => {
+                metrics
+                    .inter_token_latency
+                    .observe((now - times.last).as_secs_f64());
+                times.last = now;
+                times.num_tokens += 1;
+            }
+            first => {
+                *first = Some(TokenTimes {
+                    first: now,
+                    last: now,
+                    num_tokens: 1,
+                });
+                metrics
+                    .prompt_tokens
+                    .inc_by(u64::from(output.num_prompt_tokens));
+                let queue = Duration::from_micros(output.queue_us);
+                metrics.queue_seconds.observe(queue.as_secs_f64());
+            }
+        }
+        if !self.first_token_seen {
+            self.first_token_seen = true;
+            metrics
+                .time_to_first_token
+                .observe((now - self.arrival).as_secs_f64());
+        }
+    }
+
+    pub fn handle_finish(&self, choice: usize, reason: &'static str) {
+        self.count(reason, 1);
+        if let Some(Some(times)) = self.tokens.get(choice)
+            && times.num_tokens > 1
+        {
+            let seconds = (times.last - times.first).as_secs_f64();
+            self.metrics
+                .time_per_output_token
+                .observe(seconds / f64::from(times.num_tokens - 1));
+        }
+    }
+
+    /// The last choice has finished.
+    pub fn handle_end(&self) {
+        self.metrics
+            .latency
+            .observe(self.arrival.elapsed().as_secs_f64());
+    }
+
+    pub fn handle_failure(&self, num_choices: usize) {
+        self.count("error", num_choices);
+    }
+
+    pub fn handle_abort(&self, num_choices: usize) {
+        self.count("abort", num_choices);
+    }
+
+    fn count(&self, finished_reason: &'static str, num_choices: usize) {
+        self.metrics
+            .finished
+            .get_or_create(&FinishLabels { finished_reason })
+            .inc_by(num_choices as u64);
+    }
+}

@@ -1,0 +1,57 @@
+//! `/v1/models`: the one model, under each of its names.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::api_error::ApiError;
+use crate::call::{check_model, json_response};
+use crate::server_state::ServerState;
+
+#[derive(Serialize)]
+struct ModelList<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    max_model_len: u32,
+}
+
+impl<'a> Model<'a> {
+    fn new(state: &'a ServerState, id: &'a str) -> Self {
+        Self {
+            id,
+            object: "model",
+            created: state.started_unix_s,
+            owned_by: "corella",
+            root: state.config.model_name(),
+            max_model_len: state.config.max_model_len,
+        }
+    }
+}
+
+pub async fn list_models(State(state): State<Arc<ServerState>>) -> Response {
+    let names = &state.config.served_model_names;
+    json_response(&ModelList {
+        object: "list",
+        data: names.iter().map(|name| Model::new(&state, name)).collect(),
+    })
+}
+
+/// Names may hold slashes (`org/name`), so the route takes the rest of the path.
+pub async fn retrieve_model(
+    State(state): State<Arc<ServerState>>,
+    Path(name): Path<String>,
+) -> Result<Response, ApiError> {
+    let name = check_model(&state, Some(&name))?;
+    Ok(json_response(&Model::new(&state, &name)))
+}

@@ -1,0 +1,23 @@
+//! `POST /reset_prefix_cache`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use corella_engine::ResetError;
+
+use crate::api_error::ApiError;
+use crate::server_state::ServerState;
+
+/// Refused while requests hold cached pages.
+pub async fn reset_prefix_cache(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
+    let reset = |state: &ServerState| {
+        state
+            .engine
+            .reset_prefix_cache()
+            .map_err(|error| match error {
+                ResetError::Busy => ApiError::conflict(format!("Nothing was reset: {error}.")),
+                ResetError::Lost(reason) => ApiError::not_ready(&reason),
+            })
+    };
+    state.run_blocking(reset).await
+}

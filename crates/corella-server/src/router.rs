@@ -1,0 +1,51 @@
+//! Which path is answered where, and what every request passes on the way.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{get, post};
+
+use crate::accounting::count_request;
+use crate::api_error::ApiError;
+use crate::auth::require_api_key;
+use crate::chat_completions::chat_completions;
+use crate::completions::completions;
+use crate::health::{health, metrics, ready, version};
+use crate::model_list::{list_models, retrieve_model};
+use crate::prefix_cache::reset_prefix_cache;
+use crate::request_id::name_request;
+use crate::server_state::ServerState;
+use crate::tokenization::{detokenize, tokenize};
+
+pub fn router(state: Arc<ServerState>) -> Router {
+    let protected = Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*name}", get(retrieve_model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route_layer(from_fn_with_state(state.clone(), require_api_key));
+    Router::new()
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/version", get(version))
+        .merge(protected)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), count_request))
+        .layer(from_fn(name_request))
+        .with_state(state)
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    ApiError::unknown_path(request.uri().path())
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::wrong_method(request.method().as_str(), request.uri().path())
+}

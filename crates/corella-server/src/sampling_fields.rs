@@ -1,0 +1,359 @@
+//! The fields that both endpoints share: how to draw, when to stop, what to report.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use corella_core::{Namespace, SamplingParams, StoppingCriteria, TokenId};
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+
+use crate::api_error::ApiError;
+use crate::serve_config::ServeConfig;
+
+/// As sent; `null` is the same as absent.
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "a JSON object")]
+pub struct SamplingFields {
+    pub model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    n: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    seed: Option<i64>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    min_tokens: Option<u32>,
+    stop: Option<StopField>,
+    stop_token_ids: Option<Vec<TokenId>>,
+    include_stop_str_in_output: Option<bool>,
+    skip_special_tokens: Option<bool>,
+    ignore_eos: Option<bool>,
+    priority: Option<i32>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// `"stop": "a"` and `"stop": ["a", "b"]`.
+#[derive(Debug)]
+struct StopField(Vec<String>);
+
+/// One API call, prompts aside, as the engine understands it.
+#[derive(Clone, Debug)]
+pub struct GenerationParams {
+    pub num_choices: u32,
+    pub sampling: SamplingParams,
+    pub stopping: StoppingCriteria,
+    pub stop: Vec<String>,
+    pub include_stop: bool,
+    pub skip_special_tokens: bool,
+    pub priority: i32,
+    pub namespace: Namespace,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+const MAX_STOP_STRINGS: usize = 32;
+/// A stream holds back as much text as its longest stop string.
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_STOP_TOKEN_IDS: usize = 256;
+const MAX_CACHE_SALT_BYTES: usize = 1024;
+/// Below this a softmax in f32 is greedy or NaN; vLLM raises such values to it too.
+const MIN_TEMPERATURE: f32 = 0.01;
+
+impl SamplingFields {
+    /// `default_max_tokens` and the checked `logprobs` are the endpoint's own; without the
+    /// former the limit is what fits.
+    pub fn validate(
+        self,
+        config: &ServeConfig,
+        vocab_size: usize,
+        default_max_tokens: Option<u32>,
+        logprobs: Option<u32>,
+    ) -> Result<GenerationParams, ApiError> {
+        let defaults = &config.generation_defaults;
+        let num_choices = self.n.unwrap_or(1);
+        if num_choices == 0 || num_choices > config.max_num_choices {
+            return Err(ApiError::invalid(
+                "n",
+                format!("must be between 1 and {}", config.max_num_choices),
+            ));
+        }
+        let sampling = SamplingParams {
+            temperature: self.temperature(defaults.temperature)?,
+            top_k: self.top_k(defaults.top_k)?,
+            top_p: within(
+                "top_p",
+                self.top_p.or(defaults.top_p).unwrap_or(1.0),
+                |p| p > 0.0 && p <= 1.0,
+                "above 0 and at most 1",
+            )?,
+            min_p: within(
+                "min_p",
+                self.min_p.or(defaults.min_p).unwrap_or(0.0),
+                |p| (0.0..=1.0).contains(&p),
+                "between 0 and 1",
+            )?,
+            presence_penalty: penalty("presence_penalty", self.presence_penalty)?,
+            frequency_penalty: penalty("frequency_penalty", self.frequency_penalty)?,
+            repetition_penalty: within(
+                "repetition_penalty",
+                self.repetition_penalty
+                    .or(defaults.repetition_penalty)
+                    .unwrap_or(1.0),
+                |penalty| penalty > 0.0 && penalty.is_finite(),
+                "above 0",
+            )?,
+            seed: self.seed.map_or_else(random_seed, |seed| seed as u64),
+            choice: 0,
+            logprobs,
+        };
+        let stopping = self.stopping(config, vocab_size, default_max_tokens)?;
+        let stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::invalid(
+                "stream_options",
+                "only allowed with stream = true",
+            ));
+        }
+        Ok(GenerationParams {
+            num_choices,
+            sampling,
+            stopping,
+            include_stop: self.include_stop_str_in_output.unwrap_or(false),
+            skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+            priority: self.priority.unwrap_or(0),
+            stream,
+            include_usage: self
+                .stream_options
+                .as_ref()
+                .is_some_and(|options| options.include_usage.unwrap_or(false)),
+            namespace: Namespace {
+                lora: None,
+                cache_salt: self.cache_salt()?,
+            },
+            stop: stop_strings(self.stop)?,
+        })
+    }
+
+    fn temperature(&self, default: Option<f32>) -> Result<f32, ApiError> {
+        let temperature = within(
+            "temperature",
+            self.temperature.or(default).unwrap_or(1.0),
+            |temperature| temperature >= 0.0 && temperature.is_finite(),
+            "a number from 0 up",
+        )?;
+        Ok(if temperature == 0.0 {
+            0.0
+        } else {
+            temperature.max(MIN_TEMPERATURE)
+        })
+    }
+
+    /// −1 and 0 both keep all tokens, as in vLLM.
+    fn top_k(&self, default: Option<u32>) -> Result<u32, ApiError> {
+        match self.top_k {
+            None => Ok(default.unwrap_or(0)),
+            Some(-1) => Ok(0),
+            Some(top_k) => u32::try_from(top_k).map_err(|_| {
+                ApiError::invalid(
+                    "top_k",
+                    "must be -1 or 0 (all tokens), or a positive number",
+                )
+            }),
+        }
+    }
+
+    fn stopping(
+        &self,
+        config: &ServeConfig,
+        vocab_size: usize,
+        default_max_tokens: Option<u32>,
+    ) -> Result<StoppingCriteria, ApiError> {
+        let (max_tokens_field, max_tokens) = match self.max_completion_tokens {
+            Some(max_tokens) => ("max_completion_tokens", Some(max_tokens)),
+            None => ("max_tokens", self.max_tokens.or(default_max_tokens)),
+        };
+        if max_tokens == Some(0) {
+            return Err(ApiError::invalid(max_tokens_field, "must be at least 1"));
+        }
+        let min_tokens = self.min_tokens.unwrap_or(0);
+        if min_tokens > max_tokens.unwrap_or(config.max_model_len) {
+            return Err(ApiError::invalid(
+                "min_tokens",
+                format!("must not exceed {max_tokens_field} or the model's context"),
+            ));
+        }
+        let stop_token_ids = self.stop_token_ids.clone().unwrap_or_default();
+        if stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
+            return Err(ApiError::invalid(
+                "stop_token_ids",
+                format!("at most {MAX_STOP_TOKEN_IDS} are allowed"),
+            ));
+        }
+        check_token_ids("stop_token_ids", &stop_token_ids, vocab_size)?;
+        Ok(StoppingCriteria {
+            max_tokens,
+            min_tokens,
+            end_token_ids: if self.ignore_eos.unwrap_or(false) {
+                Vec::new()
+            } else {
+                config.end_token_ids.clone()
+            },
+            stop_token_ids,
+        })
+    }
+
+    fn cache_salt(&self) -> Result<Option<Arc<str>>, ApiError> {
+        match &self.cache_salt {
+            None => Ok(None),
+            Some(salt) if salt.is_empty() || salt.len() > MAX_CACHE_SALT_BYTES => {
+                Err(ApiError::invalid(
+                    "cache_salt",
+                    format!("must have between 1 and {MAX_CACHE_SALT_BYTES} bytes"),
+                ))
+            }
+            Some(salt) => Ok(Some(salt.as_str().into())),
+        }
+    }
+}
+
+/// `param` differs between the endpoints; the bound does not.
+pub fn check_logprobs(
+    param: &str,
+    num_logprobs: u32,
+    config: &ServeConfig,
+) -> Result<u32, ApiError> {
+    if num_logprobs <= config.max_logprobs {
+        Ok(num_logprobs)
+    } else {
+        Err(ApiError::invalid(
+            param,
+            format!("must be at most {}", config.max_logprobs),
+        ))
+    }
+}
+
+/// Token ids that come from outside index the vocabulary.
+pub fn check_token_ids(
+    param: &str,
+    token_ids: &[TokenId],
+    vocab_size: usize,
+) -> Result<(), ApiError> {
+    match token_ids
+        .iter()
+        .position(|&token| token as usize >= vocab_size)
+    {
+        None => Ok(()),
+        Some(at) => Err(ApiError::invalid(
+            format!("{param}[{at}]"),
+            format!(
+                "token {} is outside the vocabulary of {vocab_size}",
+                token_ids[at]
+            ),
+        )),
+    }
+}
+
+fn penalty(param: &str, value: Option<f32>) -> Result<f32, ApiError> {
+    within(
+        param,
+        value.unwrap_or(0.0),
+        |penalty| (-2.0..=2.0).contains(&penalty),
+        "between -2 and 2",
+    )
+}
+
+fn within(
+    param: &str,
+    value: f32,
+    valid: fn(f32) -> bool,
+    expected: &str,
+) -> Result<f32, ApiError> {
+    if valid(value) {
+        Ok(value)
+    } else {
+        Err(ApiError::invalid(
+            param,
+            format!("must be {expected}, not {value}"),
+        ))
+    }
+}
+
+fn stop_strings(stop: Option<StopField>) -> Result<Vec<String>, ApiError> {
+    let stop = stop.map_or_else(Vec::new, |stop| stop.0);
+    if stop.len() > MAX_STOP_STRINGS {
+        return Err(ApiError::invalid(
+            "stop",
+            format!("at most {MAX_STOP_STRINGS} stop strings are allowed"),
+        ));
+    }
+    if stop
+        .iter()
+        .any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES)
+    {
+        return Err(ApiError::invalid(
+            "stop",
+            format!("a stop string must have between 1 and {MAX_STOP_BYTES} bytes"),
+        ));
+    }
+    Ok(stop)
+}
+
+/// Different for every call, in this process and the next: a counter and the clock, mixed by
+/// splitmix64.
+fn random_seed() -> u64 {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64);
+    mix(nanos ^ mix(count))
+}
+
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl<'de> Deserialize<'de> for StopField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StopVisitor;
+
+        impl<'de> Visitor<'de> for StopVisitor {
+            type Value = StopField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of strings")
+            }
+
+            fn visit_str<E>(self, stop: &str) -> Result<StopField, E> {
+                Ok(StopField(vec![stop.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<StopField, A::Error> {
+                let mut stop = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    stop.push(item);
+                }
+                Ok(StopField(stop))
+            }
+        }
+
+        deserializer.deserialize_any(StopVisitor)
+    }
+}

@@ -1,0 +1,169 @@
+//! Sockets: accept, bound, and on a signal drain.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::router::router;
+use crate::server_state::ServerState;
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Requests still running when the grace period was over. They were cut off.
+    pub num_cut_off: usize,
+}
+
+/// More than any client's headers, and all that an unfinished request may hold.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+/// A process at its limit of open files can accept again when others close theirs.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// For the last bytes of answers that are complete.
+const FLUSH_PERIOD: Duration = Duration::from_secs(1);
+
+/// Serves until `shutdown` is ready, then refuses new requests, lets running ones finish within
+/// the grace period and returns. `/ready` and `/health` are answered until the end, on new
+/// connections too: whoever decides where requests go must be able to see that this server
+/// takes none.
+pub async fn serve(
+    listener: TcpListener,
+    state: Arc<ServerState>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<DrainReport> {
+    let connections = Connections::new(&state);
+    tokio::select! {
+        error = connections.accept_from(&listener) => return Err(error),
+        () = shutdown => {}
+    }
+    state.drain();
+    let deadline = Instant::now() + state.config.grace_period;
+    tracing::info!(
+        running = *state.num_in_flight.borrow(),
+        grace_s = state.config.grace_period.as_secs(),
+        "draining"
+    );
+    let mut num_in_flight = state.num_in_flight.subscribe();
+    tokio::select! {
+        error = connections.accept_from(&listener) => return Err(error),
+        _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
+    }
+    drop(listener);
+    let num_cut_off = *state.num_in_flight.borrow();
+    connections.close().await;
+    Ok(DrainReport { num_cut_off })
+}
+
+struct Connections {
+    router: Router,
+    http: http1::Builder,
+    max_num_connections: u32,
+    permits: Arc<Semaphore>,
+    phase: watch::Sender<Phase>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Open,
+    /// Connections end with the request that they are answering.
+    Closing,
+    Closed,
+}
+
+impl Connections {
+    fn new(state: &Arc<ServerState>) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(state.config.header_timeout)
+            .max_header_size(MAX_HEADER_BYTES);
+        let max_num_connections = u32::try_from(state.config.max_num_connections)
+            .unwrap_or(u32::MAX)
+            .min((Semaphore::MAX_PERMITS >> 1) as u32);
+        Self {
+            router: router(state.clone()),
+            http,
+            max_num_connections,
+            permits: Arc::new(Semaphore::new(max_num_connections as usize)),
+            phase: watch::Sender::new(Phase::Open),
+        }
+    }
+
+    /// Returns only when the listener is of no more use.
+    async fn accept_from(&self, listener: &TcpListener) -> io::Error {
+        loop {
+            // At the limit, others wait in the kernel's bounded backlog.
+            let Ok(permit) = self.permits.clone().acquire_owned().await else {
+                return io::Error::other("the server is closed");
+            };
+            match listener.accept().await {
+                Ok((stream, _)) => self.spawn(stream, permit),
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections");
+                    sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn spawn(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+        // Every token is a small write of its own.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let service = TowerToHyperService::new(self.router.clone());
+        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let mut phase = self.phase.subscribe();
+        tokio::spawn(async move {
+            let _permit = permit;
+            let mut connection = std::pin::pin!(connection);
+            loop {
+                tokio::select! {
+                    result = &mut connection => {
+                        if let Err(error) = result {
+                            tracing::debug!(%error, "connection ended");
+                        }
+                        return;
+                    }
+                    changed = phase.changed() => {
+                        let now = *phase.borrow_and_update();
+                        if changed.is_err() || now == Phase::Closed {
+                            return;
+                        }
+                        connection.as_mut().graceful_shutdown();
+                    }
+                }
+            }
+        });
+    }
+
+    /// Drops every connection, complete answers after a moment to be written. Streams that are
+    /// cut off end without their terminator, so that no client takes them for complete.
+    async fn close(self) {
+        self.phase.send_replace(Phase::Closing);
+        let all = self.permits.acquire_many(self.max_num_connections);
+        if timeout_at(Instant::now() + FLUSH_PERIOD, all).await.is_ok() {
+            return;
+        }
+        self.phase.send_replace(Phase::Closed);
+        let all = self.permits.acquire_many(self.max_num_connections);
+        // Dropping a connection takes no time unless the runtime is starved.
+        let _ = timeout_at(Instant::now() + FLUSH_PERIOD, all).await;
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+    )
+}

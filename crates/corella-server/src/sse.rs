@@ -1,0 +1,123 @@
+//! A generation as a body of server-sent events.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use hyper::body::Frame;
+use serde::Serialize;
+
+use crate::api_error::ApiError;
+use crate::generation::{ChoiceDelta, Generation, Usage};
+
+/// An endpoint's wording of a generation.
+pub trait ChunkEncoder: Send + Unpin + 'static {
+    fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events);
+
+    fn encode_usage(&mut self, usage: &Usage, events: &mut Events);
+}
+
+/// Events on their way to the socket.
+#[derive(Default)]
+pub struct Events(Vec<u8>);
+
+impl Events {
+    pub fn push(&mut self, chunk: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        // Our own chunks are structs of strings and numbers: nothing in them can fail.
+        let written = serde_json::to_writer(&mut self.0, chunk);
+        debug_assert!(written.is_ok());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    fn push_error(&mut self, error: &ApiError) {
+        self.0.extend_from_slice(b"event: error\ndata: ");
+        self.0.extend_from_slice(error.to_json().as_bytes());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    fn push_done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+/// Ready deltas are written together, up to about this size, so that a reader who fell behind
+/// catches up in few writes and one with many choices does not fill memory.
+const FRAME_BYTES: usize = 16 << 10;
+
+pub fn sse_response<E: ChunkEncoder>(
+    generation: Generation,
+    encoder: E,
+    include_usage: bool,
+) -> Response {
+    let mut response = Response::new(Body::new(SseBody {
+        generation: Some(generation),
+        encoder,
+        include_usage,
+    }));
+    let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Reverse proxies would otherwise collect tokens before passing them on.
+    headers.insert(
+        HeaderName::from_static("x-accel-buffering"),
+        HeaderValue::from_static("no"),
+    );
+    response
+}
+
+/// Ends with `[DONE]` when every choice has finished, and with an `error` event otherwise.
+struct SseBody<E> {
+    /// `None` after the last event. Dropped with the body when the client leaves.
+    generation: Option<Generation>,
+    encoder: E,
+    include_usage: bool,
+}
+
+impl<E: ChunkEncoder> HttpBody for SseBody<E> {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        let mut events = Events::default();
+        while let Some(generation) = &mut this.generation {
+            match generation.poll_delta(cx) {
+                Poll::Pending if events.0.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(Some(Ok(delta))) => this.encoder.encode_delta(delta, &mut events),
+                Poll::Ready(Some(Err(error))) => {
+                    events.push_error(&error);
+                    this.generation = None;
+                }
+                Poll::Ready(None) => {
+                    if this.include_usage {
+                        this.encoder.encode_usage(&generation.usage(), &mut events);
+                    }
+                    events.push_done();
+                    this.generation = None;
+                }
+            }
+            if events.0.len() >= FRAME_BYTES {
+                break;
+            }
+        }
+        if events.0.is_empty() {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(Some(Ok(Frame::data(events.0.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.generation.is_none()
+    }
+}

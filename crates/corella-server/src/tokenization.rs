@@ -1,0 +1,93 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_core::TokenId;
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::call::{check_model, json_response};
+use crate::chat_completions::ChatFields;
+use crate::request_body::RequestBody;
+use crate::sampling_fields::check_token_ids;
+use crate::server_state::ServerState;
+
+/// Beside the fields of a conversation.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct TokenizeFields {
+    model: Option<String>,
+    prompt: Option<String>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<TokenId>,
+    token_strs: Option<Vec<Option<String>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct DetokenizeFields {
+    model: Option<String>,
+    tokens: Option<Vec<TokenId>>,
+}
+
+#[derive(Serialize)]
+struct Detokenized {
+    prompt: String,
+}
+
+pub async fn tokenize(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = RequestBody::read(body, state.body_limits()).await?;
+    let tokenize = move |state: &ServerState| {
+        let fields: TokenizeFields = body.parse()?;
+        check_model(state, fields.model.as_deref())?;
+        let tokenizer = &state.text.tokenizer;
+        let tokens = match &fields.prompt {
+            Some(prompt) => tokenizer
+                .encode(prompt, fields.add_special_tokens.unwrap_or(true))
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+            None => body.parse::<ChatFields>()?.tokenize(state)?,
+        };
+        let strings = || tokens.iter().map(|&id| tokenizer.id_to_token(id)).collect();
+        Ok(json_response(&Tokenized {
+            count: tokens.len(),
+            max_model_len: state.config.max_model_len,
+            token_strs: (fields.return_token_strs == Some(true)).then(strings),
+            tokens,
+        }))
+    };
+    state.run_blocking(tokenize).await
+}
+
+pub async fn detokenize(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = RequestBody::read(body, state.body_limits()).await?;
+    let detokenize = move |state: &ServerState| {
+        let fields: DetokenizeFields = body.parse()?;
+        check_model(state, fields.model.as_deref())?;
+        let tokenizer = &state.text.tokenizer;
+        let Some(tokens) = fields.tokens else {
+            return Err(ApiError::invalid("tokens", "is required"));
+        };
+        check_token_ids("tokens", &tokens, tokenizer.vocab_size())?;
+        let prompt = tokenizer
+            .decode(&tokens, false)
+            .map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
+        Ok(json_response(&Detokenized { prompt }))
+    };
+    state.run_blocking(detokenize).await
+}
