@@ -171,7 +171,18 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
             repository.target.join("release/corella")
         }
     };
-    let mut command = repository.command(&python, &["-m", "pytest", "tests/client", "-v"]);
-    command.args(arguments).env("CORELLA_BIN", binary);
+    let pytest = [
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+        "tests/client",
+    ];
+    let mut command = repository.command(&python, &pytest);
+    command
+        .args(arguments)
+        .env("CORELLA_BIN", binary)
+        .env("PYTHONDONTWRITEBYTECODE", "1");
     run(&mut command, "end-to-end tests failed, above")
 }

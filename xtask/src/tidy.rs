@@ -14,7 +14,7 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 12] = [
+const RULES: [(&str, Rule); 13] = [
     ("layering", layering::layers),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
@@ -26,6 +26,7 @@ const RULES: [(&str, Rule); 12] = [
     ("source", source::lengths),
     ("repository", repository::machine_paths),
     ("repository", repository::big_files),
+    ("repository", repository::links),
     ("repository", repository::readme_command),
 ];
 

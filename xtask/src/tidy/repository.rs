@@ -50,6 +50,46 @@ pub fn big_files(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
+/// Links in Markdown lead to files that are there.
+pub fn links(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts().filter(|(path, _)| path.ends_with(".md")) {
+        for (_, rest) in text
+            .match_indices("](")
+            .map(|(at, _)| text.split_at(at + 2))
+        {
+            let Some((link, _)) = rest.split_once(')') else {
+                continue;
+            };
+            let file = link.split('#').next().unwrap_or_default();
+            if file.is_empty() || file.contains("://") || file.contains(char::is_whitespace) {
+                continue;
+            }
+            let target = resolve(path, file);
+            let folder = format!("{target}/");
+            let exists = |file: &super::File| file.path == target || file.path.starts_with(&folder);
+            if !tree.files.iter().any(exists) {
+                complaints.push(format!("{path}: {link} leads nowhere"));
+            }
+        }
+    }
+    complaints
+}
+
+/// A link of one file, from the root.
+fn resolve(from: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            name => parts.push(name),
+        }
+    }
+    parts.join("/")
+}
+
 /// What a newcomer is told to run is what CI runs.
 pub fn readme_command(tree: &Tree) -> Vec<String> {
     let Some(script) = tree.text(".ci/run") else {
@@ -107,6 +147,19 @@ mod tests {
         assert_eq!(check("bench/results/x.json", MAX_BYTES + 1), 1);
         assert_eq!(check("models/nano/model.safetensors", 8 << 20), 0);
         assert_eq!(check("crates/models/nano/x", 8 << 20), 1);
+    }
+
+    #[test]
+    fn dead_links_are_found() {
+        let check = |text: &str| {
+            let other = ("bench/results/a.md", "");
+            links(&Tree::of(&[("docs/notes.md", text), other])).len()
+        };
+        assert_eq!(check("[a](../bench/results/a.md#part)"), 0);
+        assert_eq!(check("[a](../bench/results)"), 0);
+        assert_eq!(check("[a](../bench/res)"), 1);
+        assert_eq!(check("[a](a.md) and [b](b.md)"), 2);
+        assert_eq!(check("[a](https://a.org/a.md) [b](#part)"), 0);
     }
 
     #[test]
