@@ -8,11 +8,22 @@
 
 extern crate alloc;
 
+mod admission;
 mod batch;
+mod feedback;
 mod id;
+mod invariant;
+mod kv_cache;
+mod page_pool;
+mod prefix_tree;
 mod request;
+mod request_state;
 mod sampling;
+mod scheduler;
 mod scheduler_config;
+mod stats;
+mod step_plan;
+mod waiting_queue;
 
 pub use batch::{
     Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
@@ -22,4 +33,6 @@ pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
 };
 pub use sampling::SamplingParams;
+pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{ConfigError, PrefillAdmissionPolicy, SchedulerConfig};
+pub use stats::SchedulerStats;

@@ -100,9 +100,11 @@ pub enum AdmissionError {
         needed_pages: u32,
         num_pages: u32,
     },
-    /// Chunked prefill is off and the prompt is longer than a step may be.
+    /// Chunked prefill is off and the request, resumed after preemption, would be longer than
+    /// a step may be.
     StepExceeded {
         num_prompt_tokens: u32,
+        max_tokens: u32,
         limit: u32,
     },
     QueueFull {
@@ -137,11 +139,12 @@ impl fmt::Display for AdmissionError {
             ),
             Self::StepExceeded {
                 num_prompt_tokens,
+                max_tokens,
                 limit,
             } => write!(
                 f,
-                "{num_prompt_tokens} prompt tokens exceed the {limit} tokens of one step, and \
-                 chunked prefill is off"
+                "{num_prompt_tokens} prompt tokens and {max_tokens} new tokens exceed the \
+                 {limit} prefill tokens of one step, and chunked prefill is off"
             ),
             Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
         }

@@ -1,5 +1,6 @@
 //! Every limit of the scheduler, checked once.
 
+use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
@@ -50,7 +51,87 @@ pub enum PrefillAdmissionPolicy {
 
 impl SchedulerConfig {
     pub const RATIO_ONE: u32 = 1 << 16;
+
+    /// Defaults for a pool and a context.
+    pub fn new(num_pages: u32, page_size: u32, max_model_len: u32) -> Self {
+        Self {
+            num_pages,
+            page_size,
+            max_model_len,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_prefill_tokens: 2048,
+            long_prefill_token_threshold: 0,
+            max_prefill_seqs: u32::MAX,
+            max_decode_seqs: u32::MAX,
+            max_queued_requests: 4096,
+            enable_prefix_caching: true,
+            enable_chunked_prefill: true,
+            prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
+            max_passed_over: 16,
+            new_token_ratio: Self::RATIO_ONE / 2,
+            max_preemptions: 16,
+            max_inflight_steps: 1,
+        }
+    }
+
+    /// Refuses what would starve decode or never progress.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("num_pages", self.num_pages),
+            ("page_size", self.page_size),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_prefill_tokens", self.max_prefill_tokens),
+            ("max_prefill_seqs", self.max_prefill_seqs),
+            ("max_decode_seqs", self.max_decode_seqs),
+            ("max_queued_requests", self.max_queued_requests),
+            ("max_passed_over", self.max_passed_over),
+            ("max_inflight_steps", self.max_inflight_steps),
+        ];
+        for (name, value) in positive {
+            if value == 0 {
+                return Err(ConfigError(format!("{name} must be at least 1")));
+            }
+        }
+        if self.max_model_len < 2 {
+            return Err(ConfigError(format!(
+                "max_model_len is {}: a prompt and its reply take at least 2 tokens",
+                self.max_model_len
+            )));
+        }
+        if self.max_model_len > MAX_MODEL_LEN {
+            return Err(ConfigError(format!(
+                "max_model_len is {}; the most is {MAX_MODEL_LEN}",
+                self.max_model_len
+            )));
+        }
+        if self.new_token_ratio > Self::RATIO_ONE {
+            return Err(ConfigError(format!(
+                "new_token_ratio is {}/{}: it must not exceed 1",
+                self.new_token_ratio,
+                Self::RATIO_ONE
+            )));
+        }
+        if self.max_num_batched_tokens <= self.max_other_decodes() {
+            return Err(ConfigError(format!(
+                "max_num_batched_tokens is {}: {} decoding requests would leave no token for a \
+                 prefill; raise it, or lower max_num_seqs or max_decode_seqs",
+                self.max_num_batched_tokens,
+                self.max_other_decodes()
+            )));
+        }
+        if let PrefillAdmissionPolicy::Pack { lookahead: 0, .. } = self.prefill_admission_policy {
+            return Err(ConfigError(
+                "prefill_admission_lookahead must be at least 1".into(),
+            ));
+        }
+        Ok(())
+    }
 }
+
+/// Keeps sums of two lengths within 32 bits.
+const MAX_MODEL_LEN: u32 = 1 << 30;
 
 /// A configuration that cannot work, said in terms of the options to change.
 #[derive(Clone, Debug, PartialEq, Eq)]

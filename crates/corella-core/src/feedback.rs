@@ -1,0 +1,157 @@
+//! What comes back from the executor.
+
+use alloc::vec::Vec;
+
+use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::step_plan::{InflightSpan, InflightStep};
+use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, StepId};
+
+impl Scheduler {
+    /// Takes what the oldest step in flight drew.
+    ///
+    /// # Panics
+    /// When `output` is not that step's: steps return in order, with one sample for each span
+    /// that samples.
+    pub fn update_from_output(&mut self, output: &BatchOutput) {
+        let returned = self.take_oldest(output.step);
+        let mut samples = output.samples.iter();
+        for span in &returned.spans {
+            let sample = span.sample.then(|| {
+                let (slot, sample) = samples.next().expect("a sample for each sampling span");
+                assert_eq!(*slot, span.slot, "samples are in the order of the spans");
+                sample
+            });
+            self.update_request(span, sample, returned.step);
+        }
+        assert!(samples.next().is_none(), "a sample without a span");
+    }
+
+    fn update_request(&mut self, span: &InflightSpan, sample: Option<&Sample>, step: StepId) {
+        let index = span.index;
+        self.forget_span(span, step);
+        let state = &mut self.requests[index];
+        match state.stage {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+                state.num_computed_tokens = span.end;
+                if let Some(sample) = sample {
+                    self.append_token(index, sample.clone());
+                }
+            }
+            Stage::Waiting => unreachable!("a step names a request without a slot"),
+        }
+        self.release_if_drained(index);
+    }
+
+    fn append_token(&mut self, index: RequestIndex, sample: Sample) {
+        self.counters.num_generated_tokens += 1;
+        let state = &mut self.requests[index];
+        state.tokens.push(sample.token);
+        match state.finish_reason() {
+            Some(reason) => self.finish(index, reason, Some(sample)),
+            None => self.emit(index, Some(sample), None),
+        }
+    }
+
+    /// The oldest step in flight failed in the executor. Its requests end with an error; what
+    /// it would have written is unpublished; requests of later steps that read it start over.
+    ///
+    /// # Panics
+    /// When `step` is not the oldest in flight.
+    pub fn handle_step_failed(&mut self, step: StepId, reason: &str) {
+        let failed = self.take_oldest(step);
+        let mut undefined = Vec::new();
+        for span in &failed.spans {
+            self.forget_span(span, step);
+            self.unpublish_undefined(span.index, step, &mut undefined);
+        }
+        // A reader comes after what it reads, also within a step.
+        let later = self.inflight.iter().flat_map(|step| &step.spans);
+        let later: Vec<_> = later.map(|span| span.index).collect();
+        for index in later {
+            let is_failed = failed.spans.iter().any(|span| span.index == index);
+            if !is_failed && self.reads_any(index, &undefined) {
+                self.unpublish_undefined(index, step, &mut undefined);
+                self.reset(index);
+            }
+        }
+        for span in &failed.spans {
+            let index = span.index;
+            if self.requests[index].stage == Stage::Leaving(Leaving::Finished) {
+                self.release_if_drained(index);
+            } else {
+                let error = RequestError::from(reason);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+    }
+
+    /// Takes a request's pages that `step` or a later one fills out of the prefix tree, with
+    /// all below them, and sets the request back to before them.
+    fn unpublish_undefined(
+        &mut self,
+        index: RequestIndex,
+        step: StepId,
+        undefined: &mut Vec<PageId>,
+    ) {
+        let state = &mut self.requests[index];
+        let published = &state.table[..state.num_published_pages as usize];
+        let is_defined = |&page: &PageId| {
+            self.kv
+                .filled_by(page)
+                .is_some_and(|filled_by| filled_by < step)
+        };
+        let num_defined = published.iter().take_while(|page| is_defined(page)).count();
+        if let Some(&first) = published.get(num_defined)
+            && self.kv.filled_by(first).is_some()
+        {
+            self.kv.unpublish(first, undefined);
+        }
+        state.num_published_pages = num_defined as u32;
+        let num_rows = state.num_published_pages * self.config.page_size;
+        state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
+    }
+
+    fn reads_any(&self, index: RequestIndex, undefined: &[PageId]) -> bool {
+        let state = &self.requests[index];
+        let donor = state.donor.map(|(page, _)| page);
+        let mut read = state.table.iter().chain(&donor);
+        read.any(|page| undefined.contains(page))
+    }
+
+    /// Sends a request back to waiting without what steps in flight compute for it.
+    fn reset(&mut self, index: RequestIndex) {
+        match self.requests[index].stage {
+            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+                self.leave(index, Leaving::Reset)
+            }
+            Stage::Leaving(_) | Stage::Waiting => {}
+        }
+    }
+
+    fn take_oldest(&mut self, step: StepId) -> InflightStep {
+        let oldest = self.inflight.pop_front().expect("a step is in flight");
+        assert_eq!(oldest.step, step, "steps return in order");
+        oldest
+    }
+
+    /// A step names the request no longer.
+    fn forget_span(&mut self, span: &InflightSpan, step: StepId) {
+        let state = &mut self.requests[span.index];
+        state.num_inflight_steps -= 1;
+        state.num_inflight_samples -= u32::from(span.sample);
+        if let Some((page, _)) = state.donor.take_if(|(_, copied_by)| *copied_by == step) {
+            self.kv.unlock_all([page]);
+        }
+    }
+
+    fn release_if_drained(&mut self, index: RequestIndex) {
+        if !self.requests.contains(index) {
+            return;
+        }
+        let state = &self.requests[index];
+        if matches!(state.stage, Stage::Leaving(_)) && state.num_inflight_steps == 0 {
+            self.release(index);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What must hold between any two calls, said in words when it does not.
+
+use alloc::collections::BTreeMap;
+
+use crate::request_state::Stage;
+use crate::{PageId, Scheduler};
+
+impl Scheduler {
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        self.check_locks();
+        self.check_requests();
+        self.check_slots();
+        self.kv.check_invariants();
+    }
+
+    /// A page's locks are the tables that name it, and the step that copies from it.
+    fn check_locks(&self) {
+        let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
+        for state in self.requests.iter() {
+            let donor = state.donor.map(|(page, _)| page);
+            for &page in state.table.iter().chain(&donor) {
+                *locks.entry(page).or_default() += 1;
+            }
+        }
+        for page in (0..self.config.num_pages).map(PageId) {
+            let expected = locks.get(&page).copied().unwrap_or(0);
+            let found = self.kv.num_locks(page);
+            assert_eq!(found, expected, "locks of page {page} differ from its uses");
+        }
+    }
+
+    fn check_requests(&self) {
+        let page_size = self.config.page_size;
+        let mut num_leaving = 0;
+        for state in self.requests.iter() {
+            let id = state.request.id;
+            let index = self.index_of.get(&id);
+            assert!(index.is_some(), "request {id} cannot be found by its id");
+            assert!(
+                state.num_computed_tokens <= state.num_scheduled_tokens
+                    && state.num_scheduled_tokens <= state.num_total_tokens()
+                    || matches!(state.stage, Stage::Leaving(_)),
+                "request {id}: computed {} scheduled {} total {}",
+                state.num_computed_tokens,
+                state.num_scheduled_tokens,
+                state.num_total_tokens(),
+            );
+            assert!(
+                state.num_scheduled_tokens <= state.table.len() as u32 * page_size,
+                "request {id} computes rows that its table does not hold"
+            );
+            assert!(
+                state.num_output_tokens() <= state.max_tokens,
+                "request {id} has more output than it may"
+            );
+            let inflight = self.inflight.iter().flat_map(|step| &step.spans);
+            let num_spans = inflight.filter(|span| self.requests[span.index].request.id == id);
+            assert_eq!(
+                num_spans.count() as u32,
+                state.num_inflight_steps,
+                "request {id}: spans in flight"
+            );
+            match state.stage {
+                Stage::Waiting => assert!(
+                    state.slot.is_none() && state.table.is_empty() && state.num_inflight_steps == 0,
+                    "request {id} waits and holds something"
+                ),
+                Stage::Running => assert!(state.slot.is_some(), "request {id} runs without slot"),
+                Stage::Leaving(_) => {
+                    num_leaving += 1;
+                    assert!(
+                        state.num_inflight_steps > 0,
+                        "request {id} holds what nothing names"
+                    );
+                }
+            }
+            for (at, &page) in state.table.iter().enumerate() {
+                let is_path =
+                    self.kv.page_before(page) == at.checked_sub(1).map(|b| state.table[b]);
+                let is_published = at < state.num_published_pages as usize;
+                assert!(
+                    !is_published || (self.kv.filled_by(page).is_some() && is_path),
+                    "request {id}: published page {page} is not on its path"
+                );
+            }
+        }
+        assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
+        let listed = self.running.len() + self.waiting.len() + num_leaving;
+        assert_eq!(
+            listed,
+            self.index_of.len(),
+            "a request is in no list, or in two"
+        );
+        let ranks = self
+            .running
+            .iter()
+            .map(|&index| self.requests[index].rank());
+        assert!(ranks.is_sorted(), "the running set is sorted by rank");
+    }
+
+    fn check_slots(&self) {
+        let num_held = self
+            .requests
+            .iter()
+            .filter(|state| state.slot.is_some())
+            .count();
+        assert_eq!(
+            num_held + self.free_slots.len(),
+            self.config.max_num_seqs as usize,
+            "a slot is lost, or held twice"
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! All KV pages: who may write them, who may read them, which goes next.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::page_pool::PagePool;
+use crate::prefix_tree::{Parent, PrefixMatch, PrefixTree};
+use crate::{Namespace, PageId, StepId, TokenId};
+
+/// A page is in one of three states, and the counts add up to `num_pages` at any time:
+/// * in use: named by a page table (each of them holds one lock);
+/// * cached: in the prefix tree and not locked;
+/// * free.
+///
+/// A table's published pages are a path from a root of the tree, so the locked pages of the
+/// tree are closed towards the roots, and every cached page can be evicted leaf by leaf.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    pool: PagePool,
+    tree: PrefixTree,
+    /// Advances with each release of a table.
+    clock: u64,
+    /// By page: when its last lock went.
+    last_used: Vec<u64>,
+    /// Cached leaves, the least recently used first.
+    evictable: BTreeSet<(u64, PageId)>,
+    num_cached: usize,
+    num_evicted: u64,
+}
+
+impl KvCache {
+    pub fn new(num_pages: u32, page_size: u32) -> Self {
+        Self {
+            pool: PagePool::new(num_pages),
+            tree: PrefixTree::new(num_pages, page_size),
+            clock: 0,
+            last_used: alloc::vec![0; num_pages as usize],
+            evictable: BTreeSet::new(),
+            num_cached: 0,
+            num_evicted: 0,
+        }
+    }
+
+    pub fn num_free(&self) -> usize {
+        self.pool.num_free()
+    }
+
+    pub fn num_cached(&self) -> usize {
+        self.num_cached
+    }
+
+    pub fn num_in_use(&self) -> usize {
+        self.pool.num_pages() - self.num_free() - self.num_cached
+    }
+
+    pub fn num_evicted(&self) -> u64 {
+        self.num_evicted
+    }
+
+    /// What `try_allocate` can hand out.
+    pub fn num_available(&self) -> usize {
+        self.num_free() + self.num_cached
+    }
+
+    pub fn is_locked(&self, page: PageId) -> bool {
+        self.pool.num_locks(page) > 0
+    }
+
+    pub fn match_prefix(
+        &self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        step: StepId,
+    ) -> PrefixMatch {
+        self.tree.match_prefix(namespace, tokens, step)
+    }
+
+    /// Appends `num_pages` pages to a table, each locked once, evicting what it must. When
+    /// there are not enough, nothing changes.
+    pub fn try_allocate(&mut self, num_pages: usize, table: &mut Vec<PageId>) -> bool {
+        if num_pages > self.num_available() {
+            return false;
+        }
+        for _ in 0..num_pages {
+            if self.pool.num_free() == 0 {
+                self.evict_one();
+            }
+            table.extend(self.pool.try_take());
+        }
+        true
+    }
+
+    pub fn lock(&mut self, page: PageId) {
+        if self.pool.lock(page) == 1 {
+            self.num_cached -= 1;
+            self.evictable
+                .remove(&(self.last_used[page.0 as usize], page));
+        }
+    }
+
+    /// Lets go of a table's pages. They count as used now.
+    pub fn unlock_all(&mut self, pages: impl IntoIterator<Item = PageId>) {
+        self.clock += 1;
+        for page in pages {
+            if self.pool.unlock(page) > 0 {
+                continue;
+            }
+            if self.tree.contains(page) {
+                self.num_cached += 1;
+                self.last_used[page.0 as usize] = self.clock;
+                self.note_leaf(page);
+            } else {
+                self.pool.free(page);
+            }
+        }
+    }
+
+    /// Makes a locked page findable. Its rows may be read once `filled_by` has returned, and
+    /// by the same step's other spans. `Err` names the page that already has those tokens;
+    /// the caller keeps its own.
+    pub fn publish(
+        &mut self,
+        parent: Parent,
+        tokens: &[TokenId],
+        page: PageId,
+        filled_by: StepId,
+    ) -> Result<(), PageId> {
+        debug_assert!(self.is_locked(page));
+        let mut superseded = Vec::new();
+        let result = self
+            .tree
+            .insert_page(parent, tokens, page, filled_by, &mut superseded);
+        self.drop_removed(&superseded);
+        if let Parent::Page(parent) = parent {
+            // An unlocked parent that was a leaf is none now.
+            self.evictable
+                .remove(&(self.last_used[parent.0 as usize], parent));
+        }
+        result
+    }
+
+    pub fn filled_by(&self, page: PageId) -> Option<StepId> {
+        self.tree.filled_by(page)
+    }
+
+    /// Takes a page and all that follows it out of the tree. Tables that name them keep them
+    /// until they let go.
+    pub fn unpublish(&mut self, page: PageId, removed: &mut Vec<PageId>) {
+        let before = self.tree.page_before(page);
+        let first = removed.len();
+        self.tree.remove_from(page, removed);
+        self.drop_removed(&removed[first..]);
+        if let Some(before) = before {
+            self.note_leaf(before);
+        }
+    }
+
+    /// Evicts everything that no table holds.
+    pub fn clear(&mut self) {
+        while self.num_cached > 0 {
+            self.evict_one();
+        }
+    }
+
+    fn evict_one(&mut self) {
+        let (_, page) = self
+            .evictable
+            .pop_first()
+            .expect("a cached page has a cached leaf below it");
+        self.num_evicted += 1;
+        self.unpublish(page, &mut Vec::new());
+    }
+
+    /// Frees those of the pages taken out of the tree that no table holds.
+    fn drop_removed(&mut self, removed: &[PageId]) {
+        for &page in removed {
+            if !self.is_locked(page) {
+                self.evictable
+                    .remove(&(self.last_used[page.0 as usize], page));
+                self.num_cached -= 1;
+                self.pool.free(page);
+            }
+        }
+    }
+
+    fn note_leaf(&mut self, page: PageId) {
+        if !self.is_locked(page) && self.tree.is_leaf(page) {
+            self.evictable
+                .insert((self.last_used[page.0 as usize], page));
+        }
+    }
+
+    pub fn num_locks(&self, page: PageId) -> u32 {
+        self.pool.num_locks(page)
+    }
+
+    pub fn page_before(&self, page: PageId) -> Option<PageId> {
+        self.tree.page_before(page)
+    }
+
+    /// # Panics
+    /// When a page is in two states or none, or cannot be evicted.
+    pub fn check_invariants(&self) {
+        self.tree.check_invariants();
+        let mut is_free = alloc::vec![false; self.pool.num_pages()];
+        for &page in self.pool.free_pages() {
+            let is_twice = core::mem::replace(&mut is_free[page.0 as usize], true);
+            assert!(!is_twice, "page {page} is free twice");
+        }
+        let mut num_cached = 0;
+        for page in (0..self.pool.num_pages() as u32).map(PageId) {
+            let is_locked = self.is_locked(page);
+            let is_cached = !is_locked && self.tree.contains(page);
+            let num_states = usize::from(is_free[page.0 as usize])
+                + usize::from(is_locked)
+                + usize::from(is_cached);
+            assert_eq!(num_states, 1, "page {page} is free, in use or cached");
+            num_cached += usize::from(is_cached);
+            let key = (self.last_used[page.0 as usize], page);
+            assert_eq!(
+                self.evictable.contains(&key),
+                is_cached && self.tree.is_leaf(page),
+                "page {page} is listed for eviction when it is a cached leaf"
+            );
+            if let (true, Some(before)) = (is_cached, self.page_before(page)) {
+                assert!(
+                    self.last_used[before.0 as usize] >= key.0 || self.is_locked(before),
+                    "page {before} was used when page {page} after it was"
+                );
+            } else if let (true, Some(before)) = (is_locked, self.page_before(page)) {
+                assert!(
+                    self.is_locked(before),
+                    "page {before} could go before page {page}"
+                );
+            }
+        }
+        assert_eq!(num_cached, self.num_cached, "cached pages");
+    }
+}

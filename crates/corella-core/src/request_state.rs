@@ -1,0 +1,219 @@
+//! What the scheduler knows of one request: counters, not phases.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::{Index, IndexMut};
+
+use crate::{FinishReason, PageId, Request, SlotId, StepId, TokenId};
+
+/// Positions of a request, left to right:
+///
+/// ```text
+/// 0 ········ computed ········ scheduled ········ known ········ total
+///   KV valid            in flight       to compute      drawn, in flight
+/// ```
+///
+/// Prefill, a chunk of it, decode and a resumed request differ only in where these stand.
+#[derive(Debug)]
+pub(crate) struct RequestState {
+    pub request: Request,
+    /// Order of submission.
+    pub arrival: u64,
+    pub max_tokens: u32,
+    /// End and stop tokens while `min_tokens` hold.
+    pub masked_until_min_tokens: Arc<[TokenId]>,
+
+    /// The prompt, then the output that has returned: the known tokens.
+    pub tokens: Vec<TokenId>,
+    pub num_prompt_tokens: u32,
+    /// KV that returned steps or prefix hits have left in the pages.
+    pub num_computed_tokens: u32,
+    /// The same and what steps in flight will add.
+    pub num_scheduled_tokens: u32,
+    /// Tokens known when it took its slot. Up to here it is prefilling.
+    pub prefill_end: u32,
+    /// Steps in flight that name it, and those of them that draw a token for it.
+    pub num_inflight_steps: u32,
+    pub num_inflight_samples: u32,
+    pub last_sample_step: StepId,
+
+    pub stage: Stage,
+    pub slot: Option<SlotId>,
+    pub table: Vec<PageId>,
+    /// The first pages of the table that are in the prefix tree, as a path from its root.
+    pub num_published_pages: u32,
+    /// A page whose rows a step copies, locked until that step has returned.
+    pub donor: Option<(PageId, StepId)>,
+
+    /// Of the prompt, at first admission.
+    pub num_cached_tokens: Option<u32>,
+    pub queue_us: Option<u64>,
+    pub num_preemptions: u32,
+    pub num_passed_over: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Waiting,
+    Running,
+    /// Out of the running set; steps in flight still name its slot and pages.
+    Leaving(Leaving),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Its terminal output is out; what returns is dropped.
+    Finished,
+    /// It keeps what returns, then waits again.
+    Preempted,
+    /// It read pages of a failed step: what returns is dropped, then it waits again.
+    Reset,
+}
+
+impl RequestState {
+    pub fn new(request: Request, arrival: u64, max_tokens: u32) -> Self {
+        let stopping = &request.stopping;
+        let masked_until_min_tokens = if stopping.min_tokens > 0 {
+            let stops = stopping
+                .end_token_ids
+                .iter()
+                .chain(&stopping.stop_token_ids);
+            stops.copied().collect()
+        } else {
+            Arc::default()
+        };
+        Self {
+            arrival,
+            max_tokens,
+            masked_until_min_tokens,
+            tokens: request.prompt.clone(),
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_computed_tokens: 0,
+            num_scheduled_tokens: 0,
+            prefill_end: 0,
+            num_inflight_steps: 0,
+            num_inflight_samples: 0,
+            last_sample_step: StepId(0),
+            stage: Stage::Waiting,
+            slot: None,
+            table: Vec::new(),
+            num_published_pages: 0,
+            donor: None,
+            num_cached_tokens: None,
+            queue_us: None,
+            num_preemptions: 0,
+            num_passed_over: 0,
+            request,
+        }
+    }
+
+    pub fn num_known_tokens(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub fn num_output_tokens(&self) -> u32 {
+        self.num_known_tokens() - self.num_prompt_tokens
+    }
+
+    /// Known tokens and those that steps in flight draw.
+    pub fn num_total_tokens(&self) -> u32 {
+        self.num_known_tokens() + self.num_inflight_samples
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.stage == Stage::Running
+    }
+
+    pub fn is_prefilling(&self) -> bool {
+        self.num_scheduled_tokens < self.prefill_end
+    }
+
+    /// Its last token awaits computing, and `max_tokens` leave room for the next.
+    pub fn wants_decode(&self) -> bool {
+        self.is_running()
+            && !self.is_prefilling()
+            && self.num_scheduled_tokens < self.num_total_tokens()
+            && self.num_total_tokens() - self.num_prompt_tokens < self.max_tokens
+    }
+
+    /// Rows that the request fills when it goes its whole way: the last token needs none.
+    pub fn num_final_rows(&self) -> u32 {
+        self.num_prompt_tokens + self.max_tokens - 1
+    }
+
+    /// Order of being served; the last is preempted first.
+    pub fn rank(&self) -> (i32, u64) {
+        (self.request.priority, self.arrival)
+    }
+
+    /// Why the newest token ends the request, if it does.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        let stopping = &self.request.stopping;
+        let token = self.tokens.last()?;
+        let may_stop = self.num_output_tokens() > stopping.min_tokens;
+        if may_stop && stopping.end_token_ids.contains(token) {
+            Some(FinishReason::EndToken)
+        } else if may_stop && stopping.stop_token_ids.contains(token) {
+            Some(FinishReason::StopToken)
+        } else if self.num_output_tokens() >= self.max_tokens {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+}
+
+/// A live request's place in the `RequestTable`, fixed until nothing in flight names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestIndex(u32);
+
+/// All live requests.
+#[derive(Debug, Default)]
+pub(crate) struct RequestTable {
+    entries: Vec<Option<RequestState>>,
+    unused: Vec<RequestIndex>,
+}
+
+impl RequestTable {
+    pub fn insert(&mut self, state: RequestState) -> RequestIndex {
+        let index = self.unused.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            RequestIndex(self.entries.len() as u32 - 1)
+        });
+        self.entries[index.0 as usize] = Some(state);
+        index
+    }
+
+    pub fn remove(&mut self, index: RequestIndex) -> RequestState {
+        self.unused.push(index);
+        self.entries[index.0 as usize]
+            .take()
+            .expect("a request is removed once")
+    }
+
+    pub fn contains(&self, index: RequestIndex) -> bool {
+        self.entries[index.0 as usize].is_some()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &RequestState> {
+        self.entries.iter().flatten()
+    }
+}
+
+impl Index<RequestIndex> for RequestTable {
+    type Output = RequestState;
+
+    fn index(&self, index: RequestIndex) -> &RequestState {
+        self.entries[index.0 as usize]
+            .as_ref()
+            .expect("an index names a live request")
+    }
+}
+
+impl IndexMut<RequestIndex> for RequestTable {
+    fn index_mut(&mut self, index: RequestIndex) -> &mut RequestState {
+        self.entries[index.0 as usize]
+            .as_mut()
+            .expect("an index names a live request")
+    }
+}

@@ -1,0 +1,450 @@
+//! Decides what the next step computes.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::kv_cache::KvCache;
+use crate::prefix_tree::Parent;
+use crate::request_state::{Leaving, RequestIndex, RequestState, RequestTable, Stage};
+use crate::step_plan::{InflightStep, StepPlan};
+use crate::waiting_queue::WaitingQueue;
+use crate::{
+    AdmissionError, Batch, ConfigError, FinishReason, Request, RequestError, RequestId,
+    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SlotId, StepId,
+};
+
+/// Owns all requests and all KV pages; does no IO.
+///
+/// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
+///   [`reset_prefix_cache`](Self::reset_prefix_cache)
+/// * Plan: [`schedule`](Self::schedule)
+/// * Feedback: [`update_from_output`](Self::update_from_output),
+///   [`handle_step_failed`](Self::handle_step_failed)
+/// * Outputs: [`poll_output`](Self::poll_output)
+/// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished),
+///   [`check_invariants`](Self::check_invariants)
+///
+/// A request waits, runs, perhaps is preempted and waits again, and finishes. While steps in
+/// flight name a request that has left the running set, it keeps its slot, pages and locks
+/// ([`Stage::Leaving`]); the last of them to return lets them go.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) requests: RequestTable,
+    /// Live requests by id, those that are leaving included.
+    pub(crate) index_of: BTreeMap<RequestId, RequestIndex>,
+    pub(crate) waiting: WaitingQueue,
+    /// Requests with a slot, by rank: priority, then arrival.
+    pub(crate) running: Vec<RequestIndex>,
+    pub(crate) num_leaving: usize,
+    pub(crate) kv: KvCache,
+    pub(crate) free_slots: Vec<SlotId>,
+    /// Free slots that no batch has announced as released yet.
+    pub(crate) released_slots: Vec<SlotId>,
+    /// Planned steps that have not returned, the oldest first.
+    pub(crate) inflight: VecDeque<InflightStep>,
+    pub(crate) next_step: StepId,
+    pub(crate) outputs: VecDeque<RequestOutput>,
+    /// Rank of the last request that decoded, for round robin.
+    decode_cursor: Option<(i32, u64)>,
+    /// Rounds of admission in which anyone waited.
+    pub(crate) num_admission_rounds: u64,
+    num_arrivals: u64,
+    now_us: u64,
+    pub(crate) counters: SchedulerStats,
+}
+
+/// The prefix cache cannot be reset while requests hold pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheInUse {
+    pub num_pages_in_use: usize,
+}
+
+impl Scheduler {
+    pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            requests: RequestTable::default(),
+            index_of: BTreeMap::new(),
+            waiting: WaitingQueue::default(),
+            running: Vec::new(),
+            num_leaving: 0,
+            kv: KvCache::new(config.num_pages, config.page_size),
+            free_slots: (0..config.max_num_seqs).rev().map(SlotId).collect(),
+            released_slots: Vec::new(),
+            inflight: VecDeque::new(),
+            next_step: StepId(0),
+            outputs: VecDeque::new(),
+            decode_cursor: None,
+            num_admission_rounds: 0,
+            num_arrivals: 0,
+            now_us: 0,
+            counters: SchedulerStats::default(),
+            config,
+        })
+    }
+
+    /// Queues the choices of one call: all of them or none.
+    pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
+        let limit = self.config.max_queued_requests;
+        if self.waiting.new.len() + requests.len() > limit as usize {
+            return Err(AdmissionError::QueueFull { limit });
+        }
+        let mut states = Vec::with_capacity(requests.len());
+        for request in requests {
+            let max_tokens = self.config.check_request(&request)?;
+            let is_known = |other: &RequestState| other.request.id == request.id;
+            if self.index_of.contains_key(&request.id) || states.iter().any(is_known) {
+                return Err(AdmissionError::DuplicateId(request.id));
+            }
+            let arrival = self.num_arrivals + states.len() as u64;
+            states.push(RequestState::new(request, arrival, max_tokens));
+        }
+        for state in states {
+            self.num_arrivals += 1;
+            let id = state.request.id;
+            let index = self.requests.insert(state);
+            self.index_of.insert(id, index);
+            self.waiting.new.push_back(index);
+        }
+        Ok(())
+    }
+
+    /// Ends a request with one terminal output. False when it had ended already.
+    pub fn abort_request(&mut self, id: RequestId) -> bool {
+        let Some(&index) = self.index_of.get(&id) else {
+            return false;
+        };
+        if self.requests[index].stage == Stage::Leaving(Leaving::Finished) {
+            return false;
+        }
+        self.finish(index, FinishReason::Aborted, None);
+        true
+    }
+
+    /// Forgets all cached prefixes.
+    pub fn reset_prefix_cache(&mut self) -> Result<(), CacheInUse> {
+        match self.kv.num_in_use() {
+            0 => {
+                self.kv.clear();
+                Ok(())
+            }
+            num_pages_in_use => Err(CacheInUse { num_pages_in_use }),
+        }
+    }
+
+    /// Plans the next step: running requests first, then waiting ones. `None` when there is
+    /// nothing to do, or when `max_inflight_steps` have not returned.
+    pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
+        if self.inflight.len() >= self.config.max_inflight_steps as usize {
+            return None;
+        }
+        self.now_us = now_us;
+        let mut plan = StepPlan::new(self.next_step, &self.config);
+        self.continue_decodes(&mut plan);
+        self.continue_prefills(&mut plan);
+        self.admit_waiting(&mut plan);
+        self.commit(plan)
+    }
+
+    /// Feeds every running request that has a token to decode, `max_decode_seqs` of them in
+    /// turn.
+    fn continue_decodes(&mut self, plan: &mut StepPlan) {
+        let requests = &self.requests;
+        let decodes = self.running.iter().copied();
+        let mut decodes: Vec<_> = decodes.filter(|&i| requests[i].wants_decode()).collect();
+        let max_decodes = self.config.max_decode_seqs as usize;
+        if decodes.len() > max_decodes {
+            let cursor = self.decode_cursor;
+            let next = decodes.partition_point(|&index| Some(requests[index].rank()) <= cursor);
+            decodes.rotate_left(next);
+            decodes.truncate(max_decodes);
+            self.decode_cursor = decodes.last().map(|&index| requests[index].rank());
+            decodes.sort_unstable_by_key(|&index| requests[index].rank());
+        }
+        for index in decodes {
+            // The request may have been preempted for one before it.
+            if self.requests[index].is_running() && self.make_room_for_row(index, plan) {
+                self.plan_span(index, 1, plan);
+            }
+        }
+    }
+
+    /// Gives every begun prompt its next chunk. Its pages are there since admission.
+    fn continue_prefills(&mut self, plan: &mut StepPlan) {
+        let requests = &self.requests;
+        let prefills = self.running.iter().copied();
+        let prefills: Vec<_> = prefills.filter(|&i| requests[i].is_prefilling()).collect();
+        let others_want = prefills.len() > 1 || !self.waiting.is_empty();
+        for index in prefills {
+            let state = &self.requests[index];
+            let rest = state.prefill_end - state.num_scheduled_tokens;
+            let chunk = self.chunk_len(rest, others_want, plan);
+            if chunk == 0 {
+                break;
+            }
+            self.plan_span(index, chunk, plan);
+        }
+    }
+
+    /// How much of `rest` prefill tokens this step may take.
+    pub(crate) fn chunk_len(&self, rest: u32, others_want: bool, plan: &StepPlan) -> u32 {
+        let room = plan.prefill_room();
+        if !self.config.enable_chunked_prefill {
+            return if rest <= room { rest } else { 0 };
+        }
+        match self.config.long_prefill_token_threshold {
+            threshold if threshold > 0 && others_want => rest.min(room).min(threshold),
+            _ => rest.min(room),
+        }
+    }
+
+    /// Sees to it that the table holds the next position, preempting if it must. False when
+    /// the request cannot go on in this step.
+    fn make_room_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
+        loop {
+            let state = &mut self.requests[index];
+            let num_rows = state.table.len() as u32 * self.config.page_size;
+            if state.num_scheduled_tokens < num_rows {
+                return true;
+            }
+            if self.kv.try_allocate(1, &mut state.table) {
+                let slot = state.slot.expect("a running request has a slot");
+                plan.extend_table(state, slot, state.table.len() - 1);
+                return true;
+            }
+            plan.is_short_of_pages = true;
+            if self.num_leaving > 0 {
+                // Pages come back when a step returns. No need to preempt more.
+                return false;
+            }
+            let victim = *self.running.last().expect("the asking request runs");
+            if victim == index && self.running.len() == 1 {
+                let num_pages = self.config.num_pages;
+                let error = RequestError::PoolExhausted { num_pages };
+                self.finish(index, FinishReason::Error(error), None);
+                return false;
+            }
+            // Spans are planned by rank: the last of the running set has none in this step yet.
+            self.preempt(victim);
+            if victim == index {
+                return false;
+            }
+        }
+    }
+
+    /// Takes a request's slot and pages. It keeps its tokens and waits before all new ones.
+    fn preempt(&mut self, index: RequestIndex) {
+        let state = &mut self.requests[index];
+        if state.num_preemptions == self.config.max_preemptions {
+            let num_preemptions = state.num_preemptions;
+            let error = RequestError::PreemptedTooOften { num_preemptions };
+            self.finish(index, FinishReason::Error(error), None);
+            return;
+        }
+        state.num_preemptions += 1;
+        self.counters.num_preemptions += 1;
+        self.leave(index, Leaving::Preempted);
+    }
+
+    /// Adds the request's next tokens to the step and publishes the pages that they fill.
+    pub(crate) fn plan_span(&mut self, index: RequestIndex, num_tokens: u32, plan: &mut StepPlan) {
+        plan.add_span(index, &mut self.requests[index], num_tokens);
+        self.publish_filled_pages(index, plan.batch.step);
+    }
+
+    /// Puts the whole pages up to the last scheduled known token into the prefix tree. They
+    /// are pending until `step` has returned. Stops where the tree has the same tokens in
+    /// another page: from there on the request's pages are its own until it is released.
+    fn publish_filled_pages(&mut self, index: RequestIndex, step: StepId) {
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let page_size = self.config.page_size as usize;
+        let state = &mut self.requests[index];
+        let num_rows = state.num_scheduled_tokens.min(state.num_known_tokens());
+        for at in state.num_published_pages as usize..num_rows as usize / page_size {
+            let parent = match at.checked_sub(1) {
+                Some(before) => Parent::Page(state.table[before]),
+                None => Parent::Root(&state.request.namespace),
+            };
+            let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
+            let published = self.kv.publish(parent, tokens, state.table[at], step);
+            if published.is_err() {
+                return;
+            }
+            state.num_published_pages += 1;
+        }
+    }
+
+    /// Makes the plan the next step in flight.
+    fn commit(&mut self, mut plan: StepPlan) -> Option<Batch> {
+        if plan.batch.is_empty() {
+            return None;
+        }
+        plan.batch.released = core::mem::take(&mut self.released_slots);
+        self.next_step.0 += 1;
+        self.counters.num_steps += 1;
+        self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
+        self.inflight.push_back(InflightStep {
+            step: plan.batch.step,
+            spans: plan.entries,
+        });
+        Some(plan.batch)
+    }
+
+    pub fn poll_output(&mut self) -> Option<RequestOutput> {
+        self.outputs.pop_front()
+    }
+
+    pub fn stats(&self) -> SchedulerStats {
+        SchedulerStats {
+            num_running: self.running.len(),
+            num_waiting: self.waiting.len(),
+            num_inflight_steps: self.inflight.len(),
+            num_pages: self.config.num_pages as usize,
+            num_free_pages: self.kv.num_free(),
+            num_cached_pages: self.kv.num_cached(),
+            num_in_use_pages: self.kv.num_in_use(),
+            num_evicted_pages: self.kv.num_evicted(),
+            ..self.counters
+        }
+    }
+
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Whether any request waits for its terminal output, or any step for its return.
+    pub fn has_unfinished(&self) -> bool {
+        !self.index_of.is_empty() || !self.inflight.is_empty()
+    }
+
+    pub fn num_inflight_steps(&self) -> usize {
+        self.inflight.len()
+    }
+
+    // --- A request's ways out -------------------------------------------------------------
+
+    /// Emits the terminal output and lets go of everything as soon as no step names it.
+    pub(crate) fn finish(
+        &mut self,
+        index: RequestIndex,
+        reason: FinishReason,
+        sample: Option<Sample>,
+    ) {
+        self.emit(index, sample, Some(reason));
+        self.leave(index, Leaving::Finished);
+    }
+
+    /// Takes a request out of wherever it is.
+    pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
+        let state = &mut self.requests[index];
+        let rank = state.rank();
+        match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
+            Stage::Waiting => self.waiting.remove(index),
+            Stage::Running => {
+                let requests = &self.requests;
+                let at = self
+                    .running
+                    .binary_search_by_key(&rank, |&i| requests[i].rank());
+                self.running
+                    .remove(at.expect("a running request is listed"));
+            }
+            Stage::Leaving(_) => self.num_leaving -= 1,
+        }
+        self.num_leaving += 1;
+        if self.requests[index].num_inflight_steps == 0 {
+            self.release(index);
+        }
+    }
+
+    /// Lets go of slot, pages and locks, now that no step in flight names them. What was
+    /// computed stays in the prefix tree.
+    pub(crate) fn release(&mut self, index: RequestIndex) {
+        self.publish_computed(index);
+        self.num_leaving -= 1;
+        let state = &mut self.requests[index];
+        let donor = state.donor.take().map(|(page, _)| page);
+        self.kv
+            .unlock_all(donor.into_iter().chain(state.table.drain(..)));
+        if let Some(slot) = state.slot.take() {
+            self.released_slots.push(slot);
+            self.free_slots.push(slot);
+        }
+        if state.stage == Stage::Leaving(Leaving::Finished) {
+            let state = self.requests.remove(index);
+            self.index_of.remove(&state.request.id);
+            return;
+        }
+        state.stage = Stage::Waiting;
+        state.num_computed_tokens = 0;
+        state.num_scheduled_tokens = 0;
+        state.num_inflight_samples = 0;
+        state.num_published_pages = 0;
+        state.prefill_end = 0;
+        let arrival = state.arrival;
+        let requests = &self.requests;
+        let preempted = &mut self.waiting.preempted;
+        let at = preempted.partition_point(|&other| requests[other].arrival < arrival);
+        preempted.insert(at, index);
+    }
+
+    /// Gives the tree what the request computed and has not published: pages behind one that
+    /// the tree has twice, and the rows of the last, partly filled page.
+    fn publish_computed(&mut self, index: RequestIndex) {
+        let state = &self.requests[index];
+        let Some(last_returned) = self.last_returned() else {
+            return;
+        };
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let num_rows = state.num_computed_tokens as usize;
+        let page_size = self.config.page_size as usize;
+        let first = state.num_published_pages as usize;
+        let mut parent = match first.checked_sub(1) {
+            Some(before) => Parent::Page(state.table[before]),
+            None => Parent::Root(&state.request.namespace),
+        };
+        for at in first..num_rows.div_ceil(page_size) {
+            let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
+            let page = state.table[at];
+            let published = self.kv.publish(parent, tokens, page, last_returned);
+            parent = Parent::Page(published.err().unwrap_or(page));
+        }
+    }
+
+    /// The newest step that has returned, or failed.
+    pub(crate) fn last_returned(&self) -> Option<StepId> {
+        let first_inflight = self
+            .inflight
+            .front()
+            .map_or(self.next_step, |step| step.step);
+        first_inflight.0.checked_sub(1).map(StepId)
+    }
+
+    pub(crate) fn emit(
+        &mut self,
+        index: RequestIndex,
+        sample: Option<Sample>,
+        finish: Option<FinishReason>,
+    ) {
+        let now_us = self.now_us;
+        let state = &self.requests[index];
+        let waited_us = now_us.saturating_sub(state.request.arrival_us);
+        self.outputs.push_back(RequestOutput {
+            request: state.request.id,
+            sample,
+            finish,
+            num_prompt_tokens: state.num_prompt_tokens,
+            num_cached_tokens: state.num_cached_tokens.unwrap_or(0),
+            num_output_tokens: state.num_output_tokens(),
+            queue_us: state.queue_us.unwrap_or(waited_us),
+        });
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now_us
+    }
+}

@@ -1,0 +1,28 @@
+//! What the scheduler has done, in numbers.
+
+/// The first group is now, the second counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerStats {
+    pub num_running: usize,
+    /// Preempted requests included.
+    pub num_waiting: usize,
+    pub num_inflight_steps: usize,
+    pub num_pages: usize,
+    pub num_free_pages: usize,
+    pub num_cached_pages: usize,
+    pub num_in_use_pages: usize,
+
+    pub num_steps: u64,
+    pub num_scheduled_tokens: u64,
+    /// Prompt tokens of requests at their first admission.
+    pub num_prompt_tokens: u64,
+    /// Tokens handed out.
+    pub num_generated_tokens: u64,
+    /// Tokens that asked the prefix cache, resumed requests included, and those it had.
+    pub num_prefix_query_tokens: u64,
+    pub num_prefix_hit_tokens: u64,
+    pub num_preemptions: u64,
+    pub num_evicted_pages: u64,
+    /// The most often that one request was passed over by packing.
+    pub max_passed_over: u32,
+}

@@ -1,0 +1,140 @@
+//! A step while it is being planned: the batch so far and what is left of the budget.
+
+use alloc::vec::Vec;
+
+use crate::request_state::{RequestIndex, RequestState};
+use crate::{
+    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, SlotStart,
+    Span, StepId,
+};
+
+#[derive(Debug)]
+pub(crate) struct StepPlan {
+    pub batch: Batch,
+    /// Whose span is whose; parallel to `batch.spans`.
+    pub entries: Vec<InflightSpan>,
+    pub tokens_left: u32,
+    pub prefill_tokens_left: u32,
+    pub prefill_seqs_left: u32,
+    /// A running request lacked a page: nothing waiting is admitted in this step.
+    pub is_short_of_pages: bool,
+    /// Running requests that are still prefilling after this step.
+    pub leaders: Vec<RequestIndex>,
+    /// Pages that running requests have not taken yet and are counted on.
+    pub num_reserved_pages: usize,
+}
+
+/// A planned step that has not returned.
+#[derive(Debug)]
+pub(crate) struct InflightStep {
+    pub step: StepId,
+    pub spans: Vec<InflightSpan>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InflightSpan {
+    pub index: RequestIndex,
+    pub slot: SlotId,
+    /// Position after the span's last token.
+    pub end: u32,
+    pub sample: bool,
+}
+
+impl StepPlan {
+    pub fn new(step: StepId, config: &SchedulerConfig) -> Self {
+        Self {
+            batch: Batch {
+                step,
+                ..Batch::default()
+            },
+            entries: Vec::new(),
+            tokens_left: config.max_num_batched_tokens,
+            prefill_tokens_left: config.max_prefill_tokens,
+            prefill_seqs_left: config.max_prefill_seqs,
+            is_short_of_pages: false,
+            leaders: Vec::new(),
+            num_reserved_pages: 0,
+        }
+    }
+
+    /// What the step can still prefill.
+    pub fn prefill_room(&self) -> u32 {
+        if self.prefill_seqs_left == 0 {
+            return 0;
+        }
+        self.tokens_left.min(self.prefill_tokens_left)
+    }
+
+    /// Announces the slot of a request, with the tokens that its pages already hold.
+    pub fn start_slot(&mut self, state: &RequestState, slot: SlotId) {
+        self.batch.started.push(SlotStart {
+            slot,
+            request: state.request.id,
+            sampling: state.request.sampling.clone(),
+            num_prompt_tokens: state.num_prompt_tokens,
+            cached_tokens: state.tokens[..state.num_scheduled_tokens as usize].to_vec(),
+            min_tokens: state.request.stopping.min_tokens,
+            masked_until_min_tokens: state.masked_until_min_tokens.clone(),
+        });
+    }
+
+    /// Announces the table's pages from entry `first` on.
+    pub fn extend_table(&mut self, state: &RequestState, slot: SlotId, first: usize) {
+        let start = self.batch.pages.len() as u32;
+        self.batch.pages.extend(&state.table[first..]);
+        self.batch.tables.push(PageTableDelta {
+            slot,
+            group: KvGroupId(0),
+            first: first as u32,
+            pages: start..self.batch.pages.len() as u32,
+        });
+    }
+
+    pub fn copy_rows(&mut self, copy: PageCopy) {
+        self.batch.copies.push(copy);
+    }
+
+    /// Adds the next `num_tokens` tokens of a request and advances its counters.
+    pub fn add_span(&mut self, index: RequestIndex, state: &mut RequestState, num_tokens: u32) {
+        let slot = state.slot.expect("a running request has a slot");
+        let start = state.num_scheduled_tokens;
+        let end = start + num_tokens;
+        let first = self.batch.tokens.len() as u32;
+        if state.is_prefilling() {
+            let known = &state.tokens[start as usize..end as usize];
+            let known = known.iter().copied().map(InputToken::Known);
+            self.batch.tokens.extend(known);
+            self.prefill_tokens_left -= num_tokens;
+            self.prefill_seqs_left -= 1;
+        } else {
+            let token = match state.tokens.get(start as usize) {
+                Some(&token) => InputToken::Known(token),
+                None => InputToken::FromStep {
+                    step: state.last_sample_step,
+                    slot,
+                },
+            };
+            self.batch.tokens.push(token);
+        }
+        let sample = end == state.num_total_tokens();
+        self.batch.spans.push(Span {
+            slot,
+            start,
+            tokens: first..self.batch.tokens.len() as u32,
+            sample,
+        });
+        self.entries.push(InflightSpan {
+            index,
+            slot,
+            end,
+            sample,
+        });
+        self.tokens_left -= num_tokens;
+        state.num_scheduled_tokens = end;
+        state.num_inflight_steps += 1;
+        if sample {
+            state.num_inflight_samples += 1;
+            state.last_sample_step = self.batch.step;
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Scheduler behaviour as text: each file under `scenarios/` states one rule and shows it.
+//!
+//! A line in the first column is a comment or a command; the indented lines below it are what
+//! came of it. `UPDATE_SCENARIOS=1 cargo test -p corella-core --test scenario` rewrites those.
+//!
+//! ```text
+//! config pages=16 page=4 budget=10   limits, before anything else; show=pages prints page work
+//! add a prompt=12 max=4              12 tokens that no other request has
+//! add b prompt=xyxy max=2 end=z      each letter is a token
+//! add c=3 prompt=5                   the choices c0, c1, c2 of one call
+//! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
+//!                                    `*` draws a token, `<2` takes the token that step 2 draws
+//! return                             the oldest step returns; each draw is a fresh token
+//! return a=z                         … but a draws z
+//! fail                               the oldest step fails
+//! run                                step and return until there is nothing to plan
+//! abort a · reset · stats
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use corella_core::{
+    Batch, BatchOutput, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy, Request,
+    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SlotId, StoppingCriteria,
+    TokenId,
+};
+
+#[test]
+fn scenarios() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
+    let update = std::env::var_os("UPDATE_SCENARIOS").is_some();
+    let mut paths: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty());
+    let mut changed = Vec::new();
+    for path in paths {
+        let expected = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let found = World::play(&expected, &name);
+        if found == expected {
+            continue;
+        }
+        if update {
+            std::fs::write(&path, found).unwrap();
+        } else {
+            changed.push(format!("--- {name}, as it is now:\n{found}"));
+        }
+    }
+    assert!(changed.is_empty(), "{}", changed.join("\n"));
+}
+
+struct World {
+    scheduler: Scheduler,
+    show_pages: bool,
+    names: BTreeMap<RequestId, String>,
+    /// Who holds a slot, and the steps in flight with the slots that draw in them.
+    slots: BTreeMap<SlotId, RequestId>,
+    inflight: Vec<Batch>,
+    num_fresh_tokens: TokenId,
+    now_us: u64,
+    out: String,
+}
+
+impl World {
+    fn play(script: &str, name: &str) -> String {
+        let mut world: Option<World> = None;
+        let mut out = String::new();
+        for line in script.lines() {
+            if line.starts_with(' ') {
+                continue;
+            }
+            writeln!(out, "{line}").unwrap();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let mut words = line.split_whitespace();
+            let command = words.next().unwrap();
+            let words: Vec<_> = words.collect();
+            if command == "config" {
+                match World::new(&words) {
+                    Ok(new) => world = Some(new),
+                    Err(error) => writeln!(out, "  refused: {error}").unwrap(),
+                }
+                continue;
+            }
+            let world = world
+                .as_mut()
+                .unwrap_or_else(|| panic!("{name}: no config"));
+            world.run(command, &words);
+            world.scheduler.check_invariants();
+            out.push_str(&std::mem::take(&mut world.out));
+        }
+        out
+    }
+
+    fn new(words: &[&str]) -> Result<Self, corella_core::ConfigError> {
+        let mut config = SchedulerConfig::new(64, 4, 1 << 20);
+        config.max_num_seqs = 8;
+        config.max_preemptions = 100;
+        let mut show_pages = false;
+        let (mut pack, mut lookahead, mut force) = (false, 64, 0);
+        for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
+            let number = || value.parse::<u32>().unwrap();
+            match key {
+                "pages" => config.num_pages = number(),
+                "page" => config.page_size = number(),
+                "context" => config.max_model_len = number(),
+                "seqs" => config.max_num_seqs = number(),
+                "budget" => config.max_num_batched_tokens = number(),
+                "prefill" => config.max_prefill_tokens = number(),
+                "threshold" => config.long_prefill_token_threshold = number(),
+                "prefill_seqs" => config.max_prefill_seqs = number(),
+                "decode_seqs" => config.max_decode_seqs = number(),
+                "queue" => config.max_queued_requests = number(),
+                "cache" => config.enable_prefix_caching = value == "on",
+                "chunked" => config.enable_chunked_prefill = value == "on",
+                "pack" => pack = value == "on",
+                "lookahead" => lookahead = number(),
+                "force_fifo" => force = number(),
+                "passed_over" => config.max_passed_over = number(),
+                "ratio" => config.new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100,
+                "preemptions" => config.max_preemptions = number(),
+                "depth" => config.max_inflight_steps = number(),
+                "show" => show_pages = value == "pages",
+                _ => panic!("unknown limit {key}"),
+            }
+        }
+        if pack {
+            config.prefill_admission_policy = PrefillAdmissionPolicy::Pack {
+                lookahead,
+                force_fifo_every: force,
+            };
+        }
+        Ok(Self {
+            scheduler: Scheduler::new(config)?,
+            show_pages,
+            names: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            inflight: Vec::new(),
+            num_fresh_tokens: 0,
+            now_us: 0,
+            out: String::new(),
+        })
+    }
+
+    fn run(&mut self, command: &str, words: &[&str]) {
+        match command {
+            "add" => self.add(words),
+            "step" => {
+                if !self.step() {
+                    self.say("nothing");
+                }
+            }
+            "return" => self.return_oldest(words),
+            "fail" => {
+                let step = self.inflight.remove(0).step;
+                self.scheduler.handle_step_failed(step, "injected");
+                self.print_outputs();
+            }
+            "run" => {
+                while self.step() || !self.inflight.is_empty() {
+                    self.return_oldest(&[]);
+                }
+            }
+            "abort" => {
+                let known = self.names.iter().find(|(_, name)| *name == words[0]);
+                let id = known.map_or(RequestId(u64::MAX), |(id, _)| *id);
+                if !self.scheduler.abort_request(id) {
+                    self.say("it had ended");
+                }
+                self.print_outputs();
+            }
+            "reset" => match self.scheduler.reset_prefix_cache() {
+                Ok(()) => self.say("done"),
+                Err(in_use) => {
+                    self.say(&format!(
+                        "refused: {} pages in use",
+                        in_use.num_pages_in_use
+                    ));
+                }
+            },
+            "stats" => self.print_stats(),
+            _ => panic!("unknown command {command}"),
+        }
+    }
+
+    fn add(&mut self, words: &[&str]) {
+        let (name, num_choices) = match words[0].split_once('=') {
+            Some((name, choices)) => (name, choices.parse().unwrap()),
+            None => (words[0], 1),
+        };
+        let mut prompt = Vec::new();
+        let mut stopping = StoppingCriteria::default();
+        let mut namespace = Namespace::default();
+        let mut priority = 0;
+        for (key, value) in words[1..].iter().map(|word| word.split_once('=').unwrap()) {
+            match key {
+                "prompt" => {
+                    prompt = match value.parse() {
+                        Ok(num_tokens) => (0..num_tokens).map(|_| self.fresh_token()).collect(),
+                        Err(_) => value.chars().map(TokenId::from).collect(),
+                    }
+                }
+                "max" => stopping.max_tokens = Some(value.parse().unwrap()),
+                "min" => stopping.min_tokens = value.parse().unwrap(),
+                "end" => stopping.end_token_ids = value.chars().map(TokenId::from).collect(),
+                "stop" => stopping.stop_token_ids = value.chars().map(TokenId::from).collect(),
+                "salt" => namespace.cache_salt = Some(value.into()),
+                "priority" => priority = value.parse().unwrap(),
+                _ => panic!("unknown property {key}"),
+            }
+        }
+        let requests: Vec<_> = (0..num_choices)
+            .map(|choice| {
+                let id = RequestId(self.names.len() as u64 + u64::from(choice));
+                Request {
+                    id,
+                    prompt: prompt.clone(),
+                    sampling: SamplingParams {
+                        choice,
+                        ..SamplingParams::GREEDY
+                    },
+                    stopping: stopping.clone(),
+                    priority,
+                    arrival_us: self.now_us,
+                    namespace: namespace.clone(),
+                }
+            })
+            .collect();
+        let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
+        match self.scheduler.add_requests(requests) {
+            Ok(()) if num_choices == 1 => {
+                self.names.insert(ids[0], name.into());
+            }
+            Ok(()) => {
+                for (choice, id) in ids.into_iter().enumerate() {
+                    self.names.insert(id, format!("{name}{choice}"));
+                }
+            }
+            Err(error) => self.say(&format!("refused: {error}")),
+        }
+    }
+
+    /// False when there was nothing to plan.
+    fn step(&mut self) -> bool {
+        self.now_us += 1000;
+        let Some(batch) = self.scheduler.schedule(self.now_us) else {
+            self.print_outputs();
+            return false;
+        };
+        for slot in &batch.released {
+            self.slots.remove(slot);
+        }
+        for start in &batch.started {
+            let before = self.slots.insert(start.slot, start.request);
+            assert!(
+                before.is_none(),
+                "slot {} is started before its release",
+                start.slot
+            );
+        }
+        let mut line = format!("{}:", batch.step);
+        for span in &batch.spans {
+            let name = &self.names[&self.slots[&span.slot]];
+            write!(line, " {name} {}+{}", span.start, span.tokens.len()).unwrap();
+            if let InputToken::FromStep { step, .. } = batch.span_tokens(span)[0] {
+                write!(line, "<{step}").unwrap();
+            }
+            if span.sample {
+                line.push('*');
+            }
+            line.push(',');
+        }
+        self.say(line.trim_end_matches(','));
+        if self.show_pages {
+            self.print_page_work(&batch);
+        }
+        self.inflight.push(batch);
+        self.print_outputs();
+        true
+    }
+
+    fn print_page_work(&mut self, batch: &Batch) {
+        let released: Vec<_> = batch.released.iter().map(|slot| slot.to_string()).collect();
+        if !released.is_empty() {
+            self.say(&format!("  release slot {}", released.join(" ")));
+        }
+        for start in &batch.started {
+            let name = &self.names[&start.request];
+            let (slot, cached) = (start.slot, start.cached_tokens.len());
+            self.say(&format!("  start {name} in slot {slot}, {cached} cached"));
+        }
+        for delta in &batch.tables {
+            let name = &self.names[&self.slots[&delta.slot]];
+            let pages = batch.delta_pages(delta).iter();
+            let pages: Vec<_> = pages.map(|page| page.to_string()).collect();
+            self.say(&format!(
+                "  table {name}[{}..] = {}",
+                delta.first,
+                pages.join(" ")
+            ));
+        }
+        for copy in &batch.copies {
+            self.say(&format!(
+                "  copy {} rows of page {} to {}",
+                copy.num_rows, copy.from, copy.to
+            ));
+        }
+    }
+
+    fn return_oldest(&mut self, words: &[&str]) {
+        let batch = self.inflight.remove(0);
+        let mut samples = Vec::new();
+        for span in batch.spans.iter().filter(|span| span.sample) {
+            // A later step may have started the slot anew only after this one returned.
+            let name = self.names[&self.slots[&span.slot]].clone();
+            let asked = words.iter().find_map(|word| {
+                let (who, token) = word.split_once('=')?;
+                (who == name).then(|| TokenId::from(token.chars().next().unwrap()))
+            });
+            let token = asked.unwrap_or_else(|| self.fresh_token());
+            let sample = Sample {
+                token,
+                logprobs: None,
+            };
+            samples.push((span.slot, sample));
+        }
+        self.scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples,
+        });
+        self.print_outputs();
+    }
+
+    /// Prints how requests end.
+    fn print_outputs(&mut self) {
+        while let Some(output) = self.scheduler.poll_output() {
+            let name = &self.names[&output.request];
+            let Some(finish) = output.finish else {
+                continue;
+            };
+            let how = match finish {
+                FinishReason::Error(error) => error.to_string(),
+                other => format!("{other:?}").to_lowercase(),
+            };
+            let cached = match output.num_cached_tokens {
+                0 => String::new(),
+                cached => format!(", {cached} of {} cached", output.num_prompt_tokens),
+            };
+            let num_tokens = output.num_output_tokens;
+            self.say(&format!("{name} ends: {how}, {num_tokens} out{cached}"));
+        }
+    }
+
+    fn print_stats(&mut self) {
+        let stats = self.scheduler.stats();
+        self.say(&format!(
+            "running {} waiting {} · pages free {} cached {} in use {}",
+            stats.num_running,
+            stats.num_waiting,
+            stats.num_free_pages,
+            stats.num_cached_pages,
+            stats.num_in_use_pages
+        ));
+        self.say(&format!(
+            "scheduled {} generated {} · hits {} of {} · preempted {} evicted {}",
+            stats.num_scheduled_tokens,
+            stats.num_generated_tokens,
+            stats.num_prefix_hit_tokens,
+            stats.num_prefix_query_tokens,
+            stats.num_preemptions,
+            stats.num_evicted_pages
+        ));
+    }
+
+    fn fresh_token(&mut self) -> TokenId {
+        self.num_fresh_tokens += 1;
+        1_000_000 + self.num_fresh_tokens
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.out, "  {line}").unwrap();
+    }
+}
