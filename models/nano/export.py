@@ -1,0 +1,39 @@
+"""Writes the checkpoint of a run as a Hugging Face folder: config.json, weights in bf16."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from model import CONFIG
+
+HERE = Path(__file__).parent
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("--checkpoint", default=str(HERE / "run" / "last.pt"))
+    args.add_argument("--folder", default=str(HERE))
+    args = args.parse_args()
+    folder = Path(args.folder)
+    folder.mkdir(exist_ok=True)
+    state = torch.load(args.checkpoint, weights_only=False)
+    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in state["net"].items()}
+    temporary = folder / "model.safetensors.tmp"
+    save_file(weights, str(temporary), metadata={"format": "pt"})
+    os.replace(temporary, folder / "model.safetensors")
+    ends = {"eos_token_id": [2, 0], "bos_token_id": None, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **ends}, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": False}, indent=2) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if folder.resolve() != HERE:
+            (folder / name).write_text((HERE / name).read_text())
+    print(f"step {state['step']}: {sum(v.numel() for v in weights.values())} parameters, "
+          f"{(folder / 'model.safetensors').stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The network of corella-nano: Qwen3 in its smallest useful form, with Hugging Face names.
+
+The layout of names is the file format: `state_dict()` is what model.safetensors holds.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+HERE = Path(__file__).parent
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 480,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        # In f32 and back, as Transformers does: autocast alone would square in bf16.
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + CONFIG["rms_norm_eps"])
+        return (self.weight * y).to(x.dtype)
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-b, a), dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+        h = c["hidden_size"]
+        self.q_proj = nn.Linear(h, self.heads * self.dim, bias=False)
+        self.k_proj = nn.Linear(h, self.kv_heads * self.dim, bias=False)
+        self.v_proj = nn.Linear(h, self.kv_heads * self.dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.dim, h, bias=False)
+        self.q_norm = Norm(self.dim)
+        self.k_norm = Norm(self.dim)
+
+    def forward(self, x, cos, sin, past=None):
+        b, t, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(b, t, self.heads, self.dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(b, t, self.kv_heads, self.dim)).transpose(1, 2)
+        v = self.v_proj(x).view(b, t, self.kv_heads, self.dim).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if past is not None:
+            if past:
+                k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+            past[:] = [k, v]
+        n = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(n, 1), v.repeat_interleave(n, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
+        return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        h, f = c["hidden_size"], c["intermediate_size"]
+        self.gate_proj = nn.Linear(h, f, bias=False)
+        self.up_proj = nn.Linear(h, f, bias=False)
+        self.down_proj = nn.Linear(f, h, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.input_layernorm = Norm(c["hidden_size"])
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = Norm(c["hidden_size"])
+        self.mlp = Mlp(c)
+
+    def forward(self, x, cos, sin, past=None):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, past)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
+        self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
+        self.norm = Norm(c["hidden_size"])
+
+
+class Nano(nn.Module):
+    def __init__(self, c=CONFIG):
+        super().__init__()
+        self.c = c
+        self.model = Body(c)
+        inv = 1.0 / c["rope_theta"] ** (torch.arange(0, c["head_dim"], 2).float() / c["head_dim"])
+        angle = torch.outer(torch.arange(c["max_position_embeddings"]).float(), inv)
+        angle = torch.cat((angle, angle), -1)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                # Residual writers start at zero, so that depth costs nothing at the start.
+                out = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.zeros_(p) if out else nn.init.normal_(p, std=0.02 if "embed" in name else c["hidden_size"] ** -0.5)
+
+    def hidden(self, ids, past=None, start=0):
+        x = self.model.embed_tokens(ids)
+        if torch.is_autocast_enabled("cpu"):
+            x = x.bfloat16()
+        t = ids.shape[1]
+        cos, sin = self.cos[start:start + t].to(x.dtype), self.sin[start:start + t].to(x.dtype)
+        for i, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, None if past is None else past[i])
+        return self.model.norm(x)
+
+    def forward(self, ids, past=None, start=0):
+        return F.linear(self.hidden(ids, past, start), self.model.embed_tokens.weight)
+
+    def loss(self, ids, targets, weights):
+        logits = self(ids).flatten(0, 1).float()
+        each = F.cross_entropy(logits, targets.flatten(), reduction="none")
+        w = weights.flatten()
+        return (each * w).sum() / w.sum()
+
+
+def load_folder(folder):
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text())
+    net = Nano({**CONFIG, **config})
+    net.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
+    return net.eval()
