@@ -136,7 +136,20 @@ impl KvCache {
             self.evictable
                 .remove(&(self.last_used[parent.0 as usize], parent));
         }
+        if let Err(page) = result {
+            self.refresh(page);
+        }
         result
+    }
+
+    /// A page that serves in place of a table's own counts as used when the table lets go.
+    fn refresh(&mut self, page: PageId) {
+        if !self.is_locked(page) {
+            let last_used = &mut self.last_used[page.0 as usize];
+            self.evictable.remove(&(*last_used, page));
+            *last_used = self.clock + 1;
+            self.note_leaf(page);
+        }
     }
 
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
