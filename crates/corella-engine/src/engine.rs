@@ -1,27 +1,48 @@
 //! The handle that callers hold: submit, observe, drain, stop.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
     AdmissionError, ConfigError, FinishReason, Namespace, Request, RequestId, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
 };
-use corella_model::{ExecutorError, KvLayout};
+use corella_model::{Executor, ExecutorError, KvLayout};
 use crossbeam_channel::Sender;
 
+use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
+use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
+use crate::watchdog::Watchdog;
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
     /// A step that runs longer is named in the log.
     pub step_timeout: Duration,
-    /// Batches kept for a dump after a failure.
+    /// Batches kept for a dump after a panic.
     pub step_log_len: usize,
+    /// Where the dump goes; each replaces the one before.
+    pub step_log_path: PathBuf,
+}
+
+impl EngineConfig {
+    pub fn new(scheduler: SchedulerConfig) -> Self {
+        let file = format!("corella-steps-{}.log", std::process::id());
+        Self {
+            scheduler,
+            step_timeout: Duration::from_secs(30),
+            step_log_len: 64,
+            step_log_path: std::env::temp_dir().join(file),
+        }
+    }
 }
 
 /// Runs one model. Clones share the same engine; it stops when the last of them and the
@@ -88,31 +109,99 @@ pub enum EngineError {
 }
 
 impl Engine {
+    /// Returns when the executor is warm and the engine takes requests.
+    pub fn start(config: EngineConfig, executor: Box<dyn Executor>) -> Result<Self, EngineError> {
+        let scheduler = Scheduler::new(config.scheduler.clone()).map_err(EngineError::Config)?;
+        let layout = executor.kv_layout();
+        let limits = &config.scheduler;
+        if (layout.num_pages, layout.page_size) != (limits.num_pages, limits.page_size) {
+            return Err(EngineError::KvLayout {
+                layout,
+                num_pages: limits.num_pages,
+                page_size: limits.page_size,
+            });
+        }
+        let max_live_requests = limits
+            .max_queued_requests
+            .saturating_add(limits.max_num_seqs);
+        if max_live_requests > MAX_LIVE_REQUESTS {
+            return Err(EngineError::Config(ConfigError(format!(
+                "max_queued_requests and max_num_seqs together may be at most {MAX_LIVE_REQUESTS}"
+            ))));
+        }
+        // Twice what the scheduler takes: requests that were aborted or are about to be refused
+        // count until the loop has seen them, and must not stand in others' way.
+        let max_live_requests = 2 * max_live_requests as usize;
+
+        let shared = Arc::new(Shared {
+            epoch: Instant::now(),
+            next_id: AtomicU64::new(0),
+            max_live_requests,
+            limits: config.scheduler,
+            step_timeout: config.step_timeout,
+            inner: Mutex::new(Inner {
+                state: EngineState::Ready,
+                stats: EngineStats::default(),
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        });
+        // Between two drains there may be the live requests' adds and aborts, and the aborts of
+        // requests that have ended since, of which there are no more. So sending never blocks.
+        let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
+        let watchdog =
+            Watchdog::start(config.step_timeout, shared.clone()).map_err(EngineError::Thread)?;
+        let engine_loop = EngineLoop {
+            scheduler,
+            executor,
+            commands,
+            streams: HashMap::new(),
+            in_flight: InFlight::new(watchdog, shared.clone()),
+            step_log: StepLog::new(config.step_log_len, config.step_log_path),
+            shared: shared.clone(),
+        };
+        let (ready, warm) = crossbeam_channel::bounded(1);
+        thread::Builder::new()
+            .name("corella-engine".to_owned())
+            .spawn(move || run_thread(engine_loop, &ready))
+            .map_err(EngineError::Thread)?;
+        match warm.recv() {
+            Ok(Ok(())) => Ok(Self {
+                commands: sender,
+                shared,
+            }),
+            Ok(Err(error)) => Err(EngineError::WarmUp(error)),
+            Err(_) => Err(EngineError::WarmUp(ExecutorError::Lost {
+                reason: shared.lost_reason(),
+            })),
+        }
+    }
+
     /// One stream for each choice, all or none. Never blocks.
     pub fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
+        let first = Request {
+            id: RequestId(self.shared.take_ids(num_choices)),
+            prompt: submission.prompt,
+            sampling: submission.sampling,
+            stopping: submission.stopping,
+            priority: submission.priority,
+            arrival_us: self.shared.now_us(),
+            namespace: submission.namespace,
+        };
+        self.shared
+            .limits
+            .check_request(&first)
+            .map_err(SubmitError::Refused)?;
         self.shared.reserve(num_choices)?;
 
-        let arrival_us = self.shared.now_us();
-        let first_id = self
-            .shared
-            .next_id
-            .fetch_add(u64::from(num_choices), Ordering::Relaxed);
         let mut requests = Vec::with_capacity(num_choices as usize);
         let mut senders = Vec::with_capacity(num_choices as usize);
         let mut streams = Vec::with_capacity(num_choices as usize);
         for choice in 0..num_choices {
-            let mut sampling = submission.sampling.clone();
-            sampling.choice += choice;
-            let request = Request {
-                id: RequestId(first_id + u64::from(choice)),
-                prompt: submission.prompt.clone(),
-                sampling,
-                stopping: submission.stopping.clone(),
-                priority: submission.priority,
-                arrival_us,
-                namespace: submission.namespace.clone(),
-            };
+            let mut request = first.clone();
+            request.id.0 += u64::from(choice);
+            request.sampling.choice += choice;
             let (sender, stream) =
                 token_stream(&request, self.commands.clone(), self.shared.clone());
             requests.push(request);
@@ -160,6 +249,60 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner);
         inner.stats.num_live_requests == 0
     }
+
+    /// Ends every request and the thread. Waits for the step in flight, but not for one that
+    /// hangs.
+    pub fn shutdown(&self) {
+        let _ = self.commands.send(Command::Stop);
+        let inner = self.shared.lock();
+        let timeout = self.shared.step_timeout;
+        let (_inner, waited) = self
+            .shared
+            .changed
+            .wait_timeout_while(inner, timeout, |inner| !inner.stopped)
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            tracing::error!("the engine's thread has not stopped: a step does not return");
+        }
+    }
+}
+
+/// Bounds the memory of the command channel.
+const MAX_LIVE_REQUESTS: u32 = 1 << 16;
+
+/// The engine's thread. However the loop ends, every stream ends: dropping the loop drops
+/// their senders.
+fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorError>>) {
+    let shared = engine_loop.shared.clone();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let warm = engine_loop.executor.warm_up();
+        let failed = warm
+            .as_ref()
+            .err()
+            .map(|error| Stopped::Lost(error.to_string()));
+        let _ = ready.send(warm);
+        match failed {
+            Some(stopped) => stopped,
+            None => {
+                let Err(stopped) = engine_loop.run();
+                stopped
+            }
+        }
+    }));
+    let stopped = ended.unwrap_or_else(|panic| {
+        Stopped::Lost(format!("its loop panicked: {}", panic_message(&*panic)))
+    });
+    let reason = match stopped {
+        Stopped::Asked => "it was shut down".to_owned(),
+        Stopped::Lost(reason) => {
+            engine_loop.step_log.dump(&reason);
+            reason
+        }
+    };
+    shared.lock().state = EngineState::Lost(reason);
+    drop(engine_loop);
+    shared.lock().stopped = true;
+    shared.changed.notify_all();
 }
 
 /// What callers tell the loop.
@@ -178,7 +321,8 @@ pub(crate) struct Shared {
     epoch: Instant,
     next_id: AtomicU64,
     max_live_requests: usize,
-    max_queued_requests: u32,
+    limits: SchedulerConfig,
+    step_timeout: Duration,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -199,6 +343,10 @@ impl Shared {
         self.epoch.elapsed().as_micros() as u64
     }
 
+    fn take_ids(&self, num_ids: u32) -> u64 {
+        self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
+    }
+
     /// Counts requests as live. The core decides about the queue; this bound is only what
     /// no queue decision could exceed, and keeps the command channel finite.
     fn reserve(&self, num_choices: u32) -> Result<(), SubmitError> {
@@ -211,7 +359,7 @@ impl Shared {
         let num_live = inner.stats.num_live_requests + num_choices as usize;
         if num_live > self.max_live_requests {
             return Err(SubmitError::QueueFull {
-                limit: self.max_queued_requests,
+                limit: self.limits.max_queued_requests,
             });
         }
         inner.stats.num_live_requests = num_live;

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use corella_core::SchedulerStats;
+
 /// A snapshot. Counters grow from the engine's start and never shrink.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
+    pub scheduler: SchedulerStats,
     /// Submitted and not yet ended: on the way to the loop, waiting or running.
     pub num_live_requests: usize,
     /// Ended with an end or stop token.

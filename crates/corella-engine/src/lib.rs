@@ -1,8 +1,11 @@
 //! Drives the core and an executor on a thread of its own. Tokens only: no text, no HTTP.
 
 mod engine;
+mod engine_loop;
 mod engine_stats;
+mod step_log;
 mod token_stream;
+mod watchdog;
 
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineState, ResetError, Submission, SubmitError,

@@ -1,0 +1,297 @@
+//! The engine's thread: commands in, steps through the executor, outputs out.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use corella_core::{Batch, BatchOutput, RequestId, Scheduler, StepId};
+use corella_model::{Executor, ExecutorError};
+use crossbeam_channel::Receiver;
+
+use crate::engine::{Command, ResetError, Shared};
+use crate::step_log::StepLog;
+use crate::token_stream::{StreamEvent, StreamSender};
+use crate::watchdog::{Watchdog, WatchedStep};
+
+/// Moves data between callers, scheduler and executor, and decides nothing: whatever asks a
+/// question about tokens belongs in the scheduler.
+pub(crate) struct EngineLoop {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) executor: Box<dyn Executor>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) streams: HashMap<RequestId, StreamSender>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) step_log: StepLog,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Why the loop ended.
+pub(crate) enum Stopped {
+    Asked,
+    Lost(String),
+}
+
+enum Event {
+    Command(Command),
+    StepReturned(BatchOutput),
+    StepFailed { step: StepId, reason: String },
+}
+
+impl EngineLoop {
+    pub(crate) fn run(&mut self) -> Result<Infallible, Stopped> {
+        loop {
+            self.drain_commands()?;
+            self.drive_step()?;
+            self.forward_outputs();
+            match self.next_event()? {
+                Event::Command(command) => self.handle_command(command)?,
+                Event::StepReturned(output) => self.handle_step_returned(&output),
+                Event::StepFailed { step, reason } => self.handle_step_failed(step, &reason),
+            }
+        }
+    }
+
+    /// Takes what has come in by now; what comes meanwhile is for the next round.
+    fn drain_commands(&mut self) -> Result<(), Stopped> {
+        for _ in 0..self.commands.len() {
+            let Ok(command) = self.commands.try_recv() else {
+                break;
+            };
+            self.handle_command(command)?;
+        }
+        Ok(())
+    }
+
+    /// Plans and submits as many steps as may be in flight.
+    fn drive_step(&mut self) -> Result<(), Stopped> {
+        while let Some(batch) = self.scheduler.schedule(self.shared.now_us()) {
+            let batch = Arc::new(batch);
+            self.step_log.push(batch.clone());
+            self.in_flight.push(batch.clone());
+            let submitted = self.call_executor(batch.step, |executor| {
+                executor.submit(batch.clone())?;
+                executor.sample(batch.step, Vec::new())
+            })?;
+            if let Err(reason) = submitted {
+                self.in_flight.fail_newest(reason);
+            }
+        }
+        Ok(())
+    }
+
+    fn forward_outputs(&mut self) {
+        // Before the outputs: who sees a request end also sees what it left behind.
+        let stats = self.scheduler.stats();
+        self.shared.lock().stats.scheduler = stats;
+        while let Some(output) = self.scheduler.poll_output() {
+            let id = output.request;
+            let finished = output.finish.is_some();
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.send(StreamEvent::Output(output));
+            }
+            if finished {
+                self.streams.remove(&id);
+            }
+        }
+    }
+
+    /// Blocks: on the oldest step in flight, or else on the callers.
+    fn next_event(&mut self) -> Result<Event, Stopped> {
+        let Some(oldest) = self.in_flight.oldest() else {
+            if !self.streams.is_empty() {
+                return Err(Stopped::Lost(format!(
+                    "{} requests are left and the scheduler plans nothing",
+                    self.streams.len()
+                )));
+            }
+            return match self.commands.recv() {
+                Ok(command) => Ok(Event::Command(command)),
+                Err(_) => Err(Stopped::Asked),
+            };
+        };
+        let step = oldest.batch.step;
+        let returned = match oldest.failure.take() {
+            Some(reason) => Err(reason),
+            None => self.call_executor(step, |executor| executor.wait())?,
+        };
+        self.in_flight.pop();
+        match returned {
+            Err(reason) => Ok(Event::StepFailed { step, reason }),
+            Ok(output) if output.step == step => Ok(Event::StepReturned(output)),
+            Ok(output) => Err(Stopped::Lost(format!(
+                "the executor returned step {} where step {step} was due",
+                output.step
+            ))),
+        }
+    }
+
+    fn handle_command(&mut self, command: Command) -> Result<(), Stopped> {
+        match command {
+            Command::Add { requests, senders } => {
+                let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
+                match self.scheduler.add_requests(requests) {
+                    Ok(()) => {
+                        for (id, mut sender) in ids.into_iter().zip(senders) {
+                            sender.send(StreamEvent::Accepted);
+                            self.streams.insert(id, sender);
+                        }
+                    }
+                    Err(error) => {
+                        for mut sender in senders {
+                            sender.send(StreamEvent::Refused(error.clone()));
+                        }
+                    }
+                }
+            }
+            Command::Abort(id) => {
+                // Unknown when it has just ended.
+                self.scheduler.abort_request(id);
+            }
+            Command::ResetPrefixCache(reply) => {
+                let result = self.scheduler.reset_prefix_cache();
+                let _ = reply.send(result.map_err(|_| ResetError::Busy));
+            }
+            Command::Stop => return Err(Stopped::Asked),
+        }
+        Ok(())
+    }
+
+    fn handle_step_returned(&mut self, output: &BatchOutput) {
+        self.scheduler.update_from_output(output);
+        self.check_invariants();
+    }
+
+    fn handle_step_failed(&mut self, step: StepId, reason: &str) {
+        tracing::error!(%step, reason, "a step failed; its requests end with an error");
+        self.shared.lock().stats.num_failed_steps += 1;
+        self.scheduler.handle_step_failed(step, reason);
+        self.check_invariants();
+    }
+
+    fn check_invariants(&self) {
+        if cfg!(debug_assertions) {
+            self.scheduler.check_invariants();
+        }
+    }
+
+    /// The inner error is one failed step, the outer one a lost executor. A panic below the
+    /// engine is that step's failure and nobody else's; the executor is used again, since
+    /// its contract is to be ready for further steps after a failed one.
+    fn call_executor<T>(
+        &mut self,
+        step: StepId,
+        call: impl FnOnce(&mut dyn Executor) -> Result<T, ExecutorError>,
+    ) -> Result<Result<T, String>, Stopped> {
+        match catch_unwind(AssertUnwindSafe(|| call(&mut *self.executor))) {
+            Ok(Ok(value)) => Ok(Ok(value)),
+            Ok(Err(ExecutorError::StepFailed {
+                step: failed,
+                reason,
+            })) if failed == step => Ok(Err(reason)),
+            Ok(Err(error)) => Err(Stopped::Lost(error.to_string())),
+            Err(panic) => {
+                let reason = panic_message(&*panic);
+                self.step_log
+                    .dump(&format!("step {step} panicked: {reason}"));
+                Ok(Err(reason))
+            }
+        }
+    }
+}
+
+/// Steps submitted and not yet returned, oldest first.
+pub(crate) struct InFlight {
+    steps: VecDeque<InFlightStep>,
+    /// Who holds each slot, as the batches so far have said.
+    slot_requests: Vec<RequestId>,
+    oldest_since: Instant,
+    watchdog: Watchdog,
+    shared: Arc<Shared>,
+}
+
+struct InFlightStep {
+    batch: Arc<Batch>,
+    requests: Arc<[RequestId]>,
+    /// It failed before it began, and is answered in its turn.
+    failure: Option<String>,
+}
+
+impl InFlight {
+    pub(crate) fn new(watchdog: Watchdog, shared: Arc<Shared>) -> Self {
+        Self {
+            steps: VecDeque::new(),
+            slot_requests: Vec::new(),
+            oldest_since: Instant::now(),
+            watchdog,
+            shared,
+        }
+    }
+
+    fn oldest(&mut self) -> Option<&mut InFlightStep> {
+        self.steps.front_mut()
+    }
+
+    fn push(&mut self, batch: Arc<Batch>) {
+        for start in &batch.started {
+            let slot = start.slot.0 as usize;
+            if self.slot_requests.len() <= slot {
+                self.slot_requests.resize(slot + 1, RequestId::default());
+            }
+            self.slot_requests[slot] = start.request;
+        }
+        let requests = batch
+            .spans
+            .iter()
+            .map(|span| self.slot_requests[span.slot.0 as usize])
+            .collect();
+        self.steps.push_back(InFlightStep {
+            batch,
+            requests,
+            failure: None,
+        });
+        if self.steps.len() == 1 {
+            self.watch_oldest();
+        }
+    }
+
+    fn fail_newest(&mut self, reason: String) {
+        if let Some(newest) = self.steps.back_mut() {
+            newest.failure = Some(reason);
+        }
+    }
+
+    fn pop(&mut self) {
+        self.steps.pop_front();
+        let mut inner = self.shared.lock();
+        inner.stats.num_steps += 1;
+        inner
+            .stats
+            .step_seconds
+            .observe(self.oldest_since.elapsed());
+        drop(inner);
+        self.watch_oldest();
+    }
+
+    fn watch_oldest(&mut self) {
+        self.oldest_since = Instant::now();
+        self.watchdog
+            .watch(self.steps.front().map(|step| WatchedStep {
+                batch: step.batch.clone(),
+                requests: step.requests.clone(),
+                since: self.oldest_since,
+            }));
+    }
+}
+
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    if let Some(message) = panic.downcast_ref::<&str>() {
+        (*message).to_owned()
+    } else if let Some(message) = panic.downcast_ref::<String>() {
+        message.clone()
+    } else {
+        "panic without a message".to_owned()
+    }
+}

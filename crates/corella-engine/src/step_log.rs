@@ -1,0 +1,66 @@
+//! The last batches, kept for the day a step goes wrong.
+
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use corella_core::Batch;
+
+/// A log of batches replays a run; see `Batch`.
+pub(crate) struct StepLog {
+    batches: VecDeque<Arc<Batch>>,
+    max_len: usize,
+    path: PathBuf,
+}
+
+impl StepLog {
+    pub(crate) fn new(max_len: usize, path: PathBuf) -> Self {
+        Self {
+            batches: VecDeque::with_capacity(max_len),
+            max_len,
+            path,
+        }
+    }
+
+    pub(crate) fn push(&mut self, batch: Arc<Batch>) {
+        if self.max_len == 0 {
+            return;
+        }
+        if self.batches.len() == self.max_len {
+            self.batches.pop_front();
+        }
+        self.batches.push_back(batch);
+    }
+
+    /// Replaces the dump before it, so that repeated failures cannot fill the disk.
+    pub(crate) fn dump(&self, reason: &str) {
+        let num_steps = self.batches.len();
+        match self.write(reason) {
+            Ok(()) => {
+                tracing::error!(reason, path = %self.path.display(), num_steps, "step log dumped");
+            }
+            Err(error) => {
+                tracing::error!(
+                    reason, path = %self.path.display(), %error, last = ?self.batches.back(),
+                    "step log could not be written"
+                );
+            }
+        }
+    }
+
+    fn write(&self, reason: &str) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        // Batches hold the tokens of prompts.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = BufWriter::new(options.open(&self.path)?);
+        writeln!(file, "{reason}")?;
+        for batch in &self.batches {
+            writeln!(file, "{batch:?}")?;
+        }
+        file.flush()
+    }
+}

@@ -1,0 +1,136 @@
+//! Names the step that does not return.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use corella_core::{Batch, RequestId};
+
+use crate::engine::Shared;
+
+/// Logs a step that runs longer than the timeout, again at twice the time, at four times …
+pub(crate) struct Watchdog {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What runs, and for whom.
+#[derive(Clone)]
+pub(crate) struct WatchedStep {
+    pub(crate) batch: Arc<Batch>,
+    pub(crate) requests: Arc<[RequestId]>,
+    pub(crate) since: Instant,
+}
+
+impl Watchdog {
+    pub(crate) fn start(timeout: Duration, shared: Arc<Shared>) -> io::Result<Self> {
+        let watch = Arc::new(Watch::default());
+        let seen = watch.clone();
+        let thread = thread::Builder::new()
+            .name("corella-watchdog".to_owned())
+            .spawn(move || seen.run(timeout, &shared))?;
+        Ok(Self {
+            watch,
+            thread: Some(thread),
+        })
+    }
+
+    /// The clock of a step starts when it becomes the oldest in flight.
+    pub(crate) fn watch(&self, step: Option<WatchedStep>) {
+        self.watch.lock().step = step;
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.watch.lock().stopped = true;
+        self.watch.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Watch {
+    state: Mutex<WatchState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WatchState {
+    step: Option<WatchedStep>,
+    stopped: bool,
+}
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, WatchState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, timeout: Duration, shared: &Shared) {
+        let mut reported = None;
+        let mut due = timeout;
+        let mut state = self.lock();
+        while !state.stopped {
+            // A step that came and went since is noticed here, not announced: the loop
+            // does not pay a wake-up for every step.
+            let wait = match &state.step {
+                None => timeout,
+                Some(step) if step.since.elapsed() < timeout => {
+                    timeout.saturating_sub(step.since.elapsed())
+                }
+                Some(step) => {
+                    let elapsed = step.since.elapsed();
+                    if reported != Some(step.batch.step) {
+                        reported = Some(step.batch.step);
+                        due = timeout;
+                        shared.lock().stats.num_slow_steps += 1;
+                    }
+                    if elapsed >= due {
+                        while due <= elapsed {
+                            due *= 2;
+                        }
+                        let step = step.clone();
+                        drop(state);
+                        tracing::error!(
+                            step = %step.batch.step,
+                            rows = step.batch.spans.len(),
+                            tokens = step.batch.num_tokens(),
+                            requests = %RequestList(&step.requests),
+                            seconds = elapsed.as_secs_f64(),
+                            "a step has not returned"
+                        );
+                        state = self.lock();
+                        continue;
+                    }
+                    due - elapsed
+                }
+            };
+            (state, _) = self
+                .changed
+                .wait_timeout(state, wait)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The first few, so that a line stays a line.
+struct RequestList<'a>(&'a [RequestId]);
+
+impl fmt::Display for RequestList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        for (i, id) in self.0.iter().take(SHOWN).enumerate() {
+            if i > 0 {
+                f.write_str(" ")?;
+            }
+            id.fmt(f)?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, " and {more} more"),
+        }
+    }
+}
