@@ -5,9 +5,9 @@
     .venv/bin/python tests/golden/make_golden.py [NAME …]
 
 A folder holds config.json, weights in safetensors, and golden.json: prompts, the logits
-after the prompt, 64 greedy tokens, and the logits the last of them was drawn from.
-Transformers reads the very folder that is committed, and runs it in f32, eager attention,
-on the CPU, without a KV cache. Weights stored as bf16 or f16 are evaluated in f32 too, so
+after the prompt, 64 greedy tokens, and the logits the last of them was drawn from; these
+logits also with K and V rounded to bf16, the tokens being the same. Transformers reads the very folder that is committed, and runs it in f32, eager attention,
+on the CPU, each position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so
 that the only rounding in a golden is that of the stored weights.
 
 Greedy tokens can only be compared where no two logits are close. Seeds are tried in order
@@ -185,6 +185,14 @@ def write_checkpoint(folder, config, weights, dtype, num_shards):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
+class Bf16Cache(transformers.DynamicCache):
+    """K and V as an executor with a bf16 KV cache reads them back."""
+
+    def update(self, key_states, value_states, *arguments, **options):
+        key_states, value_states = (x.bfloat16().float() for x in (key_states, value_states))
+        return super().update(key_states, value_states, *arguments, **options)
+
+
 @torch.inference_mode()
 def evaluate(folder, seed):
     """What golden.json holds, or why this seed is no good."""
@@ -207,13 +215,17 @@ def evaluate(folder, seed):
             logits.append(last)
         if len(set(tokens)) < MIN_DISTINCT:
             return f"only {len(set(tokens))} distinct tokens"
+        inputs = torch.tensor([prompt + tokens[:-1]])
+        rounded = model(inputs, past_key_values=Bf16Cache()).logits[0]
         cases.append(
             {
                 "prompt": prompt,
                 "tokens": tokens,
                 "least_margin": float(f"{least:.3g}"),
-                "prompt_logits": [float(f"{x:.9g}") for x in logits[0].tolist()],
-                "final_logits": [float(f"{x:.9g}") for x in logits[-1].tolist()],
+                "prompt_logits": as_list(logits[0]),
+                "final_logits": as_list(logits[-1]),
+                "prompt_logits_bf16_kv": as_list(rounded[len(prompt) - 1]),
+                "final_logits_bf16_kv": as_list(rounded[-1]),
             }
         )
     return {
@@ -222,6 +234,10 @@ def evaluate(folder, seed):
         "transformers": transformers.__version__,
         "cases": cases,
     }
+
+
+def as_list(logits):
+    return [float(f"{x:.9g}") for x in logits.tolist()]
 
 
 def write_golden(folder, golden):
