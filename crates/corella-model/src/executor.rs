@@ -31,7 +31,10 @@ pub trait Executor: Send {
 
     /// Blocks until the oldest submitted step has returned. After
     /// `ExecutorError::StepFailed` the executor is ready for further steps, and only the
-    /// failed step's pages hold undefined rows.
+    /// failed step's pages hold undefined rows. The batch's bookkeeping (slots released and
+    /// started, page tables) holds even so. Steps submitted before the failure was known
+    /// still run; what they make of the failed step's tokens and rows is undefined, and
+    /// spans that use neither are right.
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
     /// Copies one page, all layers, out of the KV pool. `out` has `kv_layout().page_bytes`.

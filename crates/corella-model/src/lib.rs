@@ -3,6 +3,7 @@
 mod batch_builder;
 mod checkpoint;
 mod checkpoint_error;
+pub mod conformance;
 mod cost_model;
 mod decoder_spec;
 mod decoder_weights;

@@ -1,0 +1,550 @@
+//! The suite that every executor passes: what a slot draws depends on nothing but the slot.
+//!
+//! Each rule runs requests in two ways that must not differ and compares tokens and
+//! log-probabilities bit for bit. A broken rule panics and says which request, which token.
+
+mod driver;
+mod sampling;
+
+use corella_core::{PageId, Sample, SamplingParams, StepId, TokenId};
+
+use crate::generator::mix;
+use crate::{Executor, ExecutorError};
+use driver::{Driver, Plan, Script, Sequence};
+
+/// What an executor under test must be able to hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConformanceConfig {
+    pub page_size: u32,
+    pub num_pages: u32,
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub max_model_len: u32,
+    pub max_inflight_steps: u32,
+    pub num_threads: usize,
+}
+
+/// Runs every rule on executors of the same model, made afresh for each.
+pub fn run(
+    vocab_size: usize,
+    page_size: u32,
+    make: impl Fn(&ConformanceConfig) -> Box<dyn Executor>,
+) {
+    assert!(
+        page_size >= 4 && vocab_size >= 64,
+        "the suite needs room for its rules"
+    );
+    let page_size = page_size as usize;
+    let suite = Suite {
+        vocab_size,
+        page_size,
+        make: &make,
+    };
+    let expected = suite.reference();
+    suite.chunked_equals_whole(&expected);
+    suite.paged_equals_contiguous(&expected);
+    suite.batched_equals_alone(&expected);
+    suite.threads_do_not_matter(&expected);
+    suite.two_steps_in_flight_equal_one(&expected);
+    suite.cached_equals_recomputed();
+    suite.copied_rows_are_the_reader_s_own();
+    suite.pages_filled_in_the_same_step_can_be_read();
+    suite.slots_are_reused(&expected);
+    suite.resumed_equals_uninterrupted(&expected);
+    suite.pages_can_be_moved(&expected);
+    suite.a_failed_step_leaves_the_others_right(&expected);
+    suite.steps_in_flight_survive_a_failed_one(&expected);
+    suite.a_batch_without_spans_draws_nothing();
+    suite.seeds_and_choices_decide();
+    suite.top_k_of_one_is_greedy();
+    suite.min_tokens_hold_end_tokens_back();
+    suite.penalties_count_what_they_should();
+    suite.masks_bind_their_slot_only(&expected);
+    suite.log_probabilities_are_in_order(&expected);
+}
+
+struct Suite<'a> {
+    vocab_size: usize,
+    page_size: usize,
+    make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
+}
+
+const NUM_TOKENS: usize = 7;
+const NUM_LOGPROBS: u32 = 50;
+
+impl Suite<'_> {
+    fn driver(&self) -> Driver {
+        self.driver_with_threads(1)
+    }
+
+    fn driver_with_threads(&self, num_threads: usize) -> Driver {
+        let page_size = self.page_size as u32;
+        let mut executor = (self.make)(&ConformanceConfig {
+            page_size,
+            num_pages: 40,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 14 * page_size + 16,
+            max_model_len: 6 * page_size + 16,
+            max_inflight_steps: 2,
+            num_threads,
+        });
+        executor.warm_up().expect("warm_up");
+        Driver::new(executor)
+    }
+
+    /// Lengths about the page boundaries, and every kind of sampling.
+    fn scripts(&self) -> Vec<Script> {
+        let page = self.page_size;
+        let lengths = [
+            1,
+            page - 1,
+            page,
+            page + 1,
+            2 * page,
+            3 * page + 5,
+            4 * page + 1,
+        ];
+        let drawn = SamplingParams {
+            temperature: 0.9,
+            ..SamplingParams::GREEDY
+        };
+        let kinds = [
+            SamplingParams::GREEDY,
+            drawn.clone(),
+            SamplingParams {
+                top_k: 12,
+                top_p: 0.9,
+                ..drawn.clone()
+            },
+            SamplingParams {
+                min_p: 0.05,
+                choice: 3,
+                ..drawn.clone()
+            },
+            SamplingParams {
+                repetition_penalty: 1.3,
+                ..SamplingParams::GREEDY
+            },
+            SamplingParams {
+                frequency_penalty: 0.5,
+                presence_penalty: 0.2,
+                ..drawn
+            },
+            SamplingParams::GREEDY,
+        ];
+        let requests = lengths.into_iter().zip(kinds).enumerate();
+        requests
+            .map(|(index, (len, kind))| {
+                let seed = 100 + index as u64;
+                self.script(seed, len, SamplingParams { seed, ..kind })
+            })
+            .collect()
+    }
+
+    fn script(&self, seed: u64, prompt_len: usize, sampling: SamplingParams) -> Script {
+        let token = |position| (mix(seed, position as u64) % self.vocab_size as u64) as TokenId;
+        Script {
+            prompt: (0..prompt_len).map(token).collect(),
+            sampling: SamplingParams {
+                logprobs: Some(NUM_LOGPROBS),
+                ..sampling
+            },
+            num_tokens: NUM_TOKENS,
+            min_tokens: 0,
+            masked_until_min_tokens: Vec::new(),
+        }
+    }
+
+    /// Alone, in one piece, on one thread, in pages as they lie, with nothing gone before.
+    fn alone(&self, script: &Script) -> Vec<Sample> {
+        self.driver()
+            .play(std::slice::from_ref(script), &Plan::WHOLE)
+            .remove(0)
+    }
+
+    fn reference(&self) -> Vec<Vec<Sample>> {
+        self.scripts()
+            .iter()
+            .map(|script| self.alone(script))
+            .collect()
+    }
+
+    fn chunked_equals_whole(&self, expected: &[Vec<Sample>]) {
+        let page = self.page_size;
+        for chunk in [1, page - 1, page, page + 1, 2 * page + 3] {
+            let plan = Plan {
+                chunk,
+                ..Plan::WHOLE
+            };
+            for (script, expected) in self.scripts().iter().zip(expected) {
+                let actual = self.driver().play(std::slice::from_ref(script), &plan);
+                assert_same(&format!("chunks of {chunk}"), expected, &actual[0]);
+            }
+        }
+    }
+
+    fn paged_equals_contiguous(&self, expected: &[Vec<Sample>]) {
+        let plan = Plan {
+            shuffled: true,
+            ..Plan::WHOLE
+        };
+        for (script, expected) in self.scripts().iter().zip(expected) {
+            let actual = self.driver().play(std::slice::from_ref(script), &plan);
+            assert_same("shuffled pages", expected, &actual[0]);
+        }
+    }
+
+    fn plans(&self) -> Vec<Plan> {
+        let chunk = self.page_size + 3;
+        vec![
+            Plan::WHOLE,
+            Plan {
+                stagger: 1,
+                ..Plan::WHOLE
+            },
+            Plan {
+                stagger: 2,
+                shuffled: true,
+                chunk,
+                ..Plan::WHOLE
+            },
+            Plan {
+                stagger: 1,
+                shuffled: true,
+                chunk: 2,
+                ..Plan::WHOLE
+            },
+        ]
+    }
+
+    fn batched_equals_alone(&self, expected: &[Vec<Sample>]) {
+        for plan in self.plans() {
+            let actual = self.driver().play(&self.scripts(), &plan);
+            assert_all_same(&format!("in one batch, {plan:?}"), expected, &actual);
+        }
+    }
+
+    fn threads_do_not_matter(&self, expected: &[Vec<Sample>]) {
+        for num_threads in [2, 3, 5] {
+            for plan in self.plans() {
+                let actual = self
+                    .driver_with_threads(num_threads)
+                    .play(&self.scripts(), &plan);
+                assert_all_same(
+                    &format!("{num_threads} threads, {plan:?}"),
+                    expected,
+                    &actual,
+                );
+            }
+        }
+    }
+
+    fn two_steps_in_flight_equal_one(&self, expected: &[Vec<Sample>]) {
+        for plan in self.plans() {
+            let plan = Plan { depth: 2, ..plan };
+            let actual = self.driver().play(&self.scripts(), &plan);
+            assert_all_same(&format!("two steps in flight, {plan:?}"), expected, &actual);
+        }
+    }
+
+    /// A prefix of another request, in its pages: whole pages shared, the rows after them
+    /// copied.
+    fn cached_equals_recomputed(&self) {
+        let page = self.page_size;
+        let leader = self.script(7, 3 * page + 2, SamplingParams::GREEDY);
+        for num_cached in [page, 2 * page, 2 * page + 1, 3 * page - 1, 3 * page + 1] {
+            let mut follower = self.script(8, 4 * page, SamplingParams::GREEDY);
+            follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
+            let expected = self.alone(&follower);
+
+            let mut driver = self.driver();
+            driver.shuffle_pages();
+            let mut first = driver.begin(0, &leader);
+            driver.finish(&mut first);
+            let mut second = borrow_prefix(&mut driver, 1, &follower, &first, num_cached, page);
+            driver.finish(&mut second);
+            assert_same(
+                &format!("{num_cached} tokens cached"),
+                &expected,
+                &second.samples,
+            );
+        }
+    }
+
+    /// Both write on behind the rows that one copied from the other; neither notices.
+    fn copied_rows_are_the_reader_s_own(&self) {
+        let page = self.page_size;
+        let leader = self.script(9, page + 3, SamplingParams::GREEDY);
+        let num_cached = page + 2;
+        let mut follower = self.script(10, page + 5, SamplingParams::GREEDY);
+        follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
+
+        let mut driver = self.driver();
+        let mut first = driver.begin(0, &leader);
+        driver.advance(&mut first, usize::MAX);
+        driver.step(&mut [&mut first]);
+        let mut second = borrow_prefix(&mut driver, 1, &follower, &first, num_cached, page);
+        while !first.is_done() {
+            driver.advance(&mut first, usize::MAX);
+            driver.advance(&mut second, usize::MAX);
+            driver.step(&mut [&mut first, &mut second]);
+        }
+        driver.finish(&mut second);
+        assert_same("rows copied from it", &self.alone(&leader), &first.samples);
+        assert_same("rows copied to it", &self.alone(&follower), &second.samples);
+    }
+
+    /// A follower attends to pages that its leader fills in the same batch, whichever of
+    /// the two spans comes first.
+    fn pages_filled_in_the_same_step_can_be_read(&self) {
+        let page = self.page_size;
+        let leader = self.script(11, 3 * page + 1, SamplingParams::GREEDY);
+        let num_cached = 2 * page;
+        let mut follower = self.script(12, 2 * page + 3, SamplingParams::GREEDY);
+        follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
+        let expected = [self.alone(&leader), self.alone(&follower)];
+        for follower_first in [false, true] {
+            let mut driver = self.driver();
+            driver.shuffle_pages();
+            let pages: Vec<u32> = (0..4).map(|_| driver.take_page()).collect();
+            let mut first = driver.begin_from(0, &leader, &pages, &leader.prompt, 0);
+            let mut second =
+                driver.begin_from(1, &follower, &pages[..2], &follower.prompt, num_cached);
+            let mut order = [&mut first, &mut second];
+            if follower_first {
+                order.reverse();
+            }
+            for sequence in order {
+                driver.advance(sequence, usize::MAX);
+            }
+            driver.step(&mut [&mut first, &mut second]);
+            driver.finish(&mut first);
+            driver.finish(&mut second);
+            assert_same("leader of the same step", &expected[0], &first.samples);
+            assert_same("follower of the same step", &expected[1], &second.samples);
+        }
+    }
+
+    /// A batch may give a slot, and pages, to another request at the moment it releases them.
+    fn slots_are_reused(&self, expected: &[Vec<Sample>]) {
+        let mut driver = self.driver();
+        driver.shuffle_pages();
+        for (script, expected) in self.scripts().iter().zip(expected).cycle().take(20) {
+            let mut sequence = driver.begin(0, script);
+            driver.finish(&mut sequence);
+            assert_same("a reused slot", expected, &sequence.samples);
+            driver.release(sequence);
+        }
+    }
+
+    /// Preempted after some output, then recomputed elsewhere from prompt and output.
+    fn resumed_equals_uninterrupted(&self, expected: &[Vec<Sample>]) {
+        for (script, expected) in self.scripts().iter().zip(expected) {
+            let mut driver = self.driver();
+            driver.shuffle_pages();
+            let mut before = driver.begin(0, script);
+            for _ in 0..3 {
+                driver.advance(&mut before, usize::MAX);
+                driver.step(&mut [&mut before]);
+            }
+            let before = driver.release(before);
+            let mut after = driver.begin_from(1, script, &[], &before.tokens, 0);
+            driver.finish(&mut after);
+            let samples = [before.samples, after.samples].concat();
+            assert_same("resumed after preemption", expected, &samples);
+        }
+    }
+
+    /// Pages read out and written back elsewhere: in another executor, and in the same.
+    fn pages_can_be_moved(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let index = scripts.len() - 1;
+        let (script, expected) = (&scripts[index], &expected[index]);
+        let num_cached = script.prompt.len() - 1;
+
+        let mut source = self.driver();
+        let mut sequence = source.begin(0, script);
+        source.advance(&mut sequence, usize::MAX);
+        source.step(&mut [&mut sequence]);
+        let contents: Vec<Vec<u8>> = sequence.pages[..num_cached.div_ceil(self.page_size)]
+            .iter()
+            .map(|&page| {
+                let mut bytes = vec![0; source.executor.kv_layout().page_bytes];
+                source
+                    .executor
+                    .read_page(PageId(page), &mut bytes)
+                    .expect("read_page");
+                bytes
+            })
+            .collect();
+        for mut target in [self.driver(), source] {
+            target.shuffle_pages();
+            let mut pages = Vec::new();
+            for bytes in &contents {
+                let page = target.take_page();
+                target
+                    .executor
+                    .write_page(PageId(page), bytes)
+                    .expect("write_page");
+                pages.push(page);
+            }
+            let mut moved = target.begin_from(1, script, &pages, &script.prompt, num_cached);
+            target.finish(&mut moved);
+            assert_same("in moved pages", expected, &moved.samples);
+        }
+    }
+
+    /// The failure is a mask that allows nothing, which no executor can draw from.
+    fn a_failed_step_leaves_the_others_right(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let mut driver = self.driver();
+        driver.shuffle_pages();
+        let mut outside = driver.begin(5, &scripts[5]);
+        driver.advance(&mut outside, usize::MAX);
+        driver.step(&mut [&mut outside]);
+
+        let mut failing: Vec<Sequence> = (0..3)
+            .map(|slot| driver.begin(slot, &scripts[slot as usize]))
+            .collect();
+        for sequence in &mut failing {
+            driver.advance(sequence, usize::MAX);
+        }
+        driver.allow_only(1, self.vocab_size, &[]);
+        driver.submit();
+        let failed = driver.wait();
+        assert!(
+            matches!(
+                failed,
+                Err(ExecutorError::StepFailed {
+                    step: StepId(1),
+                    ..
+                })
+            ),
+            "a mask that allows nothing fails its step, not {failed:?}"
+        );
+
+        for sequence in failing {
+            driver.release(sequence);
+        }
+        let mut again: Vec<Sequence> = (0..3)
+            .map(|slot| driver.begin(slot, &scripts[slot as usize]))
+            .collect();
+        while !again.iter().all(Sequence::is_done) {
+            for sequence in again.iter_mut().chain([&mut outside]) {
+                driver.advance(sequence, usize::MAX);
+            }
+            driver.submit();
+            driver.receive(again.iter_mut().chain([&mut outside]));
+        }
+        driver.finish(&mut outside);
+        assert_same("beside a failed step", &expected[5], &outside.samples);
+        for (sequence, expected) in again.iter().zip(expected) {
+            assert_same("after a failed step", expected, &sequence.samples);
+        }
+    }
+
+    /// The step behind the failed one is already on its way, with inputs that never come.
+    fn steps_in_flight_survive_a_failed_one(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let mut driver = self.driver();
+        let mut healthy = driver.begin(1, &scripts[3]);
+        driver.advance(&mut healthy, usize::MAX);
+        driver.step(&mut [&mut healthy]);
+
+        let mut victim = driver.begin(0, &scripts[4]);
+        driver.advance(&mut victim, usize::MAX);
+        driver.allow_only(0, self.vocab_size, &[]);
+        driver.submit();
+        driver.advance(&mut victim, usize::MAX);
+        driver.advance(&mut healthy, usize::MAX);
+        driver.submit();
+        assert!(
+            driver.wait().is_err(),
+            "a mask that allows nothing fails its step"
+        );
+        // What the victim draws now is undefined, and nobody's business.
+        driver.receive([&mut healthy, &mut victim]);
+
+        driver.release(victim);
+        let mut again = driver.begin(0, &scripts[4]);
+        driver.finish(&mut again);
+        driver.finish(&mut healthy);
+        assert_same(
+            "in flight behind a failed step",
+            &expected[3],
+            &healthy.samples,
+        );
+        assert_same("again after its step failed", &expected[4], &again.samples);
+    }
+
+    fn a_batch_without_spans_draws_nothing(&self) {
+        let mut driver = self.driver();
+        driver.step(&mut []);
+        let script = self.script(1, 3, SamplingParams::GREEDY);
+        let mut sequence = driver.begin(0, &script);
+        driver.finish(&mut sequence);
+        driver.release(sequence);
+        driver.step(&mut []);
+    }
+}
+
+/// A sequence whose first tokens are another's too: it shares the whole pages and copies the
+/// rows after them.
+fn borrow_prefix(
+    driver: &mut Driver,
+    slot: u32,
+    script: &Script,
+    from: &Sequence,
+    num_cached: usize,
+    page_size: usize,
+) -> Sequence {
+    let num_shared = num_cached / page_size;
+    let mut pages = from.pages[..num_shared].to_vec();
+    let num_rows = num_cached % page_size;
+    if num_rows > 0 {
+        pages.push(driver.take_page());
+        driver
+            .batch
+            .copy(from.pages[num_shared], pages[num_shared], num_rows);
+    }
+    driver.begin_from(slot, script, &pages, &script.prompt, num_cached)
+}
+
+fn assert_all_same(way: &str, expected: &[Vec<Sample>], actual: &[Vec<Sample>]) {
+    assert_eq!(expected.len(), actual.len());
+    for (index, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+        assert_same(&format!("request {index}, {way}"), expected, actual);
+    }
+}
+
+fn assert_same(way: &str, expected: &[Sample], actual: &[Sample]) {
+    assert_eq!(expected.len(), actual.len(), "{way}: number of tokens");
+    for (position, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+        let listed = logprobs(expected).zip(logprobs(actual));
+        let differing = |(a, b): &((TokenId, f32), (TokenId, f32))| {
+            (a.0, a.1.to_bits()) != (b.0, b.1.to_bits())
+        };
+        if let Some((expected, actual)) = { listed }.find(differing) {
+            panic!(
+                "{way}: output {position} should list (token, log-probability) {expected:?} \
+                 and lists {actual:?}"
+            );
+        }
+        assert_eq!(expected, actual, "{way}: output {position}");
+    }
+}
+
+/// The token drawn, then the alternatives.
+fn logprobs(sample: &Sample) -> impl Iterator<Item = (TokenId, f32)> {
+    sample.logprobs.iter().flat_map(|logprobs| {
+        let drawn = (sample.token, logprobs.token);
+        [drawn].into_iter().chain(logprobs.top.iter().copied())
+    })
+}
+
+fn token_ids(samples: &[Sample]) -> Vec<TokenId> {
+    samples.iter().map(|sample| sample.token).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+//! A scheduler in miniature, for putting an executor through chosen batches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use corella_core::{
+    BatchOutput, RequestId, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
+};
+
+use crate::generator::mix;
+use crate::{BatchBuilder, Executor, ExecutorError, TokenMask};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Script {
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    pub num_tokens: usize,
+    pub min_tokens: u32,
+    pub masked_until_min_tokens: Vec<TokenId>,
+}
+
+/// How to go about several scripts at once.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Prefill tokens of one sequence in one step.
+    pub chunk: usize,
+    /// Steps between arrivals; 0 starts all together.
+    pub stagger: usize,
+    /// Pages in any order but the ascending one.
+    pub shuffled: bool,
+    /// Steps in flight; beyond one, decode inputs are `FromStep`.
+    pub depth: usize,
+}
+
+impl Plan {
+    pub const WHOLE: Self = Self {
+        chunk: usize::MAX,
+        stagger: 0,
+        shuffled: false,
+        depth: 1,
+    };
+}
+
+/// A script in a slot.
+pub struct Sequence {
+    pub slot: u32,
+    pub script: Script,
+    /// Prompt and the output that has come back.
+    pub tokens: Vec<TokenId>,
+    /// Positions whose KV is in the pages, or will be once the steps in flight are done.
+    pub num_computed: usize,
+    pub pages: Vec<u32>,
+    pub samples: Vec<Sample>,
+    num_asked: usize,
+    last_asked_step: u64,
+}
+
+pub struct Driver {
+    pub executor: Box<dyn Executor>,
+    pub batch: BatchBuilder,
+    page_size: usize,
+    next_step: u64,
+    free_pages: VecDeque<u32>,
+    shuffle: Option<u64>,
+    masks: Vec<TokenMask>,
+    /// Steps in flight and the slots that each will bring a sample for.
+    inflight: VecDeque<(u64, Vec<SlotId>)>,
+    asked: Vec<SlotId>,
+}
+
+impl Driver {
+    pub fn new(executor: Box<dyn Executor>) -> Self {
+        let layout = executor.kv_layout();
+        Self {
+            executor,
+            batch: BatchBuilder::new(0),
+            page_size: layout.page_size as usize,
+            next_step: 0,
+            free_pages: (0..layout.num_pages).collect(),
+            shuffle: None,
+            masks: Vec::new(),
+            inflight: VecDeque::new(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// From now on no two neighbours of a sequence are neighbours in the pool.
+    pub fn shuffle_pages(&mut self) {
+        self.shuffle = Some(1);
+    }
+
+    /// Every script to its end.
+    pub fn play(&mut self, scripts: &[Script], plan: &Plan) -> Vec<Vec<Sample>> {
+        if plan.shuffled {
+            self.shuffle_pages();
+        }
+        let mut live: BTreeMap<u32, Sequence> = BTreeMap::new();
+        let mut done: BTreeMap<u32, Vec<Sample>> = BTreeMap::new();
+        let mut round = 0;
+        while done.len() < scripts.len() {
+            for (index, script) in scripts.iter().enumerate() {
+                if index * plan.stagger == round {
+                    live.insert(index as u32, self.begin(index as u32, script));
+                }
+            }
+            // Every other round backwards: the order of spans must not matter either.
+            let mut order: Vec<&mut Sequence> = live.values_mut().collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for sequence in order {
+                self.advance(sequence, plan.chunk);
+            }
+            self.submit();
+            if self.inflight.len() >= plan.depth {
+                self.receive(live.values_mut());
+            }
+            for slot in live.keys().copied().collect::<Vec<_>>() {
+                if live[&slot].is_done() {
+                    let sequence = live.remove(&slot).expect("it was just there");
+                    done.insert(slot, self.release(sequence).samples);
+                }
+            }
+            round += 1;
+        }
+        while !self.inflight.is_empty() {
+            self.receive([]);
+        }
+        done.into_values().collect()
+    }
+
+    pub fn begin(&mut self, slot: u32, script: &Script) -> Sequence {
+        self.begin_from(slot, script, &[], &script.prompt, 0)
+    }
+
+    /// A sequence that has come as far as `tokens`, with the KV of the first `num_cached`
+    /// in `pages`; the last of these may lack rows to be copied or computed.
+    pub fn begin_from(
+        &mut self,
+        slot: u32,
+        script: &Script,
+        pages: &[u32],
+        tokens: &[TokenId],
+        num_cached: usize,
+    ) -> Sequence {
+        self.batch.start_slot(SlotStart {
+            slot: SlotId(slot),
+            request: RequestId(self.next_step << 32 | u64::from(slot)),
+            sampling: script.sampling.clone(),
+            num_prompt_tokens: script.prompt.len() as u32,
+            cached_tokens: tokens[..num_cached].to_vec(),
+            min_tokens: script.min_tokens,
+            masked_until_min_tokens: Arc::from(&script.masked_until_min_tokens[..]),
+        });
+        if !pages.is_empty() {
+            self.batch.pages(slot, 0, pages);
+        }
+        Sequence {
+            slot,
+            script: script.clone(),
+            tokens: tokens.to_vec(),
+            num_computed: num_cached,
+            pages: pages.to_vec(),
+            samples: Vec::new(),
+            num_asked: tokens.len() - script.prompt.len(),
+            last_asked_step: 0,
+        }
+    }
+
+    /// The next step brings the sequence on: by a chunk, or by one token.
+    pub fn advance(&mut self, sequence: &mut Sequence, chunk: usize) {
+        let total = sequence.script.num_tokens;
+        if sequence.num_asked == total {
+            return;
+        }
+        let start = sequence.num_computed;
+        let num_known = sequence.tokens.len() - start;
+        let len = num_known.clamp(1, chunk);
+        let sample = len >= num_known;
+        sequence.num_computed += len;
+        let num_pages = sequence.num_computed.div_ceil(self.page_size);
+        let first_new = sequence.pages.len();
+        while sequence.pages.len() < num_pages {
+            sequence.pages.push(self.take_page());
+        }
+        if first_new < num_pages {
+            self.batch
+                .pages(sequence.slot, first_new, &sequence.pages[first_new..]);
+        }
+        if num_known == 0 {
+            self.batch
+                .span_from_step(sequence.slot, start, sequence.last_asked_step);
+        } else {
+            let tokens = &sequence.tokens[start..start + len];
+            self.batch.span(sequence.slot, start, tokens, sample);
+        }
+        if sample {
+            sequence.num_asked += 1;
+            sequence.last_asked_step = self.next_step;
+            self.asked.push(SlotId(sequence.slot));
+        }
+    }
+
+    pub fn take_page(&mut self) -> u32 {
+        let index = match &mut self.shuffle {
+            None => 0,
+            Some(state) => {
+                *state = mix(*state, 0);
+                *state as usize % self.free_pages.len().max(1)
+            }
+        };
+        self.free_pages
+            .remove(index)
+            .expect("the suite's pool holds all that it runs at once")
+    }
+
+    /// The slot is free in the next batch, and so are its pages.
+    pub fn release(&mut self, sequence: Sequence) -> Sequence {
+        self.release_slot(&sequence);
+        self.free_pages.extend(&sequence.pages);
+        sequence
+    }
+
+    /// As `release`, but the pages stay as they are.
+    pub fn release_slot(&mut self, sequence: &Sequence) {
+        self.batch.release(sequence.slot);
+    }
+
+    pub fn allow_only(&mut self, slot: u32, vocab_size: usize, tokens: &[TokenId]) {
+        let mut allowed = vec![0; vocab_size.div_ceil(32)];
+        for &token in tokens {
+            allowed[token as usize / 32] |= 1 << (token % 32);
+        }
+        self.masks.push(TokenMask {
+            slot: SlotId(slot),
+            allowed: allowed.into(),
+        });
+    }
+
+    pub fn submit(&mut self) {
+        let batch = self.batch.build();
+        let step = batch.step;
+        assert_eq!(step.0, self.next_step);
+        self.executor.submit(batch).expect("submit");
+        self.executor
+            .sample(step, std::mem::take(&mut self.masks))
+            .expect("sample");
+        self.inflight
+            .push_back((self.next_step, std::mem::take(&mut self.asked)));
+        self.next_step += 1;
+    }
+
+    /// The oldest step in flight, handed out to the sequences that asked for it.
+    pub fn receive<'a>(&mut self, sequences: impl IntoIterator<Item = &'a mut Sequence>) {
+        let output = self.wait().unwrap_or_else(|error| panic!("{error}"));
+        let mut by_slot: BTreeMap<SlotId, Sample> = output.samples.into_iter().collect();
+        for sequence in sequences {
+            if let Some(sample) = by_slot.remove(&SlotId(sequence.slot)) {
+                sequence.tokens.push(sample.token);
+                sequence.samples.push(sample);
+            }
+        }
+        assert!(
+            by_slot.is_empty(),
+            "samples that nobody asked for: {by_slot:?}"
+        );
+    }
+
+    pub fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        let (step, asked) = self.inflight.pop_front().expect("a step is in flight");
+        let result = self.executor.wait();
+        if let Ok(output) = &result {
+            let slots: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
+            assert_eq!(output.step, StepId(step), "steps return in order");
+            assert_eq!(
+                slots, asked,
+                "one sample for each sampling span of step {step}, in order"
+            );
+        }
+        result
+    }
+
+    pub fn step(&mut self, sequences: &mut [&mut Sequence]) {
+        self.submit();
+        self.receive(sequences.iter_mut().map(|sequence| &mut **sequence));
+    }
+
+    /// On to the end, alone.
+    pub fn finish(&mut self, sequence: &mut Sequence) {
+        while !sequence.is_done() {
+            self.advance(sequence, usize::MAX);
+            self.step(&mut [sequence]);
+        }
+    }
+}
+
+impl Sequence {
+    pub fn is_done(&self) -> bool {
+        self.tokens.len() == self.script.prompt.len() + self.script.num_tokens
+    }
+}

@@ -1,0 +1,268 @@
+//! The mock passes, and an executor with any one thing broken does not.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use corella_core::{Batch, BatchOutput, InputToken, SlotStart};
+
+use super::*;
+use crate::{ExecutorInfo, KvLayout, MockConfig, MockExecutor, TokenMask};
+
+const VOCAB_SIZE: usize = 100;
+
+fn mock(config: &ConformanceConfig) -> MockExecutor {
+    MockExecutor::new(MockConfig::new(
+        VOCAB_SIZE,
+        config.num_pages,
+        config.page_size,
+    ))
+}
+
+#[test]
+fn the_mock_passes() {
+    for page_size in [4, 5, 16] {
+        run(VOCAB_SIZE, page_size, |config| Box::new(mock(config)));
+    }
+}
+
+/// The mock, with something else done to its batches or made of its results.
+struct Broken {
+    mock: MockExecutor,
+    num_threads: usize,
+    batches: VecDeque<Arc<Batch>>,
+    fault: Fault,
+}
+
+#[derive(Clone, Copy)]
+enum Fault {
+    /// The batch that the mock gets to see.
+    Batch(fn(&mut Batch)),
+    /// One unit in the last place of the last log-probability, where this holds.
+    Rounding(fn(&Batch, usize) -> bool),
+    Output(fn(&mut BatchOutput)),
+    LostMasks,
+    SwallowedFailures,
+    EmptyPages,
+}
+
+impl Executor for Broken {
+    fn info(&self) -> ExecutorInfo {
+        self.mock.info()
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.mock.kv_layout()
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecutorError> {
+        self.mock.warm_up()
+    }
+
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
+        let mut seen = (*batch).clone();
+        if let Fault::Batch(change) = self.fault {
+            change(&mut seen);
+        }
+        self.batches.push_back(batch);
+        self.mock.submit(Arc::new(seen))
+    }
+
+    fn sample(&mut self, step: StepId, mut masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+        if let Fault::LostMasks = self.fault {
+            masks.retain(|mask| mask.allowed.iter().all(|&word| word == 0));
+        }
+        self.mock.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        let batch = self.batches.pop_front().unwrap();
+        let mut result = self.mock.wait();
+        match (self.fault, &mut result) {
+            (Fault::SwallowedFailures, Err(ExecutorError::StepFailed { step, .. })) => {
+                let sampling = batch.spans.iter().filter(|span| span.sample);
+                let sample = |slot| {
+                    (
+                        slot,
+                        Sample {
+                            token: 0,
+                            logprobs: None,
+                        },
+                    )
+                };
+                let samples = sampling.map(|span| sample(span.slot)).collect();
+                result = Ok(BatchOutput {
+                    step: *step,
+                    samples,
+                });
+            }
+            (Fault::Rounding(applies), Ok(output)) if applies(&batch, self.num_threads) => {
+                let last = output
+                    .samples
+                    .last_mut()
+                    .and_then(|(_, s)| s.logprobs.as_mut());
+                if let Some((_, logprob)) = last.and_then(|logprobs| logprobs.top.last_mut()) {
+                    *logprob = logprob.next_down();
+                }
+            }
+            (Fault::Output(change), Ok(output)) => change(output),
+            _ => {}
+        }
+        result
+    }
+
+    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
+        if let Fault::EmptyPages = self.fault {
+            return Ok(());
+        }
+        self.mock.read_page(page, out)
+    }
+
+    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
+        self.mock.write_page(page, bytes)
+    }
+}
+
+#[test]
+fn whatever_is_broken_is_found() {
+    let cases: [(&str, Fault); 22] = [
+        (
+            "chunks of 3",
+            Fault::Rounding(|batch, _| {
+                batch
+                    .spans
+                    .iter()
+                    .any(|span| span.start > 0 && span.tokens.len() > 1)
+            }),
+        ),
+        (
+            "shuffled pages",
+            Fault::Rounding(|batch, _| !batch.pages.is_sorted()),
+        ),
+        (
+            "in one batch",
+            Fault::Rounding(|batch, _| batch.spans.len() > 1),
+        ),
+        (
+            "3 threads",
+            Fault::Rounding(|_, num_threads| num_threads == 3),
+        ),
+        (
+            "two steps in flight",
+            Fault::Rounding(|batch, _| {
+                batch
+                    .tokens
+                    .iter()
+                    .any(|input| matches!(input, InputToken::FromStep { .. }))
+            }),
+        ),
+        (
+            "tokens cached",
+            Fault::Rounding(|batch, _| !batch.copies.is_empty()),
+        ),
+        ("never written", Fault::Batch(|batch| batch.copies.clear())),
+        (
+            "resumed after preemption",
+            Fault::Rounding(|batch, _| {
+                let resumes_with_three =
+                    |start: &SlotStart| start.num_prompt_tokens + 3 == batch.tokens.len() as u32;
+                batch.spans.len() == 1 && batch.started.iter().any(resumes_with_three)
+            }),
+        ),
+        (
+            "slot 0 is started",
+            Fault::Batch(|batch| batch.released.clear()),
+        ),
+        (
+            "in moved pages",
+            Fault::Rounding(|batch, _| {
+                batch
+                    .started
+                    .iter()
+                    .any(|start| start.cached_tokens.len() == 16)
+                    && batch.copies.is_empty()
+                    && batch.spans.len() == 1
+            }),
+        ),
+        ("another history", Fault::EmptyPages),
+        ("fails its step", Fault::SwallowedFailures),
+        (
+            "one sample for each",
+            Fault::Output(|output| {
+                if let Some((slot, _)) = output.samples.first_mut() {
+                    slot.0 += 1;
+                }
+            }),
+        ),
+        (
+            "one sample for each",
+            Fault::Output(|output| output.samples.reverse()),
+        ),
+        (
+            "another seed",
+            Fault::Batch(|batch| change_sampling(batch, |p| p.seed = 0)),
+        ),
+        (
+            "another choice",
+            Fault::Batch(|batch| change_sampling(batch, |p| p.choice = 0)),
+        ),
+        (
+            "top-k of one",
+            Fault::Batch(|batch| change_sampling(batch, |p| p.top_k = 0)),
+        ),
+        (
+            "min_tokens",
+            Fault::Batch(|batch| {
+                batch
+                    .started
+                    .iter_mut()
+                    .for_each(|start| start.min_tokens = 0);
+            }),
+        ),
+        (
+            "first token is rewarded",
+            Fault::Batch(|batch| {
+                change_sampling(batch, |p| p.presence_penalty = p.presence_penalty.max(0.0));
+            }),
+        ),
+        (
+            "first token is rewarded",
+            Fault::Batch(|batch| {
+                change_sampling(batch, |p| {
+                    p.frequency_penalty = p.frequency_penalty.max(0.0)
+                });
+            }),
+        ),
+        (
+            "prompt's tokens are rewarded",
+            Fault::Batch(|batch| {
+                change_sampling(batch, |p| p.repetition_penalty = 1.0);
+            }),
+        ),
+        ("is not allowed", Fault::LostMasks),
+    ];
+    for (symptom, fault) in cases {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            run(VOCAB_SIZE, 4, |config| {
+                Box::new(Broken {
+                    mock: mock(config),
+                    num_threads: config.num_threads,
+                    batches: VecDeque::new(),
+                    fault,
+                })
+            });
+        }));
+        let panic = outcome.expect_err(symptom);
+        let said = panic
+            .downcast_ref::<String>()
+            .expect("panics say something");
+        assert!(said.contains(symptom), "{symptom}: {said}");
+    }
+}
+
+fn change_sampling(batch: &mut Batch, change: fn(&mut SamplingParams)) {
+    batch
+        .started
+        .iter_mut()
+        .for_each(|start| change(&mut start.sampling));
+}
