@@ -1,1 +1,21 @@
 //! The CPU executor: kernels by instruction set, worker pool, paged KV memory.
+
+mod attention;
+mod buffer;
+mod executor;
+mod forward;
+mod gemm;
+mod kernels;
+mod kv_memory;
+mod machine;
+mod region;
+mod rotary;
+mod slot;
+mod step_plan;
+mod thread_pool;
+mod weights;
+
+pub use executor::{CpuConfig, CpuError, CpuExecutor};
+pub use kernels::{Isa, detect_isa};
+pub use kv_memory::kv_page_bytes;
+pub use machine::{MachineLimits, measure_limits};

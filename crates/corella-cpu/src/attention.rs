@@ -1,0 +1,288 @@
+//! Attention of a step's rows over their pages.
+//!
+//! Every row walks its sequence in blocks of 64 positions counted from position 0, with a
+//! running maximum and running sums. Rows of one tile share the reads of K and V and nothing
+//! else, so prefill and decode rows go through the same arithmetic.
+
+use std::ops::Range;
+
+use corella_core::PageId;
+use corella_model::AttentionSpec;
+
+use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::kernels::{
+    ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
+};
+use crate::kv_memory::{HeadPage, KvMemory};
+use crate::step_plan::{SpanPlan, StepPlan};
+use crate::thread_pool::Worker;
+
+/// Query rows that attend together: some positions of a span, times some of the query heads
+/// that share a KV head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionTask {
+    pub span: usize,
+    /// Of the span's positions.
+    pub positions: Range<usize>,
+    pub kv_head: usize,
+    /// Of the KV head's query heads.
+    pub heads: Range<usize>,
+}
+
+/// All tasks of a step, and where each worker's share begins and ends.
+#[derive(Debug, Default)]
+pub struct AttentionPlan {
+    tasks: Vec<AttentionTask>,
+    bounds: Vec<usize>,
+}
+
+impl AttentionPlan {
+    pub fn clear(&mut self) {
+        self.tasks.clear();
+        self.bounds.clear();
+    }
+
+    pub fn build(
+        &mut self,
+        spans: &[SpanPlan],
+        spec: &AttentionSpec,
+        tile_rows: usize,
+        num_threads: usize,
+    ) {
+        let group = spec.num_heads / spec.num_kv_heads;
+        let heads_at_once = group.min(tile_rows);
+        let positions_at_once = (tile_rows / group).max(1);
+        for (span, plan) in spans.iter().enumerate() {
+            for kv_head in 0..spec.num_kv_heads {
+                for start in (0..plan.num_rows).step_by(positions_at_once) {
+                    for head in (0..group).step_by(heads_at_once) {
+                        self.tasks.push(AttentionTask {
+                            span,
+                            positions: start..plan.num_rows.min(start + positions_at_once),
+                            kv_head,
+                            heads: head..group.min(head + heads_at_once),
+                        });
+                    }
+                }
+            }
+        }
+        self.share_out(spans, num_threads);
+    }
+
+    /// Cuts the tasks into runs of about equal cost.
+    fn share_out(&mut self, spans: &[SpanPlan], num_threads: usize) {
+        let cost = |task: &AttentionTask| {
+            let length = spans[task.span].start + task.positions.end;
+            // Reading a position costs about as much as two rows' arithmetic on it.
+            (length * (task.positions.len() * task.heads.len() + 2)) as u64
+        };
+        let total: u64 = self.tasks.iter().map(cost).sum();
+        let mut sum = 0;
+        self.bounds.push(0);
+        for (index, task) in self.tasks.iter().enumerate() {
+            sum += cost(task);
+            while (self.bounds.len() as u64) < num_threads as u64
+                && sum * num_threads as u64 >= total * self.bounds.len() as u64
+            {
+                self.bounds.push(index + 1);
+            }
+        }
+        self.bounds.resize(num_threads, self.tasks.len());
+        self.bounds.push(self.tasks.len());
+    }
+
+    pub fn tasks_of(&self, worker: &Worker<'_>) -> &[AttentionTask] {
+        &self.tasks[self.bounds[worker.index()]..self.bounds[worker.index() + 1]]
+    }
+}
+
+/// A worker's own memory for one task.
+pub struct AttentionScratch {
+    /// `[head_dim][row]`, scaled.
+    q: Vec<f32>,
+    /// Scores, then weights.
+    scores: [f32; MAX_TILE_ROWS * ATTENTION_BLOCK],
+    max: [f32; MAX_TILE_ROWS],
+    sums: [[f32; 16]; MAX_TILE_ROWS],
+    scale: [f32; MAX_TILE_ROWS],
+    /// Rows of `head_dim` rounded up to whole vectors.
+    out: Vec<f32>,
+    /// Of the current block.
+    groups: Vec<KeyGroup>,
+    runs: Vec<ValueRun>,
+}
+
+// SAFETY: the pointers in `groups` and `runs` are dead once a task is done.
+unsafe impl Send for AttentionScratch {}
+
+impl AttentionScratch {
+    pub fn new(head_dim: usize) -> Self {
+        Self {
+            q: vec![0.0; head_dim * MAX_TILE_ROWS],
+            scores: [0.0; MAX_TILE_ROWS * ATTENTION_BLOCK],
+            max: [0.0; MAX_TILE_ROWS],
+            sums: [[0.0; 16]; MAX_TILE_ROWS],
+            scale: [0.0; MAX_TILE_ROWS],
+            out: vec![0.0; head_dim.next_multiple_of(ATTENTION_LANES) * MAX_TILE_ROWS],
+            groups: Vec::with_capacity(ATTENTION_BLOCK),
+            runs: Vec::with_capacity(ATTENTION_BLOCK),
+        }
+    }
+}
+
+/// What the tasks of one layer have in common.
+pub struct AttentionLayer<'a> {
+    pub kernels: &'a Kernels,
+    pub spec: &'a AttentionSpec,
+    pub kv: &'a KvMemory,
+    pub layer: usize,
+    /// Queries first in each row.
+    pub qkv: &'a Buffer,
+    pub out: &'a PackedRows,
+    pub tiles: Tiles,
+}
+
+impl AttentionLayer<'_> {
+    pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
+        for task in plan.attention.tasks_of(worker) {
+            let span = &plan.spans[task.span];
+            self.run_task(task, span, plan.pages_of(span), scratch);
+        }
+    }
+
+    fn run_task(
+        &self,
+        task: &AttentionTask,
+        span: &SpanPlan,
+        pages: &[PageId],
+        scratch: &mut AttentionScratch,
+    ) {
+        let num_rows = task.positions.len() * task.heads.len();
+        self.load_queries(task, span, scratch);
+        scratch.max = [f32::NEG_INFINITY; MAX_TILE_ROWS];
+        scratch.sums = [[0.0; 16]; MAX_TILE_ROWS];
+        scratch.out.fill(0.0);
+        let first_end = span.start + task.positions.start + 1;
+        let last_end = span.start + task.positions.end;
+        let head_dim = self.spec.head_dim;
+        for block in (0..last_end).step_by(ATTENTION_BLOCK) {
+            let end = last_end.min(block + ATTENTION_BLOCK);
+            self.list_block(task.kv_head, pages, block..end, scratch);
+            // SAFETY: q holds head_dim * num_rows elements; the groups lie in KV memory,
+            // which no one writes during attention, and their offsets in a block.
+            unsafe {
+                (self.kernels.scores.of(self.kv.dtype))(
+                    scratch.q.as_ptr(),
+                    num_rows,
+                    &scratch.groups,
+                    self.kv.key_stride(),
+                    head_dim,
+                    scratch.scores.as_mut_ptr(),
+                );
+            }
+            for row in 0..num_rows {
+                let row_end = first_end + row / task.heads.len();
+                let limit = row_end.saturating_sub(block).min(ATTENTION_BLOCK);
+                let scores = &mut scratch.scores[row * ATTENTION_BLOCK..][..ATTENTION_BLOCK];
+                // SAFETY: one block of scores, 16 sums.
+                scratch.scale[row] = unsafe {
+                    (self.kernels.softmax_block)(
+                        scores.as_mut_ptr(),
+                        limit,
+                        &mut scratch.max[row],
+                        scratch.sums[row].as_mut_ptr(),
+                    )
+                };
+            }
+            // SAFETY: the runs lie in KV memory and cover no more than a block; `out` has
+            // MAX_TILE_ROWS rows of the given stride.
+            unsafe {
+                (self.kernels.values.of(self.kv.dtype))(
+                    scratch.scores.as_ptr(),
+                    num_rows,
+                    scratch.scale.as_ptr(),
+                    &scratch.runs,
+                    head_dim,
+                    scratch.out.as_mut_ptr(),
+                    head_dim.next_multiple_of(ATTENTION_LANES),
+                );
+            }
+        }
+        self.store(task, span, scratch);
+    }
+
+    fn rows<'a>(
+        &self,
+        task: &'a AttentionTask,
+        span: &'a SpanPlan,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let group = self.spec.num_heads / self.spec.num_kv_heads;
+        task.positions.clone().flat_map(move |position| {
+            let row = span.first_row + position;
+            task.heads
+                .clone()
+                .map(move |head| (row, task.kv_head * group + head))
+        })
+    }
+
+    fn load_queries(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut AttentionScratch) {
+        let head_dim = self.spec.head_dim;
+        let num_rows = task.positions.len() * task.heads.len();
+        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            // SAFETY: no one writes queries during attention.
+            let q = unsafe { self.qkv.row(row) };
+            for (i, value) in q[head * head_dim..][..head_dim].iter().enumerate() {
+                scratch.q[i * num_rows + r] = value * scale;
+            }
+        }
+    }
+
+    /// Divides by the sums and hands the rows to the next layer.
+    fn store(&self, task: &AttentionTask, span: &SpanPlan, scratch: &AttentionScratch) {
+        let head_dim = self.spec.head_dim;
+        let stride = head_dim.next_multiple_of(ATTENTION_LANES);
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            let rows = self.tiles.rows(self.tiles.tile_of(row));
+            let tile = self.out.tile_ptr(&rows);
+            let scale = 1.0 / sum_lanes(&scratch.sums[r]);
+            for (i, value) in scratch.out[r * stride..][..head_dim].iter().enumerate() {
+                let index = (head * head_dim + i) * rows.len() + row - rows.start;
+                // Adding 0 turns -0, which a masked position could have hidden, into 0.
+                // SAFETY: inside the tile; a row's head belongs to one task.
+                unsafe { *tile.add(index) = value * scale + 0.0 };
+            }
+        }
+    }
+
+    /// Lists the keys and values of a block's positions, page by page.
+    fn list_block(
+        &self,
+        head: usize,
+        pages: &[PageId],
+        positions: Range<usize>,
+        scratch: &mut AttentionScratch,
+    ) {
+        scratch.groups.clear();
+        scratch.runs.clear();
+        let page_size = self.kv.page_size();
+        let mut position = positions.start;
+        while position < positions.end {
+            let offset = position % page_size;
+            let num_positions = (page_size - offset).min(positions.end - position);
+            let at = HeadPage {
+                layer: self.layer,
+                page: pages[position / page_size].0 as usize,
+                head,
+            };
+            scratch.runs.push(self.kv.values(at, offset, num_positions));
+            for first in (0..num_positions).step_by(ATTENTION_LANES) {
+                let count = (num_positions - first).min(ATTENTION_LANES);
+                let mut group = self.kv.keys(at, offset + first, count);
+                group.offset = position + first - positions.start;
+                scratch.groups.push(group);
+            }
+            position += num_positions;
+        }
+    }
+}

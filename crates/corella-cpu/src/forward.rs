@@ -1,0 +1,294 @@
+//! The forward pass: interprets a `DecoderSpec` over one step's rows.
+//!
+//! All workers walk it together. Between two barriers each writes rows, heads or output lanes
+//! of its own and reads only what was written before the first of them.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use corella_model::{Activation, DecoderSpec};
+
+use crate::attention::{AttentionLayer, AttentionScratch};
+use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::gemm::{Epilogue, gemm};
+use crate::kernels::Kernels;
+use crate::kv_memory::{HeadPage, KvMemory};
+use crate::rotary::{Rotary, rotate};
+use crate::step_plan::StepPlan;
+use crate::thread_pool::Worker;
+use crate::weights::{PackedLayer, PackedWeights};
+
+pub struct Forward {
+    spec: DecoderSpec,
+    kernels: &'static Kernels,
+    weights: PackedWeights,
+    rotary: Rotary,
+    pub kv: KvMemory,
+    activations: Activations,
+    scratch: Vec<Mutex<AttentionScratch>>,
+}
+
+/// Sized by the largest step, allocated once.
+struct Activations {
+    /// The residual stream.
+    hidden: Buffer,
+    /// Cosines and sines of each row's position.
+    angles: Buffer,
+    normed: PackedRows,
+    qkv: Buffer,
+    attended: PackedRows,
+    gated: PackedRows,
+    /// Rows that sample, a block of them.
+    head_input: PackedRows,
+    logits: Buffer,
+}
+
+impl Forward {
+    pub fn new(
+        spec: DecoderSpec,
+        kernels: &'static Kernels,
+        weights: PackedWeights,
+        kv: KvMemory,
+        max_rows: usize,
+        num_threads: usize,
+    ) -> io::Result<Self> {
+        let attention = &spec.attention;
+        let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
+        let logit_rows = 2 * kernels.tile_rows;
+        let activations = Activations {
+            hidden: Buffer::new(max_rows, spec.hidden_size)?,
+            angles: Buffer::new(max_rows, attention.head_dim)?,
+            normed: PackedRows::new(max_rows, spec.hidden_size)?,
+            qkv: Buffer::new(max_rows, num_heads * attention.head_dim)?,
+            attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim)?,
+            gated: PackedRows::new(max_rows, spec.mlp.intermediate_size)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size)?,
+            logits: Buffer::new(logit_rows, spec.vocab_size)?,
+        };
+        Ok(Self {
+            rotary: Rotary::new(&spec.rotary, attention.head_dim),
+            scratch: (0..num_threads)
+                .map(|_| Mutex::new(AttentionScratch::new(attention.head_dim)))
+                .collect(),
+            spec,
+            kernels,
+            weights,
+            kv,
+            activations,
+        })
+    }
+
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    pub fn kernels(&self) -> &'static Kernels {
+        self.kernels
+    }
+
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.num_bytes()
+    }
+
+    /// How many rows `logits` takes at once.
+    pub fn logit_rows(&self) -> usize {
+        2 * self.kernels.tile_rows
+    }
+
+    /// All layers, for all rows of the step.
+    pub fn layers(&self, plan: &StepPlan, worker: &Worker<'_>) {
+        let scratch = &self.scratch[worker.index()];
+        let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        self.embed(plan, worker);
+        worker.barrier();
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention(plan, index, layer, worker, &mut scratch);
+            self.mlp(plan, layer, worker);
+        }
+    }
+
+    /// Logits of up to `logit_rows` rows, in their order; all layers are done.
+    pub fn logits(&self, rows: &[usize], worker: &Worker<'_>) {
+        let act = &self.activations;
+        let tiles = Tiles::new(rows.len(), self.kernels.tile_rows);
+        let norm = &self.weights.norm;
+        self.normalise(norm, |r| rows[r], tiles, &act.head_input, worker);
+        worker.barrier();
+        let out = Epilogue::Store(&act.logits);
+        let head = &self.weights.head;
+        gemm(self.kernels, &act.head_input, tiles, head, out, worker);
+        worker.barrier();
+    }
+
+    /// # Safety
+    /// Nobody else uses the row's logits meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "workers take different rows")]
+    pub unsafe fn logits_mut(&self, row: usize) -> &mut [f32] {
+        // SAFETY: the caller's promise.
+        let row = unsafe { self.activations.logits.row_mut(row) };
+        &mut row[..self.spec.vocab_size]
+    }
+
+    fn embed(&self, plan: &StepPlan, worker: &Worker<'_>) {
+        for r in worker.share(plan.rows.len()) {
+            let row = &plan.rows[r];
+            // SAFETY: the row is this worker's.
+            let (hidden, angles) = unsafe {
+                (
+                    self.activations.hidden.row_mut(r),
+                    self.activations.angles.row_mut(r),
+                )
+            };
+            let hidden = &mut hidden[..self.spec.hidden_size];
+            self.weights.embed(row.token as usize, hidden);
+            let angles = &mut angles[..self.spec.attention.head_dim];
+            self.rotary.angles(row.position, angles);
+        }
+    }
+
+    fn attention(
+        &self,
+        plan: &StepPlan,
+        index: usize,
+        layer: &PackedLayer,
+        worker: &Worker<'_>,
+        scratch: &mut AttentionScratch,
+    ) {
+        let (act, tiles) = (&self.activations, plan.tiles);
+        self.normalise(&layer.attention_norm, |r| r, tiles, &act.normed, worker);
+        worker.barrier();
+        let out = Epilogue::Store(&act.qkv);
+        gemm(self.kernels, &act.normed, tiles, &layer.qkv, out, worker);
+        worker.barrier();
+        self.rotate_and_store(plan, index, layer, worker);
+        worker.barrier();
+        AttentionLayer {
+            kernels: self.kernels,
+            spec: &self.spec.attention,
+            kv: &self.kv,
+            layer: index,
+            qkv: &act.qkv,
+            out: &act.attended,
+            tiles,
+        }
+        .run(plan, worker, scratch);
+        worker.barrier();
+        let out = Epilogue::Add(&act.hidden);
+        gemm(
+            self.kernels,
+            &act.attended,
+            tiles,
+            &layer.output,
+            out,
+            worker,
+        );
+        worker.barrier();
+    }
+
+    fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, worker: &Worker<'_>) {
+        let (act, tiles) = (&self.activations, plan.tiles);
+        self.normalise(&layer.mlp_norm, |r| r, tiles, &act.normed, worker);
+        worker.barrier();
+        let out = match self.spec.mlp.activation {
+            Activation::Silu => Epilogue::SiluMul(&act.gated),
+        };
+        gemm(
+            self.kernels,
+            &act.normed,
+            tiles,
+            &layer.gate_up,
+            out,
+            worker,
+        );
+        worker.barrier();
+        let out = Epilogue::Add(&act.hidden);
+        gemm(self.kernels, &act.gated, tiles, &layer.down, out, worker);
+        worker.barrier();
+    }
+
+    /// RMS norm of rows of the residual stream, into the form dense layers read.
+    fn normalise(
+        &self,
+        weight: &[f32],
+        row_of: impl Fn(usize) -> usize,
+        tiles: Tiles,
+        out: &PackedRows,
+        worker: &Worker<'_>,
+    ) {
+        for tile in worker.share(tiles.len()) {
+            let rows = tiles.rows(tile);
+            let tile = out.tile_ptr(&rows);
+            for (r, row) in rows.clone().enumerate() {
+                // SAFETY: nobody writes the residual stream before the next barrier.
+                let x = unsafe { self.activations.hidden.row(row_of(row)) };
+                let x = &x[..weight.len()];
+                let scale = self.norm_scale(x);
+                for (k, (x, weight)) in x.iter().zip(weight).enumerate() {
+                    // SAFETY: element k of row r of the tile, which is this worker's.
+                    unsafe { *tile.add(k * rows.len() + r) = x * scale * weight };
+                }
+            }
+        }
+    }
+
+    fn norm_scale(&self, x: &[f32]) -> f32 {
+        // SAFETY: exactly the elements of `x`.
+        let sum = unsafe { (self.kernels.sum_of_squares)(x.as_ptr(), x.len()) };
+        1.0 / (sum / x.len() as f32 + self.spec.norm_eps).sqrt()
+    }
+
+    /// Norms and rotates queries and keys; writes keys and values to their pages.
+    fn rotate_and_store(
+        &self,
+        plan: &StepPlan,
+        index: usize,
+        layer: &PackedLayer,
+        worker: &Worker<'_>,
+    ) {
+        let spec = &self.spec.attention;
+        let num_heads = spec.num_heads + 2 * spec.num_kv_heads;
+        for item in worker.share(plan.rows.len() * num_heads) {
+            let (r, head) = (item / num_heads, item % num_heads);
+            let start = head * spec.head_dim;
+            // SAFETY: this head of this row is this worker's.
+            let x = unsafe {
+                let row = self.activations.qkv.row_ptr(r);
+                std::slice::from_raw_parts_mut(row.add(start), spec.head_dim)
+            };
+            // SAFETY: written before the last barrier only.
+            let angles = unsafe { self.activations.angles.row(r) };
+            let row = &plan.rows[r];
+            let page_size = self.kv.page_size();
+            let pages = plan.pages_of(&plan.spans[row.span]);
+            let at = |head| HeadPage {
+                layer: index,
+                page: pages[row.position / page_size].0 as usize,
+                head,
+            };
+            let offset = row.position % page_size;
+            if head < spec.num_heads {
+                self.norm_head(x, layer.q_norm.as_deref());
+                rotate(x, angles);
+            } else if head < spec.num_heads + spec.num_kv_heads {
+                self.norm_head(x, layer.k_norm.as_deref());
+                rotate(x, angles);
+                // SAFETY: a position of a sequence is one row, and this head of it this
+                // worker's; shared pages are written by the one span that fills them.
+                unsafe { self.kv.write_key(at(head - spec.num_heads), offset, x) };
+            } else {
+                let head = head - spec.num_heads - spec.num_kv_heads;
+                // SAFETY: as for keys.
+                unsafe { self.kv.write_value(at(head), offset, x) };
+            }
+        }
+    }
+
+    fn norm_head(&self, x: &mut [f32], weight: Option<&[f32]>) {
+        if let Some(weight) = weight {
+            let scale = self.norm_scale(x);
+            for (x, weight) in x.iter_mut().zip(weight) {
+                *x = *x * scale * weight;
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Dense layers: weights in panels, packed once; rows times panels, shared out by panel.
+//!
+//! A worker owns whole output lanes and walks k in order, so neither the number of workers
+//! nor the rows around a row reach its result.
+
+use std::io;
+use std::ops::Range;
+
+use corella_model::{DType, Tensor};
+use half::{bf16, f16};
+
+use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::kernels::{Kernels, MAX_PANELS, MAX_TILE_ROWS, PANEL_LANES, panel_position};
+use crate::region::Region;
+use crate::thread_pool::{ThreadPool, Worker};
+
+/// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
+pub struct PackedMatrix {
+    dtype: DType,
+    k: usize,
+    num_panels: usize,
+    panels: Region,
+    /// By lane, as the panels.
+    bias: Option<Vec<f32>>,
+}
+
+/// What one output lane computes.
+#[derive(Clone, Copy)]
+pub struct Lane<'a> {
+    pub weight: &'a Tensor,
+    pub bias: Option<&'a Tensor>,
+    pub row: usize,
+}
+
+impl PackedMatrix {
+    /// `lanes[i]` says what lane i computes; lanes without a source give 0.
+    pub fn pack(
+        lanes: &[Option<Lane<'_>>],
+        k: usize,
+        dtype: DType,
+        pool: &mut ThreadPool,
+    ) -> io::Result<Self> {
+        let num_panels = lanes.len().div_ceil(PANEL_LANES);
+        let panel_bytes = k * PANEL_LANES * dtype.size();
+        let panels = Region::new(num_panels * panel_bytes)?;
+        pool.run(&|worker| {
+            for panel in worker.share(num_panels) {
+                let first = panel * PANEL_LANES;
+                let lanes = &lanes[first..lanes.len().min(first + PANEL_LANES)];
+                // SAFETY: panels lie one after the other, and each worker fills its own.
+                let bytes = unsafe {
+                    let start = panels.as_ptr().add(panel * panel_bytes);
+                    std::slice::from_raw_parts_mut(start, panel_bytes)
+                };
+                pack_panel(lanes, k, dtype, bytes);
+            }
+        })
+        .map_err(io::Error::other)?;
+        let has_bias = lanes.iter().flatten().any(|lane| lane.bias.is_some());
+        let bias = has_bias.then(|| {
+            let mut bias = vec![0.0; num_panels * PANEL_LANES];
+            for (value, lane) in bias.iter_mut().zip(lanes) {
+                if let Some(Lane {
+                    bias: Some(tensor),
+                    row,
+                    ..
+                }) = lane
+                {
+                    *value = element(tensor, *row);
+                }
+            }
+            bias
+        });
+        Ok(Self {
+            dtype,
+            k,
+            num_panels,
+            panels,
+            bias,
+        })
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        self.num_panels * self.panel_bytes()
+    }
+
+    /// The weights of one output: a row of the matrix, back from the panels.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
+        let position = panel_position(self.dtype, row % PANEL_LANES);
+        let panel = self.panel(row / PANEL_LANES);
+        for (i, value) in out.iter_mut().enumerate() {
+            // SAFETY: row i of the panel, element `position` of its 32.
+            unsafe {
+                let element = panel.add((i * PANEL_LANES + position) * self.dtype.size());
+                *value = match self.dtype {
+                    DType::F32 => *element.cast::<f32>(),
+                    DType::Bf16 => bf16::from_bits(*element.cast()).to_f32(),
+                    DType::F16 => f16::from_bits(*element.cast()).to_f32(),
+                };
+            }
+        }
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.k * PANEL_LANES * self.dtype.size()
+    }
+
+    fn panel(&self, panel: usize) -> *const u8 {
+        assert!(panel < self.num_panels);
+        // SAFETY: just checked.
+        unsafe { self.panels.as_ptr().add(panel * self.panel_bytes()) }
+    }
+}
+
+/// Where the outputs of a dense layer go.
+#[derive(Clone, Copy)]
+pub enum Epilogue<'a> {
+    /// `out[row][lane] = value`
+    Store(&'a Buffer),
+    /// `out[row][lane] += value`
+    Add(&'a Buffer),
+    /// Lanes 0–15 of a panel are gates, 16–31 the values they gate; `out` is the next
+    /// layer's input.
+    SiluMul(&'a PackedRows),
+}
+
+/// Packed rows that a worker keeps in its cache while all its panels pass by.
+const ROW_BLOCK_BYTES: usize = 1 << 20;
+
+/// Every worker computes its share of the output lanes for all rows.
+pub fn gemm(
+    kernels: &Kernels,
+    a: &PackedRows,
+    tiles: Tiles,
+    weights: &PackedMatrix,
+    epilogue: Epilogue<'_>,
+    worker: &Worker<'_>,
+) {
+    assert_eq!(a.k, weights.k);
+    let panels = worker.share(weights.num_panels);
+    let call = Call {
+        kernels,
+        a,
+        weights,
+        epilogue,
+    };
+    if tiles.len() == 1 {
+        return call.stream(panels, tiles.rows(0));
+    }
+    let max_rows = (ROW_BLOCK_BYTES / (a.k * size_of::<f32>())).max(1);
+    let block_tiles = (max_rows / kernels.tile_rows).max(1);
+    for first in (0..tiles.len()).step_by(block_tiles) {
+        let block = first..tiles.len().min(first + block_tiles);
+        for panel in panels.clone() {
+            for tile in block.clone() {
+                call.tile(&[panel], tiles.rows(tile));
+            }
+        }
+    }
+}
+
+struct Call<'a> {
+    kernels: &'a Kernels,
+    a: &'a PackedRows,
+    weights: &'a PackedMatrix,
+    epilogue: Epilogue<'a>,
+}
+
+impl Call<'_> {
+    /// Few rows: the panels come from memory once, as several streams.
+    fn stream(&self, panels: Range<usize>, rows: Range<usize>) {
+        let stream_len = panels.len() / MAX_PANELS;
+        for i in 0..stream_len {
+            let first = panels.start + i;
+            let streams: [usize; MAX_PANELS] = std::array::from_fn(|s| first + s * stream_len);
+            self.tile(&streams, rows.clone());
+        }
+        for panel in panels.start + stream_len * MAX_PANELS..panels.end {
+            self.tile(&[panel], rows.clone());
+        }
+    }
+
+    fn tile(&self, panels: &[usize], rows: Range<usize>) {
+        let num_rows = rows.len();
+        let mut pointers = [std::ptr::null(); MAX_PANELS];
+        for (pointer, &panel) in pointers.iter_mut().zip(panels) {
+            *pointer = self.weights.panel(panel);
+        }
+        let mut out = Output([[0.0; PANEL_LANES]; MAX_PANELS * MAX_TILE_ROWS]);
+        // SAFETY: the tile holds k * num_rows elements, written before the last barrier; the
+        // panels hold k rows; `out` has room for MAX_PANELS full tiles.
+        unsafe {
+            (self.kernels.gemm.of(self.weights.dtype))(
+                self.a.tile_ptr(&rows),
+                num_rows,
+                &pointers[..panels.len()],
+                self.weights.k,
+                out.0.as_mut_ptr().cast(),
+            );
+        }
+        for (&panel, out) in panels.iter().zip(out.0.chunks_exact_mut(num_rows)) {
+            if let Some(bias) = &self.weights.bias {
+                let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
+                for out in &mut *out {
+                    for (value, bias) in out.iter_mut().zip(bias) {
+                        *value += bias;
+                    }
+                }
+            }
+            self.finish(panel, rows.clone(), out);
+        }
+    }
+
+    fn finish(&self, panel: usize, rows: Range<usize>, values: &[[f32; PANEL_LANES]]) {
+        match self.epilogue {
+            Epilogue::Store(out) => {
+                for (row, values) in rows.zip(values) {
+                    // SAFETY: a panel's lanes of a row belong to one worker.
+                    unsafe { lanes_of(out, row, panel) }.copy_from_slice(values);
+                }
+            }
+            Epilogue::Add(out) => {
+                for (row, values) in rows.zip(values) {
+                    // SAFETY: as above.
+                    let out = unsafe { lanes_of(out, row, panel) };
+                    for (out, value) in out.iter_mut().zip(values) {
+                        *out += value;
+                    }
+                }
+            }
+            Epilogue::SiluMul(out) => {
+                let mut products = [[0.0; PANEL_LANES / 2]; MAX_TILE_ROWS];
+                // SAFETY: rows of 32 in, rows of 16 out, at most a tile of them.
+                unsafe {
+                    (self.kernels.silu_mul)(
+                        values.as_ptr().cast(),
+                        rows.len(),
+                        products.as_mut_ptr().cast(),
+                    );
+                }
+                let first = panel * PANEL_LANES / 2;
+                let num_lanes = (PANEL_LANES / 2).min(out.k - first);
+                let tile = out.tile_ptr(&rows);
+                for lane in 0..num_lanes {
+                    for (r, products) in products[..rows.len()].iter().enumerate() {
+                        // SAFETY: element first + lane of row r of the tile; a panel's lanes
+                        // belong to one worker.
+                        unsafe { *tile.add((first + lane) * rows.len() + r) = products[lane] };
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[repr(align(64))]
+struct Output([[f32; PANEL_LANES]; MAX_PANELS * MAX_TILE_ROWS]);
+
+/// # Safety
+/// Nobody else uses these lanes of the row.
+#[expect(clippy::mut_from_ref, reason = "workers write different lanes")]
+unsafe fn lanes_of(buffer: &Buffer, row: usize, panel: usize) -> &mut [f32] {
+    // SAFETY: buffers have room for whole panels; the rest is the caller's promise.
+    unsafe {
+        let start = buffer.row_ptr(row).add(panel * PANEL_LANES);
+        std::slice::from_raw_parts_mut(start, PANEL_LANES)
+    }
+}
+
+fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, out: &mut [u8]) {
+    // Blocks of k, so that both sides stay in the first-level cache.
+    const BLOCK: usize = 64;
+    let size = dtype.size();
+    for start in (0..k).step_by(BLOCK) {
+        let block = start..k.min(start + BLOCK);
+        for (lane, source) in lanes.iter().enumerate() {
+            let Some(source) = source else { continue };
+            let position = panel_position(dtype, lane);
+            let from = source.weight.dtype;
+            let row = &source.weight.bytes()[source.row * k * from.size()..][..k * from.size()];
+            let row = &row[block.start * from.size()..block.end * from.size()];
+            let mut at = (start * PANEL_LANES + position) * size;
+            if from == dtype {
+                for element in row.chunks_exact(size) {
+                    out[at..at + size].copy_from_slice(element);
+                    at += PANEL_LANES * size;
+                }
+            } else {
+                for element in row.chunks_exact(from.size()) {
+                    encode(decode(element, from), dtype, &mut out[at..at + size]);
+                    at += PANEL_LANES * size;
+                }
+            }
+        }
+    }
+}
+
+/// Element `index` of a tensor, in row-major order.
+pub fn element(tensor: &Tensor, index: usize) -> f32 {
+    let size = tensor.dtype.size();
+    decode(&tensor.bytes()[index * size..][..size], tensor.dtype)
+}
+
+/// All elements of a tensor.
+pub fn elements(tensor: &Tensor) -> Vec<f32> {
+    tensor
+        .bytes()
+        .chunks_exact(tensor.dtype.size())
+        .map(|bytes| decode(bytes, tensor.dtype))
+        .collect()
+}
+
+pub fn decode(bytes: &[u8], dtype: DType) -> f32 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        _ => unreachable!("{} bytes of {dtype:?}", bytes.len()),
+    }
+}
+
+/// Rounds to nearest even.
+pub fn encode(value: f32, dtype: DType, out: &mut [u8]) {
+    match dtype {
+        DType::F32 => out.copy_from_slice(&value.to_ne_bytes()),
+        DType::Bf16 => out.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+        DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+    }
+}

@@ -1,0 +1,428 @@
+//! Kernels for AVX2 with FMA and F16C: 8 f32 lanes, fused multiply-add, 6-row tiles.
+
+use std::arch::x86_64::*;
+
+use super::{
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
+    ValueRun, element_size, exp, sum_lanes, with_rows,
+};
+
+/// How far ahead of use a panel is fetched.
+const PREFETCH_BYTES: usize = 4096;
+
+pub static KERNELS: Kernels = Kernels {
+    tile_rows: 6,
+    gemm: ByFormat {
+        f32: gemm::<F32>,
+        bf16: gemm::<BF16>,
+        f16: gemm::<F16>,
+    },
+    sum_of_squares,
+    silu_mul,
+    scores: ByFormat {
+        f32: scores::<F32>,
+        bf16: scores::<BF16>,
+        f16: scores::<F16>,
+    },
+    softmax_block,
+    values: ByFormat {
+        f32: values::<F32>,
+        bf16: values::<BF16>,
+        f16: values::<F16>,
+    },
+    peak,
+    peak_flops: 12 * 8 * 2,
+    read,
+};
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gemm<const FORMAT: u8>(
+    a: *const f32,
+    num_rows: usize,
+    panels: &[*const u8],
+    k: usize,
+    out: *mut f32,
+) {
+    // Quarter q of a panel is lanes 8q..8q+8 of each of its two 16-lane halves.
+    let mut out = out;
+    let mut rest = panels;
+    while !rest.is_empty() {
+        let at_once = if num_rows == 1 && rest.len() >= 2 {
+            2
+        } else {
+            1
+        };
+        // SAFETY: the caller's promise, passed on; `at_once` panels are there.
+        unsafe {
+            match (at_once, num_rows) {
+                (2, _) => gemm_tile::<FORMAT, 1, 2, 2>(a, rest.as_ptr(), 0, k, out),
+                (_, ..=3) => with_rows!(num_rows, M in [1 2 3],
+                    gemm_tile::<FORMAT, M, 1, 2>(a, rest.as_ptr(), 0, k, out)),
+                _ => with_rows!(num_rows, M in [4 5 6], {
+                    gemm_tile::<FORMAT, M, 1, 1>(a, rest.as_ptr(), 0, k, out);
+                    gemm_tile::<FORMAT, M, 1, 1>(a, rest.as_ptr(), 1, k, out);
+                }),
+            }
+            out = out.add(at_once * num_rows * PANEL_LANES);
+        }
+        rest = &rest[at_once..];
+    }
+}
+
+/// `Q` quarters of `P` panels, from quarter `first` on.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const P: usize, const Q: usize>(
+    a: *const f32,
+    panels: *const *const u8,
+    first: usize,
+    k: usize,
+    out: *mut f32,
+) {
+    let row_bytes = PANEL_LANES * element_size(FORMAT);
+    // SAFETY: `a` has k * M elements, each panel k rows, `out` P * M rows of 32; prefetches
+    // may name any address.
+    unsafe {
+        let mut acc = [[[[_mm256_setzero_ps(); 2]; Q]; P]; M];
+        for i in 0..k {
+            let a = a.add(i * M);
+            for p in 0..P {
+                let row = (*panels.add(p)).add(i * row_bytes);
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES).cast());
+                if FORMAT == F32 {
+                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES + 64).cast());
+                }
+                for q in 0..Q {
+                    let [low, high] = load_panel_quarter::<FORMAT>(row, first + q);
+                    for r in 0..M {
+                        let x = _mm256_set1_ps(*a.add(r));
+                        acc[r][p][q][0] = _mm256_fmadd_ps(x, low, acc[r][p][q][0]);
+                        acc[r][p][q][1] = _mm256_fmadd_ps(x, high, acc[r][p][q][1]);
+                    }
+                }
+            }
+        }
+        for p in 0..P {
+            for r in 0..M {
+                for q in 0..Q {
+                    let out = out.add((p * M + r) * PANEL_LANES + (first + q) * 8);
+                    _mm256_storeu_ps(out, acc[r][p][q][0]);
+                    _mm256_storeu_ps(out.add(16), acc[r][p][q][1]);
+                }
+            }
+        }
+    }
+}
+
+/// Lanes 8q..8q+8 and 16+8q..24+8q.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load_panel_quarter<const FORMAT: u8>(row: *const u8, q: usize) -> [__m256; 2] {
+    // SAFETY: the caller vouches for one panel row.
+    unsafe {
+        match FORMAT {
+            F32 => [
+                _mm256_loadu_ps(row.add(q * 32).cast()),
+                _mm256_loadu_ps(row.add(64 + q * 32).cast()),
+            ],
+            BF16 => {
+                let pairs = _mm256_loadu_si256(row.add(q * 32).cast());
+                [
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
+                    _mm256_castsi256_ps(_mm256_and_si256(
+                        pairs,
+                        _mm256_set1_epi32(0xffff_0000_u32 as i32),
+                    )),
+                ]
+            }
+            _ => [
+                load_lanes::<F16>(row.add(q * 16)),
+                load_lanes::<F16>(row.add(32 + q * 16)),
+            ],
+        }
+    }
+}
+
+/// 8 consecutive elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m256 {
+    // SAFETY: the caller vouches for 8 elements.
+    unsafe {
+        match FORMAT {
+            F32 => _mm256_loadu_ps(elements.cast()),
+            BF16 => {
+                let halves = _mm_loadu_si128(elements.cast());
+                let words = _mm256_cvtepu16_epi32(halves);
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+            }
+            _ => _mm256_cvtph_ps(_mm_loadu_si128(elements.cast())),
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `x` has n elements; the last ones go through a copy filled up with zeros.
+    unsafe {
+        let mut sums = [_mm256_setzero_ps(); 2];
+        let mut i = 0;
+        while i < n {
+            let mut tail = [0.0; 16];
+            let chunk = if n - i >= 16 {
+                x.add(i)
+            } else {
+                std::ptr::copy_nonoverlapping(x.add(i), tail.as_mut_ptr(), n - i);
+                tail.as_ptr()
+            };
+            for (h, sum) in sums.iter_mut().enumerate() {
+                let v = _mm256_loadu_ps(chunk.add(h * 8));
+                *sum = _mm256_fmadd_ps(v, v, *sum);
+            }
+            i += 16;
+        }
+        let mut lanes = [0.0; 16];
+        _mm256_storeu_ps(lanes.as_mut_ptr(), sums[0]);
+        _mm256_storeu_ps(lanes.as_mut_ptr().add(8), sums[1]);
+        sum_lanes(&lanes)
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
+    let one = _mm256_set1_ps(1.0);
+    for row in 0..num_rows {
+        for h in 0..2 {
+            // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+            unsafe {
+                let gate = _mm256_loadu_ps(x.add(row * 32 + h * 8));
+                let up = _mm256_loadu_ps(x.add(row * 32 + 16 + h * 8));
+                let denominator =
+                    _mm256_add_ps(one, exp_lanes(_mm256_sub_ps(_mm256_setzero_ps(), gate)));
+                let silu = _mm256_div_ps(gate, denominator);
+                _mm256_storeu_ps(out.add(row * 16 + h * 8), _mm256_mul_ps(silu, up));
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn exp_lanes(x: __m256) -> __m256 {
+    // The operand order keeps a NaN in `x`.
+    let x = _mm256_min_ps(
+        _mm256_set1_ps(exp::MAX),
+        _mm256_max_ps(_mm256_set1_ps(exp::MIN), x),
+    );
+    let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
+        x,
+        _mm256_set1_ps(exp::LOG2_E),
+    ));
+    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(exp::LN_2_HIGH), x);
+    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(exp::LN_2_LOW), r);
+    let mut p = _mm256_set1_ps(exp::COEFFICIENTS[0]);
+    for c in &exp::COEFFICIENTS[1..] {
+        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(*c));
+    }
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0));
+    let exponent = _mm256_slli_epi32::<23>(_mm256_add_epi32(
+        _mm256_cvtps_epi32(n),
+        _mm256_set1_epi32(127),
+    ));
+    _mm256_mul_ps(p, _mm256_castsi256_ps(exponent))
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scores<const FORMAT: u8>(
+    q: *const f32,
+    num_rows: usize,
+    groups: &[KeyGroup],
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    for group in groups {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            with_rows!(num_rows, M in [1 2 3 4 5 6],
+                scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scores_tile<const FORMAT: u8, const M: usize>(
+    q: *const f32,
+    group: &KeyGroup,
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    let half_bytes = 8 * element_size(FORMAT);
+    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
+    // only the group's own lanes are written.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); 2]; M];
+        for i in 0..head_dim {
+            let keys = group.keys.add(i * stride);
+            for h in 0..2 {
+                let keys = load_lanes::<FORMAT>(keys.add(h * half_bytes));
+                for r in 0..M {
+                    let q = _mm256_set1_ps(*q.add(i * M + r));
+                    acc[r][h] = _mm256_fmadd_ps(q, keys, acc[r][h]);
+                }
+            }
+        }
+        for r in 0..M {
+            let mut lanes = [0.0f32; ATTENTION_LANES];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), acc[r][0]);
+            _mm256_storeu_ps(lanes.as_mut_ptr().add(8), acc[r][1]);
+            let out = out.add(r * ATTENTION_BLOCK + group.offset);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, group.num_positions);
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn softmax_block(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32 {
+    const VECTORS: usize = ATTENTION_BLOCK / 8;
+    // SAFETY: `scores` has a block of elements, `sums` has 16.
+    unsafe {
+        let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let mut s = [_mm256_setzero_ps(); VECTORS];
+        let mut masks = [_mm256_setzero_ps(); VECTORS];
+        let mut block_max = _mm256_set1_ps(*max);
+        for v in 0..VECTORS {
+            let limit = _mm256_set1_epi32(limit as i32 - v as i32 * 8);
+            masks[v] = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, lane));
+            let all = _mm256_loadu_ps(scores.add(v * 8));
+            s[v] = _mm256_blendv_ps(_mm256_set1_ps(f32::NEG_INFINITY), all, masks[v]);
+            block_max = _mm256_max_ps(block_max, s[v]);
+        }
+        let mut lanes = [0.0f32; 8];
+        _mm256_storeu_ps(lanes.as_mut_ptr(), block_max);
+        let new_max = lanes.into_iter().fold(*max, f32::max);
+        let scale = if limit == 0 || new_max == *max {
+            1.0
+        } else {
+            _mm256_cvtss_f32(exp_lanes(_mm256_set1_ps(*max - new_max)))
+        };
+        *max = new_max;
+        let mut sum = [_mm256_loadu_ps(sums), _mm256_loadu_ps(sums.add(8))];
+        for sum in &mut sum {
+            *sum = _mm256_mul_ps(*sum, _mm256_set1_ps(scale));
+        }
+        for v in 0..VECTORS {
+            let x = _mm256_sub_ps(s[v], _mm256_set1_ps(new_max));
+            let weights = _mm256_and_ps(masks[v], exp_lanes(x));
+            sum[v % 2] = _mm256_add_ps(sum[v % 2], weights);
+            _mm256_storeu_ps(scores.add(v * 8), weights);
+        }
+        _mm256_storeu_ps(sums, sum[0]);
+        _mm256_storeu_ps(sums.add(8), sum[1]);
+        scale
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn values<const FORMAT: u8>(
+    weights: *const f32,
+    num_rows: usize,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    for lane in (0..out_stride).step_by(ATTENTION_LANES) {
+        // SAFETY: the caller's promise, passed on; a vector pair of lanes is left.
+        unsafe {
+            with_rows!(num_rows, M in [1 2 3 4 5 6],
+                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn values_tile<const FORMAT: u8, const M: usize>(
+    weights: *const f32,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    lane: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let size = element_size(FORMAT);
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
+    // may be read 16 lanes from any value on.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); 2]; M];
+        for r in 0..M {
+            for h in 0..2 {
+                let old = _mm256_loadu_ps(out.add(r * out_stride + lane + h * 8));
+                acc[r][h] = _mm256_mul_ps(old, _mm256_set1_ps(*scale.add(r)));
+            }
+        }
+        let mut weights = weights;
+        for run in runs {
+            for j in 0..run.num_positions {
+                let row = run.values.add((j * head_dim + lane) * size);
+                for h in 0..2 {
+                    let v = load_lanes::<FORMAT>(row.add(h * 8 * size));
+                    for r in 0..M {
+                        let weight = _mm256_set1_ps(*weights.add(r * ATTENTION_BLOCK));
+                        acc[r][h] = _mm256_fmadd_ps(weight, v, acc[r][h]);
+                    }
+                }
+                weights = weights.add(1);
+            }
+        }
+        for r in 0..M {
+            for h in 0..2 {
+                _mm256_storeu_ps(out.add(r * out_stride + lane + h * 8), acc[r][h]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn peak(iterations: usize) -> f32 {
+    let x = _mm256_set1_ps(std::hint::black_box(0.999));
+    let y = _mm256_set1_ps(std::hint::black_box(0.001));
+    let mut acc = [_mm256_set1_ps(1.0); 12];
+    for _ in 0..iterations {
+        for a in &mut acc {
+            *a = _mm256_fmadd_ps(*a, x, y);
+        }
+    }
+    let mut sum = _mm256_setzero_ps();
+    for a in acc {
+        sum = _mm256_add_ps(sum, a);
+    }
+    _mm256_cvtss_f32(sum)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+    const STREAMS: usize = 4;
+    let stream_len = len / STREAMS;
+    let mut acc = [_mm256_setzero_si256(); STREAMS];
+    for offset in (0..stream_len).step_by(64) {
+        for (s, acc) in acc.iter_mut().enumerate() {
+            let line = bytes.wrapping_add(s * stream_len + offset);
+            // SAFETY: inside `len` bytes; prefetches may name any address.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(PREFETCH_BYTES).cast());
+                let halves = [
+                    _mm256_loadu_si256(line.cast()),
+                    _mm256_loadu_si256(line.add(32).cast()),
+                ];
+                *acc = _mm256_xor_si256(*acc, _mm256_xor_si256(halves[0], halves[1]));
+            }
+        }
+    }
+    let [a, b, c, d] = acc;
+    let mixed = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+    _mm256_extract_epi32::<0>(mixed) as u32
+}

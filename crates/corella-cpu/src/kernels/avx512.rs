@@ -1,0 +1,421 @@
+//! Kernels for AVX-512 (F, BW, DQ, VL): 16 f32 lanes, fused multiply-add, 14-row tiles.
+
+use std::arch::x86_64::*;
+
+use super::{
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
+    ValueRun, element_size, exp, sum_lanes, with_rows,
+};
+
+/// How far ahead of use a panel is fetched.
+const PREFETCH_BYTES: usize = 4096;
+
+pub static KERNELS: Kernels = Kernels {
+    tile_rows: 14,
+    gemm: ByFormat {
+        f32: gemm::<F32>,
+        bf16: gemm::<BF16>,
+        f16: gemm::<F16>,
+    },
+    sum_of_squares,
+    silu_mul,
+    scores: ByFormat {
+        f32: scores::<F32>,
+        bf16: scores::<BF16>,
+        f16: scores::<F16>,
+    },
+    softmax_block,
+    values: ByFormat {
+        f32: values::<F32>,
+        bf16: values::<BF16>,
+        f16: values::<F16>,
+    },
+    peak,
+    peak_flops: 24 * 16 * 2,
+    read,
+};
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn gemm<const FORMAT: u8>(
+    a: *const f32,
+    num_rows: usize,
+    panels: &[*const u8],
+    k: usize,
+    out: *mut f32,
+) {
+    let mut out = out;
+    let mut rest = panels;
+    while !rest.is_empty() {
+        let at_once = match (num_rows, rest.len()) {
+            (..=3, 4..) => 4,
+            (..=7, 2..) => 2,
+            _ => 1,
+        };
+        // SAFETY: the caller's promise, passed on; `at_once` panels are there.
+        unsafe {
+            match at_once {
+                4 => with_rows!(num_rows, M in [1 2 3],
+                    gemm_tile::<FORMAT, M, 4>(a, rest.as_ptr(), k, out)),
+                2 => with_rows!(num_rows, M in [1 2 3 4 5 6 7],
+                    gemm_tile::<FORMAT, M, 2>(a, rest.as_ptr(), k, out)),
+                _ => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+                    gemm_tile::<FORMAT, M, 1>(a, rest.as_ptr(), k, out)),
+            }
+            out = out.add(at_once * num_rows * PANEL_LANES);
+        }
+        rest = &rest[at_once..];
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const P: usize>(
+    a: *const f32,
+    panels: *const *const u8,
+    k: usize,
+    out: *mut f32,
+) {
+    let row_bytes = PANEL_LANES * element_size(FORMAT);
+    // SAFETY: `a` has k * M elements, each panel k rows, `out` P * M rows of 32; prefetches
+    // may name any address.
+    unsafe {
+        let mut acc = [[[_mm512_setzero_ps(); 2]; P]; M];
+        for i in 0..k {
+            let a = a.add(i * M);
+            for p in 0..P {
+                let row = (*panels.add(p)).add(i * row_bytes);
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES).cast());
+                if FORMAT == F32 {
+                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES + 64).cast());
+                }
+                let [low, high] = load_panel_row::<FORMAT>(row);
+                for r in 0..M {
+                    let x = _mm512_set1_ps(*a.add(r));
+                    acc[r][p][0] = _mm512_fmadd_ps(x, low, acc[r][p][0]);
+                    acc[r][p][1] = _mm512_fmadd_ps(x, high, acc[r][p][1]);
+                }
+            }
+        }
+        for p in 0..P {
+            for r in 0..M {
+                let out = out.add((p * M + r) * PANEL_LANES);
+                _mm512_storeu_ps(out, acc[r][p][0]);
+                _mm512_storeu_ps(out.add(16), acc[r][p][1]);
+            }
+        }
+    }
+}
+
+/// Lanes 0–15 and 16–31.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn load_panel_row<const FORMAT: u8>(row: *const u8) -> [__m512; 2] {
+    // SAFETY: the caller vouches for one panel row.
+    unsafe {
+        match FORMAT {
+            F32 => [
+                _mm512_loadu_ps(row.cast()),
+                _mm512_loadu_ps(row.add(64).cast()),
+            ],
+            BF16 => {
+                let pairs = _mm512_loadu_si512(row.cast());
+                [
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
+                    _mm512_castsi512_ps(_mm512_and_si512(
+                        pairs,
+                        _mm512_set1_epi32(0xffff_0000_u32 as i32),
+                    )),
+                ]
+            }
+            _ => [load_lanes::<F16>(row), load_lanes::<F16>(row.add(32))],
+        }
+    }
+}
+
+/// 16 consecutive elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m512 {
+    // SAFETY: the caller vouches for 16 elements.
+    unsafe {
+        match FORMAT {
+            F32 => _mm512_loadu_ps(elements.cast()),
+            BF16 => {
+                let halves = _mm256_loadu_si256(elements.cast());
+                let words = _mm512_cvtepu16_epi32(halves);
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+            }
+            _ => _mm512_cvtph_ps(_mm256_loadu_si256(elements.cast())),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `x` has n elements; the mask keeps the last load inside.
+    unsafe {
+        let mut sum = _mm512_setzero_ps();
+        let mut i = 0;
+        while i < n {
+            let mask = first_lanes(n - i);
+            let v = _mm512_maskz_loadu_ps(mask, x.add(i));
+            sum = _mm512_fmadd_ps(v, v, sum);
+            i += 16;
+        }
+        let mut lanes = [0.0; 16];
+        _mm512_storeu_ps(lanes.as_mut_ptr(), sum);
+        sum_lanes(&lanes)
+    }
+}
+
+fn first_lanes(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1 << n) - 1 }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
+    let one = _mm512_set1_ps(1.0);
+    for row in 0..num_rows {
+        // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+        unsafe {
+            let gate = _mm512_loadu_ps(x.add(row * 32));
+            let up = _mm512_loadu_ps(x.add(row * 32 + 16));
+            let denominator =
+                _mm512_add_ps(one, exp_lanes(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+            let silu = _mm512_div_ps(gate, denominator);
+            _mm512_storeu_ps(out.add(row * 16), _mm512_mul_ps(silu, up));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+fn exp_lanes(x: __m512) -> __m512 {
+    // The operand order keeps a NaN in `x`.
+    let x = _mm512_min_ps(
+        _mm512_set1_ps(exp::MAX),
+        _mm512_max_ps(_mm512_set1_ps(exp::MIN), x),
+    );
+    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
+        _mm512_mul_ps(x, _mm512_set1_ps(exp::LOG2_E)),
+    );
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(exp::LN_2_HIGH), x);
+    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(exp::LN_2_LOW), r);
+    let mut p = _mm512_set1_ps(exp::COEFFICIENTS[0]);
+    for c in &exp::COEFFICIENTS[1..] {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+    }
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0));
+    let exponent = _mm512_slli_epi32::<23>(_mm512_add_epi32(
+        _mm512_cvtps_epi32(n),
+        _mm512_set1_epi32(127),
+    ));
+    _mm512_mul_ps(p, _mm512_castsi512_ps(exponent))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn scores<const FORMAT: u8>(
+    q: *const f32,
+    num_rows: usize,
+    groups: &[KeyGroup],
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    let mut rest = groups;
+    while !rest.is_empty() {
+        let at_once = match (num_rows, rest.len()) {
+            (..=6, 4..) => 4,
+            (_, 2..) => 2,
+            _ => 1,
+        };
+        // SAFETY: the caller's promise, passed on; `at_once` groups are there.
+        unsafe {
+            match at_once {
+                4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
+                    scores_tile::<FORMAT, M, 4>(q, rest.as_ptr(), stride, head_dim, out)),
+                2 => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+                    scores_tile::<FORMAT, M, 2>(q, rest.as_ptr(), stride, head_dim, out)),
+                _ => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+                    scores_tile::<FORMAT, M, 1>(q, rest.as_ptr(), stride, head_dim, out)),
+            }
+        }
+        rest = &rest[at_once..];
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn scores_tile<const FORMAT: u8, const M: usize, const P: usize>(
+    q: *const f32,
+    groups: *const KeyGroup,
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
+    // only a group's own lanes are written.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); P]; M];
+        for i in 0..head_dim {
+            let q = q.add(i * M);
+            for p in 0..P {
+                let keys = load_lanes::<FORMAT>((*groups.add(p)).keys.add(i * stride));
+                for r in 0..M {
+                    acc[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(*q.add(r)), keys, acc[r][p]);
+                }
+            }
+        }
+        for p in 0..P {
+            let group = *groups.add(p);
+            let mask = first_lanes(group.num_positions);
+            for r in 0..M {
+                let out = out.add(r * ATTENTION_BLOCK + group.offset);
+                _mm512_mask_storeu_ps(out, mask, acc[r][p]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn softmax_block(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32 {
+    const VECTORS: usize = ATTENTION_BLOCK / 16;
+    // SAFETY: `scores` has a block of elements, `sums` has 16.
+    unsafe {
+        let mut s = [_mm512_set1_ps(f32::NEG_INFINITY); VECTORS];
+        let mut masks = [0; VECTORS];
+        let mut block_max = _mm512_set1_ps(*max);
+        for v in 0..VECTORS {
+            masks[v] = first_lanes(limit.saturating_sub(v * 16));
+            s[v] = _mm512_mask_loadu_ps(s[v], masks[v], scores.add(v * 16));
+            block_max = _mm512_max_ps(block_max, s[v]);
+        }
+        let new_max = _mm512_reduce_max_ps(block_max);
+        let scale = if limit == 0 || new_max == *max {
+            1.0
+        } else {
+            _mm512_cvtss_f32(exp_lanes(_mm512_set1_ps(*max - new_max)))
+        };
+        *max = new_max;
+        let mut sum = _mm512_mul_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(scale));
+        for v in 0..VECTORS {
+            let x = _mm512_sub_ps(s[v], _mm512_set1_ps(new_max));
+            let weights = _mm512_maskz_mov_ps(masks[v], exp_lanes(x));
+            sum = _mm512_add_ps(sum, weights);
+            _mm512_storeu_ps(scores.add(v * 16), weights);
+        }
+        _mm512_storeu_ps(sums, sum);
+        scale
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn values<const FORMAT: u8>(
+    weights: *const f32,
+    num_rows: usize,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let mut lane = 0;
+    while lane < out_stride {
+        let at_once = match (num_rows, (out_stride - lane) / ATTENTION_LANES) {
+            (..=6, 4..) => 4,
+            (_, 2..) => 2,
+            _ => 1,
+        };
+        // SAFETY: the caller's promise, passed on; `at_once` vectors of lanes are left.
+        unsafe {
+            match at_once {
+                4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
+                    values_tile::<FORMAT, M, 4>(weights, scale, runs, head_dim, lane, out, out_stride)),
+                2 => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+                    values_tile::<FORMAT, M, 2>(weights, scale, runs, head_dim, lane, out, out_stride)),
+                _ => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+                    values_tile::<FORMAT, M, 1>(weights, scale, runs, head_dim, lane, out, out_stride)),
+            }
+        }
+        lane += at_once * ATTENTION_LANES;
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn values_tile<const FORMAT: u8, const M: usize, const P: usize>(
+    weights: *const f32,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    lane: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let size = element_size(FORMAT);
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
+    // may be read 16 lanes from any value on.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); P]; M];
+        for r in 0..M {
+            for p in 0..P {
+                let old = _mm512_loadu_ps(out.add(r * out_stride + lane + p * 16));
+                acc[r][p] = _mm512_mul_ps(old, _mm512_set1_ps(*scale.add(r)));
+            }
+        }
+        let mut weights = weights;
+        for run in runs {
+            for j in 0..run.num_positions {
+                let row = run.values.add((j * head_dim + lane) * size);
+                for p in 0..P {
+                    let v = load_lanes::<FORMAT>(row.add(p * 16 * size));
+                    for r in 0..M {
+                        let weight = _mm512_set1_ps(*weights.add(r * ATTENTION_BLOCK));
+                        acc[r][p] = _mm512_fmadd_ps(weight, v, acc[r][p]);
+                    }
+                }
+                weights = weights.add(1);
+            }
+        }
+        for r in 0..M {
+            for p in 0..P {
+                _mm512_storeu_ps(out.add(r * out_stride + lane + p * 16), acc[r][p]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn peak(iterations: usize) -> f32 {
+    let x = _mm512_set1_ps(std::hint::black_box(0.999));
+    let y = _mm512_set1_ps(std::hint::black_box(0.001));
+    let mut acc = [_mm512_set1_ps(1.0); 24];
+    for _ in 0..iterations {
+        for a in &mut acc {
+            *a = _mm512_fmadd_ps(*a, x, y);
+        }
+    }
+    let mut sum = _mm512_setzero_ps();
+    for a in acc {
+        sum = _mm512_add_ps(sum, a);
+    }
+    _mm512_reduce_add_ps(sum)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+    const STREAMS: usize = 4;
+    let stream_len = len / STREAMS;
+    let mut acc = [_mm512_setzero_si512(); STREAMS];
+    for offset in (0..stream_len).step_by(64) {
+        for (s, acc) in acc.iter_mut().enumerate() {
+            let line = bytes.wrapping_add(s * stream_len + offset);
+            // SAFETY: inside `len` bytes; prefetches may name any address.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(PREFETCH_BYTES).cast());
+                *acc = _mm512_xor_si512(*acc, _mm512_loadu_si512(line.cast()));
+            }
+        }
+    }
+    let [a, b, c, d] = acc;
+    let mixed = _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d));
+    _mm512_reduce_or_epi32(mixed) as u32
+}

@@ -1,0 +1,242 @@
+//! The table of kernels that each instruction set fills in.
+//!
+//! Files of this folder hold the same functions in the same order. Within one table a value
+//! is computed by one sequence of roundings, whatever the number of rows, panels or threads
+//! around it. Tables may differ from each other in the last bits.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index names the same row or lane in several arrays"
+)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use std::fmt;
+
+use corella_model::DType;
+
+/// Output lanes of a weight panel.
+pub const PANEL_LANES: usize = 32;
+/// Panels that one `gemm` call may be given.
+pub const MAX_PANELS: usize = 4;
+/// Rows of the largest tile of any table.
+pub const MAX_TILE_ROWS: usize = 14;
+/// Positions that the softmax takes in one go, counted from position 0 of the sequence.
+pub const ATTENTION_BLOCK: usize = 64;
+/// Positions, or head dimensions, that attention computes side by side. Reads of KV rows run
+/// up to this many elements past their end.
+pub const ATTENTION_LANES: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        })
+    }
+}
+
+/// The best instruction set of this machine that there are kernels for.
+pub fn detect_isa() -> Isa {
+    [Isa::Avx512, Isa::Avx2]
+        .into_iter()
+        .find(|&isa| is_supported(isa))
+        .unwrap_or(Isa::Portable)
+}
+
+pub fn is_supported(isa: Isa) -> bool {
+    match isa {
+        Isa::Portable => true,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_supported(Isa::Avx2)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => false,
+    }
+}
+
+/// The kernels of an instruction set; `None` if this machine lacks it.
+pub fn kernels(isa: Isa) -> Option<&'static Kernels> {
+    if !is_supported(isa) {
+        return None;
+    }
+    match isa {
+        Isa::Portable => Some(&portable::KERNELS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Some(&avx2::KERNELS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Some(&avx512::KERNELS),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 => None,
+    }
+}
+
+/// Every function needs the instruction set of its table and valid pointers for the extents
+/// it names.
+pub struct Kernels {
+    /// Rows of a full tile.
+    pub tile_rows: usize,
+    pub gemm: ByFormat<Gemm>,
+    /// Σ x², for RMS norms.
+    pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
+    /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
+    /// elements, those of `out` 16.
+    pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
+    pub scores: ByFormat<Scores>,
+    /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`, of which all
+    /// but the first `limit` are 0. Updates the running maximum and the 16 running sums and
+    /// returns the factor by which everything accumulated before must shrink.
+    pub softmax_block:
+        unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
+    pub values: ByFormat<Values>,
+    /// Independent chains of multiply-adds that no memory slows down; each iteration does
+    /// `peak_flops` operations.
+    pub peak: unsafe fn(iterations: usize) -> f32,
+    pub peak_flops: usize,
+    /// Reads `len` bytes (a multiple of 4096) as fast as it can.
+    pub read: unsafe fn(bytes: *const u8, len: usize) -> u32,
+}
+
+/// `out[panel][row][lane] = Σ_k a[k][row] * panel[k][lane]`, k ascending in each lane.
+/// `a` holds `num_rows` values for each of `k` steps; there are 1 to `MAX_PANELS` panels.
+pub type Gemm =
+    unsafe fn(a: *const f32, num_rows: usize, panels: &[*const u8], k: usize, out: *mut f32);
+
+/// Scores of consecutive positions that lie side by side in one page.
+#[derive(Clone, Copy)]
+pub struct KeyGroup {
+    /// Dimension 0 of the first position.
+    pub keys: *const u8,
+    /// At most `ATTENTION_LANES`.
+    pub num_positions: usize,
+    /// Where their scores go in a row of `ATTENTION_BLOCK`.
+    pub offset: usize,
+}
+
+/// `out[row][offset + lane] = Σ_i q[i][row] * keys[i][lane]`, i ascending; a key's next
+/// dimension is `stride` bytes on.
+pub type Scores = unsafe fn(
+    q: *const f32,
+    num_rows: usize,
+    groups: &[KeyGroup],
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+);
+
+/// Values of consecutive positions of one page, one row of `head_dim` after the other.
+#[derive(Clone, Copy)]
+pub struct ValueRun {
+    pub values: *const u8,
+    pub num_positions: usize,
+}
+
+/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, j ascending over the
+/// runs. Rows of `weights` have `ATTENTION_BLOCK` elements, rows of `out` `out_stride`, which
+/// is `head_dim` rounded up to `ATTENTION_LANES`.
+pub type Values = unsafe fn(
+    weights: *const f32,
+    num_rows: usize,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+);
+
+pub struct ByFormat<T> {
+    pub f32: T,
+    pub bf16: T,
+    pub f16: T,
+}
+
+impl<T: Copy> ByFormat<T> {
+    pub fn of(&self, dtype: DType) -> T {
+        match dtype {
+            DType::F32 => self.f32,
+            DType::Bf16 => self.bf16,
+            DType::F16 => self.f16,
+        }
+    }
+}
+
+/// Formats as constants, because const generics take no enums.
+const F32: u8 = 0;
+const BF16: u8 = 1;
+const F16: u8 = 2;
+
+const fn element_size(format: u8) -> usize {
+    if format == F32 { 4 } else { 2 }
+}
+
+/// Where a lane's element stands in a panel row. Two lanes 16 apart share a 32-bit word in
+/// bf16, so that one shift and one mask widen a whole row.
+pub fn panel_position(dtype: DType, lane: usize) -> usize {
+    match dtype {
+        DType::Bf16 => lane % 16 * 2 + lane / 16,
+        DType::F32 | DType::F16 => lane,
+    }
+}
+
+/// Σ of 16 partial sums, halves onto halves.
+pub fn sum_lanes(lanes: &[f32; 16]) -> f32 {
+    let mut sums = *lanes;
+    for half in [8, 4, 2, 1] {
+        for l in 0..half {
+            sums[l] += sums[l + half];
+        }
+    }
+    sums[0]
+}
+
+/// exp on [-87.3, 88]: 2ⁿ · p(r), |r| ≤ ln 2 / 2, with n ln 2 in two parts. p is the Taylor
+/// polynomial of degree 7, whose error is below half a unit in the last place.
+mod exp {
+    pub const MIN: f32 = -87.3;
+    pub const MAX: f32 = 88.0;
+    pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    pub const LN_2_HIGH: f32 = 0.693_359_4;
+    pub const LN_2_LOW: f32 = -2.121_944_4e-4;
+    /// Highest power first; the powers 1 and 0 have coefficient 1.
+    pub const COEFFICIENTS: [f32; 6] = [
+        1.0 / 5040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+    ];
+}
+
+/// `match` on a run-time row count, with the count as a constant in each arm.
+macro_rules! with_rows {
+    ($num_rows:expr, $M:ident in [$($m:literal)*], $call:expr) => {
+        match $num_rows {
+            $($m => { const $M: usize = $m; $call })*
+            _ => unreachable!("a tile of {} rows", $num_rows),
+        }
+    };
+}
+use with_rows;

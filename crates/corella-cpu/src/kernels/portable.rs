@@ -1,0 +1,321 @@
+//! Kernels in plain Rust, for any machine: multiply, then add; 4-row tiles.
+
+use half::{bf16, f16};
+
+use super::{
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
+    ValueRun, element_size, exp, sum_lanes, with_rows,
+};
+
+pub static KERNELS: Kernels = Kernels {
+    tile_rows: 4,
+    gemm: ByFormat {
+        f32: gemm::<F32>,
+        bf16: gemm::<BF16>,
+        f16: gemm::<F16>,
+    },
+    sum_of_squares,
+    silu_mul,
+    scores: ByFormat {
+        f32: scores::<F32>,
+        bf16: scores::<BF16>,
+        f16: scores::<F16>,
+    },
+    softmax_block,
+    values: ByFormat {
+        f32: values::<F32>,
+        bf16: values::<BF16>,
+        f16: values::<F16>,
+    },
+    peak,
+    peak_flops: 12 * 8 * 2,
+    read,
+};
+
+unsafe fn gemm<const FORMAT: u8>(
+    a: *const f32,
+    num_rows: usize,
+    panels: &[*const u8],
+    k: usize,
+    out: *mut f32,
+) {
+    for (p, &panel) in panels.iter().enumerate() {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            let out = out.add(p * num_rows * PANEL_LANES);
+            with_rows!(num_rows, M in [1 2 3 4], {
+                gemm_tile::<FORMAT, M>(a, panel, 0, k, out);
+                gemm_tile::<FORMAT, M>(a, panel, 1, k, out);
+                gemm_tile::<FORMAT, M>(a, panel, 2, k, out);
+                gemm_tile::<FORMAT, M>(a, panel, 3, k, out);
+            });
+        }
+    }
+}
+
+/// Words 8q..8q+8 of a panel row: few enough for the registers of a plain machine.
+unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
+    a: *const f32,
+    panel: *const u8,
+    q: usize,
+    k: usize,
+    out: *mut f32,
+) {
+    let row_bytes = PANEL_LANES * element_size(FORMAT);
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32.
+    unsafe {
+        let mut acc = [[0.0f32; 8]; M];
+        for i in 0..k {
+            let b =
+                load_lanes::<FORMAT, 8>(panel.add(i * row_bytes + q * 8 * element_size(FORMAT)));
+            for r in 0..M {
+                let x = *a.add(i * M + r);
+                for l in 0..8 {
+                    acc[r][l] += x * b[l];
+                }
+            }
+        }
+        for r in 0..M {
+            for l in 0..8 {
+                let position = q * 8 + l;
+                let lane = match FORMAT {
+                    BF16 => position / 2 + position % 2 * 16,
+                    _ => position,
+                };
+                *out.add(r * PANEL_LANES + lane) = acc[r][l];
+            }
+        }
+    }
+}
+
+/// `N` consecutive elements.
+#[inline]
+unsafe fn load_lanes<const FORMAT: u8, const N: usize>(elements: *const u8) -> [f32; N] {
+    let mut lanes = [0.0; N];
+    // SAFETY: the caller vouches for N elements, perhaps unaligned.
+    unsafe {
+        match FORMAT {
+            F32 => {
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    *lane = elements.cast::<f32>().add(l).read_unaligned();
+                }
+            }
+            BF16 => {
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    let bits = elements.cast::<u16>().add(l).read_unaligned();
+                    *lane = bf16::from_bits(bits).to_f32();
+                }
+            }
+            _ => {
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    let bits = elements.cast::<u16>().add(l).read_unaligned();
+                    *lane = f16::from_bits(bits).to_f32();
+                }
+            }
+        }
+    }
+    lanes
+}
+
+unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
+    // SAFETY: `x` has n elements.
+    let x = unsafe { std::slice::from_raw_parts(x, n) };
+    let mut lanes = [0.0; 16];
+    for chunk in x.chunks(16) {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane += v * v;
+        }
+    }
+    sum_lanes(&lanes)
+}
+
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
+    // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+    let (x, out) = unsafe {
+        (
+            std::slice::from_raw_parts(x, num_rows * 32),
+            std::slice::from_raw_parts_mut(out, num_rows * 16),
+        )
+    };
+    for (x, out) in x.chunks(32).zip(out.chunks_mut(16)) {
+        let (gate, up) = x.split_at(16);
+        for l in 0..16 {
+            out[l] = gate[l] / (1.0 + exp_lane(-gate[l])) * up[l];
+        }
+    }
+}
+
+#[inline]
+fn exp_lane(x: f32) -> f32 {
+    // `clamp` keeps a NaN.
+    let x = x.clamp(exp::MIN, exp::MAX);
+    // Adding and taking away 1.5 · 2²³ rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let n = x * exp::LOG2_E + ROUND - ROUND;
+    let r = x - n * exp::LN_2_HIGH;
+    let r = r - n * exp::LN_2_LOW;
+    let mut p = exp::COEFFICIENTS[0];
+    for c in &exp::COEFFICIENTS[1..] {
+        p = p * r + c;
+    }
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+}
+
+unsafe fn scores<const FORMAT: u8>(
+    q: *const f32,
+    num_rows: usize,
+    groups: &[KeyGroup],
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    for group in groups {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            with_rows!(num_rows, M in [1 2 3 4],
+                scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
+        }
+    }
+}
+
+unsafe fn scores_tile<const FORMAT: u8, const M: usize>(
+    q: *const f32,
+    group: &KeyGroup,
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+) {
+    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
+    // only the group's own lanes are written.
+    unsafe {
+        let mut acc = [[0.0f32; ATTENTION_LANES]; M];
+        for i in 0..head_dim {
+            let keys = load_lanes::<FORMAT, ATTENTION_LANES>(group.keys.add(i * stride));
+            for r in 0..M {
+                let q = *q.add(i * M + r);
+                for l in 0..ATTENTION_LANES {
+                    acc[r][l] += q * keys[l];
+                }
+            }
+        }
+        for r in 0..M {
+            let out = out.add(r * ATTENTION_BLOCK + group.offset);
+            std::ptr::copy_nonoverlapping(acc[r].as_ptr(), out, group.num_positions);
+        }
+    }
+}
+
+unsafe fn softmax_block(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32 {
+    // SAFETY: `scores` has a block of elements, `sums` has 16.
+    let (scores, sums) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(scores, ATTENTION_BLOCK),
+            std::slice::from_raw_parts_mut(sums, 16),
+        )
+    };
+    let limit = limit.min(ATTENTION_BLOCK);
+    let new_max = scores[..limit].iter().copied().fold(*max, f32::max);
+    let scale = if limit == 0 || new_max == *max {
+        1.0
+    } else {
+        exp_lane(*max - new_max)
+    };
+    *max = new_max;
+    for sum in &mut *sums {
+        *sum *= scale;
+    }
+    for (j, score) in scores.iter_mut().enumerate() {
+        let weight = if j < limit {
+            exp_lane(*score - new_max)
+        } else {
+            0.0
+        };
+        sums[j % 16] += weight;
+        *score = weight;
+    }
+    scale
+}
+
+unsafe fn values<const FORMAT: u8>(
+    weights: *const f32,
+    num_rows: usize,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    for lane in (0..out_stride).step_by(ATTENTION_LANES) {
+        // SAFETY: the caller's promise, passed on; 16 lanes are left.
+        unsafe {
+            with_rows!(num_rows, M in [1 2 3 4],
+                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
+        }
+    }
+}
+
+unsafe fn values_tile<const FORMAT: u8, const M: usize>(
+    weights: *const f32,
+    scale: *const f32,
+    runs: &[ValueRun],
+    head_dim: usize,
+    lane: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
+    // may be read 16 lanes from any value on.
+    unsafe {
+        let mut acc = [[0.0f32; ATTENTION_LANES]; M];
+        for r in 0..M {
+            for l in 0..ATTENTION_LANES {
+                acc[r][l] = *out.add(r * out_stride + lane + l) * *scale.add(r);
+            }
+        }
+        let mut weights = weights;
+        for run in runs {
+            for j in 0..run.num_positions {
+                let row = run.values.add((j * head_dim + lane) * element_size(FORMAT));
+                let v = load_lanes::<FORMAT, ATTENTION_LANES>(row);
+                for r in 0..M {
+                    let weight = *weights.add(r * ATTENTION_BLOCK);
+                    for l in 0..ATTENTION_LANES {
+                        acc[r][l] += weight * v[l];
+                    }
+                }
+                weights = weights.add(1);
+            }
+        }
+        for r in 0..M {
+            for l in 0..ATTENTION_LANES {
+                *out.add(r * out_stride + lane + l) = acc[r][l];
+            }
+        }
+    }
+}
+
+unsafe fn peak(iterations: usize) -> f32 {
+    let x = std::hint::black_box(0.999);
+    let y = std::hint::black_box(0.001);
+    let mut acc = [[1.0f32; 8]; 12];
+    for _ in 0..iterations {
+        for a in acc.as_flattened_mut() {
+            *a = *a * x + y;
+        }
+    }
+    acc.as_flattened().iter().sum()
+}
+
+unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+    // SAFETY: `len` bytes, a multiple of 8, at least 8-aligned.
+    let words = unsafe { std::slice::from_raw_parts(bytes.cast::<u64>(), len / 8) };
+    let mut acc = [0u64; 8];
+    for chunk in words.chunks_exact(8) {
+        for (a, word) in acc.iter_mut().zip(chunk) {
+            *a ^= word;
+        }
+    }
+    acc.iter().fold(0, |a, b| a ^ b) as u32
+}

@@ -1,0 +1,65 @@
+//! Rotary position embedding: angles in f64, tables in f32.
+
+use corella_model::{RotaryScaling, RotarySpec};
+
+pub struct Rotary {
+    /// Radians per position, for each pair of dimensions.
+    frequencies: Vec<f64>,
+}
+
+impl Rotary {
+    pub fn new(spec: &RotarySpec, head_dim: usize) -> Self {
+        let frequencies = (0..head_dim / 2)
+            .map(|i| {
+                let exponent = (2 * i) as f64 / head_dim as f64;
+                scale(spec.theta.powf(-exponent), &spec.scaling)
+            })
+            .collect();
+        Self { frequencies }
+    }
+
+    /// Cosines, then sines.
+    pub fn angles(&self, position: usize, out: &mut [f32]) {
+        let (cos, sin) = out.split_at_mut(self.frequencies.len());
+        for (i, frequency) in self.frequencies.iter().enumerate() {
+            let (s, c) = (position as f64 * frequency).sin_cos();
+            cos[i] = c as f32;
+            sin[i] = s as f32;
+        }
+    }
+}
+
+/// Rotates the first half of a head against the second.
+pub fn rotate(head: &mut [f32], angles: &[f32]) {
+    let half = head.len() / 2;
+    let (cos, sin) = angles[..2 * half].split_at(half);
+    let (first, second) = head.split_at_mut(half);
+    for i in 0..half {
+        let (a, b) = (first[i], second[i]);
+        first[i] = a * cos[i] - b * sin[i];
+        second[i] = b * cos[i] + a * sin[i];
+    }
+}
+
+fn scale(frequency: f64, scaling: &RotaryScaling) -> f64 {
+    match *scaling {
+        RotaryScaling::None => frequency,
+        RotaryScaling::Linear { factor } => frequency / factor,
+        RotaryScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        } => {
+            let turns = original_max_position * frequency / std::f64::consts::TAU;
+            if turns < low_freq_factor {
+                frequency / factor
+            } else if turns > high_freq_factor {
+                frequency
+            } else {
+                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                frequency * kept + frequency / factor * (1.0 - kept)
+            }
+        }
+    }
+}

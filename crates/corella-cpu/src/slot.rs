@@ -1,0 +1,232 @@
+//! What the executor remembers of each running request.
+
+use std::sync::Arc;
+
+use corella_core::{
+    Batch, InputToken, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span, StepId,
+    TokenId,
+};
+use corella_model::SampleRequest;
+
+pub struct Slot {
+    pub params: SamplingParams,
+    num_prompt_tokens: u32,
+    min_tokens: u32,
+    masked_until_min_tokens: Arc<[TokenId]>,
+    /// Every token whose KV is in the pages, or will be after the current step.
+    history: Vec<TokenId>,
+    pages: Vec<PageId>,
+    last_drawn: Option<(StepId, TokenId)>,
+}
+
+impl Slot {
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
+    pub fn history(&self) -> &[TokenId] {
+        &self.history
+    }
+
+    pub fn set_drawn(&mut self, step: StepId, token: TokenId) {
+        self.last_drawn = Some((step, token));
+    }
+
+    pub fn sample_request<'a>(&'a self, allowed: Option<&'a [u32]>) -> SampleRequest<'a> {
+        SampleRequest {
+            params: &self.params,
+            history: &self.history,
+            num_prompt_tokens: self.num_prompt_tokens,
+            min_tokens: self.min_tokens,
+            masked_until_min_tokens: &self.masked_until_min_tokens,
+            allowed,
+        }
+    }
+}
+
+/// The limits that a batch is held to, because kernels trust it.
+#[derive(Clone, Debug)]
+pub struct SlotLimits {
+    pub max_num_seqs: u32,
+    pub max_model_len: u32,
+    pub num_pages: u32,
+    pub page_size: u32,
+    pub vocab_size: usize,
+}
+
+pub struct Slots {
+    limits: SlotLimits,
+    slots: Vec<Option<Slot>>,
+    /// Steps that a later one may still name as the source of a token.
+    failed_steps: Vec<StepId>,
+}
+
+/// More steps than anyone has in flight.
+const MAX_FAILED_STEPS: usize = 16;
+
+impl Slots {
+    pub fn new(limits: SlotLimits) -> Self {
+        Self {
+            slots: (0..limits.max_num_seqs).map(|_| None).collect(),
+            limits,
+            failed_steps: Vec::new(),
+        }
+    }
+
+    pub fn get(&self, slot: SlotId) -> Result<&Slot, String> {
+        let entry = self.slots.get(slot.0 as usize);
+        entry
+            .and_then(Option::as_ref)
+            .ok_or_else(|| format!("slot {slot} has not been started"))
+    }
+
+    pub fn get_mut(&mut self, slot: SlotId) -> Result<&mut Slot, String> {
+        let entry = self.slots.get_mut(slot.0 as usize);
+        entry
+            .and_then(Option::as_mut)
+            .ok_or_else(|| format!("slot {slot} has not been started"))
+    }
+
+    pub fn handle_step_failed(&mut self, step: StepId) {
+        if self.failed_steps.len() == MAX_FAILED_STEPS {
+            self.failed_steps.remove(0);
+        }
+        self.failed_steps.push(step);
+    }
+
+    /// Releases, starts and page tables. One impossible entry does not keep the others from
+    /// being applied: they are of requests that go on.
+    pub fn apply(&mut self, batch: &Batch) -> Result<(), String> {
+        let mut result = Ok(());
+        for slot in &batch.released {
+            if let Some(entry) = self.slots.get_mut(slot.0 as usize) {
+                *entry = None;
+            }
+        }
+        for start in &batch.started {
+            result = result.and(self.start(start));
+        }
+        for delta in &batch.tables {
+            result = result.and(self.write_table(delta, batch.delta_pages(delta)));
+        }
+        result
+    }
+
+    fn start(&mut self, start: &SlotStart) -> Result<(), String> {
+        let max_len = self.limits.max_model_len as usize;
+        let Some(entry) = self.slots.get_mut(start.slot.0 as usize) else {
+            return Err(format!(
+                "slot {} is beyond the {} of this executor",
+                start.slot, self.limits.max_num_seqs
+            ));
+        };
+        let mut history = Vec::with_capacity(max_len);
+        history.extend_from_slice(&start.cached_tokens);
+        *entry = Some(Slot {
+            params: start.sampling.clone(),
+            num_prompt_tokens: start.num_prompt_tokens,
+            min_tokens: start.min_tokens,
+            masked_until_min_tokens: Arc::clone(&start.masked_until_min_tokens),
+            history,
+            pages: Vec::with_capacity(max_len.div_ceil(self.limits.page_size as usize)),
+            last_drawn: None,
+        });
+        Ok(())
+    }
+
+    fn write_table(&mut self, delta: &PageTableDelta, pages: &[PageId]) -> Result<(), String> {
+        let num_pages = self.limits.num_pages;
+        if let Some(page) = pages.iter().find(|page| page.0 >= num_pages) {
+            return Err(format!(
+                "page {page} is beyond the {num_pages} of this executor"
+            ));
+        }
+        if delta.group.0 != 0 {
+            return Err(format!("KV group {} is unknown", delta.group));
+        }
+        let table = &mut self.get_mut(delta.slot)?.pages;
+        let first = delta.first as usize;
+        if first > table.len() {
+            return Err(format!(
+                "the page table of slot {} has {} entries; entry {first} would leave a gap",
+                delta.slot,
+                table.len()
+            ));
+        }
+        let overlap = pages.len().min(table.len() - first);
+        table[first..first + overlap].copy_from_slice(&pages[..overlap]);
+        table.extend_from_slice(&pages[overlap..]);
+        Ok(())
+    }
+
+    /// Appends a span's tokens to its slot's history.
+    pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<&Slot, String> {
+        let limits = self.limits.clone();
+        let tokens = batch.span_tokens(span);
+        let failed_steps = std::mem::take(&mut self.failed_steps);
+        let result = self.append_checked(span, tokens, &limits, &failed_steps);
+        self.failed_steps = failed_steps;
+        result?;
+        self.get(span.slot)
+    }
+
+    fn append_checked(
+        &mut self,
+        span: &Span,
+        tokens: &[InputToken],
+        limits: &SlotLimits,
+        failed_steps: &[StepId],
+    ) -> Result<(), String> {
+        let slot = self.get_mut(span.slot)?;
+        let (id, start, end) = (
+            span.slot,
+            span.start as usize,
+            span.start as usize + tokens.len(),
+        );
+        if tokens.is_empty() {
+            return Err(format!("the span of slot {id} is empty"));
+        }
+        if start > slot.history.len() {
+            return Err(format!(
+                "slot {id} has {} tokens; a span cannot start at {start}",
+                slot.history.len()
+            ));
+        }
+        if end > limits.max_model_len as usize {
+            return Err(format!(
+                "slot {id} would have {end} tokens; the context is {}",
+                limits.max_model_len
+            ));
+        }
+        if end > slot.pages.len() * limits.page_size as usize {
+            return Err(format!(
+                "slot {id} has {} pages of {} positions; its span ends at {end}",
+                slot.pages.len(),
+                limits.page_size
+            ));
+        }
+        slot.history.truncate(start);
+        for token in tokens {
+            let token = match *token {
+                InputToken::Known(token) => token,
+                InputToken::FromStep { step, slot: from } if from == id => match slot.last_drawn {
+                    Some((drawn_in, token)) if drawn_in == step => token,
+                    // The request has ended already; nobody reads what this span computes.
+                    _ if failed_steps.contains(&step) => 0,
+                    _ => return Err(format!("step {step} drew no token for slot {id}")),
+                },
+                InputToken::FromStep { slot: from, .. } => {
+                    return Err(format!("slot {id} asks for a token of slot {from}"));
+                }
+            };
+            if token as usize >= limits.vocab_size {
+                return Err(format!(
+                    "token {token} is beyond the vocabulary of {}",
+                    limits.vocab_size
+                ));
+            }
+            slot.history.push(token);
+        }
+        Ok(())
+    }
+}

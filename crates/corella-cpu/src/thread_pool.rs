@@ -1,0 +1,334 @@
+//! Threads that run one job together and meet at barriers inside it.
+//!
+//! The calling thread is worker 0. Waiting spins briefly, then yields, then parks, because a
+//! neighbour may need the core. A panic in one worker releases the others from their
+//! barriers, and the pool stays usable.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::io;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+pub struct ThreadPool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// One thread's view of a running job.
+pub struct Worker<'a> {
+    index: usize,
+    shared: &'a Shared,
+}
+
+impl ThreadPool {
+    pub fn new(num_threads: usize) -> io::Result<Self> {
+        let num_threads = num_threads.max(1);
+        let shared = Arc::new(Shared {
+            num_threads,
+            job: UnsafeCell::new(None),
+            is_closing: AtomicBool::new(false),
+            start: Barrier::new(num_threads),
+            middle: Barrier::new(num_threads),
+            end: Barrier::new(num_threads),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Self {
+            shared,
+            threads: Vec::new(),
+        };
+        for index in 1..num_threads {
+            let shared = Arc::clone(&pool.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("corella-cpu-{index}"))
+                .spawn(move || help(&shared, index));
+            match thread {
+                Ok(thread) => pool.threads.push(thread),
+                Err(error) => {
+                    // The threads that exist wait for ones that never come.
+                    pool.shared.start.release();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pool)
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.shared.num_threads
+    }
+
+    /// Runs `job` once in every worker. The first panic's message is the error.
+    pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<(), String> {
+        // SAFETY: only the lifetime changes. The workers use the job between the start and
+        // the end barrier, and this function does not return before the latter.
+        let job: Job = unsafe { std::mem::transmute(job) };
+        // SAFETY: the other workers wait at the start barrier and read the cell behind it.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.start.wait();
+        self.shared.take_part(0);
+        self.shared.end.wait();
+        self.shared.middle.reset();
+        let panic = lock(&self.shared.panic).take();
+        panic.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.shared.is_closing.store(true, Ordering::SeqCst);
+        if self.threads.len() + 1 == self.shared.num_threads {
+            self.shared.start.wait();
+        }
+        for thread in self.threads.drain(..) {
+            // A helper catches its panics, so there is nothing to learn from it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Worker<'_> {
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Waits until every worker is here. What they wrote before is visible after.
+    pub fn barrier(&self) {
+        if !self.shared.middle.wait() {
+            resume_unwind(Box::new(Released));
+        }
+    }
+
+    /// This worker's part of `0..n`.
+    pub fn share(&self, n: usize) -> Range<usize> {
+        let count = self.shared.num_threads;
+        self.index * n / count..(self.index + 1) * n / count
+    }
+}
+
+type Job = &'static (dyn Fn(&Worker<'_>) + Sync);
+
+/// Panic payload of a worker that was waiting when another one panicked.
+struct Released;
+
+struct Shared {
+    num_threads: usize,
+    job: UnsafeCell<Option<Job>>,
+    is_closing: AtomicBool,
+    start: Barrier,
+    middle: Barrier,
+    end: Barrier,
+    panic: Mutex<Option<String>>,
+}
+
+// SAFETY: `job` is written only while all other workers wait at the start barrier, and read
+// only between that and the end barrier.
+unsafe impl Sync for Shared {}
+// SAFETY: the job behind the reference is `Sync`; the rest is `Send`.
+unsafe impl Send for Shared {}
+
+fn help(shared: &Shared, index: usize) {
+    loop {
+        if !shared.start.wait() || shared.is_closing.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.take_part(index);
+        shared.end.wait();
+    }
+}
+
+impl Shared {
+    fn take_part(&self, index: usize) {
+        // SAFETY: between the start and the end barrier, see `Sync`.
+        let Some(job) = (unsafe { *self.job.get() }) else {
+            return;
+        };
+        let worker = Worker {
+            index,
+            shared: self,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| job(&worker)));
+        if let Err(payload) = result {
+            if !payload.is::<Released>() {
+                lock(&self.panic).get_or_insert_with(|| panic_message(&*payload));
+            }
+            self.middle.release();
+        }
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        String::from(*text)
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        String::from("a worker panicked")
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Some microseconds: what a balanced region's stragglers need.
+const NUM_SPINS: u32 = 2000;
+/// Then some tens of microseconds in which the core is anyone's.
+const NUM_YIELDS: u32 = 50;
+
+struct Barrier {
+    count: usize,
+    arrived: AtomicUsize,
+    generation: AtomicU64,
+    is_released: AtomicBool,
+    num_parked: AtomicUsize,
+    mutex: Mutex<()>,
+    condvar: Condvar,
+}
+
+impl Barrier {
+    fn new(count: usize) -> Self {
+        Self {
+            count,
+            arrived: AtomicUsize::new(0),
+            generation: AtomicU64::new(0),
+            is_released: AtomicBool::new(false),
+            num_parked: AtomicUsize::new(0),
+            mutex: Mutex::new(()),
+            condvar: Condvar::new(),
+        }
+    }
+
+    /// False: released before all had come.
+    fn wait(&self) -> bool {
+        let generation = self.generation.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.generation.store(generation + 1, Ordering::SeqCst);
+            self.wake();
+            return !self.is_released.load(Ordering::SeqCst);
+        }
+        let is_over = || {
+            self.generation.load(Ordering::SeqCst) != generation
+                || self.is_released.load(Ordering::SeqCst)
+        };
+        for i in 0..NUM_SPINS + NUM_YIELDS {
+            if is_over() {
+                return !self.is_released.load(Ordering::SeqCst);
+            }
+            if i < NUM_SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        let mut guard = lock(&self.mutex);
+        self.num_parked.fetch_add(1, Ordering::SeqCst);
+        while !is_over() {
+            guard = self
+                .condvar
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.num_parked.fetch_sub(1, Ordering::SeqCst);
+        !self.is_released.load(Ordering::SeqCst)
+    }
+
+    /// Lets everyone through, now and until `reset`.
+    fn release(&self) {
+        self.is_released.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Only while nobody waits.
+    fn reset(&self) {
+        self.arrived.store(0, Ordering::SeqCst);
+        self.is_released.store(false, Ordering::SeqCst);
+    }
+
+    /// A sleeper counts itself before it looks, and the waker looks after it has written, so
+    /// one of them sees the other.
+    fn wake(&self) {
+        if self.num_parked.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&self.mutex);
+            self.condvar.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn every_worker_runs_the_job_and_shares_cover_the_work() {
+        let mut pool = ThreadPool::new(3).unwrap();
+        let cells: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(&|worker| {
+            for i in worker.share(cells.len()) {
+                cells[i].fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .unwrap();
+        assert!(cells.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn writes_before_a_barrier_are_seen_after_it() {
+        let mut pool = ThreadPool::new(2).unwrap();
+        let cells = [const { AtomicUsize::new(0) }; 2];
+        for round in 1..20_000 {
+            pool.run(&|worker| {
+                cells[worker.index()].store(round, Ordering::Relaxed);
+                worker.barrier();
+                assert_eq!(cells[1 - worker.index()].load(Ordering::Relaxed), round);
+                worker.barrier();
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_worker_ends_the_job_and_spares_the_pool() {
+        let mut pool = ThreadPool::new(3).unwrap();
+        for culprit in 0..3 {
+            let error = pool
+                .run(&|worker| {
+                    worker.barrier();
+                    assert!(worker.index() != culprit, "worker {culprit} fell");
+                    worker.barrier();
+                    worker.barrier();
+                })
+                .unwrap_err();
+            assert_eq!(error, format!("worker {culprit} fell"));
+            let count = AtomicUsize::new(0);
+            pool.run(&|worker| {
+                worker.barrier();
+                count.fetch_add(1, Ordering::Relaxed);
+                worker.barrier();
+            })
+            .unwrap();
+            assert_eq!(count.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_up() {
+        let mut pool = ThreadPool::new(2).unwrap();
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            pool.run(&|worker| {
+                if worker.index() == 1 {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                worker.barrier();
+            })
+            .unwrap();
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! A checkpoint's tensors in the form the forward pass reads, checked and packed once.
+
+use std::io;
+
+use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor};
+
+use crate::executor::CpuError;
+use crate::gemm::{Lane, PackedMatrix, element, elements};
+use crate::thread_pool::ThreadPool;
+
+pub struct PackedWeights {
+    pub embedding: Embedding,
+    pub layers: Vec<PackedLayer>,
+    pub norm: Vec<f32>,
+    /// Also the embedding, when tied.
+    pub head: PackedMatrix,
+}
+
+pub enum Embedding {
+    Tied,
+    /// Read where the checkpoint lies.
+    Own(Tensor),
+}
+
+pub struct PackedLayer {
+    pub attention_norm: Vec<f32>,
+    /// Queries, keys, values.
+    pub qkv: PackedMatrix,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub output: PackedMatrix,
+    pub mlp_norm: Vec<f32>,
+    /// 16 gates, then the 16 values they gate, in each panel.
+    pub gate_up: PackedMatrix,
+    pub down: PackedMatrix,
+}
+
+impl PackedWeights {
+    pub fn pack(
+        spec: &DecoderSpec,
+        weights: &DecoderWeights,
+        dtype: Option<DType>,
+        pool: &mut ThreadPool,
+    ) -> Result<Self, CpuError> {
+        check_spec(spec)?;
+        if weights.layers.len() != spec.num_layers {
+            return Err(CpuError(format!(
+                "the model has {} layers, the checkpoint {}",
+                spec.num_layers,
+                weights.layers.len()
+            )));
+        }
+        let embedding_shape = [spec.vocab_size, spec.hidden_size];
+        check_shape("embed", &weights.embed, &embedding_shape)?;
+        check_shape("norm", &weights.norm, &[spec.hidden_size])?;
+        let head = match &weights.lm_head {
+            _ if spec.tied_embeddings => &weights.embed,
+            Some(head) => head,
+            None => {
+                return Err(CpuError(String::from(
+                    "the checkpoint has no lm_head, and the model does not tie it",
+                )));
+            }
+        };
+        check_shape("lm_head", head, &embedding_shape)?;
+        let mut packer = Packer { dtype, pool };
+        let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
+            packer
+                .layer(spec, layer)
+                .map_err(|error| CpuError(format!("layer {index}: {error}")))
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            embedding: if spec.tied_embeddings {
+                Embedding::Tied
+            } else {
+                Embedding::Own(weights.embed.clone())
+            },
+            norm: elements(&weights.norm),
+            head: packer.matrix(&[(head, None)], spec.hidden_size)?,
+        })
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        let layers = self.layers.iter().map(|layer| {
+            layer.qkv.num_bytes()
+                + layer.output.num_bytes()
+                + layer.gate_up.num_bytes()
+                + layer.down.num_bytes()
+        });
+        let embedding = match &self.embedding {
+            Embedding::Tied => 0,
+            Embedding::Own(tensor) => tensor.bytes().len(),
+        };
+        layers.sum::<usize>() + self.head.num_bytes() + embedding
+    }
+
+    /// The embedding of a token.
+    pub fn embed(&self, token: usize, out: &mut [f32]) {
+        match &self.embedding {
+            Embedding::Tied => self.head.read_row(token, out),
+            Embedding::Own(tensor) => {
+                let first = token * out.len();
+                for (i, value) in out.iter_mut().enumerate() {
+                    *value = element(tensor, first + i);
+                }
+            }
+        }
+    }
+}
+
+struct Packer<'a> {
+    /// `None`: as the checkpoint has it.
+    dtype: Option<DType>,
+    pool: &'a mut ThreadPool,
+}
+
+impl Packer<'_> {
+    fn layer(&mut self, spec: &DecoderSpec, layer: &LayerWeights) -> Result<PackedLayer, CpuError> {
+        let hidden = spec.hidden_size;
+        let attention = &spec.attention;
+        let num_q = attention.num_heads * attention.head_dim;
+        let num_kv = attention.num_kv_heads * attention.head_dim;
+        let mlp = spec.mlp.intermediate_size;
+        check_shape("attention_norm", &layer.attention_norm, &[hidden])?;
+        check_shape("q", &layer.q, &[num_q, hidden])?;
+        check_shape("k", &layer.k, &[num_kv, hidden])?;
+        check_shape("v", &layer.v, &[num_kv, hidden])?;
+        check_shape("o", &layer.o, &[hidden, num_q])?;
+        check_shape("mlp_norm", &layer.mlp_norm, &[hidden])?;
+        check_shape("gate", &layer.gate, &[mlp, hidden])?;
+        check_shape("up", &layer.up, &[mlp, hidden])?;
+        check_shape("down", &layer.down, &[hidden, mlp])?;
+        let has_bias = attention.qkv_bias;
+        let q_bias = bias("q_bias", &layer.q_bias, has_bias, num_q)?;
+        let k_bias = bias("k_bias", &layer.k_bias, has_bias, num_kv)?;
+        let v_bias = bias("v_bias", &layer.v_bias, has_bias, num_kv)?;
+        let o_bias = bias("o_bias", &layer.o_bias, attention.output_bias, hidden)?;
+        let gate_bias = bias("gate_bias", &layer.gate_bias, spec.mlp.bias, mlp)?;
+        let up_bias = bias("up_bias", &layer.up_bias, spec.mlp.bias, mlp)?;
+        let down_bias = bias("down_bias", &layer.down_bias, spec.mlp.bias, hidden)?;
+        let (qk_norm, head_dim) = (attention.qk_norm, attention.head_dim);
+        let q_norm = bias("q_norm", &layer.q_norm, qk_norm, head_dim)?;
+        let k_norm = bias("k_norm", &layer.k_norm, qk_norm, head_dim)?;
+        Ok(PackedLayer {
+            attention_norm: elements(&layer.attention_norm),
+            qkv: self.matrix(
+                &[(&layer.q, q_bias), (&layer.k, k_bias), (&layer.v, v_bias)],
+                hidden,
+            )?,
+            q_norm: q_norm.map(elements),
+            k_norm: k_norm.map(elements),
+            output: self.matrix(&[(&layer.o, o_bias)], num_q)?,
+            mlp_norm: elements(&layer.mlp_norm),
+            gate_up: self.pairs((&layer.gate, gate_bias), (&layer.up, up_bias), hidden)?,
+            down: self.matrix(&[(&layer.down, down_bias)], mlp)?,
+        })
+    }
+
+    /// The outputs of all parts, one after the other.
+    fn matrix(
+        &mut self,
+        parts: &[(&Tensor, Option<&Tensor>)],
+        k: usize,
+    ) -> Result<PackedMatrix, CpuError> {
+        let lanes = parts.iter().flat_map(|&(weight, bias)| {
+            (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
+        });
+        let lanes: Vec<_> = lanes.collect();
+        self.pack(&lanes, k)
+    }
+
+    /// Outputs of two parts side by side, 16 and 16.
+    fn pairs(
+        &mut self,
+        gate: (&Tensor, Option<&Tensor>),
+        up: (&Tensor, Option<&Tensor>),
+        k: usize,
+    ) -> Result<PackedMatrix, CpuError> {
+        let num_outputs = gate.0.shape[0];
+        let lanes = (0..num_outputs).step_by(16).flat_map(|first| {
+            [gate, up].into_iter().flat_map(move |(weight, bias)| {
+                (first..first + 16)
+                    .map(move |row| (row < num_outputs).then_some(Lane { weight, bias, row }))
+            })
+        });
+        let lanes: Vec<_> = lanes.collect();
+        self.pack(&lanes, k)
+    }
+
+    fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
+        let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
+        PackedMatrix::pack(lanes, k, dtype, self.pool).map_err(out_of_memory)
+    }
+}
+
+/// The parts' format; f32, which holds every other, if they differ.
+fn common_dtype(lanes: &[Option<Lane<'_>>]) -> DType {
+    let mut dtypes = lanes.iter().flatten().map(|lane| lane.weight.dtype);
+    let first = dtypes.next().unwrap_or(DType::F32);
+    if dtypes.all(|dtype| dtype == first) {
+        first
+    } else {
+        DType::F32
+    }
+}
+
+fn out_of_memory(error: io::Error) -> CpuError {
+    CpuError(format!("no memory for the weights: {error}"))
+}
+
+fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
+    let attention = &spec.attention;
+    let wrong = |what: String| Err(CpuError(what));
+    if attention.num_kv_heads == 0 || !attention.num_heads.is_multiple_of(attention.num_kv_heads) {
+        return wrong(format!(
+            "{} query heads cannot share {} KV heads",
+            attention.num_heads, attention.num_kv_heads
+        ));
+    }
+    if attention.head_dim == 0 || !attention.head_dim.is_multiple_of(2) {
+        return wrong(format!(
+            "a head of {} dimensions has no two halves to rotate",
+            attention.head_dim
+        ));
+    }
+    if spec.vocab_size == 0 || spec.hidden_size == 0 || spec.mlp.intermediate_size == 0 {
+        return wrong(String::from("a size of the model is 0"));
+    }
+    Ok(())
+}
+
+fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {
+    let num_bytes = shape.iter().product::<usize>() * tensor.dtype.size();
+    if tensor.shape != shape || tensor.bytes().len() != num_bytes {
+        return Err(CpuError(format!(
+            "{name} has shape {:?} and {} bytes; the model wants {shape:?}",
+            tensor.shape,
+            tensor.bytes().len()
+        )));
+    }
+    Ok(())
+}
+
+/// A vector that the model has or has not.
+fn bias<'a>(
+    name: &str,
+    tensor: &'a Option<Tensor>,
+    wanted: bool,
+    len: usize,
+) -> Result<Option<&'a Tensor>, CpuError> {
+    match tensor {
+        Some(tensor) if wanted => check_shape(name, tensor, &[len]).map(|()| Some(tensor)),
+        None if wanted => Err(CpuError(format!("{name} is missing"))),
+        Some(_) => Err(CpuError(format!("{name} is there, but the model has none"))),
+        None => Ok(None),
+    }
+}
