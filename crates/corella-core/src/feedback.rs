@@ -146,11 +146,10 @@ impl Scheduler {
     }
 
     fn release_if_drained(&mut self, index: RequestIndex) {
-        if !self.requests.contains(index) {
-            return;
-        }
-        let state = &self.requests[index];
-        if matches!(state.stage, Stage::Leaving(_)) && state.num_inflight_steps == 0 {
+        let is_drained = self.requests.get(index).is_some_and(|state| {
+            matches!(state.stage, Stage::Leaving(_)) && state.num_inflight_steps == 0
+        });
+        if is_drained {
             self.release(index);
         }
     }

@@ -107,8 +107,7 @@ impl KvCache {
             }
             if self.tree.contains(page) {
                 self.num_cached += 1;
-                self.last_used[page.0 as usize] = self.clock;
-                self.note_leaf(page);
+                self.mark_used(page, self.clock);
             } else {
                 self.pool.free(page);
             }
@@ -136,20 +135,12 @@ impl KvCache {
             self.evictable
                 .remove(&(self.last_used[parent.0 as usize], parent));
         }
-        if let Err(page) = result {
-            self.refresh(page);
+        if let Err(duplicate) = result
+            && !self.is_locked(duplicate)
+        {
+            self.mark_used(duplicate, self.clock + 1);
         }
         result
-    }
-
-    /// A page that serves in place of a table's own counts as used when the table lets go.
-    fn refresh(&mut self, page: PageId) {
-        if !self.is_locked(page) {
-            let last_used = &mut self.last_used[page.0 as usize];
-            self.evictable.remove(&(*last_used, page));
-            *last_used = self.clock + 1;
-            self.note_leaf(page);
-        }
     }
 
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
@@ -194,6 +185,13 @@ impl KvCache {
                 self.pool.free(page);
             }
         }
+    }
+
+    fn mark_used(&mut self, page: PageId, clock: u64) {
+        let last_used = &mut self.last_used[page.0 as usize];
+        self.evictable.remove(&(*last_used, page));
+        *last_used = clock;
+        self.note_leaf(page);
     }
 
     fn note_leaf(&mut self, page: PageId) {

@@ -191,8 +191,8 @@ impl RequestTable {
             .expect("a request is removed once")
     }
 
-    pub fn contains(&self, index: RequestIndex) -> bool {
-        self.entries[index.0 as usize].is_some()
+    pub fn get(&self, index: RequestIndex) -> Option<&RequestState> {
+        self.entries[index.0 as usize].as_ref()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &RequestState> {

@@ -141,7 +141,14 @@ impl Scheduler {
         }
         self.now_us = now_us;
         let mut plan = StepPlan::new(self.next_step, &self.config);
-        self.continue_decodes(&mut plan);
+        loop {
+            let num_running = self.running.len();
+            self.continue_decodes(&mut plan);
+            // All whose turn it was may have been preempted; then it is the next ones' turn.
+            if !plan.batch.is_empty() || self.running.len() == num_running {
+                break;
+            }
+        }
         self.continue_prefills(&mut plan);
         self.admit_waiting(&mut plan);
         self.commit(plan)
@@ -163,8 +170,9 @@ impl Scheduler {
             decodes.sort_unstable_by_key(|&index| requests[index].rank());
         }
         for index in decodes {
-            // The request may have been preempted for one before it.
-            if self.requests[index].is_running() && self.make_room_for_row(index, plan) {
+            let state = self.requests.get(index);
+            let was_preempted = !state.is_some_and(RequestState::is_running);
+            if !was_preempted && self.make_room_for_row(index, plan) {
                 self.plan_span(index, 1, plan);
             }
         }
@@ -220,6 +228,10 @@ impl Scheduler {
             }
             let victim = *self.running.last().expect("the asking request runs");
             if victim == index && self.running.len() == 1 {
+                if !self.inflight.is_empty() {
+                    // A page that a step in flight copies from is locked until it returns.
+                    return false;
+                }
                 let num_pages = self.config.num_pages;
                 let error = RequestError::PoolExhausted { num_pages };
                 self.finish(index, FinishReason::Error(error), None);

@@ -1,0 +1,332 @@
+//! An executor without arithmetic that distrusts every batch.
+//!
+//! A row of a page holds a hash of all tokens up to it, and a drawn token is a function of
+//! the rows that the span can see. Whoever reads a row that holds something else than its own
+//! history would have drawn another token than alone; that is a panic. Rows of a failed step
+//! are undefined, and so is what is drawn from them: the scheduler must not let that out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use corella_core::{
+    Batch, BatchOutput, InputToken, PageId, RequestId, Sample, SchedulerConfig, SlotId, Span,
+    StepId, TokenId,
+};
+
+/// What is drawn from undefined rows.
+pub const UNDEFINED: TokenId = TokenId::MAX;
+
+type Row = Option<u64>;
+
+pub struct FakeExecutor {
+    config: SchedulerConfig,
+    alphabet: u32,
+    pages: Vec<Vec<Row>>,
+    slots: BTreeMap<SlotId, Slot>,
+    drawn: BTreeMap<(StepId, SlotId), TokenId>,
+    num_started: u64,
+    inflight: VecDeque<Inflight>,
+}
+
+struct Slot {
+    /// Which start of a slot this is.
+    start: u64,
+    request: RequestId,
+    table: Vec<PageId>,
+    /// Hash after each token.
+    history: Vec<Row>,
+    num_prompt_tokens: usize,
+    min_tokens: usize,
+    masked: Arc<[TokenId]>,
+}
+
+struct Inflight {
+    output: BatchOutput,
+    fails: bool,
+    requests: BTreeSet<RequestId>,
+    /// Slots and pages that the step names, by the slot's start.
+    slots: BTreeMap<SlotId, u64>,
+    pages: Vec<(PageId, u64)>,
+    donors: Vec<PageId>,
+}
+
+/// What the oldest step came to.
+pub enum Returned {
+    Output(BatchOutput),
+    Failed(StepId, BTreeSet<RequestId>),
+}
+
+impl FakeExecutor {
+    pub fn new(config: &SchedulerConfig, alphabet: u32) -> Self {
+        let page = vec![None; config.page_size as usize];
+        Self {
+            config: config.clone(),
+            alphabet,
+            pages: vec![page; config.num_pages as usize],
+            slots: BTreeMap::new(),
+            drawn: BTreeMap::new(),
+            num_started: 0,
+            inflight: VecDeque::new(),
+        }
+    }
+
+    pub fn num_inflight(&self) -> usize {
+        self.inflight.len()
+    }
+
+    pub fn submit(&mut self, batch: &Batch, fails: bool) {
+        self.check_limits(batch);
+        self.apply_slots(batch);
+        self.apply_tables(batch);
+        self.apply_copies(batch);
+        let mut written = BTreeSet::new();
+        for span in &batch.spans {
+            self.write_span(batch, span, fails, &mut written);
+        }
+        let mut samples = Vec::new();
+        for span in &batch.spans {
+            let token = self.attend(span);
+            if span.sample {
+                self.drawn.insert((batch.step, span.slot), token);
+                let sample = Sample {
+                    token,
+                    logprobs: None,
+                };
+                samples.push((span.slot, sample));
+            }
+        }
+        let named = || batch.spans.iter().map(|span| &self.slots[&span.slot]);
+        let inflight = Inflight {
+            output: BatchOutput {
+                step: batch.step,
+                samples,
+            },
+            fails,
+            requests: named().map(|slot| slot.request).collect(),
+            slots: batch
+                .spans
+                .iter()
+                .map(|span| (span.slot, self.slots[&span.slot].start))
+                .collect(),
+            pages: named()
+                .flat_map(|slot| slot.table.iter().map(|&page| (page, slot.start)))
+                .collect(),
+            donors: batch.copies.iter().map(|copy| copy.from).collect(),
+        };
+        self.inflight.push_back(inflight);
+    }
+
+    pub fn wait(&mut self) -> Returned {
+        let returned = self.inflight.pop_front().expect("a step is in flight");
+        if returned.fails {
+            Returned::Failed(returned.output.step, returned.requests)
+        } else {
+            Returned::Output(returned.output)
+        }
+    }
+
+    /// What the request must produce, however it is scheduled.
+    pub fn lone_run(
+        alphabet: u32,
+        prompt: &[TokenId],
+        num_tokens: usize,
+        masked: &[TokenId],
+        min_tokens: usize,
+    ) -> Vec<TokenId> {
+        let mut hash = prompt
+            .iter()
+            .try_fold(0, |row, &token| next_row(Some(row), token));
+        let mut output = Vec::new();
+        while output.len() < num_tokens {
+            let masked = if output.len() < min_tokens {
+                masked
+            } else {
+                &[]
+            };
+            let token = draw(hash, alphabet, masked);
+            output.push(token);
+            hash = next_row(hash, token);
+        }
+        output
+    }
+
+    fn check_limits(&self, batch: &Batch) {
+        let config = &self.config;
+        assert!(!batch.spans.is_empty(), "an empty batch");
+        assert!(batch.num_tokens() <= config.max_num_batched_tokens as usize);
+        let slots: BTreeSet<_> = batch.spans.iter().map(|span| span.slot).collect();
+        assert_eq!(slots.len(), batch.spans.len(), "two spans of one slot");
+    }
+
+    fn apply_slots(&mut self, batch: &Batch) {
+        for slot in &batch.released {
+            assert!(
+                self.slots.remove(slot).is_some(),
+                "slot {slot} released twice"
+            );
+            let named = self
+                .inflight
+                .iter()
+                .any(|step| step.slots.contains_key(slot));
+            assert!(!named, "slot {slot} is released while a step names it");
+        }
+        for start in &batch.started {
+            let before = self.slots.get(&start.slot);
+            assert!(before.is_none(), "slot {} is taken", start.slot);
+            assert!(start.slot.0 < self.config.max_num_seqs);
+            let mut row = Some(0);
+            let history = start.cached_tokens.iter().map(|&token| {
+                row = next_row(row, token);
+                row
+            });
+            let slot = Slot {
+                start: self.num_started,
+                request: start.request,
+                table: Vec::new(),
+                history: history.collect(),
+                num_prompt_tokens: start.num_prompt_tokens as usize,
+                min_tokens: start.min_tokens as usize,
+                masked: start.masked_until_min_tokens.clone(),
+            };
+            self.num_started += 1;
+            self.slots.insert(start.slot, slot);
+        }
+    }
+
+    fn apply_tables(&mut self, batch: &Batch) {
+        for delta in &batch.tables {
+            let slot = self
+                .slots
+                .get_mut(&delta.slot)
+                .expect("a delta of a live slot");
+            assert_eq!(
+                slot.table.len(),
+                delta.first as usize,
+                "tables only grow here"
+            );
+            slot.table.extend(batch.delta_pages(delta));
+        }
+    }
+
+    fn apply_copies(&mut self, batch: &Batch) {
+        let from: BTreeSet<_> = batch.copies.iter().map(|copy| copy.from).collect();
+        let to: BTreeSet<_> = batch.copies.iter().map(|copy| copy.to).collect();
+        assert_eq!(to.len(), batch.copies.len(), "two copies into one page");
+        assert!(from.is_disjoint(&to), "the order of copies would matter");
+        for copy in &batch.copies {
+            let num_rows = copy.num_rows as usize;
+            assert!(num_rows > 0 && num_rows < self.config.page_size as usize);
+            let rows = self.pages[copy.from.0 as usize][..num_rows].to_vec();
+            self.pages[copy.to.0 as usize][..num_rows].copy_from_slice(&rows);
+            self.check_fence(copy.to, None);
+        }
+    }
+
+    fn write_span(
+        &mut self,
+        batch: &Batch,
+        span: &Span,
+        fails: bool,
+        written: &mut BTreeSet<(PageId, usize)>,
+    ) {
+        let slot = &self.slots[&span.slot];
+        let start = slot.start;
+        assert_eq!(
+            span.start as usize,
+            slot.history.len(),
+            "a gap in a slot's history"
+        );
+        for input in batch.span_tokens(span) {
+            let token = match *input {
+                InputToken::Known(token) => token,
+                InputToken::FromStep { step, slot } => {
+                    assert_eq!(slot, span.slot);
+                    *self
+                        .drawn
+                        .get(&(step, slot))
+                        .expect("that step drew a token")
+                }
+            };
+            let slot = self.slots.get_mut(&span.slot).unwrap();
+            let before = slot.history.last().copied().unwrap_or(Some(0));
+            let row = next_row(before, token);
+            let position = slot.history.len();
+            slot.history.push(row);
+            let page_size = self.config.page_size as usize;
+            let page = slot.table[position / page_size];
+            let at = position % page_size;
+            assert!(written.insert((page, at)), "two spans write one row");
+            self.pages[page.0 as usize][at] = if fails { None } else { row };
+            self.check_fence(page, Some(start));
+        }
+    }
+
+    /// A page that is written must not be named by an unfinished step of someone else.
+    fn check_fence(&self, page: PageId, writer: Option<u64>) {
+        for step in &self.inflight {
+            let named = step
+                .pages
+                .iter()
+                .any(|&(other, start)| other == page && Some(start) != writer);
+            assert!(
+                !named && !step.donors.contains(&page),
+                "page {page} is written while step {} reads it",
+                step.output.step
+            );
+        }
+    }
+
+    /// Reads all rows that the span sees, and draws.
+    fn attend(&self, span: &Span) -> TokenId {
+        let slot = &self.slots[&span.slot];
+        let page_size = self.config.page_size as usize;
+        let mut is_defined = true;
+        for (position, &expected) in slot.history.iter().enumerate() {
+            let page = slot.table[position / page_size];
+            let row = self.pages[page.0 as usize][position % page_size];
+            match (row, expected) {
+                (Some(row), Some(expected)) => assert_eq!(
+                    row, expected,
+                    "request {} reads a foreign row at position {position}, page {page}",
+                    slot.request
+                ),
+                _ => is_defined = false,
+            }
+        }
+        if !is_defined {
+            return UNDEFINED;
+        }
+        let last = *slot.history.last().unwrap();
+        let num_output_tokens = slot.history.len().saturating_sub(slot.num_prompt_tokens);
+        let masked: &[TokenId] = if num_output_tokens < slot.min_tokens {
+            &slot.masked
+        } else {
+            &[]
+        };
+        draw(last, self.alphabet, masked)
+    }
+}
+
+fn next_row(row: Row, token: TokenId) -> Row {
+    let row = row?;
+    (token != UNDEFINED).then(|| mix(row ^ (u64::from(token) + 1)))
+}
+
+fn draw(row: Row, alphabet: u32, masked: &[TokenId]) -> TokenId {
+    let Some(row) = row else {
+        return UNDEFINED;
+    };
+    let mut token = (mix(row ^ 0x5eed) % u64::from(alphabet)) as TokenId;
+    while masked.contains(&token) {
+        token = (token + 1) % alphabet;
+    }
+    token
+}
+
+/// splitmix64.
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
