@@ -1,0 +1,61 @@
+//! The conformance suite on the CPU executor: every instruction set of this machine, every
+//! KV format, page sizes that divide nothing.
+
+use std::path::Path;
+
+use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
+use corella_model::{Checkpoint, DType, conformance};
+
+#[test]
+fn f32_pages() {
+    run("qwen3-gqa-tied", detect_isa(), DType::F32, 16);
+}
+
+#[test]
+fn bf16_pages() {
+    run("llama-mha-untied", detect_isa(), DType::Bf16, 16);
+}
+
+#[test]
+fn f16_pages_of_five() {
+    run("llama-gqa-untied-f16", detect_isa(), DType::F16, 5);
+}
+
+#[test]
+fn bf16_weights_and_pages_of_seventeen() {
+    run("qwen3-gqa-tied-bf16", detect_isa(), DType::Bf16, 17);
+}
+
+#[test]
+fn portable_kernels() {
+    run("qwen3-gqa-untied", Isa::Portable, DType::Bf16, 7);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx2_kernels() {
+    if detect_isa() == Isa::Avx512 {
+        run("qwen3-mha-tied", Isa::Avx2, DType::Bf16, 16);
+    }
+}
+
+fn run(model: &str, isa: Isa, kv_dtype: DType, page_size: u32) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let checkpoint = Checkpoint::open(golden.join(model)).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    conformance::run(spec.vocab_size, page_size, |limits| {
+        let config = CpuConfig {
+            num_threads: limits.num_threads,
+            weight_dtype: None,
+            kv_dtype,
+            num_pages: limits.num_pages,
+            page_size: limits.page_size,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_model_len: limits.max_model_len,
+            isa: Some(isa),
+        };
+        let weights = checkpoint.weights().unwrap();
+        Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())
+    });
+}
