@@ -247,16 +247,16 @@ impl Scheduler {
 
     /// Takes a request's slot and pages. It keeps its tokens and waits before all new ones.
     fn preempt(&mut self, index: RequestIndex) {
+        self.counters.num_preemptions += 1;
         let state = &mut self.requests[index];
-        if state.num_preemptions == self.config.max_preemptions {
-            let num_preemptions = state.num_preemptions;
+        state.num_preemptions += 1;
+        let num_preemptions = state.num_preemptions;
+        if num_preemptions > self.config.max_preemptions {
             let error = RequestError::PreemptedTooOften { num_preemptions };
             self.finish(index, FinishReason::Error(error), None);
-            return;
+        } else {
+            self.leave(index, Leaving::Preempted);
         }
-        state.num_preemptions += 1;
-        self.counters.num_preemptions += 1;
-        self.leave(index, Leaving::Preempted);
     }
 
     /// Adds the request's next tokens to the step and publishes the pages that they fill.

@@ -13,7 +13,7 @@
 //! return                             the oldest step returns; each draw is a fresh token
 //! return a=z                         … but a draws z
 //! fail                               the oldest step fails
-//! run                                step and return until there is nothing to plan
+//! run                                step as far as it goes and return, until nothing is left
 //! abort a · reset · stats
 //! ```
 
@@ -100,7 +100,7 @@ impl World {
 
     fn new(words: &[&str]) -> Result<Self, corella_core::ConfigError> {
         let mut config = SchedulerConfig::new(64, 4, 1 << 20);
-        config.max_num_seqs = 8;
+        config.max_num_seqs = 4;
         config.max_preemptions = 100;
         let mut show_pages = false;
         let (mut pack, mut lookahead, mut force) = (false, 64, 0);
@@ -162,11 +162,13 @@ impl World {
                 self.scheduler.handle_step_failed(step, "injected");
                 self.print_outputs();
             }
-            "run" => {
-                while self.step() || !self.inflight.is_empty() {
-                    self.return_oldest(&[]);
+            "run" => loop {
+                while self.step() {}
+                if self.inflight.is_empty() {
+                    break;
                 }
-            }
+                self.return_oldest(&[]);
+            },
             "abort" => {
                 let known = self.names.iter().find(|(_, name)| *name == words[0]);
                 let id = known.map_or(RequestId(u64::MAX), |(id, _)| *id);
