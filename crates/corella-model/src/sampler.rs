@@ -4,12 +4,15 @@
 //! machine: nothing here but IEEE additions, multiplications, divisions and comparisons in a
 //! fixed order, with an exponential and a logarithm of our own.
 
+mod vector;
+
 use std::cmp::Ordering;
 use std::fmt;
 
 use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 
 use crate::generator::uniform;
+use vector::{exp, ln};
 
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
@@ -60,7 +63,7 @@ pub fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, 
     let token = if params.temperature > 0.0 {
         let position = request.history.len() as u32;
         let u = uniform(params.seed, params.choice, position);
-        if params.top_k == 0 && params.top_p >= 1.0 {
+        if params.top_k == 0 {
             draw_from_all(logits, max, params, u)
         } else {
             draw_from_leading(logits, max, params, u)
@@ -127,32 +130,18 @@ fn penalise(logits: &mut [f32], request: &SampleRequest<'_>) {
     }
 }
 
-/// Short enough for the first-level cache, long enough to be worth vector code.
-const BLOCK: usize = 256;
-const LANES: usize = 16;
-
 fn finite_max(logits: &[f32]) -> Result<f32, SampleError> {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let mut drawable = true;
-    for chunk in logits.chunks(LANES) {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
-            drawable &= logit < f32::INFINITY;
-        }
-    }
+    let (max, drawable) = vector::max(logits);
     if !drawable {
-        let not_finite = logits
-            .iter()
-            .enumerate()
-            .find(|(_, l)| l.is_nan() || **l == f32::INFINITY);
-        if let Some((token, &value)) = not_finite {
+        let is_bad = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+        let bad = logits.iter().enumerate().find(|(_, logit)| is_bad(**logit));
+        if let Some((token, &value)) = bad {
             return Err(SampleError::NotFinite {
                 token: token as TokenId,
                 value,
             });
         }
     }
-    let max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY {
         return Err(SampleError::NothingAllowed);
     }
@@ -166,76 +155,177 @@ fn first_equal(logits: &[f32], max: f32) -> TokenId {
         .expect("max is one of the logits") as TokenId
 }
 
-/// The inverse of the cumulative distribution in the order of ids. Weights are computed a
-/// block at a time, and again for the one block that holds the result.
-fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
-    let mut weights = [0.0; BLOCK];
-    let sums: Vec<f64> = logits
-        .chunks(BLOCK)
-        .map(|block| {
-            sum(weigh(
-                block,
-                max,
-                params.temperature,
-                params.min_p,
-                &mut weights,
-            ))
-        })
-        .collect();
-    let mut rest = u * sums.iter().sum::<f64>();
-    let mut drawn = first_equal(logits, max);
-    for (index, (block, &sum)) in logits.chunks(BLOCK).zip(&sums).enumerate() {
-        if rest >= sum {
-            rest -= sum;
-            continue;
+/// Logits as weights relative to the most likely token's, a block at a time: they are
+/// computed anew for each pass rather than stored.
+struct Weights<'a> {
+    logits: &'a [f32],
+    max: f32,
+    temperature: f32,
+}
+
+/// Short enough for the first-level cache, long enough to be worth vector code.
+const BLOCK: usize = 256;
+
+impl Weights<'_> {
+    fn num_blocks(&self) -> usize {
+        self.logits.len().div_ceil(BLOCK)
+    }
+
+    fn block<'b>(&self, index: usize, buffer: &'b mut [f32; BLOCK]) -> &'b mut [f32] {
+        let start = index * BLOCK;
+        let logits = &self.logits[start..self.logits.len().min(start + BLOCK)];
+        let weights = &mut buffer[..logits.len()];
+        vector::weigh(logits, self.max, self.temperature, weights);
+        weights
+    }
+
+    fn total(&self) -> f64 {
+        let mut buffer = [0.0; BLOCK];
+        (0..self.num_blocks())
+            .map(|index| vector::sum(self.block(index, &mut buffer)))
+            .sum()
+    }
+}
+
+/// What top-p and min-p leave: weights from `weight` on, and of those that equal it only
+/// the ids up to `last`.
+struct Cut {
+    weight: f32,
+    last: TokenId,
+}
+
+impl Cut {
+    fn new(weights: &Weights<'_>, params: &SamplingParams) -> Self {
+        let nucleus = if params.top_p < 1.0 {
+            Self::nucleus(weights, f64::from(params.top_p))
+        } else {
+            Self {
+                weight: 0.0,
+                last: TokenId::MAX,
+            }
+        };
+        // A min-p above 1 keeps the most likely token, like top-p of 0.
+        let min_p = params.min_p.min(1.0);
+        if min_p > nucleus.weight {
+            Self {
+                weight: min_p,
+                last: TokenId::MAX,
+            }
+        } else {
+            nucleus
         }
-        let weights = weigh(block, max, params.temperature, params.min_p, &mut weights);
-        for (offset, &weight) in weights.iter().enumerate() {
-            // Rounding may leave a remainder at the end; then the last possible token wins.
-            if weight > 0.0 {
-                drawn = (index * BLOCK + offset) as TokenId;
-                rest -= f64::from(weight);
-                if rest < 0.0 {
-                    return drawn;
+    }
+
+    /// The smallest set of the most likely tokens that holds `share` of the probability.
+    /// Weights are added up by size class; only the class in which the sum is reached needs
+    /// to be put in order.
+    fn nucleus(weights: &Weights<'_>, share: f64) -> Self {
+        // Four bits of the mantissa: weights of a class differ by less than 1/16.
+        let class = |weight: f32| ((1.0f32.to_bits() - weight.to_bits()) >> 19) as usize;
+        let mut sums = [0.0f64; (127 << 4) + 1];
+        let mut buffer = [0.0; BLOCK];
+        for index in 0..weights.num_blocks() {
+            for &weight in weights.block(index, &mut buffer).iter() {
+                sums[class(weight)] += f64::from(weight);
+            }
+        }
+        let mut missing = share * sums.iter().sum::<f64>();
+        let Some(last_class) = sums.iter().position(|&sum| {
+            let reached = missing <= sum;
+            if !reached {
+                missing -= sum;
+            }
+            reached
+        }) else {
+            return Self {
+                weight: 0.0,
+                last: TokenId::MAX,
+            };
+        };
+
+        let mut members: Vec<(TokenId, f32)> = Vec::new();
+        for index in 0..weights.num_blocks() {
+            for (offset, &weight) in weights.block(index, &mut buffer).iter().enumerate() {
+                if class(weight) == last_class {
+                    members.push(((index * BLOCK + offset) as TokenId, weight));
                 }
             }
         }
-        return drawn;
+        members.sort_unstable_by(by_rank);
+        let reached = members.iter().position(|&(_, weight)| {
+            missing -= f64::from(weight);
+            missing <= 0.0
+        });
+        let (last, weight) = members[reached.unwrap_or(members.len() - 1)];
+        Self { weight, last }
     }
-    drawn
+
+    /// A block of weights, 0 for what is cut off.
+    fn block<'b>(
+        &self,
+        weights: &Weights<'_>,
+        index: usize,
+        buffer: &'b mut [f32; BLOCK],
+    ) -> &'b [f32] {
+        let block = weights.block(index, buffer);
+        let start = (index * BLOCK) as TokenId;
+        for (id, weight) in (start..).zip(block.iter_mut()) {
+            if *weight < self.weight || *weight == self.weight && id > self.last {
+                *weight = 0.0;
+            }
+        }
+        block
+    }
 }
 
-/// Top-k and top-p need the most likely tokens in order, and no others.
+/// The inverse of the cumulative distribution in the order of ids.
+fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
+    let weights = Weights {
+        logits,
+        max,
+        temperature: params.temperature,
+    };
+    let cut = Cut::new(&weights, params);
+    let mut buffer = [0.0; BLOCK];
+    let sums: Vec<f64> = (0..weights.num_blocks())
+        .map(|index| vector::sum(cut.block(&weights, index, &mut buffer)))
+        .collect();
+    let mut rest = u * sums.iter().sum::<f64>();
+    // Rounding may leave a remainder at the end of the block; then its last token wins.
+    let last_block = sums.iter().rposition(|&sum| sum > 0.0).unwrap_or(0);
+    let chosen = sums[..last_block].iter().position(|&sum| {
+        let reached = rest < sum;
+        if !reached {
+            rest -= sum;
+        }
+        reached
+    });
+    let chosen = chosen.unwrap_or(last_block);
+    let mut drawn = 0;
+    for (offset, &weight) in cut.block(&weights, chosen, &mut buffer).iter().enumerate() {
+        if weight > 0.0 {
+            drawn = chosen * BLOCK + offset;
+            rest -= f64::from(weight);
+            if rest < 0.0 {
+                break;
+            }
+        }
+    }
+    drawn as TokenId
+}
+
+/// Top-k leaves so few tokens that they can be put in order.
 fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
     let weight = |logit: f32| f64::from(exp((logit - max) / params.temperature));
-    let (mut kept, total) = if params.top_k > 0 {
-        let kept = leading(logits, params.top_k as usize);
-        let total = kept.iter().map(|&(_, logit)| weight(logit)).sum();
-        (kept, total)
-    } else {
-        let mut weights = [0.0; BLOCK];
-        let total: f64 = logits
-            .chunks(BLOCK)
-            .map(|block| sum(weigh(block, max, params.temperature, 0.0, &mut weights)))
-            .sum();
-        let mut count = 256;
-        let kept = loop {
-            let kept = leading(logits, count);
-            let sum: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
-            if sum >= f64::from(params.top_p) * total || count >= logits.len() {
-                break kept;
-            }
-            count *= 8;
-        };
-        (kept, total)
-    };
-
+    let mut kept = leading(logits, params.top_k as usize);
+    let total: f64 = kept.iter().map(|&(_, logit)| weight(logit)).sum();
     let target = f64::from(params.top_p) * total;
     let (mut num_kept, mut kept_sum) = (0, 0.0);
     for &(_, logit) in &kept {
         let weight = weight(logit);
         // The first is always kept: its weight is 1.
-        if num_kept > 0 && (kept_sum >= target || weight < f64::from(params.min_p)) {
+        let reached = params.top_p < 1.0 && kept_sum >= target;
+        if num_kept > 0 && (reached || weight < f64::from(params.min_p)) {
             break;
         }
         num_kept += 1;
@@ -244,24 +334,24 @@ fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) 
     kept.truncate(num_kept);
 
     let mut rest = u * kept_sum;
-    for &(token, logit) in &kept {
+    let reached = kept.iter().find(|&&(_, logit)| {
         rest -= weight(logit);
-        if rest < 0.0 {
-            return token;
-        }
-    }
-    // Rounding only: `u` is below 1.
-    kept[num_kept - 1].0
+        rest < 0.0
+    });
+    // Past the end by rounding only: `u` is below 1.
+    reached.unwrap_or(&kept[num_kept - 1]).0
+}
+
+/// Most likely first, equals by id.
+fn by_rank(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
+    b.1.partial_cmp(&a.1)
+        .unwrap_or(Ordering::Equal)
+        .then(a.0.cmp(&b.0))
 }
 
 /// The `count` most likely tokens in order, without sorting the rest: what is below the
 /// `count`-th best so far is passed over, and the others are thinned out now and then.
 fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
-    fn rank(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
-        b.1.partial_cmp(&a.1)
-            .unwrap_or(Ordering::Equal)
-            .then(a.0.cmp(&b.0))
-    }
     let count = count.min(logits.len());
     if count == 0 {
         return Vec::new();
@@ -271,7 +361,7 @@ fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     for (token, &logit) in logits.iter().enumerate() {
         if logit > floor {
             if best.len() == 2 * count {
-                best.select_nth_unstable_by(count - 1, rank);
+                best.select_nth_unstable_by(count - 1, by_rank);
                 best.truncate(count);
                 floor = best[count - 1].1;
                 if logit <= floor {
@@ -281,18 +371,18 @@ fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
             best.push((token as TokenId, logit));
         }
     }
-    best.sort_unstable_by(rank);
+    best.sort_unstable_by(by_rank);
     best.truncate(count);
     best
 }
 
 fn log_probabilities(logits: &[f32], max: f32, token: TokenId, num_top: usize) -> Logprobs {
-    let mut weights = [0.0; BLOCK];
-    let total: f64 = logits
-        .chunks(BLOCK)
-        .map(|block| sum(weigh(block, max, 1.0, 0.0, &mut weights)))
-        .sum();
-    let log_total = ln(total);
+    let log_total = ln(Weights {
+        logits,
+        max,
+        temperature: 1.0,
+    }
+    .total());
     let log_probability = |logit: f32| (f64::from(logit) - f64::from(max) - log_total) as f32;
     Logprobs {
         token: log_probability(logits[token as usize]),
@@ -301,75 +391,6 @@ fn log_probabilities(logits: &[f32], max: f32, token: TokenId, num_top: usize) -
             .map(|(token, logit)| (token, log_probability(logit)))
             .collect(),
     }
-}
-
-/// Weights relative to the most likely token; 0 below `min_p`.
-fn weigh<'a>(
-    block: &[f32],
-    max: f32,
-    temperature: f32,
-    min_p: f32,
-    weights: &'a mut [f32; BLOCK],
-) -> &'a [f32] {
-    let weights = &mut weights[..block.len()];
-    for (weight, &logit) in weights.iter_mut().zip(block) {
-        let value = exp((logit - max) / temperature);
-        *weight = if value < min_p { 0.0 } else { value };
-    }
-    weights
-}
-
-fn sum(weights: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; LANES];
-    for chunk in weights.chunks(LANES) {
-        for (lane, &weight) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(weight);
-        }
-    }
-    lanes.into_iter().sum()
-}
-
-/// e^x for x ≤ 0, within 2 units in the last place; 0 where the result would be subnormal.
-fn exp(x: f32) -> f32 {
-    const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, so that `n * LN_2_HIGH` is exact.
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer, which is then in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let clamped = if x > -87.3 { x } else { -87.3 };
-    let shifted = clamped * LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    // Taylor to the sixth power: |r| ≤ ln 2 / 2, the error is below 1.3e-7.
-    let p = 1.0 / 720.0;
-    let p = p * r + 1.0 / 120.0;
-    let p = p * r + 1.0 / 24.0;
-    let p = p * r + 1.0 / 6.0;
-    let p = p * r + 0.5;
-    let p = p * r + 1.0;
-    let p = p * r + 1.0;
-    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    if x > -87.3 { p * power } else { 0.0 }
-}
-
-/// Natural logarithm of a number ≥ 1.
-fn ln(x: f64) -> f64 {
-    let bits = x.to_bits();
-    let mut exponent = (bits >> 52) as i64 - 1023;
-    let mut mantissa = f64::from_bits(bits & !(0x7ff << 52) | 1023 << 52);
-    if mantissa > std::f64::consts::SQRT_2 {
-        mantissa *= 0.5;
-        exponent += 1;
-    }
-    // ln m = 2 artanh((m - 1) / (m + 1)); |s| ≤ 0.172, so the omitted term is below 1e-17.
-    let s = (mantissa - 1.0) / (mantissa + 1.0);
-    let square = s * s;
-    let mut series = 0.0;
-    for odd in (1..=21).rev().step_by(2) {
-        series = series * square + 1.0 / f64::from(odd);
-    }
-    2.0 * s * series + exponent as f64 * std::f64::consts::LN_2
 }
 
 #[cfg(test)]

@@ -78,27 +78,6 @@ fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<usize> {
 }
 
 #[test]
-fn exponential_and_logarithm_agree_with_the_standard_library() {
-    for i in 0..=87_000 {
-        let x = -(i as f32) / 1000.0;
-        let expected = f64::from(x).exp();
-        let error = (f64::from(exp(x)) - expected).abs() / expected;
-        assert!(error < 3e-7, "exp({x}) is off by {error}");
-    }
-    assert_eq!(exp(0.0), 1.0);
-    assert_eq!(exp(-100.0), 0.0);
-    assert_eq!(exp(f32::NEG_INFINITY), 0.0);
-    for x in [1.0, 1.000_000_1, 1.414_3, 2.0, 3.7, 151_936.0, 1e17] {
-        let expected = f64::ln(x);
-        assert!(
-            (ln(x) - expected).abs() <= 4e-16 * expected.max(0.1),
-            "ln({x}) = {}",
-            ln(x)
-        );
-    }
-}
-
-#[test]
 fn greedy_takes_the_lowest_id_of_equals() {
     let mut logits = noise(1, 1000);
     for token in [711, 713, 999] {
@@ -198,6 +177,39 @@ fn truncation_keeps_what_sorting_would() {
                 (shares[id] - p).abs() < 5.0 * sigma + 1e-9,
                 "{params:?}, token {id}"
             );
+        }
+    }
+}
+
+#[test]
+fn the_nucleus_is_the_one_that_sorting_finds() {
+    for (seed, temperature) in [(1, 0.2), (2, 0.7), (3, 1.0), (4, 3.0), (5, 40.0)] {
+        let logits = noise(seed, 3000);
+        for top_p in [0.01, 0.3, 0.9, 0.99, 0.9999] {
+            let params = SamplingParams {
+                top_p,
+                ..params(temperature)
+            };
+            let mut expected = kept_by_sorting(&logits, &params);
+            expected.sort_unstable();
+            let max = finite_max(&logits).unwrap();
+            let weights = Weights {
+                logits: &logits,
+                max,
+                temperature,
+            };
+            let cut = Cut::new(&weights, &params);
+            let mut buffer = [0.0; BLOCK];
+            let mut kept = Vec::new();
+            for index in 0..weights.num_blocks() {
+                let block = cut.block(&weights, index, &mut buffer).iter().enumerate();
+                kept.extend(
+                    block
+                        .filter(|(_, w)| **w > 0.0)
+                        .map(|(offset, _)| index * BLOCK + offset),
+                );
+            }
+            assert_eq!(kept, expected, "top_p {top_p} at temperature {temperature}");
         }
     }
 }
