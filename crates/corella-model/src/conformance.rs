@@ -69,6 +69,8 @@ struct Suite<'a> {
     make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
 }
 
+/// Longer than the blocks in which attention is likely to be computed.
+const LONG_PROMPT: usize = 150;
 const NUM_TOKENS: usize = 7;
 const NUM_LOGPROBS: u32 = 50;
 
@@ -79,20 +81,28 @@ impl Suite<'_> {
 
     fn driver_with_threads(&self, num_threads: usize) -> Driver {
         let page_size = self.page_size as u32;
-        let mut executor = (self.make)(&ConformanceConfig {
+        let long = LONG_PROMPT as u32 + 2 * NUM_TOKENS as u32;
+        let config = ConformanceConfig {
             page_size,
-            num_pages: 40,
+            num_pages: 40 + 2 * long.div_ceil(page_size),
             max_num_seqs: 8,
-            max_num_batched_tokens: 14 * page_size + 16,
-            max_model_len: 6 * page_size + 16,
+            max_num_batched_tokens: 14 * page_size + long,
+            max_model_len: long.max(6 * page_size),
             max_inflight_steps: 2,
             num_threads,
-        });
+        };
+        let mut executor = (self.make)(&config);
+        let layout = executor.kv_layout();
+        assert_eq!(
+            (layout.num_pages, layout.page_size),
+            (config.num_pages, config.page_size),
+            "the KV pool is the one that was asked for"
+        );
         executor.warm_up().expect("warm_up");
         Driver::new(executor)
     }
 
-    /// Lengths about the page boundaries, and every kind of sampling.
+    /// Lengths about the page boundaries and a long one, every kind of sampling.
     fn scripts(&self) -> Vec<Script> {
         let page = self.page_size;
         let lengths = [
@@ -103,6 +113,7 @@ impl Suite<'_> {
             2 * page,
             3 * page + 5,
             4 * page + 1,
+            LONG_PROMPT,
         ];
         let drawn = SamplingParams {
             temperature: 0.9,
@@ -131,6 +142,11 @@ impl Suite<'_> {
                 ..drawn
             },
             SamplingParams::GREEDY,
+            SamplingParams {
+                temperature: 0.7,
+                top_p: 0.95,
+                ..SamplingParams::GREEDY
+            },
         ];
         let requests = lengths.into_iter().zip(kinds).enumerate();
         requests

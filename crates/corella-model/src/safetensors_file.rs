@@ -86,7 +86,7 @@ fn truncation(bytes: &[u8]) -> Option<String> {
         .values()
         .filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64())
         .max()?;
-    let expected = (LENGTH_BYTES + header_len) as u64 + data_end;
+    let expected = data_end.saturating_add((LENGTH_BYTES + header_len) as u64);
     (expected > bytes.len() as u64)
         .then(|| format!("is truncated: {} bytes of {expected}", bytes.len()))
 }

@@ -557,3 +557,52 @@ fn indexes_that_are_broken() {
          shape [4]",
     );
 }
+
+/// Whatever damage a file has, the answer is an error or a checkpoint, and never a panic.
+#[test]
+fn random_damage_does_not_panic() {
+    let configuration = with(json!({ "rope_scaling": { "rope_type": "linear", "factor": 2 } }));
+    let (weights, index) = (
+        serialize(&shapes()),
+        index(&[("model.norm.weight", SINGLE)]),
+    );
+    let header_len = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap());
+    let mut num_refused = 0;
+    for round in 0..3000u64 {
+        let random = |what| crate::generator::mix(round, what);
+        let mut files = [
+            configuration.clone().into_bytes(),
+            weights.clone(),
+            index.clone().into_bytes(),
+        ];
+        let damaged = (random(0) % 3) as usize;
+        let file = &mut files[damaged];
+        // Of the weights, the header: the rest is numbers, all of which are good.
+        let len = if damaged == 1 {
+            header_len
+        } else {
+            file.len() as u64
+        };
+        match random(1) % 3 {
+            0 => file.truncate((random(2) % len) as usize),
+            1 => file[(random(2) % len) as usize] ^= 1 << (random(3) % 8),
+            _ => {
+                let digits = b"0123456789-e.\"{}[],:";
+                let at = (random(2) % len) as usize;
+                file[at] = digits[(random(3) % digits.len() as u64) as usize];
+            }
+        }
+        let [configuration, weights, index] = files;
+        let load = || {
+            shards(INDEX, &index)?;
+            let file = SafetensorsFile::open(SINGLE.into(), Storage::Owned(weights))?;
+            let config = ModelConfig::parse((CONFIG, &configuration), None)?;
+            decoder_weights::load(&config, &[file], SINGLE)
+        };
+        num_refused += usize::from(load().is_err());
+    }
+    assert!(
+        num_refused > 2000,
+        "only {num_refused} of 3000 were noticed"
+    );
+}

@@ -179,7 +179,7 @@ fn whatever_is_broken_is_found() {
                 batch
                     .started
                     .iter()
-                    .any(|start| start.cached_tokens.len() == 16)
+                    .any(|start| start.cached_tokens.len() + 1 == LONG_PROMPT)
                     && batch.copies.is_empty()
                     && batch.spans.len() == 1
             }),
