@@ -14,6 +14,8 @@ mod feedback;
 mod id;
 mod invariant;
 mod kv_cache;
+#[cfg(test)]
+mod kv_cache_model;
 mod page_pool;
 mod prefix_tree;
 mod request;

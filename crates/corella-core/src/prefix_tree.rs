@@ -84,7 +84,7 @@ impl PrefixTree {
         let mut next = self.roots.get(namespace).copied();
         let mut rest = tokens;
         while let Some(node) = next.take() {
-            let Some((child, num_common)) = self.closest_child(node, rest, step) else {
+            let Some((child, num_common)) = self.closest_child(node, rest) else {
                 break;
             };
             let child_node = self.node(child);
@@ -223,27 +223,18 @@ impl PrefixTree {
     }
 
     /// The child that shares the most tokens with the front of `key`, and how many, counting
-    /// the first page only. Of equals, one that may lend rows.
-    fn closest_child(
-        &self,
-        node: NodeId,
-        key: &[TokenId],
-        step: StepId,
-    ) -> Option<(NodeId, usize)> {
+    /// the first page only. It sorts directly before or after the key.
+    fn closest_child(&self, node: NodeId, key: &[TokenId]) -> Option<(NodeId, usize)> {
         let key = &key[..key.len().min(self.page_size)];
         let children = &self.node(node).children;
         let at = self.child_position(node, key);
-        children[at.saturating_sub(1)..children.len().min(at + 1)]
+        let neighbours = &children[at.saturating_sub(1)..children.len().min(at + 1)];
+        let with_common = |&child: &NodeId| (child, num_common_tokens(self.first_page(child), key));
+        neighbours
             .iter()
-            .map(|&child| {
-                let first_page = self.first_page(child);
-                (child, num_common_tokens(first_page, key))
-            })
+            .map(with_common)
             .filter(|&(_, num_common)| num_common > 0)
-            .max_by_key(|&(child, num_common)| {
-                let lends = self.filled_by(self.node(child).pages[0]) < Some(step);
-                (num_common, lends)
-            })
+            .max_by_key(|&(_, num_common)| num_common)
     }
 
     /// How many children sort before `key`.

@@ -460,3 +460,75 @@ impl Scheduler {
         self.now_us
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::{BatchOutput, SamplingParams, StoppingCriteria};
+
+    fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
+        Request {
+            id: RequestId(id),
+            prompt: (0..num_prompt_tokens).collect(),
+            sampling: SamplingParams::GREEDY,
+            stopping: StoppingCriteria {
+                max_tokens: Some(max_tokens),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            arrival_us: 0,
+            namespace: Default::default(),
+        }
+    }
+
+    /// Runs until nothing is left and returns how each request ended.
+    fn run(scheduler: &mut Scheduler) -> Vec<(RequestId, Option<FinishReason>)> {
+        let mut ends = Vec::new();
+        while let Some(batch) = scheduler.schedule(0) {
+            let samples = batch.spans.iter().filter(|span| span.sample).map(|span| {
+                let sample = Sample {
+                    token: 7,
+                    logprobs: None,
+                };
+                (span.slot, sample)
+            });
+            scheduler.update_from_output(&BatchOutput {
+                step: batch.step,
+                samples: samples.collect(),
+            });
+            while let Some(output) = scheduler.poll_output() {
+                if output.finish.is_some() {
+                    ends.push((output.request, output.finish));
+                }
+            }
+            scheduler.kv.check_invariants();
+        }
+        while let Some(output) = scheduler.poll_output() {
+            ends.push((output.request, output.finish));
+        }
+        ends
+    }
+
+    /// Admission rules it out, so pages are taken away behind the scheduler's back.
+    #[test]
+    fn request_too_large_for_pool_ends_and_server_goes_on() {
+        let mut config = SchedulerConfig::new(4, 4, 64);
+        config.new_token_ratio = 0;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let mut stolen = Vec::new();
+        assert!(scheduler.kv.try_allocate(2, &mut stolen));
+        let requests = vec![request(0, 4, 10)];
+        scheduler.add_requests(requests).unwrap();
+        let error = RequestError::PoolExhausted { num_pages: 4 };
+        let end = Some(FinishReason::Error(error));
+        assert_eq!(run(&mut scheduler), [(RequestId(0), end)]);
+        assert!(!scheduler.has_unfinished());
+
+        let requests = vec![request(1, 4, 4)];
+        scheduler.add_requests(requests).unwrap();
+        let end = Some(FinishReason::Length);
+        assert_eq!(run(&mut scheduler), [(RequestId(1), end)]);
+    }
+}

@@ -1,0 +1,423 @@
+//! The KV cache beside a model of it without cleverness: a set of free pages and a map from
+//! cached pages to the whole token sequence that leads to them.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use crate::kv_cache::KvCache;
+use crate::prefix_tree::{Parent, PrefixMatch};
+use crate::{Namespace, PageId, StepId, TokenId};
+
+const NUM_RUNS: u64 = 200;
+const NUM_OPERATIONS: usize = 600;
+
+#[test]
+fn cache_behaves_like_its_model() {
+    let mut totals = Totals::default();
+    for seed in 0..NUM_RUNS {
+        let mut pair = Pair::new(seed);
+        for _ in 0..NUM_OPERATIONS {
+            pair.operate();
+            pair.compare();
+        }
+        totals.num_evicted += pair.cache.num_evicted();
+        totals.num_duplicates += pair.totals.num_duplicates;
+        totals.num_superseded += pair.totals.num_superseded;
+        totals.num_donors += pair.totals.num_donors;
+        totals.num_refused += pair.totals.num_refused;
+    }
+    let counts = [
+        totals.num_evicted,
+        totals.num_duplicates,
+        totals.num_superseded,
+        totals.num_donors,
+        totals.num_refused,
+    ];
+    let is_thorough = counts.iter().all(|&count| count >= 300);
+    assert!(is_thorough, "the runs miss a case: {totals:?}");
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    num_evicted: u64,
+    num_duplicates: u64,
+    num_superseded: u64,
+    num_donors: u64,
+    num_refused: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    namespace: Namespace,
+    /// All tokens from the start to the page's last filled row.
+    path: Vec<TokenId>,
+    filled_by: StepId,
+}
+
+/// What a request would hold.
+struct Table {
+    namespace: Namespace,
+    tokens: Vec<TokenId>,
+    pages: Vec<PageId>,
+    num_published: usize,
+    donor: Option<PageId>,
+    /// Pages of it were unpublished: it publishes nothing more.
+    is_undefined: bool,
+}
+
+struct Pair {
+    cache: KvCache,
+    page_size: usize,
+    free: BTreeSet<PageId>,
+    locks: BTreeMap<PageId, u32>,
+    entries: BTreeMap<PageId, Entry>,
+    last_used: BTreeMap<PageId, u64>,
+    clock: u64,
+    step: StepId,
+    tables: Vec<Table>,
+    random: u64,
+    alphabet: u64,
+    totals: Totals,
+}
+
+impl Pair {
+    fn new(seed: u64) -> Self {
+        let mut random = seed;
+        let page_size = 1 + below(&mut random, 4) as u32;
+        let num_pages = 1 + below(&mut random, 24) as u32;
+        Self {
+            cache: KvCache::new(num_pages, page_size),
+            page_size: page_size as usize,
+            free: (0..num_pages).map(PageId).collect(),
+            locks: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            last_used: BTreeMap::new(),
+            clock: 0,
+            step: StepId(0),
+            tables: Vec::new(),
+            alphabet: 2 + below(&mut random, 2),
+            random,
+            totals: Totals::default(),
+        }
+    }
+
+    fn operate(&mut self) {
+        self.step.0 += 1;
+        let num_tables = self.tables.len() as u64;
+        let at = below(&mut self.random, num_tables.max(1)) as usize;
+        match below(&mut self.random, 10) {
+            0..4 => self.start_table(),
+            4..7 if num_tables > 0 => self.publish_next(at),
+            7..9 if num_tables > 0 => self.release(at),
+            9 if num_tables > 0 => self.unpublish(at),
+            _ => {
+                if num_tables == 0 && below(&mut self.random, 20) == 0 {
+                    self.cache.clear();
+                    self.free.extend(self.entries.keys());
+                    self.entries.clear();
+                }
+            }
+        }
+    }
+
+    fn start_table(&mut self) {
+        let num_tokens = 1 + below(&mut self.random, 6 * self.page_size as u64);
+        let tokens: Vec<_> = (0..num_tokens)
+            .map(|_| below(&mut self.random, self.alphabet) as TokenId)
+            .collect();
+        let namespace = Namespace {
+            lora: None,
+            cache_salt: (below(&mut self.random, 4) == 0).then(|| "salt".into()),
+        };
+        let query = &tokens[..tokens.len() - 1];
+        let matched = self.cache.match_prefix(&namespace, query, self.step);
+        self.check_match(&namespace, query, &matched);
+        self.totals.num_donors += u64::from(matched.donor.is_some());
+
+        let num_pages = tokens.len().div_ceil(self.page_size);
+        for page in matched
+            .pages
+            .iter()
+            .copied()
+            .chain(matched.donor.map(|donor| donor.0))
+        {
+            self.cache.lock(page);
+            *self.locks.entry(page).or_default() += 1;
+        }
+        let mut table = Table {
+            namespace,
+            tokens,
+            num_published: matched.pages.len(),
+            pages: matched.pages,
+            donor: matched.donor.map(|(page, _)| page),
+            is_undefined: false,
+        };
+        if !self.allocate(num_pages - table.num_published, &mut table.pages) {
+            self.totals.num_refused += 1;
+            self.let_go(&table);
+            return;
+        }
+        self.tables.push(table);
+    }
+
+    fn allocate(&mut self, num_pages: usize, pages: &mut Vec<PageId>) -> bool {
+        let num_before = pages.len();
+        let num_cached = self
+            .entries
+            .keys()
+            .filter(|page| self.num_locks(**page) == 0)
+            .count();
+        let fits = num_pages <= self.free.len() + num_cached;
+        assert_eq!(self.cache.try_allocate(num_pages, pages), fits);
+        if !fits {
+            assert_eq!(
+                pages.len(),
+                num_before,
+                "a failed allocation changed the table"
+            );
+            return false;
+        }
+        assert_eq!(pages.len(), num_before + num_pages);
+        while self.free.len() < num_pages {
+            let leaves = self.entries.keys().filter(|page| self.is_evictable(**page));
+            let oldest = leaves.min_by_key(|page| (self.last_used[*page], **page));
+            let oldest = *oldest.expect("cached pages have leaves");
+            self.entries.remove(&oldest);
+            self.free.insert(oldest);
+        }
+        for page in &pages[num_before..] {
+            assert!(self.free.remove(page), "page {page} was not free");
+            self.locks.insert(*page, 1);
+        }
+        true
+    }
+
+    fn is_evictable(&self, page: PageId) -> bool {
+        let Entry {
+            namespace, path, ..
+        } = &self.entries[&page];
+        self.num_locks(page) == 0
+            && !self.entries.iter().any(|(&other, entry)| {
+                other != page
+                    && entry.namespace == *namespace
+                    && path.len().is_multiple_of(self.page_size)
+                    && entry.path.len() > path.len()
+                    && entry.path.starts_with(path)
+            })
+    }
+
+    /// The next whole page, as a running request does.
+    fn publish_next(&mut self, at: usize) {
+        let table = &self.tables[at];
+        let at_page = table.num_published;
+        if table.is_undefined || (at_page + 1) * self.page_size > table.tokens.len() {
+            return;
+        }
+        let path = table.tokens[..(at_page + 1) * self.page_size].to_vec();
+        let namespace = table.namespace.clone();
+        let page = table.pages[at_page];
+        let before = at_page.checked_sub(1).map(|before| table.pages[before]);
+        if self.publish(namespace, path, page, before).is_ok() {
+            self.tables[at].num_published += 1;
+        }
+    }
+
+    fn publish(
+        &mut self,
+        namespace: Namespace,
+        path: Vec<TokenId>,
+        page: PageId,
+        before: Option<PageId>,
+    ) -> Result<(), PageId> {
+        let start = (path.len() - 1) / self.page_size * self.page_size;
+        let parent = before.map_or(Parent::Root(&namespace), Parent::Page);
+        let found = self.cache.publish(parent, &path[start..], page, self.step);
+        let is_sibling = |entry: &Entry| {
+            entry.namespace == namespace
+                && (entry.path.len() - 1) / self.page_size * self.page_size == start
+                && entry.path[..start] == path[..start]
+        };
+        let mut siblings = self.entries.iter().filter(|(_, entry)| is_sibling(entry));
+        let has_it = siblings.any(|(_, entry)| entry.path.starts_with(&path));
+        assert_eq!(found.is_err(), has_it, "duplicate of {path:?}");
+        if let Err(duplicate) = found {
+            assert!(self.entries[&duplicate].path.starts_with(&path));
+            self.totals.num_duplicates += 1;
+            if self.num_locks(duplicate) == 0 {
+                self.last_used.insert(duplicate, self.clock + 1);
+            }
+            return found;
+        }
+        let covered: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| is_sibling(entry) && path.starts_with(&entry.path))
+            .map(|(page, _)| *page)
+            .collect();
+        for tail in covered {
+            self.totals.num_superseded += 1;
+            self.entries.remove(&tail);
+            if self.num_locks(tail) == 0 {
+                self.free.insert(tail);
+            }
+        }
+        let filled_by = self.step;
+        let entry = Entry {
+            namespace,
+            path,
+            filled_by,
+        };
+        self.entries.insert(page, entry);
+        found
+    }
+
+    /// Publishes some of the rest, its tail included, and lets go.
+    fn release(&mut self, at: usize) {
+        let table = self.tables.swap_remove(at);
+        let most = match table.is_undefined {
+            true => table.num_published * self.page_size,
+            false => table.tokens.len(),
+        };
+        let num_rows = below(&mut self.random, most as u64 + 1) as usize;
+        let first = table.num_published;
+        let mut before = first.checked_sub(1).map(|before| table.pages[before]);
+        for at in first..num_rows.div_ceil(self.page_size) {
+            let path = table.tokens[..num_rows.min((at + 1) * self.page_size)].to_vec();
+            let page = table.pages[at];
+            let published = self.publish(table.namespace.clone(), path, page, before);
+            before = Some(published.err().unwrap_or(page));
+        }
+        self.let_go(&table);
+    }
+
+    fn let_go(&mut self, table: &Table) {
+        let pages: Vec<_> = table.donor.iter().chain(&table.pages).copied().collect();
+        self.cache.unlock_all(pages.iter().copied());
+        self.clock += 1;
+        for page in pages {
+            let locks = self.locks.get_mut(&page).unwrap();
+            *locks -= 1;
+            if *locks > 0 {
+                continue;
+            }
+            self.locks.remove(&page);
+            if self.entries.contains_key(&page) {
+                self.last_used.insert(page, self.clock);
+            } else {
+                assert!(self.free.insert(page), "page {page} freed twice");
+            }
+        }
+    }
+
+    /// As after a failed step.
+    fn unpublish(&mut self, at: usize) {
+        let table = &self.tables[at];
+        if table.num_published == 0 {
+            return;
+        }
+        let first = below(&mut self.random, table.num_published as u64) as usize;
+        let page = table.pages[first];
+        let Entry {
+            namespace, path, ..
+        } = self.entries[&page].clone();
+        let mut removed = Vec::new();
+        self.cache.unpublish(page, &mut removed);
+        let below: BTreeSet<_> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.namespace == namespace && entry.path.starts_with(&path))
+            .map(|(page, _)| *page)
+            .collect();
+        assert_eq!(removed.iter().copied().collect::<BTreeSet<_>>(), below);
+        for page in below {
+            self.entries.remove(&page);
+            if self.num_locks(page) == 0 {
+                self.free.insert(page);
+            }
+        }
+        for table in &mut self.tables {
+            let published = &table.pages[..table.num_published];
+            let is_there = |page: &&PageId| self.entries.contains_key(page);
+            let num_left = published.iter().take_while(is_there).count();
+            table.is_undefined |= num_left < table.num_published;
+            table.num_published = num_left;
+        }
+    }
+
+    fn check_match(&self, namespace: &Namespace, query: &[TokenId], matched: &PrefixMatch) {
+        let mut num_whole = 0;
+        loop {
+            let end = (num_whole + 1) * self.page_size;
+            let page = query.get(..end).and_then(|path| {
+                let mut entries = self.entries.iter();
+                entries.find(|(_, entry)| entry.namespace == *namespace && entry.path == path)
+            });
+            assert_eq!(page.map(|(page, _)| page), matched.pages.get(num_whole));
+            if page.is_none() {
+                break;
+            }
+            num_whole += 1;
+        }
+        let start = num_whole * self.page_size;
+        let rows = |entry: &Entry| {
+            let is_next = entry.namespace == *namespace
+                && entry.path.len() > start
+                && entry.path.len() <= start + self.page_size
+                && entry.path[..start] == query[..start];
+            let common = entry.path.iter().zip(query).take_while(|(l, r)| l == r);
+            if is_next { common.count() - start } else { 0 }
+        };
+        let most = self.entries.values().map(rows).max().unwrap_or(0);
+        match matched.donor {
+            Some((page, num_rows)) => {
+                let entry = &self.entries[&page];
+                assert!(num_rows > 0);
+                assert_eq!((num_rows as usize, rows(entry)), (most, most));
+                assert!(
+                    entry.filled_by < self.step,
+                    "rows of a page of the same step"
+                );
+            }
+            None => assert!(
+                most == 0
+                    || self
+                        .entries
+                        .values()
+                        .any(|entry| rows(entry) == most && entry.filled_by == self.step),
+                "{most} rows were not found"
+            ),
+        }
+    }
+
+    fn compare(&self) {
+        self.cache.check_invariants();
+        assert_eq!(self.cache.num_free(), self.free.len());
+        let num_cached = self
+            .entries
+            .keys()
+            .filter(|page| self.num_locks(**page) == 0)
+            .count();
+        assert_eq!(self.cache.num_cached(), num_cached);
+        assert_eq!(self.cache.num_in_use(), self.locks.len());
+        for page in
+            (0..self.free.len() + num_cached + self.locks.len()).map(|page| PageId(page as u32))
+        {
+            assert_eq!(self.cache.num_locks(page), self.num_locks(page));
+            let filled_by = self.entries.get(&page).map(|entry| entry.filled_by);
+            assert_eq!(self.cache.filled_by(page), filled_by);
+        }
+    }
+
+    fn num_locks(&self, page: PageId) -> u32 {
+        self.locks.get(&page).copied().unwrap_or(0)
+    }
+}
+
+/// splitmix64.
+fn below(state: &mut u64, bound: u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)) % bound
+}
