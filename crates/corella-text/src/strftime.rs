@@ -163,3 +163,60 @@ fn write_number(value: u64, width: usize, is_bare: bool, out: &mut String) {
     let width = if is_bare { 0 } else { width };
     let _ = write!(out, "{value:0width$}");
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What Python 3.11 makes of the same seconds in UTC.
+    #[test]
+    fn prints_what_python_prints() {
+        let format = "%Y-%m-%d %H:%M:%S|%A, %B %-d|%y %j %I %p %a %-m %-H %w %u|%% %f|%c|%e %h|%-I";
+        let cases = [
+            (
+                0,
+                "1970-01-01 00:00:00|Thursday, January 1|70 001 12 AM Thu 1 0 4 4|% 000000\
+                 |Thu Jan  1 00:00:00 1970| 1 Jan|12",
+            ),
+            (
+                951_868_799,
+                "2000-02-29 23:59:59|Tuesday, February 29|00 060 11 PM Tue 2 23 2 2|% 000000\
+                 |Tue Feb 29 23:59:59 2000|29 Feb|11",
+            ),
+            (
+                959_126_400,
+                "2000-05-24 00:00:00|Wednesday, May 24|00 145 12 AM Wed 5 0 3 3|% 000000\
+                 |Wed May 24 00:00:00 2000|24 May|12",
+            ),
+            (
+                1_709_168_461,
+                "2024-02-29 01:01:01|Thursday, February 29|24 060 01 AM Thu 2 1 4 4|% 000000\
+                 |Thu Feb 29 01:01:01 2024|29 Feb|1",
+            ),
+            (
+                1_735_689_599,
+                "2024-12-31 23:59:59|Tuesday, December 31|24 366 11 PM Tue 12 23 2 2|% 000000\
+                 |Tue Dec 31 23:59:59 2024|31 Dec|11",
+            ),
+            (
+                4_102_444_799,
+                "2099-12-31 23:59:59|Thursday, December 31|99 365 11 PM Thu 12 23 4 4|% 000000\
+                 |Thu Dec 31 23:59:59 2099|31 Dec|11",
+            ),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(
+                strftime(format, UNIX_EPOCH + Duration::from_secs(seconds)),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_directive_stays() {
+        assert_eq!(strftime("100% %Q %-Q %-", UNIX_EPOCH), "100% %Q %-Q %-");
+        assert_eq!(strftime("%", UNIX_EPOCH), "%");
+    }
+}

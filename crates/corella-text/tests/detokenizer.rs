@@ -1,5 +1,7 @@
 //! Token by token, the text must be what decoding everything at once gives.
 
+use std::sync::LazyLock;
+
 use corella_text::{Detokenizer, TextError, TextStream, Tokenizer};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -14,13 +16,32 @@ fn golden(file: &str) -> Vec<u8> {
     .unwrap()
 }
 
-fn tokenizer(name: &str) -> Tokenizer {
-    Tokenizer::from_bytes(&golden(&format!("{name}_tokenizer.json"))).unwrap()
+/// Each file is read once, by this crate and by the `tokenizers` crate alone.
+struct Both {
+    ours: Tokenizer,
+    reference: tokenizers::Tokenizer,
 }
 
-/// The same file, read by the `tokenizers` crate alone.
-fn reference(name: &str) -> tokenizers::Tokenizer {
-    tokenizers::Tokenizer::from_bytes(golden(&format!("{name}_tokenizer.json"))).unwrap()
+static READ: LazyLock<[Both; 3]> = LazyLock::new(|| {
+    NAMES.map(|name| {
+        let json = golden(&format!("{name}_tokenizer.json"));
+        Both {
+            ours: Tokenizer::from_bytes(&json).unwrap(),
+            reference: tokenizers::Tokenizer::from_bytes(&json).unwrap(),
+        }
+    })
+});
+
+fn both(name: &str) -> &'static Both {
+    &READ[NAMES.iter().position(|known| *known == name).unwrap()]
+}
+
+fn tokenizer(name: &str) -> Tokenizer {
+    both(name).ours.clone()
+}
+
+fn reference(name: &str) -> &'static tokenizers::Tokenizer {
+    &both(name).reference
 }
 
 fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip: bool, tail: &[u32]) -> String {
