@@ -1,1 +1,3 @@
 //! Load generator and reports.
+
+pub mod serve;

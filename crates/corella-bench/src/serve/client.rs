@@ -1,0 +1,291 @@
+//! The HTTP side: one connection and one streamed answer per request, with the time of each token.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::event::{Event, EventReader, Usage};
+use super::{BenchError, BenchServeOptions, Endpoint, RequestRecord};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+const MAX_ERROR_BYTES: usize = 64 << 10;
+const MAX_ERROR_CHARS: usize = 300;
+
+pub(super) struct Client {
+    /// HOST:PORT
+    address: String,
+    host: HeaderValue,
+    /// What precedes `/v1` in every path; mostly empty.
+    prefix: String,
+    authorization: Option<HeaderValue>,
+    endpoint: Endpoint,
+    /// The body of every request, but for the prompt.
+    body: Value,
+    idle_timeout: Duration,
+}
+
+impl Client {
+    pub(super) fn new(options: &BenchServeOptions) -> Result<Self, BenchError> {
+        let wrong = |reason: &str| {
+            BenchError::Option(format!(
+                "--base-url {}: {reason}; it looks like http://127.0.0.1:8000",
+                options.base_url
+            ))
+        };
+        let uri: Uri = options.base_url.parse().map_err(|_| wrong("not a URL"))?;
+        if uri.scheme_str() != Some("http") {
+            return Err(wrong("only http is spoken"));
+        }
+        let host = uri
+            .host()
+            .filter(|host| !host.is_empty())
+            .ok_or_else(|| wrong("no host"))?;
+        let address = format!("{host}:{}", uri.port_u16().unwrap_or(80));
+        let path = uri.path().trim_end_matches('/');
+
+        let authorization = match &options.api_key {
+            None => None,
+            Some(key) => Some(
+                HeaderValue::try_from(format!("Bearer {key}"))
+                    .map_err(|_| BenchError::Option("--api-key has control characters".into()))?,
+            ),
+        };
+        let mut body = json!({
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "seed": options.seed,
+            "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        if options.ignore_eos {
+            body["ignore_eos"] = true.into();
+        }
+        Ok(Self {
+            host: HeaderValue::try_from(&address).map_err(|_| wrong("not a host name"))?,
+            address,
+            prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
+            authorization,
+            endpoint: options.endpoint,
+            body,
+            idle_timeout: options.idle_timeout,
+        })
+    }
+
+    pub(super) fn set_model(&mut self, model: &str) {
+        self.body["model"] = model.into();
+    }
+
+    /// The first model that the server lists.
+    pub(super) async fn served_model(&self) -> Result<String, BenchError> {
+        let error =
+            |reason| BenchError::Server(format!("no model from http://{}: {reason}", self.address));
+        let models = self.list_models().await.map_err(error)?;
+        match models["data"][0]["id"].as_str() {
+            Some(id) => Ok(id.to_owned()),
+            None => Err(error("/v1/models lists none; name one with --model".into())),
+        }
+    }
+
+    async fn list_models(&self) -> Result<Value, String> {
+        let mut sender = self.connect().await?;
+        let request = self.request(Method::GET, "/v1/models", Bytes::new())?;
+        let response = self.in_time(sender.send_request(request)).await?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refusal(response).await);
+        }
+        let body =
+            self.in_time(http_body_util::Limited::new(response.into_body(), 1 << 20).collect());
+        let body = body.await?.to_bytes();
+        serde_json::from_slice(&body).map_err(|error| format!("/v1/models is not JSON: {error}"))
+    }
+
+    /// Sends one request and reads its answer to the end. Never fails: the record says how it went.
+    pub(super) async fn send(&self, prompt: &str, on_tokens: impl Fn(u64)) -> RequestRecord {
+        let mut timing = Timing::default();
+        let outcome = self.stream(prompt, &mut timing, on_tokens).await;
+        timing.record(outcome)
+    }
+
+    async fn stream(
+        &self,
+        prompt: &str,
+        timing: &mut Timing,
+        on_tokens: impl Fn(u64),
+    ) -> Result<(), String> {
+        let request = self.request(Method::POST, self.endpoint.path(), self.body_of(prompt))?;
+        let mut sender = self.connect().await?;
+        // The clock starts on a standing connection, as it does for a client that keeps one.
+        timing.start = Some(Instant::now());
+        let response = self.in_time(sender.send_request(request)).await?;
+        if response.status() != StatusCode::OK {
+            return Err(self.refusal(response).await);
+        }
+
+        let mut body = response.into_body();
+        let mut reader = EventReader::default();
+        let mut is_done = false;
+        while let Some(frame) = self.in_time_opt(body.frame()).await? {
+            let Ok(bytes) = frame.into_data() else {
+                continue;
+            };
+            let now = Instant::now();
+            let num_before = timing.num_events;
+            reader.push(&bytes, |payload| {
+                let (event, usage) = Event::parse(payload)?;
+                timing.usage = usage.or(timing.usage);
+                match event {
+                    Event::Token => timing.token(now),
+                    Event::Other => {}
+                    Event::Done => is_done = true,
+                }
+                Ok(())
+            })?;
+            on_tokens(timing.num_events - num_before);
+        }
+        timing.end = Some(Instant::now());
+        if is_done {
+            Ok(())
+        } else {
+            Err("the stream ended without [DONE]".into())
+        }
+    }
+
+    fn body_of(&self, prompt: &str) -> Bytes {
+        let mut body = self.body.clone();
+        match self.endpoint {
+            Endpoint::Completions => body["prompt"] = prompt.into(),
+            Endpoint::Chat => body["messages"] = json!([{ "role": "user", "content": prompt }]),
+        }
+        body.to_string().into()
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, String> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.prefix))
+            .header(HOST, &self.host)
+            .header(ACCEPT, "text/event-stream, application/json")
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        request
+            .body(Full::new(body))
+            .map_err(|error| error.to_string())
+    }
+
+    async fn connect(&self) -> Result<http1::SendRequest<Full<Bytes>>, String> {
+        let stream = self.in_time(TcpStream::connect(&self.address)).await?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| error.to_string())?;
+        let (sender, connection) = self.in_time(http1::handshake(TokioIo::new(stream))).await?;
+        // Ends with the sender and the body; its errors reach them too.
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    async fn in_time<T, E: Into<BoxError>>(
+        &self,
+        future: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, String> {
+        match tokio::time::timeout(self.idle_timeout, future).await {
+            Ok(outcome) => outcome.map_err(|error| chain(error.into().as_ref())),
+            Err(_) => Err(format!(
+                "nothing from the server for {} s",
+                self.idle_timeout.as_secs_f64()
+            )),
+        }
+    }
+
+    async fn in_time_opt<T, E: Into<BoxError>>(
+        &self,
+        future: impl Future<Output = Option<Result<T, E>>>,
+    ) -> Result<Option<T>, String> {
+        self.in_time(async { future.await.transpose() }).await
+    }
+
+    /// What the server said instead of an answer.
+    async fn refusal(&self, response: Response<Incoming>) -> String {
+        let status = response.status();
+        let body = http_body_util::Limited::new(response.into_body(), MAX_ERROR_BYTES);
+        let bytes = match tokio::time::timeout(self.idle_timeout, body.collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(_)) | Err(_) => Bytes::new(),
+        };
+        let json: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = match json["error"]["message"].as_str() {
+            Some(message) => message.to_owned(),
+            None => String::from_utf8_lossy(&bytes).into_owned(),
+        };
+        let text: String = text.chars().take(MAX_ERROR_CHARS).collect();
+        format!("{status}: {text}")
+    }
+}
+
+/// hyper's errors keep the reason in their source.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[derive(Default)]
+struct Timing {
+    start: Option<Instant>,
+    last_token: Option<Instant>,
+    end: Option<Instant>,
+    ttft: Option<Duration>,
+    itls: Vec<Duration>,
+    num_events: u64,
+    usage: Option<Usage>,
+}
+
+impl Timing {
+    fn token(&mut self, now: Instant) {
+        self.num_events += 1;
+        match self.last_token.replace(now) {
+            Some(before) => self.itls.push(now - before),
+            None => self.ttft = self.start.map(|start| now - start),
+        }
+    }
+
+    /// The latency ends with the last token, so that latency − TTFT is the sum of the ITLs;
+    /// without any token it ends with the stream.
+    fn record(self, outcome: Result<(), String>) -> RequestRecord {
+        let end = self.last_token.or(self.end);
+        let latency = self
+            .start
+            .zip(end)
+            .map_or(Duration::ZERO, |(start, end)| end - start);
+        RequestRecord {
+            num_input_tokens: self.usage.map_or(0, |usage| usage.prompt_tokens),
+            num_output_tokens: self
+                .usage
+                .map_or(self.num_events, |usage| usage.completion_tokens),
+            ttft: self.ttft,
+            itls: self.itls,
+            latency,
+            error: outcome.err(),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the user of `bench serve` can choose; names follow `vllm bench serve`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::BenchError;
+
+#[derive(Debug, Clone)]
+pub struct BenchServeOptions {
+    /// `http://HOST:PORT`, with or without `/v1`.
+    pub base_url: String,
+    /// The model to ask for; absent: the first that the server lists.
+    pub model: Option<String>,
+    pub endpoint: Endpoint,
+    pub prompts: PromptSource,
+    /// How many requests to send; prompts are reused in order when there are fewer.
+    pub num_prompts: usize,
+    /// Requests sent but not finished at any time; absent: all at once.
+    pub max_concurrency: Option<usize>,
+    pub max_tokens: u32,
+    /// Ask for `max_tokens` tokens whatever the model says.
+    pub ignore_eos: bool,
+    /// Makes the synthetic words, and is sent with every request.
+    pub seed: u64,
+    pub temperature: f32,
+    /// Sent as a bearer token.
+    pub api_key: Option<String>,
+    /// Requests sent one by one, untimed, before the run.
+    pub num_warmups: usize,
+    /// A request fails when the server sends nothing for this long.
+    pub idle_timeout: Duration,
+    /// Where to write the results as JSON.
+    pub output_json: Option<PathBuf>,
+    /// Whether the JSON has the numbers of every request, too.
+    pub save_detailed: bool,
+}
+
+impl Default for BenchServeOptions {
+    fn default() -> Self {
+        Self {
+            base_url: "http://127.0.0.1:8000".into(),
+            model: None,
+            endpoint: Endpoint::Completions,
+            prompts: PromptSource::Words { num_words: 128 },
+            num_prompts: 100,
+            max_concurrency: None,
+            max_tokens: 128,
+            ignore_eos: false,
+            seed: 0,
+            temperature: 0.0,
+            api_key: None,
+            num_warmups: 1,
+            idle_timeout: Duration::from_secs(600),
+            output_json: None,
+            save_detailed: false,
+        }
+    }
+}
+
+impl BenchServeOptions {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        let positive = [
+            ("num-prompts", self.num_prompts),
+            ("max-concurrency", self.max_concurrency.unwrap_or(1)),
+            ("max-tokens", self.max_tokens as usize),
+        ];
+        match positive.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(BenchError::Option(format!("--{name} must be at least 1"))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Endpoint {
+    /// `/v1/completions`
+    #[default]
+    Completions,
+    /// `/v1/chat/completions`, each prompt as one message of the user.
+    Chat,
+}
+
+impl Endpoint {
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PromptSource {
+    /// One prompt a line; lines of a `.jsonl` file are objects with a `prompt`.
+    File(PathBuf),
+    /// This many English words, other ones in every prompt.
+    Words { num_words: usize },
+    /// Prompt i is the phrase, `repeats[i % repeats.len()]` times.
+    Repeats { phrase: String, repeats: Vec<usize> },
+}

@@ -1,0 +1,255 @@
+//! What a run measured, as a table and as JSON with the keys of `vllm bench serve`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::{BenchServeOptions, Endpoint, Summary};
+
+/// One request: when its tokens came, or why it failed.
+#[derive(Debug, Clone)]
+pub struct RequestRecord {
+    pub num_input_tokens: u64,
+    /// As the server counts them, else one per event with text.
+    pub num_output_tokens: u64,
+    /// From sending the request to its first token; absent when none came.
+    pub ttft: Option<Duration>,
+    /// Between tokens; they sum up to `latency - ttft`.
+    pub itls: Vec<Duration>,
+    /// From sending the request to its last token.
+    pub latency: Duration,
+    pub error: Option<String>,
+}
+
+impl RequestRecord {
+    /// Time per output token after the first, in seconds.
+    pub fn tpot(&self) -> Option<f64> {
+        let num_after_first = self
+            .num_output_tokens
+            .checked_sub(1)
+            .filter(|&num| num > 0)?;
+        Some((self.latency - self.ttft?).as_secs_f64() / num_after_first as f64)
+    }
+}
+
+/// The results of a run. Times in the summaries are in milliseconds; failed requests are in
+/// none of the numbers but `num_failed`.
+#[derive(Debug, Clone)]
+pub struct Report {
+    pub model: String,
+    pub endpoint: Endpoint,
+    pub max_concurrency: Option<usize>,
+    pub duration: Duration,
+    pub num_completed: usize,
+    pub num_failed: usize,
+    pub total_input_tokens: u64,
+    pub total_output_tokens: u64,
+    pub ttft_ms: Summary,
+    pub tpot_ms: Summary,
+    pub itl_ms: Summary,
+    pub e2el_ms: Summary,
+    /// In the order of the prompts.
+    pub requests: Vec<RequestRecord>,
+}
+
+impl Report {
+    pub(super) fn new(
+        options: &BenchServeOptions,
+        model: String,
+        duration: Duration,
+        requests: Vec<RequestRecord>,
+    ) -> Self {
+        let completed = || requests.iter().filter(|request| request.error.is_none());
+        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+        let ttfts = completed()
+            .filter_map(|request| request.ttft)
+            .map(ms)
+            .collect();
+        let tpots = completed()
+            .filter_map(RequestRecord::tpot)
+            .map(|tpot| tpot * 1e3)
+            .collect();
+        let itls = completed()
+            .flat_map(|request| &request.itls)
+            .map(|&itl| ms(itl))
+            .collect();
+        let e2els = completed().map(|request| ms(request.latency)).collect();
+        let num_completed = completed().count();
+        Self {
+            model,
+            endpoint: options.endpoint,
+            max_concurrency: options.max_concurrency,
+            duration,
+            num_completed,
+            num_failed: requests.len() - num_completed,
+            total_input_tokens: completed().map(|request| request.num_input_tokens).sum(),
+            total_output_tokens: completed().map(|request| request.num_output_tokens).sum(),
+            ttft_ms: Summary::new(ttfts),
+            tpot_ms: Summary::new(tpots),
+            itl_ms: Summary::new(itls),
+            e2el_ms: Summary::new(e2els),
+            requests,
+        }
+    }
+
+    /// Requests per second.
+    pub fn request_throughput(&self) -> f64 {
+        self.per_second(self.num_completed as f64)
+    }
+
+    /// Output tokens per second.
+    pub fn output_throughput(&self) -> f64 {
+        self.per_second(self.total_output_tokens as f64)
+    }
+
+    fn total_token_throughput(&self) -> f64 {
+        self.per_second((self.total_input_tokens + self.total_output_tokens) as f64)
+    }
+
+    fn per_second(&self, count: f64) -> f64 {
+        let seconds = self.duration.as_secs_f64();
+        if seconds > 0.0 { count / seconds } else { 0.0 }
+    }
+
+    fn metrics(&self) -> [(&'static str, &'static str, &Summary); 4] {
+        [
+            ("ttft", "Time to first token", &self.ttft_ms),
+            ("tpot", "Time per output token", &self.tpot_ms),
+            ("itl", "Inter-token latency", &self.itl_ms),
+            ("e2el", "End-to-end latency", &self.e2el_ms),
+        ]
+    }
+
+    /// With `detailed`, also the numbers of every request, in seconds.
+    pub fn to_json(&self, detailed: bool) -> Value {
+        let mut json = json!({
+            "backend": match self.endpoint {
+                Endpoint::Completions => "openai",
+                Endpoint::Chat => "openai-chat",
+            },
+            "model_id": self.model,
+            "num_prompts": self.requests.len(),
+            "max_concurrency": self.max_concurrency,
+            "duration": self.duration.as_secs_f64(),
+            "completed": self.num_completed,
+            "failed": self.num_failed,
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            "request_throughput": self.request_throughput(),
+            "output_throughput": self.output_throughput(),
+            "total_token_throughput": self.total_token_throughput(),
+        });
+        for (key, _, summary) in self.metrics() {
+            for (kind, value) in [
+                ("mean", summary.mean),
+                ("median", summary.median),
+                ("std", summary.std),
+                ("p50", summary.p50),
+                ("p95", summary.p95),
+                ("p99", summary.p99),
+            ] {
+                json[format!("{kind}_{key}_ms")] = value.into();
+            }
+        }
+        if detailed && let Some(json) = json.as_object_mut() {
+            self.add_details(json);
+        }
+        json
+    }
+
+    fn add_details(&self, json: &mut Map<String, Value>) {
+        let mut add = |key: &str, value: &dyn Fn(&RequestRecord) -> Value| {
+            json.insert(key.to_owned(), self.requests.iter().map(value).collect());
+        };
+        add("input_lens", &|request| request.num_input_tokens.into());
+        add("output_lens", &|request| request.num_output_tokens.into());
+        add("ttfts", &|request| {
+            request.ttft.map(|ttft| ttft.as_secs_f64()).into()
+        });
+        add("itls", &|request| {
+            request.itls.iter().map(Duration::as_secs_f64).collect()
+        });
+        add("e2els", &|request| request.latency.as_secs_f64().into());
+        add("errors", &|request| {
+            request.error.as_deref().unwrap_or_default().into()
+        });
+    }
+}
+
+/// The table.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let concurrency = match self.max_concurrency {
+            Some(max_concurrency) => format!("{max_concurrency} at a time"),
+            None => "all at once".into(),
+        };
+        writeln!(
+            f,
+            "{} requests to {}, {concurrency}",
+            self.requests.len(),
+            self.model
+        )?;
+        writeln!(f)?;
+        for (name, value) in [
+            ("Completed requests", self.num_completed as f64),
+            ("Failed requests", self.num_failed as f64),
+            ("Input tokens", self.total_input_tokens as f64),
+            ("Output tokens", self.total_output_tokens as f64),
+        ] {
+            writeln!(f, "{name:<28}{value:>12}")?;
+        }
+        for (name, value) in [
+            ("Duration (s)", self.duration.as_secs_f64()),
+            ("Requests/s", self.request_throughput()),
+            ("Output tokens/s", self.output_throughput()),
+            ("Total tokens/s", self.total_token_throughput()),
+        ] {
+            writeln!(f, "{name:<28}{value:>12.2}")?;
+        }
+        writeln!(f)?;
+        let header = ["mean", "median", "p95", "p99"]
+            .map(|name| format!("{name:>11}"))
+            .concat();
+        writeln!(f, "{:<38}{header}", "Milliseconds")?;
+        for (key, name, summary) in self.metrics() {
+            let values = [summary.mean, summary.median, summary.p95, summary.p99];
+            let values = values.map(|value| format!("{value:>11.2}")).concat();
+            writeln!(
+                f,
+                "{:<38}{values}",
+                format!("{name} ({})", key.to_uppercase())
+            )?;
+        }
+        self.write_errors(f)
+    }
+}
+
+impl Report {
+    /// Each different error once, the most frequent first.
+    fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MAX_ERRORS: usize = 5;
+        let mut counts = BTreeMap::new();
+        for error in self
+            .requests
+            .iter()
+            .filter_map(|request| request.error.as_deref())
+        {
+            *counts.entry(error).or_insert(0) += 1;
+        }
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        writeln!(f, "\nErrors")?;
+        for (error, count) in counts.iter().take(MAX_ERRORS) {
+            writeln!(f, "{count:>6} x {error}")?;
+        }
+        match counts.len().checked_sub(MAX_ERRORS) {
+            Some(more @ 1..) => writeln!(f, "       and {more} other kinds"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Mean, deviation and percentiles, as NumPy computes them.
+
+/// All zero for no values, so that a report is always valid JSON.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Summary {
+    pub mean: f64,
+    pub median: f64,
+    /// Of the population.
+    pub std: f64,
+    pub p50: f64,
+    pub p95: f64,
+    pub p99: f64,
+}
+
+impl Summary {
+    pub fn new(mut values: Vec<f64>) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        values.sort_by(f64::total_cmp);
+        let num_values = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / num_values;
+        let variance = values
+            .iter()
+            .map(|value| (value - mean).powi(2))
+            .sum::<f64>()
+            / num_values;
+        Self {
+            mean,
+            median: percentile(&values, 50.0),
+            std: variance.sqrt(),
+            p50: percentile(&values, 50.0),
+            p95: percentile(&values, 95.0),
+            p99: percentile(&values, 99.0),
+        }
+    }
+}
+
+/// Interpolated linearly between the two nearest ranks.
+fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let rank = percent / 100.0 * (sorted.len() - 1) as f64;
+    let below = sorted[rank.floor() as usize];
+    let above = sorted[rank.ceil() as usize];
+    below + (above - below) * rank.fract()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By numpy: `v = [9, 1, 4, 7, 30]`, mean, median, std, percentile 95 and 99.
+    #[test]
+    fn agrees_with_numpy() {
+        let summary = Summary::new(vec![9.0, 1.0, 4.0, 7.0, 30.0]);
+        let expected = [10.2, 7.0, 10.264_501_936_285, 7.0, 25.8, 29.16];
+        let got = [
+            summary.mean,
+            summary.median,
+            summary.std,
+            summary.p50,
+            summary.p95,
+            summary.p99,
+        ];
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-9, "{got} {expected}");
+        }
+        assert_eq!(Summary::new(vec![2.0, 4.0]).median, 3.0);
+        assert_eq!(Summary::new(vec![5.0]).p99, 5.0);
+        assert_eq!(Summary::new(Vec::new()), Summary::default());
+    }
+}

@@ -1,0 +1,409 @@
+//! The load generator against a server whose delays and faults are known.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use corella_bench::serve::{BenchError, BenchServeOptions, Endpoint, PromptSource, Report, run};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+const FIRST: Duration = Duration::from_millis(60);
+const NEXT: Duration = Duration::from_millis(15);
+
+/// What the server does with a request that asks for it.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    /// Every third request is refused.
+    Refuse,
+    /// An error event after two tokens.
+    ErrorEvent,
+    /// The connection closes after two tokens.
+    Close,
+    /// Nothing more after two tokens.
+    Silence,
+    /// The stream ends as it should, but without usage.
+    NoUsage,
+}
+
+#[derive(Default)]
+struct Seen {
+    num_requests: AtomicUsize,
+    num_running: AtomicUsize,
+    max_running: AtomicUsize,
+    bodies: std::sync::Mutex<Vec<Value>>,
+}
+
+/// Answers like an OpenAI server, one request a connection; returns its base URL.
+async fn server(fault: Fault) -> (String, Arc<Seen>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let seen = Arc::new(Seen::default());
+    let shared = seen.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let seen = shared.clone();
+            // The client may be gone before the answer is written.
+            tokio::spawn(async move { answer(stream, fault, &seen).await });
+        }
+    });
+    (format!("http://{address}"), seen)
+}
+
+async fn answer(stream: TcpStream, fault: Fault, seen: &Seen) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut stream = BufReader::new(stream);
+    let (mut request_line, mut len) = (String::new(), 0);
+    stream.read_line(&mut request_line).await?;
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await?;
+        if line.trim().is_empty() {
+            break;
+        }
+        let (name, value) = line.split_once(':').unwrap();
+        if name.eq_ignore_ascii_case("content-length") {
+            len = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body).await?;
+    if request_line.starts_with("GET /v1/models ") {
+        let body = r#"{"object": "list", "data": [{"id": "parrot"}]}"#;
+        return reply(stream, "200 OK", body).await;
+    }
+    let is_chat = request_line.starts_with("POST /v1/chat/completions ");
+    assert!(
+        is_chat || request_line.starts_with("POST /v1/completions "),
+        "{request_line}"
+    );
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let num_tokens = body["max_tokens"].as_u64().unwrap();
+    seen.bodies.lock().unwrap().push(body);
+
+    if seen.num_requests.fetch_add(1, Ordering::SeqCst) % 3 == 2 && fault == Fault::Refuse {
+        let body = r#"{"error": {"message": "the queue is full", "type": "overloaded"}}"#;
+        return reply(stream, "429 Too Many Requests", body).await;
+    }
+    let running = seen.num_running.fetch_add(1, Ordering::SeqCst) + 1;
+    seen.max_running.fetch_max(running, Ordering::SeqCst);
+    let outcome = stream_tokens(stream, fault, is_chat, num_tokens).await;
+    seen.num_running.fetch_sub(1, Ordering::SeqCst);
+    outcome
+}
+
+async fn reply(mut stream: BufReader<TcpStream>, status: &str, body: &str) -> std::io::Result<()> {
+    let len = body.len();
+    let reply = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n{body}");
+    stream.write_all(reply.as_bytes()).await
+}
+
+async fn stream_tokens(
+    mut stream: BufReader<TcpStream>,
+    fault: Fault,
+    is_chat: bool,
+    num_tokens: u64,
+) -> std::io::Result<()> {
+    let head =
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).await?;
+    let choice = |text: &str, finish_reason: Value| match is_chat {
+        true => json!({"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]}),
+        false => json!({"choices": [{"text": text, "finish_reason": finish_reason}]}),
+    };
+    if is_chat {
+        // Before anything is computed: not a token.
+        send(
+            &mut stream,
+            &json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
+        )
+        .await?;
+    }
+    for token in 0..num_tokens {
+        tokio::time::sleep(if token == 0 { FIRST } else { NEXT }).await;
+        if token == 2 {
+            match fault {
+                Fault::Close => return Ok(()),
+                Fault::Silence => tokio::time::sleep(Duration::from_secs(600)).await,
+                Fault::ErrorEvent => {
+                    send(&mut stream, &json!({"error": {"message": "out of pages"}})).await?;
+                }
+                Fault::None | Fault::Refuse | Fault::NoUsage => {}
+            }
+        }
+        send(&mut stream, &choice("a", Value::Null)).await?;
+    }
+    send(&mut stream, &choice("", "length".into())).await?;
+    if fault != Fault::NoUsage {
+        let usage = json!({"prompt_tokens": 7, "completion_tokens": num_tokens});
+        send(&mut stream, &json!({"choices": [], "usage": usage})).await?;
+    }
+    stream
+        .write_all(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        .await?;
+    stream.flush().await
+}
+
+async fn send(stream: &mut BufReader<TcpStream>, event: &Value) -> std::io::Result<()> {
+    let event = format!("data: {event}\n\n");
+    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+    stream.write_all(chunk.as_bytes()).await?;
+    stream.flush().await
+}
+
+fn options(base_url: String) -> BenchServeOptions {
+    BenchServeOptions {
+        base_url,
+        prompts: PromptSource::Repeats {
+            phrase: "fly".into(),
+            repeats: vec![3, 1],
+        },
+        num_prompts: 6,
+        max_concurrency: Some(2),
+        max_tokens: 5,
+        num_warmups: 0,
+        ..BenchServeOptions::default()
+    }
+}
+
+fn assert_adds_up(report: &Report) {
+    for request in &report.requests {
+        let Some(ttft) = request.ttft else { continue };
+        assert_eq!(
+            request.latency - ttft,
+            request.itls.iter().sum::<Duration>()
+        );
+    }
+}
+
+#[tokio::test]
+async fn times_what_the_server_does() {
+    for endpoint in [Endpoint::Completions, Endpoint::Chat] {
+        let (base_url, seen) = server(Fault::None).await;
+        let report = run(BenchServeOptions {
+            endpoint,
+            ignore_eos: true,
+            seed: 3,
+            temperature: 0.5,
+            ..options(base_url)
+        });
+        let report = report.await.unwrap();
+        assert_eq!((report.num_completed, report.num_failed), (6, 0));
+        assert_eq!(report.model, "parrot");
+        assert_eq!(
+            (report.total_input_tokens, report.total_output_tokens),
+            (6 * 7, 6 * 5)
+        );
+        assert_eq!(seen.max_running.load(Ordering::SeqCst), 2);
+        assert_adds_up(&report);
+        for request in &report.requests {
+            assert!(request.ttft.unwrap() >= FIRST);
+            assert!(request.latency >= FIRST + 4 * NEXT);
+            assert_eq!(request.itls.len(), 4);
+            let tpot = (request.latency - request.ttft.unwrap()).as_secs_f64() / 4.0;
+            assert!((request.tpot().unwrap() - tpot).abs() < 1e-9);
+        }
+        assert!(report.duration >= 3 * (FIRST + 4 * NEXT));
+
+        let bodies = seen.bodies.lock().unwrap();
+        let prompt = |text: &str| match endpoint {
+            Endpoint::Completions => json!(text),
+            Endpoint::Chat => json!([{"role": "user", "content": text}]),
+        };
+        let key = if endpoint == Endpoint::Chat {
+            "messages"
+        } else {
+            "prompt"
+        };
+        let num_long = bodies
+            .iter()
+            .filter(|body| body[key] == prompt("fly fly fly"))
+            .count();
+        assert_eq!(num_long, 3);
+        assert!(bodies.iter().all(|body| {
+            body["model"] == "parrot"
+                && body["max_tokens"] == 5
+                && body["ignore_eos"] == true
+                && body["seed"] == 3
+                && body["temperature"] == 0.5
+                && body["stream"] == true
+                && body["stream_options"]["include_usage"] == true
+        }));
+    }
+}
+
+#[tokio::test]
+async fn all_at_once_runs_them_together() {
+    let (base_url, seen) = server(Fault::None).await;
+    let all = BenchServeOptions {
+        max_concurrency: None,
+        num_warmups: 1,
+        ..options(format!("{base_url}/v1/"))
+    };
+    let report = run(all).await.unwrap();
+    assert_eq!(report.num_completed, 6);
+    assert_eq!(
+        seen.num_requests.load(Ordering::SeqCst),
+        7,
+        "six and the warm-up"
+    );
+    assert_eq!(seen.max_running.load(Ordering::SeqCst), 6);
+}
+
+#[tokio::test]
+async fn failures_are_counted_and_kept_out_of_the_times() {
+    let (base_url, _) = server(Fault::Refuse).await;
+    let report = run(options(base_url)).await.unwrap();
+    assert_eq!((report.num_completed, report.num_failed), (4, 2));
+    assert_eq!(report.total_output_tokens, 4 * 5);
+    assert!(
+        report
+            .to_string()
+            .contains("2 x 429 Too Many Requests: the queue is full"),
+        "{report}"
+    );
+
+    for (fault, reason) in [
+        (Fault::ErrorEvent, "out of pages"),
+        (Fault::Close, "unexpected EOF"),
+        (Fault::Silence, "nothing from the server for 0.3 s"),
+    ] {
+        let (base_url, _) = server(fault).await;
+        let hasty = BenchServeOptions {
+            idle_timeout: Duration::from_millis(300),
+            ..options(base_url)
+        };
+        let report = run(hasty).await.unwrap();
+        assert_eq!((report.num_completed, report.num_failed), (0, 6));
+        assert_eq!(report.e2el_ms.mean, 0.0);
+        assert_eq!(report.output_throughput(), 0.0);
+        assert_adds_up(&report);
+        let error = report.requests[0].error.as_deref().unwrap();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn without_usage_events_are_counted() {
+    let (base_url, _) = server(Fault::NoUsage).await;
+    let report = run(options(base_url)).await.unwrap();
+    assert_eq!(
+        (report.total_input_tokens, report.total_output_tokens),
+        (0, 6 * 5)
+    );
+}
+
+#[tokio::test]
+async fn one_token_has_no_time_per_output_token() {
+    let (base_url, _) = server(Fault::None).await;
+    let report = run(BenchServeOptions {
+        max_tokens: 1,
+        ..options(base_url)
+    })
+    .await
+    .unwrap();
+    assert!(
+        report
+            .requests
+            .iter()
+            .all(|request| request.tpot().is_none())
+    );
+    assert!(
+        report
+            .requests
+            .iter()
+            .all(|request| request.ttft == Some(request.latency))
+    );
+    assert_eq!(report.tpot_ms.mean, 0.0);
+    assert!(report.ttft_ms.mean >= FIRST.as_secs_f64() * 1e3);
+}
+
+#[tokio::test]
+async fn writes_the_keys_of_vllm_bench_serve() {
+    let (base_url, _) = server(Fault::None).await;
+    let path =
+        std::env::temp_dir().join(format!("corella-bench-serve-{}.json", std::process::id()));
+    let report = run(BenchServeOptions {
+        output_json: Some(path.clone()),
+        save_detailed: true,
+        ..options(base_url)
+    });
+    let report = report.await.unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+
+    assert_eq!(json["completed"], 6);
+    assert_eq!(json["failed"], 0);
+    assert_eq!(json["num_prompts"], 6);
+    assert_eq!(json["max_concurrency"], 2);
+    assert_eq!(json["model_id"], "parrot");
+    assert_eq!(json["total_output_tokens"], 30);
+    let seconds = json["duration"].as_f64().unwrap();
+    assert!((json["request_throughput"].as_f64().unwrap() - 6.0 / seconds).abs() < 1e-9);
+    assert!((json["output_throughput"].as_f64().unwrap() - 30.0 / seconds).abs() < 1e-9);
+    assert!((json["total_token_throughput"].as_f64().unwrap() - 72.0 / seconds).abs() < 1e-9);
+    for metric in ["ttft", "tpot", "itl", "e2el"] {
+        for kind in ["mean", "median", "std", "p50", "p95", "p99"] {
+            assert!(
+                json[format!("{kind}_{metric}_ms")].is_f64(),
+                "{kind}_{metric}_ms"
+            );
+        }
+    }
+    assert_eq!(json["itls"][0].as_array().unwrap().len(), 4);
+    for key in ["ttfts", "e2els", "errors", "input_lens", "output_lens"] {
+        assert_eq!(json[key].as_array().unwrap().len(), 6, "{key}");
+    }
+    assert!(report.to_json(false).get("itls").is_none());
+}
+
+#[tokio::test]
+async fn what_cannot_run_says_why() {
+    let (base_url, seen) = server(Fault::None).await;
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = format!("http://{}", free.local_addr().unwrap());
+    drop(free);
+    let cases = [
+        (options(closed), "refused"),
+        (options("https://127.0.0.1".into()), "only http is spoken"),
+        (options("127.0.0.1:8000".into()), "--base-url"),
+        (
+            BenchServeOptions {
+                num_prompts: 0,
+                ..options(base_url.clone())
+            },
+            "--num-prompts",
+        ),
+        (
+            BenchServeOptions {
+                max_concurrency: Some(0),
+                ..options(base_url.clone())
+            },
+            "--max-concurrency",
+        ),
+        (
+            BenchServeOptions {
+                output_json: Some("/no/such/folder/x.json".into()),
+                ..options(base_url)
+            },
+            "/no/such",
+        ),
+    ];
+    for (options, reason) in cases {
+        let error = run(options).await.unwrap_err().to_string();
+        assert!(error.contains(reason) && !error.contains('\n'), "{error}");
+    }
+    assert_eq!(seen.num_requests.load(Ordering::SeqCst), 0);
+
+    let (base_url, _) = server(Fault::ErrorEvent).await;
+    let warm = BenchServeOptions {
+        num_warmups: 1,
+        ..options(base_url)
+    };
+    assert!(
+        matches!(run(warm).await, Err(BenchError::Warmup(reason)) if reason.contains("out of pages"))
+    );
+}
