@@ -83,6 +83,7 @@ impl KvCache {
         }
         for _ in 0..num_pages {
             if self.pool.num_free() == 0 {
+                self.num_evicted += 1;
                 self.evict_one();
             }
             table.extend(self.pool.try_take());
@@ -171,7 +172,6 @@ impl KvCache {
             .evictable
             .pop_first()
             .expect("a cached page has a cached leaf below it");
-        self.num_evicted += 1;
         self.unpublish(page, &mut Vec::new());
     }
 

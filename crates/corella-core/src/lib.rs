@@ -3,6 +3,10 @@
 //! Pure state machines: no IO, no clock, no randomness, no floats in decisions. Time
 //! comes in as an argument (`now_us`), outside facts through `handle_*` and
 //! `update_from_output`, and what should happen goes out as inert data.
+//!
+//! To read: `batch.rs` (what is decided), `request_state.rs` (the counters it is decided from),
+//! `scheduler.rs` (a step, top to bottom), then `admission.rs`, `feedback.rs`, `departure.rs`;
+//! `kv_cache.rs` and `prefix_tree.rs` for the pages.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -10,6 +14,7 @@ extern crate alloc;
 
 mod admission;
 mod batch;
+mod departure;
 mod feedback;
 mod id;
 mod invariant;

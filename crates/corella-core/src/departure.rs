@@ -1,0 +1,119 @@
+//! How a request leaves the running set, and when it lets go of what it holds.
+
+use crate::prefix_tree::Parent;
+use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::{FinishReason, RequestError, Sample, Scheduler, StepId};
+
+impl Scheduler {
+    /// Emits the terminal output and lets go of everything as soon as no step names it.
+    pub(crate) fn finish(
+        &mut self,
+        index: RequestIndex,
+        reason: FinishReason,
+        sample: Option<Sample>,
+    ) {
+        self.emit(index, sample, Some(reason));
+        self.leave(index, Leaving::Finished);
+    }
+
+    /// Takes a request's slot and pages. It keeps its tokens and waits before all new ones.
+    pub(crate) fn preempt(&mut self, index: RequestIndex) {
+        self.counters.num_preemptions += 1;
+        let state = &mut self.requests[index];
+        state.num_preemptions += 1;
+        let num_preemptions = state.num_preemptions;
+        if num_preemptions > self.config.max_preemptions {
+            let error = RequestError::PreemptedTooOften { num_preemptions };
+            self.finish(index, FinishReason::Error(error), None);
+        } else {
+            self.leave(index, Leaving::Preempted);
+        }
+    }
+
+    /// Takes a request out of wherever it is.
+    pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
+        let state = &mut self.requests[index];
+        let rank = state.rank();
+        match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
+            Stage::Waiting => self.waiting.remove(index),
+            Stage::Running => {
+                let requests = &self.requests;
+                let at = self
+                    .running
+                    .binary_search_by_key(&rank, |&i| requests[i].rank());
+                self.running
+                    .remove(at.expect("a running request is listed"));
+            }
+            Stage::Leaving(_) => self.num_leaving -= 1,
+        }
+        self.num_leaving += 1;
+        if self.requests[index].num_inflight_steps == 0 {
+            self.release(index);
+        }
+    }
+
+    /// Lets go of slot, pages and locks, now that no step in flight names them. What was
+    /// computed stays in the prefix tree.
+    pub(crate) fn release(&mut self, index: RequestIndex) {
+        self.publish_computed(index);
+        self.num_leaving -= 1;
+        let state = &mut self.requests[index];
+        let donor = state.donor.take().map(|(page, _)| page);
+        self.kv
+            .unlock_all(donor.into_iter().chain(state.table.drain(..)));
+        if let Some(slot) = state.slot.take() {
+            self.released_slots.push(slot);
+            self.free_slots.push(slot);
+        }
+        if state.stage == Stage::Leaving(Leaving::Finished) {
+            let state = self.requests.remove(index);
+            self.index_of.remove(&state.request.id);
+            return;
+        }
+        state.stage = Stage::Waiting;
+        state.num_computed_tokens = 0;
+        state.num_scheduled_tokens = 0;
+        state.num_inflight_samples = 0;
+        state.num_published_pages = 0;
+        state.prefill_end = 0;
+        let arrival = state.arrival;
+        let requests = &self.requests;
+        let preempted = &mut self.waiting.preempted;
+        let at = preempted.partition_point(|&other| requests[other].arrival < arrival);
+        preempted.insert(at, index);
+    }
+
+    /// Gives the tree what the request computed and has not published: pages behind one that
+    /// the tree has twice, and the rows of the last, partly filled page.
+    fn publish_computed(&mut self, index: RequestIndex) {
+        let state = &self.requests[index];
+        let Some(last_returned) = self.last_returned() else {
+            return;
+        };
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let num_rows = state.num_computed_tokens as usize;
+        let page_size = self.config.page_size as usize;
+        let first = state.num_published_pages as usize;
+        let mut parent = match first.checked_sub(1) {
+            Some(before) => Parent::Page(state.table[before]),
+            None => Parent::Root(&state.request.namespace),
+        };
+        for at in first..num_rows.div_ceil(page_size) {
+            let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
+            let page = state.table[at];
+            let published = self.kv.publish(parent, tokens, page, last_returned);
+            parent = Parent::Page(published.err().unwrap_or(page));
+        }
+    }
+
+    /// The newest step that has returned, or failed.
+    pub(crate) fn last_returned(&self) -> Option<StepId> {
+        let first_inflight = self
+            .inflight
+            .front()
+            .map_or(self.next_step, |step| step.step);
+        first_inflight.0.checked_sub(1).map(StepId)
+    }
+}
