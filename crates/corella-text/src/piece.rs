@@ -7,6 +7,8 @@
 //! first, and of a final UTF-8 reading of the joined bytes; that is what is kept here. A
 //! decoder that is not is refused when the file is read.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use crate::error::TextError;
@@ -211,20 +213,26 @@ impl PieceDecoder {
     }
 
     pub(crate) fn append(&self, token: &str, is_first: bool, out: &mut Vec<u8>) {
-        let mut text = token.to_owned();
+        let mut text = Cow::Borrowed(token);
         for step in &self.steps {
             match step {
                 Step::Join if is_first => {}
-                Step::Join => text.insert(0, ' '),
+                Step::Join => text = Cow::Owned(format!(" {text}")),
                 Step::ByteLevel => return append_byte_level(&text, out),
                 Step::Metaspace {
                     replacement,
-                    bare_start: true,
-                } if is_first => {
-                    text.retain(|c| c != *replacement);
+                    bare_start,
+                } => {
+                    let with = if *bare_start && is_first { "" } else { " " };
+                    if text.contains(*replacement) {
+                        text = Cow::Owned(text.replace(*replacement, with));
+                    }
                 }
-                Step::Metaspace { replacement, .. } => text = text.replace(*replacement, " "),
-                Step::Replace { pattern, content } => text = text.replace(pattern, content),
+                Step::Replace { pattern, content } => {
+                    if text.contains(pattern.as_str()) {
+                        text = Cow::Owned(text.replace(pattern, content));
+                    }
+                }
                 Step::ByteFallback => {
                     if let Some(byte) = byte_token(&text) {
                         return out.push(byte);

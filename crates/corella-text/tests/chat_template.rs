@@ -76,6 +76,21 @@ fn an_endless_template_is_stopped() {
 }
 
 #[test]
+fn a_template_that_calls_itself_is_stopped() {
+    let source = "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}";
+    assert!(matches!(
+        render(source, json!([])),
+        Err(TextError::TemplateRender(_))
+    ));
+    let nested = format!("{}1{}", "(".repeat(10_000), ")".repeat(10_000));
+    let error = ChatTemplate::new(&format!("{{{{ {nested} }}}}"), special()).err();
+    assert!(
+        matches!(error, Some(TextError::TemplateSyntax(_))),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn a_long_conversation_with_long_messages_is_within_the_limit() {
     let message = json!({"role": "user", "content": "word ".repeat(200)});
     let rendered = render(
