@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corella_core::RequestOutput;
@@ -64,12 +65,19 @@ impl Metrics {
         Self {
             engine: EngineMetrics::new(&mut registry),
             http_requests,
-            finished: both(
-                &mut registry,
-                "request_success",
-                "Ended choices by reason",
-                Family::default(),
-            ),
+            finished: {
+                let finished: Family<FinishLabels, Counter> = both(
+                    &mut registry,
+                    "request_success",
+                    "Ended choices by reason",
+                    Family::default(),
+                );
+                for finished_reason in ["stop", "length", "abort", "error"] {
+                    // Present from the start: a rate needs the zero before the first.
+                    let _ = finished.get_or_create(&FinishLabels { finished_reason });
+                }
+                finished
+            },
             prompt_tokens: both(
                 &mut registry,
                 "prompt_tokens",
@@ -152,26 +160,103 @@ fn both<M: Metric + Clone>(
     metric
 }
 
-/// Copies of the engine's own counts.
+/// Copies of the engine's own counts, made when someone asks.
 struct EngineMetrics {
     num_requests_running: Gauge,
+    num_requests_waiting: Gauge,
+    kv_cache_usage: Gauge<f64, AtomicU64>,
+    num_cached_pages: Gauge,
+    prefix_cache_queries: Counter,
+    prefix_cache_hits: Counter,
+    num_preemptions: Counter,
+    num_evicted_pages: Counter,
+    num_steps: Counter,
+    num_failed_steps: Counter,
 }
 
 impl EngineMetrics {
     fn new(registry: &mut Registry) -> Self {
+        let mut only_ours = |name: &str, help: &'static str| {
+            let counter = Counter::default();
+            registry.register(format!("corella_{name}"), help, counter.clone());
+            counter
+        };
+        let num_evicted_pages = only_ours("evicted_pages", "Cached KV pages given up for others");
+        let num_steps = only_ours("steps", "Batches run");
+        let num_failed_steps = only_ours("failed_steps", "Batches that failed");
+        let num_cached_pages = Gauge::default();
+        registry.register(
+            "corella_num_cached_pages",
+            "KV pages that hold a prefix and no running request",
+            num_cached_pages.clone(),
+        );
         Self {
+            num_evicted_pages,
+            num_steps,
+            num_failed_steps,
+            num_cached_pages,
             num_requests_running: both(
                 registry,
                 "num_requests_running",
                 "Requests that hold KV pages",
                 Gauge::default(),
             ),
+            num_requests_waiting: both(
+                registry,
+                "num_requests_waiting",
+                "Requests that wait for their first or next admission",
+                Gauge::default(),
+            ),
+            kv_cache_usage: both(
+                registry,
+                "kv_cache_usage_perc",
+                "Share of KV pages that running requests hold; 1 is all",
+                Gauge::default(),
+            ),
+            prefix_cache_queries: both(
+                registry,
+                "prefix_cache_queries",
+                "Tokens looked up in the prefix cache",
+                Counter::default(),
+            ),
+            prefix_cache_hits: both(
+                registry,
+                "prefix_cache_hits",
+                "Tokens found in the prefix cache",
+                Counter::default(),
+            ),
+            num_preemptions: both(
+                registry,
+                "num_preemptions",
+                "Running requests that gave their pages back",
+                Counter::default(),
+            ),
         }
     }
 
     fn update(&self, stats: &EngineStats) {
-        self.num_requests_running
-            .set(stats.num_live_requests as i64);
+        let scheduler = &stats.scheduler;
+        self.num_requests_running.set(scheduler.num_running as i64);
+        self.num_requests_waiting.set(scheduler.num_waiting as i64);
+        self.num_cached_pages.set(scheduler.num_cached_pages as i64);
+        let num_pages = scheduler.num_pages.max(1) as f64;
+        self.kv_cache_usage
+            .set(scheduler.num_in_use_pages as f64 / num_pages);
+        let copies = [
+            (
+                &self.prefix_cache_queries,
+                scheduler.num_prefix_query_tokens,
+            ),
+            (&self.prefix_cache_hits, scheduler.num_prefix_hit_tokens),
+            (&self.num_preemptions, scheduler.num_preemptions),
+            (&self.num_evicted_pages, scheduler.num_evicted_pages),
+            (&self.num_steps, stats.num_steps),
+            (&self.num_failed_steps, stats.num_failed_steps),
+        ];
+        for (counter, count) in copies {
+            // Two scrapes at once may bring their snapshots out of order.
+            counter.inner().fetch_max(count, Ordering::Relaxed);
+        }
     }
 }
 

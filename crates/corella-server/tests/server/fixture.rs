@@ -1,0 +1,228 @@
+//! A server on a real socket over the real engine, with the mock executor and a tiny tokenizer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_core::{SamplingParams, SchedulerConfig, TokenId};
+use corella_engine::{Engine, EngineConfig};
+use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
+use corella_server::{DrainReport, ServeConfig, ServerState, TextModel, serve};
+use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::client::PATIENCE;
+
+pub const MODEL: &str = "org/mock";
+pub const MAX_MODEL_LEN: u32 = 256;
+pub const VOCAB_SIZE: usize = 261;
+/// `ab` and `bc`, the tokens of more than one byte.
+pub const AB: TokenId = 256;
+pub const BC: TokenId = 257;
+pub const END: TokenId = 260;
+
+const TEMPLATE: &str = "{% for message in messages %}\
+    {% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}\
+    <|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}\
+    {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+pub struct Setup {
+    pub scheduler: SchedulerConfig,
+    pub mock: MockConfig,
+    pub serve: ServeConfig,
+}
+
+impl Setup {
+    pub fn new() -> Self {
+        let scheduler = SchedulerConfig::new(256, 4, MAX_MODEL_LEN);
+        let mut mock = MockConfig::new(VOCAB_SIZE, scheduler.num_pages, scheduler.page_size);
+        // Letters, and the two halves of é, in and out of order.
+        mock.drawable = (b'a'..=b'z').map(TokenId::from).collect();
+        mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
+        let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN);
+        serve.end_token_ids = vec![END];
+        serve.grace_period = Duration::from_secs(10);
+        Self {
+            scheduler,
+            mock,
+            serve,
+        }
+    }
+
+    /// Every sequence ends as this output token.
+    pub fn ending_at(mut self, output: u32) -> Self {
+        self.mock.end = Some(MockEnd {
+            token: END,
+            probability: 0.0,
+            at_output: Some(output),
+        });
+        self
+    }
+
+    /// Slow enough to be caught in the act.
+    pub fn with_step_ms(mut self, millis: u32) -> Self {
+        self.mock.cost = Some(CostModel {
+            per_step_us: f64::from(millis) * 1000.0,
+            per_token_us: 0.0,
+            per_attended_kilotoken_us: 0.0,
+        });
+        self
+    }
+
+    pub async fn start(self) -> TestServer {
+        let tokenizer = tokenizer();
+        let template = ChatTemplate::new(TEMPLATE, SpecialTokens::default()).expect("it parses");
+        let text = TextModel {
+            tokenizer: tokenizer.clone(),
+            chat_template: Some(template),
+        };
+        let executor = MockExecutor::new(self.mock.clone());
+        let engine = Engine::start(EngineConfig::new(self.scheduler), Box::new(executor))
+            .expect("it starts");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let state = ServerState::new(self.serve, text, engine.clone());
+        let (shutdown, asked) = oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, state, async {
+            let _ = asked.await;
+        }));
+        TestServer {
+            address,
+            engine,
+            mock: Arc::new(self.mock),
+            tokenizer,
+            shutdown: Some(shutdown),
+            server,
+        }
+    }
+}
+
+pub struct TestServer {
+    pub address: SocketAddr,
+    pub engine: Engine,
+    mock: Arc<MockConfig>,
+    pub tokenizer: Tokenizer,
+    shutdown: Option<oneshot::Sender<()>>,
+    server: JoinHandle<std::io::Result<DrainReport>>,
+}
+
+impl TestServer {
+    pub async fn start() -> Self {
+        Setup::new().start().await
+    }
+
+    /// What the model says to a prompt, worked out without a server.
+    pub fn oracle(
+        &self,
+        prompt: &[TokenId],
+        sampling: &SamplingParams,
+        num_tokens: usize,
+    ) -> String {
+        let tokens = self.mock.lone_tokens(prompt, sampling, num_tokens);
+        self.tokenizer.decode(&tokens, true).expect("it decodes")
+    }
+
+    pub fn greedy(&self, prompt: &[TokenId], num_tokens: usize) -> String {
+        self.oracle(prompt, &SamplingParams::GREEDY, num_tokens)
+    }
+
+    pub fn encode(&self, text: &str) -> Vec<TokenId> {
+        self.tokenizer.encode(text, false).expect("it encodes")
+    }
+
+    /// Nothing of any request is left in the engine.
+    pub async fn assert_at_rest(&self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let stats = self.engine.stats();
+            if stats.num_live_requests == 0 && stats.scheduler.num_in_use_pages == 0 {
+                assert_eq!(stats.scheduler.num_running, 0);
+                assert_eq!(stats.scheduler.num_waiting, 0);
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{stats:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// The value of the first series of this name that has all these labels.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> Option<f64> {
+        let reply = crate::client::get(self.address, "/metrics").await;
+        let line = reply.text().lines().find(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('{'))
+                && labels.iter().all(|label| line.contains(label))
+        })?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// HTTP requests counted with a path and a status.
+    pub async fn num_counted(&self, path: &str, status: u16) -> f64 {
+        let labels = [format!("path=\"{path}\""), format!("status=\"{status}\"")];
+        let labels = [labels[0].as_str(), labels[1].as_str()];
+        let count = self.metric("corella_http_requests_total", &labels);
+        count.await.unwrap_or(0.0)
+    }
+
+    pub fn ask_to_stop(&mut self) {
+        let _ = self.shutdown.take().expect("asked once").send(());
+    }
+
+    pub async fn stopped(self) -> DrainReport {
+        tokio::time::timeout(PATIENCE, self.server)
+            .await
+            .expect("it stops in time")
+            .expect("it does not panic")
+            .expect("it stops without an error")
+    }
+}
+
+/// One token for each byte in byte order, `ab`, `bc`, and four special ones.
+fn tokenizer() -> Tokenizer {
+    let mut vocab = Map::new();
+    for byte in 0..=255u8 {
+        vocab.insert(byte_character(byte).to_string(), byte.into());
+    }
+    vocab.insert("ab".into(), AB.into());
+    vocab.insert("bc".into(), BC.into());
+    let special = |id: TokenId, content: &str| {
+        json!({
+            "id": id, "content": content, "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    };
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
+    });
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+        "added_tokens": [
+            special(258, "<|user|>"),
+            special(259, "<|assistant|>"),
+            special(END, "<|end|>"),
+        ],
+        "pre_tokenizer": byte_level,
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false,
+            "byte_fallback": false, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "ignore_merges": false,
+            "vocab": Value::Object(vocab), "merges": [["a", "b"], ["b", "c"]],
+        },
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes()).expect("it is a tokenizer")
+}
+
+/// GPT-2's alphabet for bytes.
+fn byte_character(byte: u8) -> char {
+    match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        0x00..=0x20 => char::from_u32(0x100 + u32::from(byte)).expect("a character"),
+        0x7F..=0xA0 => char::from_u32(0x121 + u32::from(byte) - 0x7F).expect("a character"),
+        0xAD => '\u{143}',
+    }
+}

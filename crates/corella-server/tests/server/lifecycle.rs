@@ -1,0 +1,216 @@
+//! Clients that leave, engines that fail, servers that stop.
+
+use std::time::Duration;
+
+use corella_core::StepId;
+use corella_model::Fault;
+use serde_json::{Value, json};
+
+use crate::client::{events, get, open_post, post, read_reply, read_until};
+use crate::fixture::{Setup, TestServer};
+
+const PATH: &str = "/v1/completions";
+
+async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    for _ in 0..3000 {
+        if condition().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what} did not happen");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
+    let server = Setup::new().with_step_ms(5).start().await;
+    let body = json!({"prompt": "long", "max_tokens": 200, "n": 2, "stream": true});
+    let mut socket = open_post(server.address, PATH, &body).await;
+    read_until(&mut socket, "data:").await;
+    drop(socket);
+    server.assert_at_rest().await;
+    wait_for("499", async || server.num_counted(PATH, 499).await == 1.0).await;
+    assert_eq!(server.num_counted(PATH, 200).await, 0.0);
+    // 200 steps of 5 ms would be a second: nearly all of it was saved.
+    let stats = server.engine.stats();
+    assert_eq!(stats.num_finished_abort, 2);
+    assert!(stats.num_output_tokens < 200, "{stats:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_any_answer_is_aborted_and_counted() {
+    let server = Setup::new().with_step_ms(5).start().await;
+    let body = json!({"prompt": "long", "max_tokens": 200});
+    let socket = open_post(server.address, PATH, &body).await;
+    wait_for("running", async || {
+        server.engine.stats().scheduler.num_running == 1
+    })
+    .await;
+    drop(socket);
+    server.assert_at_rest().await;
+    wait_for("499", async || server.num_counted(PATH, 499).await == 1.0).await;
+    assert_eq!(server.engine.stats().num_finished_abort, 1);
+}
+
+#[tokio::test]
+async fn a_failed_step_ends_a_stream_with_an_error() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(5), Fault::Fail)];
+    let server = setup.start().await;
+    let body = json!({
+        "prompt": "unlucky", "temperature": 0, "max_tokens": 50, "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let reply = post(server.address, PATH, &body).await;
+    let events = reply.events();
+    let (error, chunks) = events.split_last().expect("events");
+    assert_eq!(error["error"]["type"], "server_error", "{error}");
+    assert!(reply.text().contains("event: error\n"));
+    assert!(!reply.text().contains("[DONE]"));
+    assert!(!chunks.is_empty());
+    for chunk in chunks {
+        assert_eq!(chunk["choices"][0]["finish_reason"], Value::Null);
+    }
+    let failed = server
+        .metric("vllm:request_success_total", &["finished_reason=\"error\""])
+        .await;
+    assert_eq!(failed, Some(1.0));
+
+    // The next request gets what it would have got without the failure.
+    let body = json!({"prompt": "unlucky", "temperature": 0, "max_tokens": 50});
+    let answer = post(server.address, PATH, &body).await.json();
+    let expected = server.greedy(&server.encode("unlucky"), 50);
+    assert_eq!(answer["choices"][0]["text"], expected);
+    server.assert_at_rest().await;
+}
+
+#[tokio::test]
+async fn a_failed_step_is_500_for_who_waits_for_the_whole() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(5), Fault::Fail)];
+    let server = setup.start().await;
+    let body = json!({"prompt": "unlucky", "max_tokens": 50});
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 500);
+    assert_eq!(reply.error()["code"], "engine_error");
+}
+
+#[tokio::test]
+async fn a_lost_engine_is_neither_ready_nor_healthy() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(3), Fault::Lost)];
+    let server = setup.start().await;
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let body = json!({"prompt": "unlucky", "max_tokens": 50});
+    assert_eq!(post(server.address, PATH, &body).await.status, 500);
+    wait_for("unhealthy", async || {
+        get(server.address, "/health").await.status == 503
+    })
+    .await;
+    assert_eq!(get(server.address, "/ready").await.status, 503);
+    assert_eq!(post(server.address, PATH, &body).await.status, 503);
+}
+
+#[tokio::test]
+async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
+    let mut server = Setup::new().with_step_ms(10).start().await;
+    assert_eq!(get(server.address, "/ready").await.status, 200);
+    let body = json!({"prompt": "long", "temperature": 0, "max_tokens": 60, "stream": true});
+    let mut streamed = open_post(server.address, PATH, &body).await;
+    let mut start = read_until(&mut streamed, "\n\n").await;
+    let whole = json!({"prompt": "long", "temperature": 0, "max_tokens": 60});
+    let mut unstreamed = open_post(server.address, PATH, &whole).await;
+    wait_for("both run", async || {
+        server.engine.stats().scheduler.num_running == 2
+    })
+    .await;
+
+    server.ask_to_stop();
+    wait_for("not ready", async || {
+        get(server.address, "/ready").await.status == 503
+    })
+    .await;
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let refused = post(server.address, PATH, &whole).await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.error()["code"], "draining");
+
+    let expected = server.greedy(&server.encode("long"), 60);
+    start += &read_until(&mut streamed, "[DONE]").await;
+    assert!(start.contains("\"finish_reason\":\"length\""));
+    let answer = read_reply(&mut unstreamed).await;
+    assert_eq!(answer.json()["choices"][0]["text"], expected);
+    assert_eq!(server.stopped().await.num_cut_off, 0);
+}
+
+#[tokio::test]
+async fn after_the_grace_period_streams_are_cut_off_visibly() {
+    let mut setup = Setup::new().with_step_ms(20);
+    setup.serve.grace_period = Duration::from_millis(200);
+    let mut server = setup.start().await;
+    let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
+    let mut socket = open_post(server.address, PATH, &body).await;
+    read_until(&mut socket, "data:").await;
+    server.ask_to_stop();
+    let engine = server.engine.clone();
+    assert_eq!(server.stopped().await.num_cut_off, 1);
+    let rest = {
+        use tokio::io::AsyncReadExt;
+        let mut rest = Vec::new();
+        // A reset is as clear as an early end.
+        let _ = socket.read_to_end(&mut rest).await;
+        String::from_utf8_lossy(&rest).into_owned()
+    };
+    assert!(!rest.contains("[DONE]"));
+    assert!(!rest.ends_with("0\r\n\r\n"));
+    assert!(engine.wait_idle(Duration::from_secs(10)));
+}
+
+#[tokio::test]
+async fn an_idle_server_stops_at_once() {
+    let mut server = TestServer::start().await;
+    server.ask_to_stop();
+    let started = std::time::Instant::now();
+    assert_eq!(server.stopped().await.num_cut_off, 0);
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn many_streams_with_departures_leave_the_engine_empty() {
+    let mut setup = Setup::new();
+    // Small enough that 24 requests cannot run together.
+    setup.scheduler.num_pages = 80;
+    setup.mock.num_pages = 80;
+    let server = setup.with_step_ms(1).start().await;
+    let mut tasks = Vec::new();
+    for index in 0..24 {
+        let address = server.address;
+        let prompt = format!("stream number {index}");
+        let expected = server.greedy(&server.encode(&prompt), 40);
+        tasks.push(tokio::spawn(async move {
+            let body = json!({
+                "prompt": prompt, "temperature": 0, "max_tokens": 40, "stream": true,
+            });
+            let mut socket = open_post(address, PATH, &body).await;
+            if index % 3 == 0 {
+                read_until(&mut socket, "data:").await;
+                return;
+            }
+            let reply = read_reply(&mut socket).await;
+            let text: String = events(reply.text())
+                .iter()
+                .filter_map(|event| event["choices"][0]["text"].as_str())
+                .collect();
+            assert_eq!(text, expected);
+        }));
+    }
+    for task in tasks {
+        task.await.expect("every stream is right");
+    }
+    server.assert_at_rest().await;
+    wait_for("8 × 499", async || {
+        server.num_counted(PATH, 499).await == 8.0
+    })
+    .await;
+    assert_eq!(server.num_counted(PATH, 200).await, 16.0);
+}

@@ -1,0 +1,173 @@
+//! Queues, bodies, headers and connections are bounded.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::client::{self, PATIENCE, get, head, open, open_post, post, read_reply, read_until};
+use crate::fixture::{Setup, TestServer};
+
+#[tokio::test]
+async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
+    let mut setup = Setup::new().with_step_ms(5);
+    setup.scheduler.max_num_seqs = 1;
+    setup.scheduler.max_queued_requests = 2;
+    let server = setup.start().await;
+    let long = json!({"prompt": "long", "max_tokens": 200, "stream": true});
+    let mut running = open_post(server.address, "/v1/completions", &long).await;
+    read_until(&mut running, "data:").await;
+    let waiting = [
+        open_post(server.address, "/v1/completions", &long).await,
+        open_post(server.address, "/v1/completions", &long).await,
+    ];
+    while server.engine.stats().scheduler.num_waiting < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+
+    let short = json!({"prompt": "short", "max_tokens": 1});
+    let refused = post(server.address, "/v1/completions", &short).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(refused.error()["code"], "queue_full");
+    // All of n is taken or none.
+    assert_eq!(server.engine.stats().scheduler.num_waiting, 2);
+
+    drop(waiting);
+    drop(running);
+    let reply = post(server.address, "/v1/completions", &short).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    server.assert_at_rest().await;
+}
+
+#[tokio::test]
+async fn more_prompts_than_places_leave_nothing_behind() {
+    let mut setup = Setup::new().with_step_ms(5);
+    setup.scheduler.max_num_seqs = 1;
+    setup.scheduler.max_queued_requests = 2;
+    let server = setup.start().await;
+    let body = json!({"prompt": ["a", "b", "c", "d", "e", "f"], "max_tokens": 200});
+    let reply = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(reply.status, 429, "{}", reply.text());
+    server.assert_at_rest().await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_413_however_it_is_sent() {
+    let mut setup = Setup::new();
+    setup.serve.max_body_bytes = 10_000;
+    let server = setup.start().await;
+    let body = vec![b' '; 5_000_000];
+    let reply = client::post_bytes(server.address, "/v1/completions", &body).await;
+    assert_eq!(reply.status, 413);
+    assert!(
+        reply.error()["message"]
+            .as_str()
+            .expect("text")
+            .contains("10000")
+    );
+
+    let chunked = head(
+        "POST",
+        "/v1/completions",
+        &[("transfer-encoding", "chunked")],
+        None,
+    );
+    let mut framed = Vec::new();
+    for piece in body.chunks(0x1000) {
+        framed.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
+        framed.extend_from_slice(piece);
+        framed.extend_from_slice(b"\r\n");
+    }
+    framed.extend_from_slice(b"0\r\n\r\n");
+    let reply = client::send(server.address, &chunked, &framed).await;
+    assert_eq!(reply.status, 413);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_408() {
+    let mut setup = Setup::new();
+    setup.serve.body_timeout = Duration::from_millis(100);
+    let server = setup.start().await;
+    let head = head("POST", "/v1/completions", &[], Some(100));
+    let mut socket = open(server.address, &head, b"{").await;
+    assert_eq!(read_reply(&mut socket).await.status, 408);
+}
+
+#[tokio::test]
+async fn headers_that_trickle_in_close_the_connection() {
+    let mut setup = Setup::new();
+    setup.serve.header_timeout = Duration::from_millis(300);
+    let server = setup.start().await;
+    let mut socket = open(server.address, "GET /health HTTP/1.1\r\n", b"").await;
+    let started = Instant::now();
+    let mut answer = Vec::new();
+    loop {
+        if socket.write_all(b"x-a: b\r\n").await.is_err() {
+            break;
+        }
+        let read = socket.read_buf(&mut answer);
+        let read = tokio::time::timeout(Duration::from_millis(20), read).await;
+        if matches!(read, Ok(Ok(0) | Err(_))) {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "it is still open");
+    }
+    assert!(started.elapsed() >= Duration::from_millis(250));
+    assert_eq!(get(server.address, "/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn headers_without_end_are_refused() {
+    let server = TestServer::start().await;
+    let header = format!("x-long: {}\r\n", "x".repeat(200_000));
+    let head = format!("GET /health HTTP/1.1\r\nhost: test\r\n{header}\r\n");
+    let mut socket = TcpStream::connect(server.address)
+        .await
+        .expect("it listens");
+    // The server may close before it has read everything.
+    let _ = socket.write_all(head.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer).await;
+    assert!(answer.is_empty() || client::parse(&answer).status == 431);
+    assert_eq!(get(server.address, "/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn idle_connections_do_not_keep_others_waiting() {
+    let server = TestServer::start().await;
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(
+            TcpStream::connect(server.address)
+                .await
+                .expect("it listens"),
+        );
+    }
+    let body = json!({"prompt": "x", "max_tokens": 3});
+    assert_eq!(
+        post(server.address, "/v1/completions", &body).await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn beyond_the_limit_connections_wait_for_a_place() {
+    let mut setup = Setup::new();
+    setup.serve.max_num_connections = 2;
+    let server = setup.start().await;
+    let idle = [
+        TcpStream::connect(server.address)
+            .await
+            .expect("it listens"),
+        TcpStream::connect(server.address)
+            .await
+            .expect("it listens"),
+    ];
+    let mut third = open(server.address, &head("GET", "/health", &[], None), b"").await;
+    let early = tokio::time::timeout(Duration::from_millis(100), third.readable()).await;
+    assert!(early.is_err(), "a third connection was served");
+    drop(idle);
+    assert_eq!(read_reply(&mut third).await.status, 200);
+}

@@ -1,0 +1,11 @@
+//! Whole transcripts: a socket at one end, the mock executor at the other.
+
+mod chat;
+mod client;
+mod completion;
+mod fixture;
+mod lifecycle;
+mod limit;
+mod metric;
+mod service;
+mod validation;

@@ -1,0 +1,63 @@
+//! `/metrics`.
+
+use serde_json::json;
+
+use crate::client::{get, post};
+use crate::fixture::{MODEL, TestServer};
+
+#[tokio::test]
+async fn counts_appear_under_both_names() {
+    let server = TestServer::start().await;
+    let body = json!({"prompt": "count", "max_tokens": 9, "n": 2, "ignore_eos": true});
+    assert_eq!(
+        post(server.address, "/v1/completions", &body).await.status,
+        200
+    );
+    let bad = json!({"prompt": "count", "n": 0});
+    assert_eq!(
+        post(server.address, "/v1/completions", &bad).await.status,
+        400
+    );
+    assert_eq!(get(server.address, "/nowhere").await.status, 404);
+
+    let reply = get(server.address, "/metrics").await;
+    assert_eq!(reply.status, 200);
+    let text = reply.text();
+    assert!(text.ends_with("# EOF\n"));
+    for prefix in ["corella_", "vllm:"] {
+        let expected = [
+            ("generation_tokens_total", 18.0),
+            ("prompt_tokens_total", 10.0),
+            ("num_requests_running", 0.0),
+            ("num_requests_waiting", 0.0),
+            ("num_preemptions_total", 0.0),
+            ("prefix_cache_queries_total", 10.0),
+            ("time_to_first_token_seconds_count", 1.0),
+            ("inter_token_latency_seconds_count", 16.0),
+            ("request_time_per_output_token_seconds_count", 2.0),
+            ("e2e_request_latency_seconds_count", 1.0),
+            ("request_queue_time_seconds_count", 2.0),
+        ];
+        for (name, value) in expected {
+            let labels = [format!("model_name=\"{MODEL}\"")];
+            let found = server
+                .metric(&format!("{prefix}{name}"), &[&labels[0]])
+                .await;
+            assert_eq!(found, Some(value), "{prefix}{name}:\n{text}");
+        }
+        let stopped = server
+            .metric(
+                &format!("{prefix}request_success_total"),
+                &["finished_reason=\"length\""],
+            )
+            .await;
+        assert_eq!(stopped, Some(2.0));
+        assert!(text.contains(&format!("{prefix}kv_cache_usage_perc{{")));
+        assert!(text.contains(&format!("{prefix}prefix_cache_hits_total{{")));
+    }
+    assert!(text.contains("vllm:time_per_output_token_seconds_count"));
+    assert_eq!(server.num_counted("/v1/completions", 200).await, 1.0);
+    assert_eq!(server.num_counted("/v1/completions", 400).await, 1.0);
+    // Unknown paths share one label: a scanner must not fill memory.
+    assert_eq!(server.num_counted("other", 404).await, 1.0);
+}

@@ -1,0 +1,149 @@
+//! Everything around generation: keys, ids, models, tokens, the cache.
+
+use serde_json::json;
+
+use crate::client::{get, head, open_post, post, read_until, send};
+use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer};
+
+#[tokio::test]
+async fn a_key_is_required_where_it_matters() {
+    let mut setup = Setup::new();
+    setup.serve.api_key = Some("secret".into());
+    let server = setup.start().await;
+    let models = async |headers: &[(&str, &str)]| {
+        let head = head("GET", "/v1/models", headers, None);
+        send(server.address, &head, b"").await
+    };
+    let missing = models(&[]).await;
+    assert_eq!(missing.status, 401);
+    assert_eq!(missing.error()["code"], "invalid_api_key");
+    assert_eq!(missing.header("www-authenticate"), Some("Bearer"));
+    for wrong in [
+        "Bearer secre",
+        "Bearer secrets",
+        "Bearer ",
+        "Basic secret",
+        "secret",
+    ] {
+        let reply = models(&[("authorization", wrong)]).await;
+        assert_eq!(reply.status, 401, "{wrong}");
+    }
+    assert_eq!(
+        models(&[("authorization", "Bearer secret")]).await.status,
+        200
+    );
+    assert_eq!(
+        models(&[("Authorization", "bearer secret")]).await.status,
+        200
+    );
+    let reply = post(server.address, "/v1/completions", &json!({"prompt": "x"})).await;
+    assert_eq!(reply.status, 401);
+    let reply = post(server.address, "/reset_prefix_cache", &json!({})).await;
+    assert_eq!(reply.status, 401);
+    for open in ["/health", "/ready", "/metrics", "/version"] {
+        assert_eq!(get(server.address, open).await.status, 200, "{open}");
+    }
+}
+
+#[tokio::test]
+async fn every_response_has_a_request_id() {
+    let server = TestServer::start().await;
+    let given = head("GET", "/health", &[("x-request-id", "trace-7")], None);
+    let reply = send(server.address, &given, b"").await;
+    assert_eq!(reply.header("x-request-id"), Some("trace-7"));
+
+    let first = get(server.address, "/nowhere").await;
+    let second = get(server.address, "/nowhere").await;
+    let id = first.header("x-request-id").expect("an id");
+    assert_eq!(id.len(), 24);
+    assert_ne!(Some(id), second.header("x-request-id"));
+
+    let reply = post(server.address, "/v1/completions", &json!({"prompt": "x"})).await;
+    let id = reply.header("x-request-id").expect("an id");
+    assert_eq!(reply.json()["id"], format!("cmpl-{id}"));
+}
+
+#[tokio::test]
+async fn models_are_listed_under_all_their_names() {
+    let mut setup = Setup::new();
+    setup.serve.served_model_names.push("alias".into());
+    let server = setup.start().await;
+    let list = get(server.address, "/v1/models").await.json();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], MODEL);
+    assert_eq!(list["data"][1]["id"], "alias");
+    assert_eq!(list["data"][1]["root"], MODEL);
+    assert_eq!(list["data"][0]["max_model_len"], MAX_MODEL_LEN);
+    let one = get(server.address, &format!("/v1/models/{MODEL}")).await;
+    assert_eq!(one.json()["id"], MODEL);
+    let other = get(server.address, "/v1/models/other").await;
+    assert_eq!(other.status, 404);
+    assert_eq!(other.error()["code"], "model_not_found");
+    let body = json!({"prompt": "x", "model": "alias"});
+    let answer = post(server.address, "/v1/completions", &body).await.json();
+    assert_eq!(answer["model"], "alias");
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_are_json_errors() {
+    let server = TestServer::start().await;
+    assert_eq!(get(server.address, "/v1/nothing").await.status, 404);
+    assert!(get(server.address, "/nothing").await.error().is_object());
+    let wrong = get(server.address, "/v1/completions").await;
+    assert_eq!(wrong.status, 405);
+    assert!(wrong.error().is_object());
+}
+
+#[tokio::test]
+async fn tokens_and_text_convert_both_ways() {
+    let server = TestServer::start().await;
+    let text = "abc é <|user|>";
+    let reply = post(server.address, "/tokenize", &json!({"prompt": text}))
+        .await
+        .json();
+    assert_eq!(reply["tokens"], json!(server.encode(text)));
+    assert_eq!(reply["count"], server.encode(text).len());
+    assert_eq!(reply["max_model_len"], MAX_MODEL_LEN);
+    let body = json!({"tokens": reply["tokens"]});
+    let reply = post(server.address, "/detokenize", &body).await.json();
+    assert_eq!(reply["prompt"], text);
+
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let reply = post(server.address, "/tokenize", &body).await.json();
+    assert_eq!(
+        reply["tokens"],
+        json!(server.encode("<|user|>hi<|end|><|assistant|>"))
+    );
+    let reply = post(server.address, "/detokenize", &json!({"tokens": [9999]})).await;
+    assert_eq!(reply.status, 400);
+    assert_eq!(reply.error()["param"], "tokens[0]");
+}
+
+#[tokio::test]
+async fn the_prefix_cache_is_reset_only_when_nobody_uses_it() {
+    let server = Setup::new().with_step_ms(5).start().await;
+    let body = json!({"prompt": "a prompt of some length", "max_tokens": 200, "stream": true});
+    let mut running = open_post(server.address, "/v1/completions", &body).await;
+    read_until(&mut running, "data:").await;
+    let refused = post(server.address, "/reset_prefix_cache", &json!({})).await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    drop(running);
+    server.assert_at_rest().await;
+
+    let cached = async || {
+        let body = json!({"prompt": "a prompt of some length", "max_tokens": 1});
+        let answer = post(server.address, "/v1/completions", &body).await.json();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+    };
+    assert!(cached().await > Some(0));
+    let reset = post(server.address, "/reset_prefix_cache", &json!({})).await;
+    assert_eq!(reset.status, 200, "{}", reset.text());
+    assert_eq!(cached().await, Some(0));
+}
+
+#[tokio::test]
+async fn the_version_is_the_crates() {
+    let server = TestServer::start().await;
+    let version = get(server.address, "/version").await.json();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
