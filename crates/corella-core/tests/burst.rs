@@ -1,0 +1,79 @@
+//! A burst that the pool cannot hold is worked off without thrashing.
+
+use std::collections::BTreeMap;
+
+use corella_core::{
+    BatchOutput, FinishReason, Namespace, Request, RequestId, Sample, SamplingParams, Scheduler,
+    SchedulerConfig, StoppingCriteria, TokenId,
+};
+
+const NUM_REQUESTS: u64 = 200;
+const NUM_PROMPT_TOKENS: u32 = 100;
+const MAX_TOKENS: u32 = 300;
+
+/// Rule 26: eight requests fit to their end, admission at a ratio of 0 lets 28 in, and still
+/// hardly anything is computed twice.
+#[test]
+fn burst_is_worked_off_with_few_preemptions() {
+    for enable_prefix_caching in [true, false] {
+        let mut config = SchedulerConfig::new(200, 16, 2048);
+        config.max_num_seqs = 64;
+        config.max_num_batched_tokens = 512;
+        config.new_token_ratio = 0;
+        config.enable_prefix_caching = enable_prefix_caching;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        for id in 0..NUM_REQUESTS {
+            scheduler.add_requests(vec![request(id)]).unwrap();
+        }
+        let num_outputs = work_off(&mut scheduler);
+        assert_eq!(num_outputs.len() as u64, NUM_REQUESTS);
+        assert!(num_outputs.values().all(|&count| count == MAX_TOKENS));
+
+        let stats = scheduler.stats();
+        let num_needed = NUM_REQUESTS * u64::from(NUM_PROMPT_TOKENS + MAX_TOKENS - 1);
+        assert!(stats.num_preemptions > 0, "the burst is too small");
+        assert!(stats.num_preemptions < NUM_REQUESTS, "{stats:?}");
+        assert!(stats.num_scheduled_tokens < num_needed * 3 / 2, "{stats:?}");
+    }
+}
+
+fn request(id: u64) -> Request {
+    let first = id as TokenId * NUM_PROMPT_TOKENS;
+    Request {
+        id: RequestId(id),
+        prompt: (first..first + NUM_PROMPT_TOKENS).collect(),
+        sampling: SamplingParams::GREEDY,
+        stopping: StoppingCriteria {
+            max_tokens: Some(MAX_TOKENS),
+            ..StoppingCriteria::default()
+        },
+        priority: 0,
+        arrival_us: 0,
+        namespace: Namespace::default(),
+    }
+}
+
+/// Runs to the end and counts the tokens that each request got.
+fn work_off(scheduler: &mut Scheduler) -> BTreeMap<RequestId, u32> {
+    let mut num_outputs = BTreeMap::new();
+    while let Some(batch) = scheduler.schedule(0) {
+        let samples = batch.spans.iter().filter(|span| span.sample).map(|span| {
+            let sample = Sample {
+                token: span.start,
+                logprobs: None,
+            };
+            (span.slot, sample)
+        });
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: samples.collect(),
+        });
+        while let Some(output) = scheduler.poll_output() {
+            let is_good = matches!(output.finish, None | Some(FinishReason::Length));
+            assert!(is_good, "{output:?}");
+            *num_outputs.entry(output.request).or_insert(0) += 1;
+        }
+    }
+    assert!(!scheduler.has_unfinished());
+    num_outputs
+}
