@@ -99,6 +99,9 @@ impl Scheduler {
             return;
         }
         self.num_admission_rounds += 1;
+        if !self.has_room_to_start(plan) {
+            return;
+        }
         let requests = &self.requests;
         let running = self.running.iter().copied();
         plan.leaders = running
@@ -122,13 +125,20 @@ impl Scheduler {
         }
     }
 
-    /// Packing stands back when the head has been passed over too often, and regularly.
+    /// Packing stands back when the head has been passed over too often, when no tokens limit
+    /// a step, and regularly.
     fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
         let is_head_aged = self.waiting.new.front().is_some_and(|&head| {
             self.requests[head].num_passed_over >= self.config.max_passed_over
         });
+        let limit = self
+            .config
+            .max_prefill_tokens
+            .min(self.config.max_num_batched_tokens);
         let every = u64::from(force_fifo_every);
-        is_head_aged || (every > 0 && self.num_admission_rounds.is_multiple_of(every))
+        is_head_aged
+            || limit == u32::MAX
+            || (every > 0 && self.num_admission_rounds.is_multiple_of(every))
     }
 
     /// Starts requests until one does not fit; then false. Those held by a leader stay where
