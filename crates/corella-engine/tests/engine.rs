@@ -1,17 +1,21 @@
 //! The engine over the mock executor, which notices every wrong page.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, FinishReason, Namespace, PrefillAdmissionPolicy, RequestError, SamplingParams,
-    SchedulerConfig, StepId, StoppingCriteria, TokenId,
+    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, PrefillAdmissionPolicy,
+    RequestError, SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, EngineError, EngineState, StreamEvent, Submission, SubmitError,
     TokenStream,
 };
-use corella_model::{CostModel, Fault, MockConfig, MockExecutor};
+use corella_model::{
+    CostModel, Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, MockConfig, MockExecutor,
+    TokenMask,
+};
 
 const VOCAB_SIZE: usize = 50;
 const LONG: Duration = Duration::from_secs(60);
@@ -321,6 +325,66 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
     );
     assert!(engine.reset_prefix_cache().is_err());
     std::fs::remove_file(&dump).expect("the last steps were written down");
+}
+
+/// Forgets what it drew.
+struct Forgetful(MockExecutor);
+
+impl Executor for Forgetful {
+    fn info(&self) -> ExecutorInfo {
+        self.0.info()
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.0.kv_layout()
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecutorError> {
+        self.0.warm_up()
+    }
+
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
+        self.0.submit(batch)
+    }
+
+    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+        self.0.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        let mut output = self.0.wait()?;
+        if output.step.0 == 3 {
+            output.samples.clear();
+        }
+        Ok(output)
+    }
+
+    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
+        self.0.read_page(page, out)
+    }
+
+    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
+        self.0.write_page(page, bytes)
+    }
+}
+
+#[test]
+fn a_panic_of_the_loop_ends_every_stream_and_leaves_the_step_log() {
+    let limits = limits(200, 1);
+    let executor = Forgetful(MockExecutor::new(model(&limits)));
+    let mut config = EngineConfig::new(limits);
+    config.step_log_path = dump_path("loop");
+    let dump = config.step_log_path.clone();
+    let engine = Engine::start(config, Box::new(executor)).unwrap();
+    let mut stream = submit_one(&engine, submission(vec![1, 2, 3], 40));
+    let (tokens, reason) = finish(&mut stream);
+    assert_eq!(tokens.len(), 3);
+    assert_failed(&reason, "loop panicked");
+    assert!(matches!(engine.state(), EngineState::Lost(_)));
+    assert!(engine.wait_idle(LONG));
+    let text = std::fs::read_to_string(&dump).unwrap();
+    assert_eq!(text.lines().count(), 1 + 4, "{text}");
+    std::fs::remove_file(&dump).unwrap();
 }
 
 #[test]
