@@ -1,3 +1,43 @@
 //! The `corella` command.
 
-fn main() {}
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod args;
+mod bench;
+mod config;
+mod generate;
+mod serve;
+
+use args::{BenchCommand, Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    config::start_log();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&*error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Serve(args) => serve::run(config::serve(args)?)?,
+        Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
+    }
+    Ok(())
+}
+
+fn one_line(error: &dyn Error) -> String {
+    let text = error.to_string();
+    text.split('\n')
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join(" ")
+}

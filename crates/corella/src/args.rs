@@ -1,0 +1,383 @@
+//! What was typed. `config.rs` says what is meant by it.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use corella::LlmOptions;
+use corella_bench::serve::BenchServeOptions;
+use corella_core::SchedulerConfig;
+
+/// Serves large language models.
+#[derive(Parser)]
+#[command(
+    name = "corella",
+    version,
+    max_term_width = 100,
+    propagate_version = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Serve a model over an OpenAI-compatible API
+    Serve(ServeArgs),
+    /// Write a model's answer to standard output, and its speed to standard error
+    Generate(GenerateArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+#[derive(Subcommand)]
+pub enum BenchCommand {
+    /// Load a running server; report latencies and throughput
+    Serve(BenchServeArgs),
+}
+
+#[derive(Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    /// Name of the model in the API; may be given more than once [default: the folder's name]
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    pub served_model_name: Vec<String>,
+    /// Address to listen on; 0.0.0.0 for all
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 for any
+    #[arg(long, default_value_t = 8000, help_heading = "Server")]
+    pub port: u16,
+    /// Ask every API request for this bearer token
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORELLA_API_KEY",
+        hide_env_values = true,
+        help_heading = "Server"
+    )]
+    pub api_key: Option<String>,
+
+    #[command(flatten)]
+    pub scheduler: SchedulerArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    /// What to say to the model
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        required_unless_present = "prompt_tokens"
+    )]
+    pub prompt: Option<String>,
+    /// Continue the prompt as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// A made-up prompt of this many tokens, to measure with
+    #[arg(long, value_name = "N", conflicts_with = "prompt")]
+    pub prompt_tokens: Option<usize>,
+    /// Most tokens to generate [default: what the context allows]
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Go on after an end token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Do not measure the machine's limits to compare with
+    #[arg(long)]
+    pub no_limits: bool,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Args)]
+pub struct BenchServeArgs {
+    /// The server, with or without /v1
+    #[arg(long, value_name = "URL", default_value_t = bench_defaults().base_url)]
+    pub base_url: String,
+    /// The model to ask for [default: the first that the server lists]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Sent as a bearer token
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORELLA_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Option<String>,
+    /// Which API to use
+    #[arg(long, value_enum, default_value_t)]
+    pub endpoint: EndpointArg,
+
+    /// A file of prompts, one a line; lines of a .jsonl file are objects with a `prompt`
+    #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
+    pub prompts: Option<PathBuf>,
+    /// Prompts of this many English words, every one different [default: 128]
+    #[arg(long, value_name = "N", group = "source", help_heading = "Load")]
+    pub prompt_words: Option<usize>,
+    /// Prompts of a phrase repeated this often, in turn, e.g. 5,50,500
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        group = "source",
+        help_heading = "Load"
+    )]
+    pub prompt_repeats: Vec<usize>,
+    /// What --prompt-repeats repeats
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "hello ",
+        help_heading = "Load"
+    )]
+    pub prompt_phrase: String,
+    /// Requests to send
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = bench_defaults().num_prompts,
+        help_heading = "Load"
+    )]
+    pub num_prompts: usize,
+    /// Requests running at any time [default: all at once]
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "concurrency",
+        help_heading = "Load"
+    )]
+    pub max_concurrency: Option<usize>,
+    /// Most tokens of each answer
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = bench_defaults().max_tokens,
+        help_heading = "Load"
+    )]
+    pub max_tokens: u32,
+    /// Go on after an end token, so that every answer has --max-tokens
+    #[arg(long, help_heading = "Load")]
+    pub ignore_eos: bool,
+    /// 0 takes the most likely token
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = bench_defaults().temperature,
+        help_heading = "Load"
+    )]
+    pub temperature: f32,
+    /// Makes the words, and is sent with every request
+    #[arg(
+        long,
+        value_name = "SEED",
+        default_value_t = bench_defaults().seed,
+        help_heading = "Load"
+    )]
+    pub seed: u64,
+    /// Requests sent before the run and not measured
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = bench_defaults().num_warmups,
+        help_heading = "Load"
+    )]
+    pub num_warmups: usize,
+
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    pub output_json: Option<PathBuf>,
+    /// With the numbers of every request
+    #[arg(long, requires = "output_json", help_heading = "Report")]
+    pub save_detailed: bool,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors) [default: the built-in
+    /// model]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Longest prompt and output together [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Type of the weights; auto keeps the checkpoint's
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: DTypeArg,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Scheduler")]
+pub struct SchedulerArgs {
+    /// Requests that hold KV cache at once
+    #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
+    pub max_num_seqs: u32,
+    /// Tokens of one step, prefill and decode together
+    #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_num_batched_tokens)]
+    pub max_num_batched_tokens: u32,
+    /// Prefill tokens of one step, all requests together [default: the step's]
+    #[arg(long, value_name = "TOKENS", visible_alias = "chunked-prefill-size")]
+    pub max_prefill_tokens: Option<u32>,
+    /// One request's share of a step's prefill while others want some; 0 for no bound
+    #[arg(long, value_name = "TOKENS", default_value_t = defaults().long_prefill_token_threshold)]
+    pub long_prefill_token_threshold: u32,
+    /// Requests that prefill in one step [default: no bound]
+    #[arg(long, value_name = "N")]
+    pub max_prefill_seqs: Option<u32>,
+    /// Requests that decode in one step, in turn [default: no bound]
+    #[arg(long, value_name = "N")]
+    pub max_decode_seqs: Option<u32>,
+    /// Requests that may wait; more are answered with 429
+    #[arg(long, value_name = "N", default_value_t = defaults().max_queued_requests)]
+    pub max_queued_requests: u32,
+    /// Compute every prompt in one step
+    #[arg(long)]
+    pub no_chunked_prefill: bool,
+    /// Which waiting requests join a step: the first ones, or the smallest that fit
+    #[arg(long, value_enum, default_value_t)]
+    pub prefill_admission_policy: AdmissionPolicyArg,
+    /// Waiting requests that pack looks at
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub prefill_admission_lookahead: u32,
+    /// With pack, every Nth round is first come, first served; 0 for never
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub prefill_force_fifo_every: u32,
+    /// A request overtaken this often is the next to be admitted
+    #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
+    pub max_passed_over: u32,
+    /// Steps planned before the first of them has returned
+    #[arg(long, value_name = "N", default_value_t = defaults().max_inflight_steps)]
+    pub max_inflight_steps: u32,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "KV cache")]
+pub struct CacheArgs {
+    /// Memory for the KV cache, e.g. 512M or 4G [default: half of what is free, and no more
+    /// than the requests can use]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub kv_cache_memory: Option<u64>,
+    /// Tokens in a KV page
+    #[arg(long, value_name = "TOKENS", visible_alias = "page-size", default_value_t = defaults().page_size)]
+    pub block_size: u32,
+    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32
+    #[arg(long, value_enum, default_value_t)]
+    pub kv_cache_dtype: DTypeArg,
+    /// Share the KV of common prompt beginnings (the default)
+    #[arg(long, overrides_with = "no_enable_prefix_caching")]
+    pub enable_prefix_caching: bool,
+    /// Compute every prompt from its first token
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub no_enable_prefix_caching: bool,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// Where to compute; mock computes nothing and answers at once, for tests and benches
+    #[arg(long, value_enum, default_value_t)]
+    pub device: DeviceArg,
+    /// CPU threads [default: the cores this process may use]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 takes the most likely token [default: the model's]
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<f32>,
+    /// Draw from the K most likely tokens; 0 for all [default: the model's]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Draw from the smallest set with this probability [default: the model's]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Draw from tokens at least this likely relative to the most likely one
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Equal seeds give equal answers [default: an arbitrary one]
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DTypeArg {
+    #[default]
+    Auto,
+    #[value(alias = "float32")]
+    F32,
+    #[value(alias = "float16", alias = "half")]
+    F16,
+    #[value(alias = "bfloat16")]
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    #[default]
+    Auto,
+    Cpu,
+    Mock,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AdmissionPolicyArg {
+    #[default]
+    Fifo,
+    Pack,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EndpointArg {
+    #[default]
+    Completions,
+    Chat,
+}
+
+fn bench_defaults() -> BenchServeOptions {
+    BenchServeOptions::default()
+}
+
+fn defaults() -> SchedulerConfig {
+    LlmOptions::default().scheduler
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => 1 << 20,
+        "G" | "GB" | "GIB" => 1 << 30,
+        unit => return Err(format!("unknown unit `{unit}`; use K, M or G")),
+    };
+    let number: f64 = digits
+        .parse()
+        .map_err(|_| format!("`{digits}` is not a number"))?;
+    if !(number > 0.0 && number * unit as f64 <= u64::MAX as f64) {
+        return Err("must be more than 0".to_owned());
+    }
+    Ok((number * unit as f64) as u64)
+}

@@ -1,0 +1,219 @@
+//! What is meant by what was typed. Nothing else reads arguments or the environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
+use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource};
+use corella_core::PrefillAdmissionPolicy;
+use corella_model::DType;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{
+    AdmissionPolicyArg, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg, DeviceArgs, EndpointArg,
+    GenerateArgs, ModelArgs, SchedulerArgs, ServeArgs,
+};
+
+pub struct Serve {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub served_model_names: Vec<String>,
+    pub address: SocketAddr,
+    pub api_key: Option<String>,
+}
+
+pub struct Generate {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub prompt: Prompt,
+    pub params: GenerateParams,
+    /// Measure the machine to compare with.
+    pub compare_with_limits: bool,
+}
+
+pub enum Prompt {
+    Chat(String),
+    Raw(String),
+    MadeUp { num_tokens: usize },
+}
+
+pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_scheduler(&mut options, &args.scheduler);
+    set_cache(&mut options, &args.cache);
+    set_device(&mut options, &args.device)?;
+    Ok(Serve {
+        source: source(args.model.model),
+        options,
+        served_model_names: args.served_model_name,
+        address: SocketAddr::new(args.host, args.port),
+        api_key: args.api_key,
+    })
+}
+
+pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_cache(&mut options, &args.cache);
+    set_device(&mut options, &args.device)?;
+    options.scheduler.max_num_seqs = 1;
+    let prompt = match (args.prompt_tokens, args.prompt) {
+        (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
+        (None, text) => {
+            let text = text.unwrap_or_default();
+            match args.raw {
+                true => Prompt::Raw(text),
+                false => Prompt::Chat(text),
+            }
+        }
+    };
+    let sampling = args.sampling;
+    check(sampling.temperature, "--temperature", "at least 0", |x| {
+        x >= 0.0
+    })?;
+    check(sampling.top_p, "--top-p", "above 0 and at most 1", |x| {
+        x > 0.0 && x <= 1.0
+    })?;
+    check(sampling.min_p, "--min-p", "from 0 to 1", |x| {
+        (0.0..=1.0).contains(&x)
+    })?;
+    Ok(Generate {
+        source: source(args.model.model),
+        options,
+        prompt,
+        params: GenerateParams {
+            max_tokens: args.max_tokens,
+            temperature: sampling.temperature,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            seed: sampling.seed.unwrap_or_else(arbitrary_seed),
+            stop: Vec::new(),
+            ignore_eos: args.ignore_eos,
+        },
+        compare_with_limits: !args.no_limits,
+    })
+}
+
+pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
+    const NUM_WORDS: usize = 128;
+    let prompts = match (args.prompts, args.prompt_words, args.prompt_repeats) {
+        (Some(file), _, _) => PromptSource::File(file),
+        (None, None, repeats) if !repeats.is_empty() => PromptSource::Repeats {
+            phrase: args.prompt_phrase,
+            repeats,
+        },
+        (None, num_words, _) => PromptSource::Words {
+            num_words: num_words.unwrap_or(NUM_WORDS),
+        },
+    };
+    BenchServeOptions {
+        base_url: args.base_url,
+        model: args.model,
+        endpoint: match args.endpoint {
+            EndpointArg::Completions => Endpoint::Completions,
+            EndpointArg::Chat => Endpoint::Chat,
+        },
+        prompts,
+        num_prompts: args.num_prompts,
+        max_concurrency: args.max_concurrency,
+        max_tokens: args.max_tokens,
+        ignore_eos: args.ignore_eos,
+        seed: args.seed,
+        temperature: args.temperature,
+        api_key: args.api_key,
+        num_warmups: args.num_warmups,
+        output_json: args.output_json,
+        save_detailed: args.save_detailed,
+        ..BenchServeOptions::default()
+    }
+}
+
+/// Warnings and what the server has to say go to standard error; RUST_LOG asks for more.
+pub fn start_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+}
+
+fn source(model: Option<PathBuf>) -> ModelSource {
+    model.map_or(ModelSource::BuiltIn, ModelSource::Folder)
+}
+
+fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
+    options.max_model_len = args.max_model_len;
+    options.weight_dtype = dtype(args.dtype);
+}
+
+fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
+    let limits = &mut options.scheduler;
+    limits.max_num_seqs = args.max_num_seqs;
+    limits.max_num_batched_tokens = args.max_num_batched_tokens;
+    limits.max_prefill_tokens = args
+        .max_prefill_tokens
+        .unwrap_or(args.max_num_batched_tokens);
+    limits.long_prefill_token_threshold = args.long_prefill_token_threshold;
+    limits.max_prefill_seqs = args.max_prefill_seqs.unwrap_or(u32::MAX);
+    limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
+    limits.max_queued_requests = args.max_queued_requests;
+    limits.enable_chunked_prefill = !args.no_chunked_prefill;
+    limits.prefill_admission_policy = match args.prefill_admission_policy {
+        AdmissionPolicyArg::Fifo => PrefillAdmissionPolicy::Fifo,
+        AdmissionPolicyArg::Pack => PrefillAdmissionPolicy::Pack {
+            lookahead: args.prefill_admission_lookahead,
+            force_fifo_every: args.prefill_force_fifo_every,
+        },
+    };
+    limits.max_passed_over = args.max_passed_over;
+    limits.max_inflight_steps = args.max_inflight_steps;
+}
+
+fn set_cache(options: &mut LlmOptions, args: &CacheArgs) {
+    options.kv_cache_bytes = args.kv_cache_memory;
+    options.scheduler.page_size = args.block_size;
+    options.kv_dtype = dtype(args.kv_cache_dtype);
+    options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;
+}
+
+fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> {
+    options.device = match args.device {
+        DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
+        DeviceArg::Mock => Device::Mock,
+    };
+    if args.threads == Some(0) {
+        return Err(Error::Config("--threads must be at least 1".to_owned()));
+    }
+    options.num_threads = args.threads;
+    Ok(())
+}
+
+fn dtype(arg: DTypeArg) -> Option<DType> {
+    match arg {
+        DTypeArg::Auto => None,
+        DTypeArg::F32 => Some(DType::F32),
+        DTypeArg::F16 => Some(DType::F16),
+        DTypeArg::Bf16 => Some(DType::Bf16),
+    }
+}
+
+fn check(
+    value: Option<f32>,
+    flag: &str,
+    range: &str,
+    valid: impl Fn(f32) -> bool,
+) -> Result<(), Error> {
+    match value {
+        Some(value) if !valid(value) => Err(Error::Config(format!(
+            "{flag} must be {range}, not {value}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn arbitrary_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_nanos() as u64)
+}

@@ -1,0 +1,81 @@
+//! What can go wrong, in words for the person who can change it.
+
+use std::fmt;
+
+use corella_core::{AdmissionError, RequestError};
+use corella_cpu::CpuError;
+use corella_engine::{EngineError, SubmitError};
+use corella_model::CheckpointError;
+use corella_text::TextError;
+
+#[derive(Debug)]
+pub enum Error {
+    /// Options that contradict each other, the model or the machine.
+    Config(String),
+    Checkpoint(CheckpointError),
+    Text(TextError),
+    Device(CpuError),
+    Engine(EngineError),
+    Submit(SubmitError),
+    Request(RequestError),
+    Io(String, std::io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(reason) => f.write_str(reason),
+            Self::Checkpoint(error) => error.fmt(f),
+            Self::Text(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
+            Self::Engine(error) => error.fmt(f),
+            Self::Submit(error) => error.fmt(f),
+            Self::Request(error) => error.fmt(f),
+            Self::Io(what, error) => write!(f, "{what}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<TextError> for Error {
+    fn from(error: TextError) -> Self {
+        Self::Text(error)
+    }
+}
+
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(error)
+    }
+}
+
+impl From<CpuError> for Error {
+    fn from(error: CpuError) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+impl From<SubmitError> for Error {
+    fn from(error: SubmitError) -> Self {
+        Self::Submit(error)
+    }
+}
+
+impl From<AdmissionError> for Error {
+    fn from(error: AdmissionError) -> Self {
+        Self::Submit(SubmitError::Refused(error))
+    }
+}
+
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}

@@ -1,0 +1,121 @@
+//! `corella generate`: one answer, and how fast it came.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use corella::{Device, Error, Llm, TokenCost};
+use corella_core::TokenId;
+
+use crate::config::{Generate, Prompt};
+
+pub fn run(config: Generate) -> Result<(), Error> {
+    let llm = Llm::load(&config.source, &config.options)?;
+    let prompt = match config.prompt {
+        Prompt::Chat(text) => llm.encode_chat(&text)?,
+        Prompt::Raw(text) => llm.encode(&text)?,
+        Prompt::MadeUp { num_tokens } => made_up_prompt(num_tokens, llm.config.spec.vocab_size),
+    };
+    let mut speed = Speed::start();
+    let mut out = io::stdout().lock();
+    for event in llm.stream(prompt, &config.params)? {
+        let event = event?;
+        speed.handle_token(event.num_prompt_tokens - event.num_cached_tokens);
+        if write(&mut out, &event.text).is_err() {
+            // The reader has closed the pipe: it has what it wanted.
+            return Ok(());
+        }
+    }
+    let _ = write(&mut out, "\n");
+    let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
+    speed.report(&llm, with_limits)
+}
+
+fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Arbitrary tokens, the same each time.
+fn made_up_prompt(num_tokens: usize, vocab_size: usize) -> Vec<TokenId> {
+    const MULTIPLIER: usize = 7919;
+    (1..=num_tokens)
+        .map(|i| (i * MULTIPLIER % vocab_size) as TokenId)
+        .collect()
+}
+
+struct Speed {
+    start: Instant,
+    first_token: Option<Instant>,
+    last_token: Instant,
+    num_prompt_tokens: usize,
+    num_output_tokens: usize,
+}
+
+impl Speed {
+    fn start() -> Self {
+        let start = Instant::now();
+        Self {
+            start,
+            first_token: None,
+            last_token: start,
+            num_prompt_tokens: 0,
+            num_output_tokens: 0,
+        }
+    }
+
+    fn handle_token(&mut self, num_prompt_tokens: u32) {
+        self.last_token = Instant::now();
+        self.first_token.get_or_insert(self.last_token);
+        self.num_prompt_tokens = num_prompt_tokens as usize;
+        self.num_output_tokens += 1;
+    }
+
+    fn report(&self, llm: &Llm, with_limits: bool) -> Result<(), Error> {
+        let Some(first_token) = self.first_token else {
+            return Ok(());
+        };
+        let prefill = first_token - self.start;
+        let decode = self.last_token - first_token;
+        let num_decoded = self.num_output_tokens - 1;
+        let mut prefill_line = line("prefill", self.num_prompt_tokens, prefill);
+        let mut decode_line = line("decode", num_decoded, decode);
+        if with_limits {
+            let hardware = &llm.hardware;
+            let limits = corella_cpu::measure_limits(hardware.executor.num_threads)
+                .map_err(|error| Error::Io("measuring the machine".to_owned(), error))?;
+            let cost = TokenCost {
+                spec: &llm.config.spec,
+                weight_dtype: hardware.weight_dtype,
+                kv_dtype: hardware.kv_dtype,
+            };
+            let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();
+            prefill_line += &format!(
+                "  {:.2} of {:.2} TFLOP/s f32 FMA peak ({:.0} %)",
+                flops / 1e12,
+                limits.flops_per_s / 1e12,
+                100.0 * flops / limits.flops_per_s
+            );
+            if num_decoded > 0 {
+                let context = self.num_prompt_tokens as f64 + self.num_output_tokens as f64 / 2.0;
+                let bytes = cost.decode_bytes(context) * num_decoded as f64 / decode.as_secs_f64();
+                decode_line += &format!(
+                    "  {:.1} of {:.1} GB/s memory bandwidth ({:.0} %)",
+                    bytes / 1e9,
+                    limits.read_bytes_per_s / 1e9,
+                    100.0 * bytes / limits.read_bytes_per_s
+                );
+            }
+        }
+        eprintln!("{prefill_line}");
+        if num_decoded > 0 {
+            eprintln!("{decode_line}");
+        }
+        Ok(())
+    }
+}
+
+fn line(name: &str, num_tokens: usize, duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    let rate = num_tokens as f64 / seconds;
+    format!("{name:<8} {num_tokens:>6} tokens  {seconds:>8.3} s  {rate:>9.1} tokens/s")
+}

@@ -1,0 +1,166 @@
+//! How many KV pages there are, and what context they allow.
+
+use crate::Error;
+
+/// What the plan follows from.
+pub(crate) struct KvDemand {
+    pub page_size: u32,
+    /// K and V of a page, all layers.
+    pub page_bytes: u64,
+    /// Longest context of the model.
+    pub max_position: usize,
+    pub max_num_seqs: u32,
+    /// As asked for; `None` is as long as model and memory allow.
+    pub max_model_len: Option<u32>,
+    /// As asked for; `None` is a share of `available_bytes`.
+    pub kv_cache_bytes: Option<u64>,
+    /// Memory that is free once the weights are loaded.
+    pub available_bytes: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct KvPlan {
+    pub num_pages: u32,
+    pub max_model_len: u32,
+}
+
+impl KvPlan {
+    pub fn new(demand: &KvDemand) -> Result<Self, Error> {
+        let page_bytes = demand.page_bytes;
+        let max_position = u32::try_from(demand.max_position).unwrap_or(u32::MAX);
+        let wanted_len = demand.max_model_len.unwrap_or(max_position);
+        if wanted_len > max_position {
+            return Err(Error::Config(format!(
+                "--max-model-len {wanted_len} is longer than the model's context of {max_position} \
+                 tokens"
+            )));
+        }
+
+        let num_pages = match demand.kv_cache_bytes {
+            Some(bytes) => bytes / page_bytes,
+            None => {
+                let useful = u64::from(wanted_len.div_ceil(demand.page_size))
+                    * u64::from(demand.max_num_seqs);
+                useful.min(demand.available_bytes / 2 / page_bytes)
+            }
+        };
+        let num_pages = u32::try_from(num_pages).unwrap_or(u32::MAX);
+        let num_tokens = num_pages.saturating_mul(demand.page_size);
+        let short = |needed_tokens: u32| {
+            let needed = u64::from(needed_tokens.div_ceil(demand.page_size)) * page_bytes;
+            Error::Config(format!(
+                "a context of {needed_tokens} tokens needs {} of KV cache, and there is room for \
+                 {num_tokens} tokens; raise --kv-cache-memory or lower --max-model-len",
+                display_bytes(needed)
+            ))
+        };
+        let max_model_len = match demand.max_model_len {
+            Some(asked) if asked > num_tokens => return Err(short(asked)),
+            Some(asked) => asked,
+            None => max_position.min(num_tokens),
+        };
+        if max_model_len < 2 {
+            return Err(short(demand.page_size));
+        }
+        Ok(Self {
+            num_pages,
+            max_model_len,
+        })
+    }
+}
+
+/// What can be allocated now without swapping: of the machine, and of the control group.
+pub(crate) fn available_bytes() -> u64 {
+    // Where neither can be read, an amount that most machines have.
+    const UNKNOWN: u64 = 4 << 30;
+    let machine = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            Some(kib << 10)
+        });
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    // Pages of files count as used, and can be had back.
+    let reclaimable = read("memory.stat")
+        .and_then(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("inactive_file "))?;
+            line.trim().parse::<u64>().ok()
+        })
+        .unwrap_or(0);
+    let group = number("memory.max")
+        .zip(number("memory.current"))
+        .map(|(max, current)| max.saturating_sub(current.saturating_sub(reclaimable)));
+    match (machine, group) {
+        (Some(machine), Some(group)) => machine.min(group),
+        (Some(bytes), None) | (None, Some(bytes)) => bytes,
+        (None, None) => UNKNOWN,
+    }
+}
+
+pub(crate) fn display_bytes(bytes: u64) -> String {
+    let (value, unit) = match bytes {
+        0..0x10_0000 => (bytes as f64 / 1024.0, "KiB"),
+        0x10_0000..0x4000_0000 => (bytes as f64 / (1 << 20) as f64, "MiB"),
+        _ => (bytes as f64 / (1 << 30) as f64, "GiB"),
+    };
+    format!("{value:.1} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand() -> KvDemand {
+        KvDemand {
+            page_size: 16,
+            page_bytes: 8 << 10,
+            max_position: 1024,
+            max_num_seqs: 4,
+            max_model_len: None,
+            kv_cache_bytes: None,
+            available_bytes: 1 << 30,
+        }
+    }
+
+    #[test]
+    fn no_more_pages_than_the_requests_can_use() {
+        let plan = KvPlan::new(&demand()).unwrap();
+        assert_eq!((plan.num_pages, plan.max_model_len), (4 * 64, 1024));
+    }
+
+    #[test]
+    fn little_memory_shortens_the_context() {
+        let mut demand = demand();
+        demand.available_bytes = 2 * 10 * (8 << 10);
+        let plan = KvPlan::new(&demand).unwrap();
+        assert_eq!((plan.num_pages, plan.max_model_len), (10, 160));
+        demand.max_model_len = Some(161);
+        let error = KvPlan::new(&demand).unwrap_err().to_string();
+        assert!(error.contains("161 tokens needs 88.0 KiB"), "{error}");
+        demand.max_model_len = Some(160);
+        assert_eq!(KvPlan::new(&demand).unwrap().max_model_len, 160);
+    }
+
+    #[test]
+    fn memory_that_was_asked_for_is_used() {
+        let mut demand = demand();
+        demand.kv_cache_bytes = Some(1 << 20);
+        assert_eq!(KvPlan::new(&demand).unwrap().num_pages, 128);
+        demand.kv_cache_bytes = Some(100);
+        assert!(KvPlan::new(&demand).is_err());
+    }
+
+    #[test]
+    fn a_context_beyond_the_models_is_refused() {
+        let mut demand = demand();
+        demand.max_model_len = Some(1025);
+        let error = KvPlan::new(&demand).unwrap_err().to_string();
+        assert!(error.contains("1024"), "{error}");
+    }
+}

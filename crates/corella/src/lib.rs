@@ -1,0 +1,24 @@
+//! A language model as a value: load it, ask it.
+//!
+//! ```no_run
+//! use corella::{GenerateParams, Llm, LlmOptions, ModelSource};
+//!
+//! let llm = Llm::load(&ModelSource::BuiltIn, &LlmOptions::default())?;
+//! let answer = llm.generate("Tell me a story about a fox.", &GenerateParams::default())?;
+//! println!("{}", answer.text);
+//! # Ok::<(), corella::Error>(())
+//! ```
+
+mod built_in;
+mod device;
+mod error;
+mod kv_plan;
+mod llm;
+mod options;
+mod token_cost;
+
+pub use device::Hardware;
+pub use error::Error;
+pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
+pub use options::{Device, LlmOptions, ModelSource};
+pub use token_cost::TokenCost;

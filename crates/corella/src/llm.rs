@@ -1,0 +1,304 @@
+//! A loaded model: text in, text out.
+
+use corella_core::{FinishReason, Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
+use corella_model::{Checkpoint, DType, ModelConfig};
+use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
+use serde_json::json;
+
+use crate::device::{self, Hardware};
+use crate::kv_plan::display_bytes;
+use crate::{Error, LlmOptions, ModelSource, built_in};
+
+/// A model that is loaded and warm. Its engine stops when this, and what was made of it, are
+/// gone.
+pub struct Llm {
+    /// The folder's name.
+    pub name: String,
+    pub config: ModelConfig,
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+    pub engine: Engine,
+    pub max_model_len: u32,
+    pub hardware: Hardware,
+}
+
+/// How one answer is made. `None` is what the model's makers recommend.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateParams {
+    /// Default: what context and KV cache allow.
+    pub max_tokens: Option<u32>,
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub seed: u64,
+    pub stop: Vec<String>,
+    /// Go on after an end token.
+    pub ignore_eos: bool,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    pub text: String,
+    pub finish: Finish,
+    pub num_prompt_tokens: u32,
+    pub num_output_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended, or a stop string was found.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+}
+
+impl Llm {
+    pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
+        let (name, checkpoint) = open(source)?;
+        let tokenizer = Tokenizer::from_bytes(&required_file(&checkpoint, "tokenizer.json")?)?;
+        let chat_template = chat_template(&checkpoint)?;
+        let loaded = device::load(&checkpoint, &tokenizer, options)?;
+        let max_model_len = loaded.scheduler.max_model_len;
+        let engine = Engine::start(EngineConfig::new(loaded.scheduler), loaded.executor)?;
+        Ok(Self {
+            name,
+            config: checkpoint.config().clone(),
+            tokenizer,
+            chat_template,
+            engine,
+            max_model_len,
+            hardware: loaded.hardware,
+        })
+    }
+
+    /// The answer to one message of a user. A model without a chat template continues it.
+    pub fn generate(&self, prompt: &str, params: &GenerateParams) -> Result<Generation, Error> {
+        let mut generation = Generation {
+            text: String::new(),
+            finish: Finish::Length,
+            num_prompt_tokens: 0,
+            num_output_tokens: 0,
+        };
+        for event in self.stream(self.encode_chat(prompt)?, params)? {
+            let event = event?;
+            generation.text.push_str(&event.text);
+            generation.num_prompt_tokens = event.num_prompt_tokens;
+            generation.num_output_tokens = event.num_output_tokens;
+            if let Some(finish) = event.finish {
+                generation.finish = finish;
+            }
+        }
+        Ok(generation)
+    }
+
+    /// What was found and decided, in a line.
+    pub fn summary(&self) -> String {
+        let hardware = &self.hardware;
+        let executor = &hardware.executor;
+        format!(
+            "{name} on {device} ({isa}, {threads} thread{s}): weights {weights} {weight_dtype}, \
+             {pages} KV pages of {page_size} tokens ({kv} {kv_dtype}), context {context}",
+            name = self.name,
+            device = executor.device,
+            isa = executor.isa,
+            threads = executor.num_threads,
+            s = if executor.num_threads == 1 { "" } else { "s" },
+            weights = display_bytes(executor.weight_bytes as u64),
+            weight_dtype = dtype_name(hardware.weight_dtype),
+            pages = hardware.num_kv_pages,
+            page_size = hardware.page_size,
+            kv = display_bytes(hardware.kv_bytes),
+            kv_dtype = dtype_name(hardware.kv_dtype),
+            context = self.max_model_len,
+        )
+    }
+
+    /// The tokens of a conversation that consists of one message.
+    pub fn encode_chat(&self, message: &str) -> Result<Vec<TokenId>, Error> {
+        let Some(template) = &self.chat_template else {
+            return self.encode(message);
+        };
+        let prompt = template.render(ChatInput {
+            messages: &[json!({"role": "user", "content": message})],
+            tools: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: None,
+        })?;
+        Ok(self.tokenizer.encode(&prompt, false)?)
+    }
+
+    /// The tokens of plain text.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, Error> {
+        Ok(self.tokenizer.encode(text, true)?)
+    }
+
+    /// Generates token by token. Dropping the stream aborts the request.
+    pub fn stream(
+        &self,
+        prompt: Vec<TokenId>,
+        params: &GenerateParams,
+    ) -> Result<TextEvents, Error> {
+        let recommended = &self.config.generation;
+        let sampling = SamplingParams {
+            temperature: params
+                .temperature
+                .or(recommended.temperature)
+                .unwrap_or(1.0),
+            top_k: params.top_k.or(recommended.top_k).unwrap_or(0),
+            top_p: params.top_p.or(recommended.top_p).unwrap_or(1.0),
+            min_p: params.min_p.or(recommended.min_p).unwrap_or(0.0),
+            repetition_penalty: recommended.repetition_penalty.unwrap_or(1.0),
+            seed: params.seed,
+            ..SamplingParams::GREEDY
+        };
+        let end_token_ids = match params.ignore_eos {
+            true => Vec::new(),
+            false => self.config.eos_token_ids.clone(),
+        };
+        let text = TextStream::new(
+            self.tokenizer.clone(),
+            params.stop.clone(),
+            false,
+            prompt_tail(&prompt),
+        );
+        let mut streams = self.engine.submit(Submission {
+            prompt,
+            sampling,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: params.max_tokens,
+                min_tokens: 0,
+                end_token_ids,
+                stop_token_ids: Vec::new(),
+            },
+            priority: 0,
+            namespace: Namespace::default(),
+        })?;
+        Ok(TextEvents {
+            stream: streams.pop(),
+            text,
+        })
+    }
+}
+
+/// One request's text as it comes.
+pub struct TextEvents {
+    /// `None` once finished.
+    stream: Option<TokenStream>,
+    text: TextStream,
+}
+
+/// What one token added. The last event, and only the last, has `finish`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextEvent {
+    /// May be empty: in the middle of a character, or while a stop string may be forming.
+    pub text: String,
+    pub finish: Option<Finish>,
+    pub num_prompt_tokens: u32,
+    /// Prompt tokens whose KV was there already.
+    pub num_cached_tokens: u32,
+    pub num_output_tokens: u32,
+}
+
+impl Iterator for TextEvents {
+    type Item = Result<TextEvent, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let output = loop {
+            match self.stream.as_mut()?.next_blocking()? {
+                StreamEvent::Accepted => {}
+                StreamEvent::Refused(error) => {
+                    self.stream = None;
+                    return Some(Err(error.into()));
+                }
+                StreamEvent::Output(output) => break output,
+            }
+        };
+        let mut finish = match output.finish {
+            None => None,
+            Some(FinishReason::EndToken | FinishReason::StopToken) => Some(Finish::Stop),
+            Some(FinishReason::Length) => Some(Finish::Length),
+            Some(FinishReason::Error(error)) => {
+                self.stream = None;
+                return Some(Err(error.into()));
+            }
+            // Only who holds the stream can abort it.
+            Some(FinishReason::Aborted) => return None,
+        };
+        let mut text = String::new();
+        if let Some(sample) = output.sample
+            && finish != Some(Finish::Stop)
+        {
+            text = self.text.push(sample.token).text;
+        }
+        if finish.is_some() {
+            text.push_str(&self.text.finish());
+        }
+        if self.text.stopped().is_some() {
+            finish = Some(Finish::Stop);
+        }
+        if finish.is_some() {
+            self.stream = None;
+        }
+        Some(Ok(TextEvent {
+            text,
+            finish,
+            num_prompt_tokens: output.num_prompt_tokens,
+            num_cached_tokens: output.num_cached_tokens,
+            num_output_tokens: output.num_output_tokens,
+        }))
+    }
+}
+
+/// Enough for the first output token to be read in its context.
+fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
+    const LEN: usize = 8;
+    &prompt[prompt.len().saturating_sub(LEN)..]
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::Bf16 => "bf16",
+    }
+}
+
+fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
+    match source {
+        ModelSource::BuiltIn => Ok((
+            built_in::NAME.to_owned(),
+            Checkpoint::from_static(&built_in::FILES)?,
+        )),
+        ModelSource::Folder(folder) => {
+            let checkpoint = Checkpoint::open(folder)?;
+            // `.` and `models/x/..` have no name of their own.
+            let folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+            let name = folder.file_name().unwrap_or(folder.as_os_str());
+            Ok((name.to_string_lossy().into_owned(), checkpoint))
+        }
+    }
+}
+
+fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {
+    let jinja = checkpoint.file("chat_template.jinja")?;
+    let config = checkpoint.file("tokenizer_config.json")?;
+    let config = config.as_deref().unwrap_or(b"{}");
+    Ok(ChatTemplate::from_tokenizer_config(
+        config,
+        jinja.as_deref(),
+    )?)
+}
+
+fn required_file(
+    checkpoint: &Checkpoint,
+    name: &str,
+) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
+    checkpoint
+        .file(name)?
+        .ok_or_else(|| Error::Config(format!("the model has no {name}")))
+}

@@ -1,0 +1,58 @@
+//! How a model is loaded and run.
+
+use std::path::PathBuf;
+
+use corella_core::SchedulerConfig;
+use corella_model::DType;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The small model inside this program.
+    BuiltIn,
+    /// A Hugging Face folder.
+    Folder(PathBuf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    /// Draws made-up tokens without a model's weights, as fast as can be.
+    Mock,
+}
+
+/// `None` is whatever suits model and machine.
+#[derive(Clone, Debug)]
+pub struct LlmOptions {
+    pub device: Device,
+    /// Default: the cores this process may use.
+    pub num_threads: Option<usize>,
+    /// Default: the checkpoint's.
+    pub weight_dtype: Option<DType>,
+    /// Default: f32 for f32 weights, else bf16.
+    pub kv_dtype: Option<DType>,
+    /// Default: half of the free memory, and no more than the requests can use.
+    pub kv_cache_bytes: Option<u64>,
+    /// Default: what model and KV cache allow.
+    pub max_model_len: Option<u32>,
+    /// Its `num_pages` and `max_model_len` are set when the model is loaded.
+    pub scheduler: SchedulerConfig,
+}
+
+impl Default for LlmOptions {
+    fn default() -> Self {
+        // Whoever decodes waits for the whole step, and a CPU gains nothing from larger ones.
+        const MAX_NUM_BATCHED_TOKENS: u32 = 512;
+        let mut scheduler = SchedulerConfig::new(1, 16, 2);
+        scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS;
+        scheduler.max_prefill_tokens = MAX_NUM_BATCHED_TOKENS;
+        Self {
+            device: Device::Cpu,
+            num_threads: None,
+            weight_dtype: None,
+            kv_dtype: None,
+            kv_cache_bytes: None,
+            max_model_len: None,
+            scheduler,
+        }
+    }
+}

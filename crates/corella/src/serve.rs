@@ -1,0 +1,91 @@
+//! `corella serve`: load, say what runs, serve until told to stop.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use corella::{Error, Llm};
+use corella_server::{GenerationDefaults, ServeConfig, ServerState, TextModel, shutdown_signal};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::config::Serve;
+
+pub fn run(config: Serve) -> Result<(), Error> {
+    let runtime =
+        Runtime::new().map_err(|error| Error::Io("starting the server".to_owned(), error))?;
+    let done = runtime.block_on(serve(config));
+    // What still runs on blocking threads prepared requests that nobody waits for.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    done
+}
+
+async fn serve(config: Serve) -> Result<(), Error> {
+    let io_error = |what: String| move |error| Error::Io(what, error);
+    // Before the model is loaded: a port in use should not take a minute to be noticed.
+    let cannot_listen = format!("cannot listen on {}", config.address);
+    let listener = TcpListener::bind(config.address)
+        .await
+        .map_err(io_error(cannot_listen.clone()))?;
+    let address = listener.local_addr().map_err(io_error(cannot_listen))?;
+    let llm = Llm::load(&config.source, &config.options)?;
+    let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
+    announce(&llm, address, config.api_key.is_some());
+
+    let engine = llm.engine.clone();
+    let state = server_state(llm, config);
+    let report = corella_server::serve(listener, state, shutdown)
+        .await
+        .map_err(io_error(format!("serving on {address}")))?;
+    if report.num_cut_off > 0 {
+        tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
+    }
+    engine.shutdown();
+    Ok(())
+}
+
+fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
+    let generation = &llm.config.generation;
+    let mut names = config.served_model_names;
+    if names.is_empty() {
+        names.push(llm.name);
+    }
+    let serve_config = ServeConfig {
+        served_model_names: names,
+        api_key: config.api_key,
+        end_token_ids: llm.config.eos_token_ids.clone(),
+        generation_defaults: GenerationDefaults {
+            temperature: generation.temperature,
+            top_p: generation.top_p,
+            top_k: generation.top_k,
+            min_p: generation.min_p,
+            repetition_penalty: generation.repetition_penalty,
+        },
+        ..ServeConfig::new("", llm.max_model_len)
+    };
+    let text = TextModel {
+        tokenizer: llm.tokenizer,
+        chat_template: llm.chat_template,
+    };
+    ServerState::new(serve_config, text, llm.engine)
+}
+
+fn announce(llm: &Llm, address: SocketAddr, with_key: bool) {
+    eprintln!("{}", llm.summary());
+    let key = match with_key {
+        true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
+        false => "",
+    };
+    let (path, body) = match llm.chat_template {
+        Some(_) => (
+            "chat/completions",
+            r#"{"messages": [{"role": "user", "content": "Hello!"}]}"#,
+        ),
+        None => (
+            "completions",
+            r#"{"prompt": "Once upon a time", "max_tokens": 50}"#,
+        ),
+    };
+    eprintln!(
+        "ready: curl http://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
+    );
+}

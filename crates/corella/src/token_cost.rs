@@ -1,0 +1,53 @@
+//! What a token costs at least, to judge speeds by.
+
+use corella_model::{DType, DecoderSpec};
+
+/// Operations and bytes that no implementation of a model can do without.
+pub struct TokenCost<'a> {
+    pub spec: &'a DecoderSpec,
+    pub weight_dtype: DType,
+    pub kv_dtype: DType,
+}
+
+impl TokenCost<'_> {
+    /// Of all matrices; norms and biases do not show beside them.
+    pub fn num_weights(spec: &DecoderSpec) -> usize {
+        let embeddings = match spec.tied_embeddings {
+            true => 1,
+            false => 2,
+        };
+        num_layer_weights(spec) + embeddings * num_head_weights(spec)
+    }
+
+    /// Operations to compute a prompt and draw one token. A multiply-add is two.
+    pub fn prefill_flops(&self, num_tokens: usize) -> f64 {
+        let spec = self.spec;
+        let tokens = num_tokens as f64;
+        let pairs = tokens * (tokens + 1.0) / 2.0;
+        // Scores and weighted sum, for each pair of positions.
+        let attention =
+            4.0 * (spec.num_layers * spec.attention.num_heads * spec.attention.head_dim) as f64;
+        2.0 * tokens * num_layer_weights(spec) as f64
+            + 2.0 * num_head_weights(spec) as f64
+            + pairs * attention
+    }
+
+    /// Bytes read to draw one token behind `num_context_tokens`.
+    pub fn decode_bytes(&self, num_context_tokens: f64) -> f64 {
+        let spec = self.spec;
+        let weights = num_layer_weights(spec) + num_head_weights(spec);
+        let kv_row = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim;
+        (weights * self.weight_dtype.size()) as f64
+            + num_context_tokens * (kv_row * self.kv_dtype.size()) as f64
+    }
+}
+
+fn num_layer_weights(spec: &DecoderSpec) -> usize {
+    let heads = &spec.attention;
+    let attention = 2 * (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
+    spec.num_layers * spec.hidden_size * (attention + 3 * spec.mlp.intermediate_size)
+}
+
+fn num_head_weights(spec: &DecoderSpec) -> usize {
+    spec.vocab_size * spec.hidden_size
+}

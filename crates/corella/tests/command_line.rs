@@ -1,0 +1,257 @@
+//! The built program: what it says when it cannot start, and that it starts when it can.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+fn corella() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
+    command.stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    corella().args(arguments).output().expect("it runs")
+}
+
+/// The one line that a start which must fail leaves.
+#[track_caller]
+fn refusal(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(output.stdout, b"");
+    assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    assert!(text.starts_with("error: "), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+/// A copy of the built-in model that a test may spoil.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("corella-{}-{name}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+        for file in [
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "model.safetensors",
+        ] {
+            fs::copy(nano.join(file), folder.join(file)).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn change_config(&self, field: &str, value: serde_json::Value) {
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.file("config.json")).unwrap()).unwrap();
+        assert!(config.get(field).is_some(), "{field}");
+        config[field] = value;
+        fs::write(self.file("config.json"), config.to_string()).unwrap();
+    }
+
+    #[track_caller]
+    fn refusal(&self) -> String {
+        let folder = self.0.to_str().unwrap();
+        let line = refusal(&["serve", folder, "--port", "0"]);
+        assert_eq!(
+            refusal(&["generate", folder, "-p", "x"]),
+            line,
+            "both commands say the same"
+        );
+        line
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_missing_folder() {
+    let line = refusal(&["serve", "/no/such-model", "--port", "0"]);
+    assert!(line.contains("/no/such-model"), "{line}");
+}
+
+#[test]
+fn a_file_instead_of_a_folder() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let line = refusal(&["generate", file.to_str().unwrap(), "-p", "x"]);
+    assert!(line.contains("Cargo.toml"), "{line}");
+}
+
+#[test]
+fn missing_files() {
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let folder = Folder::new(&format!("missing-{file}"));
+        fs::remove_file(folder.file(file)).unwrap();
+        let line = folder.refusal();
+        assert!(line.contains(file), "{line}");
+    }
+}
+
+#[test]
+fn truncated_files() {
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let folder = Folder::new(&format!("truncated-{file}"));
+        let bytes = fs::read(folder.file(file)).unwrap();
+        fs::write(folder.file(file), &bytes[..bytes.len() / 2]).unwrap();
+        let line = folder.refusal();
+        assert!(line.contains(file), "{line}");
+    }
+}
+
+#[test]
+fn an_unknown_architecture() {
+    let folder = Folder::new("architecture");
+    folder.change_config("architectures", serde_json::json!(["MambaForCausalLM"]));
+    let line = folder.refusal();
+    assert!(line.contains("MambaForCausalLM"), "{line}");
+    assert!(line.contains("Qwen3ForCausalLM"), "{line}");
+}
+
+#[test]
+fn a_wrong_shape() {
+    let folder = Folder::new("shape");
+    folder.change_config("intermediate_size", serde_json::json!(97));
+    let line = folder.refusal();
+    assert!(line.contains("mlp") && line.contains("97"), "{line}");
+}
+
+#[test]
+fn options_that_cannot_work_are_named() {
+    for (arguments, words) in [
+        (
+            &["--max-model-len", "100000"][..],
+            ["max-model-len", "100000"],
+        ),
+        (
+            &["--kv-cache-memory", "1"][..],
+            ["kv-cache-memory", "context"],
+        ),
+        (&["--threads", "0"][..], ["--threads", "at least 1"]),
+        (&["--block-size", "0"][..], ["page_size", "at least 1"]),
+        (
+            &["--max-num-seqs", "5000"][..],
+            ["max_num_batched_tokens", "max_num_seqs"],
+        ),
+    ] {
+        let line = refusal(&[&["serve", "--port", "0"], arguments].concat());
+        for word in words {
+            assert!(line.contains(word), "{line}");
+        }
+    }
+    let line = refusal(&["generate", "-p", "x", "--top-p", "1.5"]);
+    assert!(line.contains("--top-p"), "{line}");
+    let line = refusal(&["generate", "--prompt-tokens", "1000000"]);
+    assert!(line.contains("1000000 prompt tokens"), "{line}");
+}
+
+#[test]
+fn a_port_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let line = refusal(&["serve", "--port", &port]);
+    assert!(line.contains(&port), "{line}");
+}
+
+#[test]
+fn generate_writes_the_answer_and_its_speed() {
+    let arguments = |threads| {
+        let fixed = "generate -p Hello! --temperature 0 --max-tokens 20 --ignore-eos --no-limits";
+        let mut list: Vec<_> = fixed.split(' ').collect();
+        list.extend(["--threads", threads]);
+        list
+    };
+    let one = run(&arguments("1"));
+    let text = String::from_utf8(one.stderr).unwrap();
+    assert!(one.status.success(), "{text}");
+    assert!(!one.stdout.trim_ascii().is_empty());
+    for word in ["prefill", "decode", "tokens/s"] {
+        assert!(text.contains(word), "{text}");
+    }
+    assert_eq!(run(&arguments("2")).stdout, one.stdout);
+}
+
+#[test]
+fn equal_seeds_give_equal_answers() {
+    let answer = |seed| {
+        let fixed = "generate -p Hello! --device mock --temperature 1 --max-tokens 20 --seed";
+        let mut list: Vec<_> = fixed.split(' ').collect();
+        list.push(seed);
+        let output = run(&list);
+        assert!(output.status.success());
+        output.stdout
+    };
+    assert_eq!(answer("1"), answer("1"));
+    assert_ne!(answer("1"), answer("2"));
+}
+
+/// A server that a failing test does not leave behind.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn serve_says_where_answers_and_ends_on_a_signal() {
+    let mut command = corella();
+    command.args(["serve", "--port", "0", "--served-model-name", "parrot"]);
+    let mut server = Server(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut log = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    let mut line_with = |word: &str| {
+        log.by_ref()
+            .map(|line| line.unwrap())
+            .find(|line| line.contains(word))
+            .unwrap_or_else(|| panic!("no line with {word}"))
+    };
+    let summary = line_with("KV pages");
+    assert!(
+        summary.contains("thread") && summary.contains("context 2048"),
+        "{summary}"
+    );
+    let ready = line_with("http://");
+    let (_, rest) = ready.split_once("http://").unwrap();
+    let (address, _) = rest.split_once('/').unwrap();
+
+    let body = r#"{"model":"parrot","prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    assert!(response.contains(r#""completion_tokens":3"#), "{response}");
+
+    let pid = server.0.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+}
