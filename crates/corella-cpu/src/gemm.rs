@@ -4,13 +4,14 @@
 //! nor the rows around a row reach its result.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use corella_model::{DType, Tensor};
 use half::{bf16, f16};
 
 use crate::buffer::{Buffer, PackedRows, Tiles};
-use crate::kernels::{Kernels, MAX_PANELS, MAX_TILE_ROWS, PANEL_LANES, panel_position};
+use crate::kernels::{Kernels, MAX_TILE_ROWS, PANEL_LANES, panel_position};
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -139,22 +140,19 @@ pub fn gemm(
 ) {
     assert_eq!(a.k, weights.k);
     let panels = worker.share(weights.num_panels);
+    let max_rows = ROW_BLOCK_BYTES / (a.k * size_of::<f32>());
+    let block_tiles = (max_rows / kernels.tile_rows).max(1);
     let call = Call {
         kernels,
         a,
         weights,
         epilogue,
     };
-    if tiles.len() == 1 {
-        return call.stream(panels, tiles.rows(0));
-    }
-    let max_rows = (ROW_BLOCK_BYTES / (a.k * size_of::<f32>())).max(1);
-    let block_tiles = (max_rows / kernels.tile_rows).max(1);
     for first in (0..tiles.len()).step_by(block_tiles) {
         let block = first..tiles.len().min(first + block_tiles);
         for panel in panels.clone() {
             for tile in block.clone() {
-                call.tile(&[panel], tiles.rows(tile));
+                call.tile(panel, tiles.rows(tile), tile == first);
             }
         }
     }
@@ -168,63 +166,46 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Few rows: the panels come from memory once, as several streams.
-    fn stream(&self, panels: Range<usize>, rows: Range<usize>) {
-        let stream_len = panels.len() / MAX_PANELS;
-        for i in 0..stream_len {
-            let first = panels.start + i;
-            let streams: [usize; MAX_PANELS] = std::array::from_fn(|s| first + s * stream_len);
-            self.tile(&streams, rows.clone());
-        }
-        for panel in panels.start + stream_len * MAX_PANELS..panels.end {
-            self.tile(&[panel], rows.clone());
-        }
-    }
-
-    fn tile(&self, panels: &[usize], rows: Range<usize>) {
+    fn tile(&self, panel: usize, rows: Range<usize>, fetch_ahead: bool) {
         let num_rows = rows.len();
-        let mut pointers = [std::ptr::null(); MAX_PANELS];
-        for (pointer, &panel) in pointers.iter_mut().zip(panels) {
-            *pointer = self.weights.panel(panel);
-        }
-        let mut out = Output([[0.0; PANEL_LANES]; MAX_PANELS * MAX_TILE_ROWS]);
+        let mut out = MaybeUninit::<[Lanes; MAX_TILE_ROWS]>::uninit();
         // SAFETY: the tile holds k * num_rows elements, written before the last barrier; the
-        // panels hold k rows; `out` has room for MAX_PANELS full tiles.
-        unsafe {
+        // panel holds k rows; `out` has room for a full tile, and its first rows are written.
+        let values = unsafe {
             (self.kernels.gemm.of(self.weights.dtype))(
                 self.a.tile_ptr(&rows),
                 num_rows,
-                &pointers[..panels.len()],
+                self.weights.panel(panel),
                 self.weights.k,
-                out.0.as_mut_ptr().cast(),
+                fetch_ahead,
+                out.as_mut_ptr().cast(),
             );
-        }
-        for (&panel, out) in panels.iter().zip(out.0.chunks_exact_mut(num_rows)) {
-            if let Some(bias) = &self.weights.bias {
-                let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
-                for out in &mut *out {
-                    for (value, bias) in out.iter_mut().zip(bias) {
-                        *value += bias;
-                    }
+            std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<Lanes>(), num_rows)
+        };
+        if let Some(bias) = &self.weights.bias {
+            let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
+            for values in &mut *values {
+                for (value, bias) in values.0.iter_mut().zip(bias) {
+                    *value += bias;
                 }
             }
-            self.finish(panel, rows.clone(), out);
         }
+        self.finish(panel, rows, values);
     }
 
-    fn finish(&self, panel: usize, rows: Range<usize>, values: &[[f32; PANEL_LANES]]) {
+    fn finish(&self, panel: usize, rows: Range<usize>, values: &[Lanes]) {
         match self.epilogue {
             Epilogue::Store(out) => {
                 for (row, values) in rows.zip(values) {
                     // SAFETY: a panel's lanes of a row belong to one worker.
-                    unsafe { lanes_of(out, row, panel) }.copy_from_slice(values);
+                    unsafe { lanes_of(out, row, panel) }.copy_from_slice(&values.0);
                 }
             }
             Epilogue::Add(out) => {
                 for (row, values) in rows.zip(values) {
                     // SAFETY: as above.
                     let out = unsafe { lanes_of(out, row, panel) };
-                    for (out, value) in out.iter_mut().zip(values) {
+                    for (out, value) in out.iter_mut().zip(&values.0) {
                         *out += value;
                     }
                 }
@@ -254,8 +235,9 @@ impl Call<'_> {
     }
 }
 
+#[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Output([[f32; PANEL_LANES]; MAX_PANELS * MAX_TILE_ROWS]);
+struct Lanes([f32; PANEL_LANES]);
 
 /// # Safety
 /// Nobody else uses these lanes of the row.
@@ -311,7 +293,7 @@ pub fn elements(tensor: &Tensor) -> Vec<f32> {
         .collect()
 }
 
-pub fn decode(bytes: &[u8], dtype: DType) -> f32 {
+fn decode(bytes: &[u8], dtype: DType) -> f32 {
     match (dtype, bytes) {
         (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
@@ -321,7 +303,7 @@ pub fn decode(bytes: &[u8], dtype: DType) -> f32 {
 }
 
 /// Rounds to nearest even.
-pub fn encode(value: f32, dtype: DType, out: &mut [u8]) {
+fn encode(value: f32, dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F32 => out.copy_from_slice(&value.to_ne_bytes()),
         DType::Bf16 => out.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),

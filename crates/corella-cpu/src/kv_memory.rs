@@ -1,14 +1,14 @@
 //! The pages that hold keys and values.
 //!
-//! One region: layer by layer, page by page, KV head by KV head. A head's part of a page is
-//! its keys `[head_dim][page_size]`, so that positions lie side by side for the scores, and
-//! its values `[page_size][head_dim]`.
+//! One region: layer by layer, KV head by KV head, page by page, so that what a head reads
+//! lies close together. A head's part of a page is its keys `[head_dim][page_size]`, so that
+//! positions lie side by side for the scores, and its values `[page_size][head_dim]`.
 
 use std::io;
 
 use corella_model::{DType, DecoderSpec};
+use half::{bf16, f16};
 
-use crate::gemm::encode;
 use crate::kernels::{ATTENTION_LANES, KeyGroup, ValueRun};
 use crate::region::Region;
 
@@ -108,11 +108,15 @@ impl KvMemory {
     /// # Safety
     /// `values.len()` elements, `stride` apart, are the caller's.
     unsafe fn write(&self, start: *mut u8, stride: usize, values: &[f32]) {
-        let size = self.dtype.size();
         for (i, &value) in values.iter().enumerate() {
-            // SAFETY: the caller's promise.
-            let out = unsafe { std::slice::from_raw_parts_mut(start.add(i * stride * size), size) };
-            encode(value, self.dtype, out);
+            // SAFETY: the caller's promise; pages are aligned to their elements.
+            unsafe {
+                match self.dtype {
+                    DType::F32 => *start.cast::<f32>().add(i * stride) = value,
+                    DType::Bf16 => *start.cast::<bf16>().add(i * stride) = bf16::from_f32(value),
+                    DType::F16 => *start.cast::<f16>().add(i * stride) = f16::from_f32(value),
+                }
+            }
         }
     }
 
@@ -196,8 +200,8 @@ impl KvMemory {
     fn element(&self, at: HeadPage, index: usize) -> *mut u8 {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
         assert!(at.head < self.num_kv_heads && index < 2 * self.half_len());
-        let page = at.layer * self.num_pages + at.page;
-        let start = (page * self.num_kv_heads + at.head) * 2 * self.half_len();
+        let head = at.layer * self.num_kv_heads + at.head;
+        let start = (head * self.num_pages + at.page) * 2 * self.half_len();
         // SAFETY: all indices were just checked.
         unsafe {
             self.region

@@ -174,10 +174,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Some microseconds: what a balanced region's stragglers need.
-const NUM_SPINS: u32 = 2000;
-/// Then some tens of microseconds in which the core is anyone's.
-const NUM_YIELDS: u32 = 50;
+/// Some ten microseconds: what a balanced region's stragglers need.
+const NUM_SPINS: u32 = 300;
+/// Then about a millisecond in which the core is anyone's: waking up costs more than most
+/// regions differ by.
+const NUM_YIELDS: u32 = 3000;
 
 struct Barrier {
     count: usize,

@@ -4,11 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, exp, sum_lanes, with_rows,
+    ValueRun, element_size, exp, line_ahead, sum_lanes, with_rows,
 };
-
-/// How far ahead of use a panel is fetched.
-const PREFETCH_BYTES: usize = 4096;
 
 pub static KERNELS: Kernels = Kernels {
     tile_rows: 6,
@@ -39,75 +36,62 @@ pub static KERNELS: Kernels = Kernels {
 unsafe fn gemm<const FORMAT: u8>(
     a: *const f32,
     num_rows: usize,
-    panels: &[*const u8],
+    panel: *const u8,
     k: usize,
+    fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // Quarter q of a panel is lanes 8q..8q+8 of each of its two 16-lane halves.
-    let mut out = out;
-    let mut rest = panels;
-    while !rest.is_empty() {
-        let at_once = if num_rows == 1 && rest.len() >= 2 {
-            2
-        } else {
-            1
-        };
-        // SAFETY: the caller's promise, passed on; `at_once` panels are there.
-        unsafe {
-            match (at_once, num_rows) {
-                (2, _) => gemm_tile::<FORMAT, 1, 2, 2>(a, rest.as_ptr(), 0, k, out),
-                (_, ..=3) => with_rows!(num_rows, M in [1 2 3],
-                    gemm_tile::<FORMAT, M, 1, 2>(a, rest.as_ptr(), 0, k, out)),
-                _ => with_rows!(num_rows, M in [4 5 6], {
-                    gemm_tile::<FORMAT, M, 1, 1>(a, rest.as_ptr(), 0, k, out);
-                    gemm_tile::<FORMAT, M, 1, 1>(a, rest.as_ptr(), 1, k, out);
-                }),
-            }
-            out = out.add(at_once * num_rows * PANEL_LANES);
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match num_rows {
+            ..=3 => with_rows!(num_rows, M in [1 2 3],
+                gemm_tile::<FORMAT, M, 2>(a, panel, 0, k, fetch_ahead, out)),
+            _ => with_rows!(num_rows, M in [4 5 6], {
+                gemm_tile::<FORMAT, M, 1>(a, panel, 0, k, fetch_ahead, out);
+                gemm_tile::<FORMAT, M, 1>(a, panel, 1, k, false, out);
+            }),
         }
-        rest = &rest[at_once..];
     }
 }
 
-/// `Q` quarters of `P` panels, from quarter `first` on.
+/// `Q` quarters of the panel, from quarter `first` on. Quarter q is lanes 8q..8q+8 of each
+/// of the two 16-lane halves.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const P: usize, const Q: usize>(
+unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const Q: usize>(
     a: *const f32,
-    panels: *const *const u8,
+    panel: *const u8,
     first: usize,
     k: usize,
+    fetch_ahead: bool,
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, each panel k rows, `out` P * M rows of 32; prefetches
-    // may name any address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32; prefetches may
+    // name any address.
     unsafe {
-        let mut acc = [[[[_mm256_setzero_ps(); 2]; Q]; P]; M];
+        let mut acc = [[[_mm256_setzero_ps(); 2]; Q]; M];
         for i in 0..k {
-            let a = a.add(i * M);
-            for p in 0..P {
-                let row = (*panels.add(p)).add(i * row_bytes);
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES).cast());
+            let row = panel.add(i * row_bytes);
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(row).cast());
                 if FORMAT == F32 {
-                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES + 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(row.add(64)).cast());
                 }
-                for q in 0..Q {
-                    let [low, high] = load_panel_quarter::<FORMAT>(row, first + q);
-                    for r in 0..M {
-                        let x = _mm256_set1_ps(*a.add(r));
-                        acc[r][p][q][0] = _mm256_fmadd_ps(x, low, acc[r][p][q][0]);
-                        acc[r][p][q][1] = _mm256_fmadd_ps(x, high, acc[r][p][q][1]);
-                    }
+            }
+            for q in 0..Q {
+                let [low, high] = load_panel_quarter::<FORMAT>(row, first + q);
+                for r in 0..M {
+                    let x = _mm256_set1_ps(*a.add(i * M + r));
+                    acc[r][q][0] = _mm256_fmadd_ps(x, low, acc[r][q][0]);
+                    acc[r][q][1] = _mm256_fmadd_ps(x, high, acc[r][q][1]);
                 }
             }
         }
-        for p in 0..P {
-            for r in 0..M {
-                for q in 0..Q {
-                    let out = out.add((p * M + r) * PANEL_LANES + (first + q) * 8);
-                    _mm256_storeu_ps(out, acc[r][p][q][0]);
-                    _mm256_storeu_ps(out.add(16), acc[r][p][q][1]);
-                }
+        for r in 0..M {
+            for q in 0..Q {
+                let out = out.add(r * PANEL_LANES + (first + q) * 8);
+                _mm256_storeu_ps(out, acc[r][q][0]);
+                _mm256_storeu_ps(out.add(16), acc[r][q][1]);
             }
         }
     }
@@ -405,20 +389,16 @@ unsafe fn peak(iterations: usize) -> f32 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn read(bytes: *const u8, len: usize) -> u32 {
-    const STREAMS: usize = 4;
-    let stream_len = len / STREAMS;
-    let mut acc = [_mm256_setzero_si256(); STREAMS];
-    for offset in (0..stream_len).step_by(64) {
-        for (s, acc) in acc.iter_mut().enumerate() {
-            let line = bytes.wrapping_add(s * stream_len + offset);
-            // SAFETY: inside `len` bytes; prefetches may name any address.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(PREFETCH_BYTES).cast());
-                let halves = [
-                    _mm256_loadu_si256(line.cast()),
-                    _mm256_loadu_si256(line.add(32).cast()),
-                ];
-                *acc = _mm256_xor_si256(*acc, _mm256_xor_si256(halves[0], halves[1]));
+    let mut acc = [_mm256_setzero_si256(); 4];
+    for offset in (0..len).step_by(64) {
+        // SAFETY: inside `len` bytes; prefetches may name any address.
+        unsafe {
+            let line = bytes.add(offset);
+            _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            for half in 0..2 {
+                let acc = &mut acc[offset / 64 % 2 * 2 + half];
+                let read = _mm256_loadu_si256(line.add(half * 32).cast());
+                *acc = _mm256_xor_si256(*acc, read);
             }
         }
     }

@@ -4,11 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, exp, sum_lanes, with_rows,
+    ValueRun, element_size, exp, line_ahead, sum_lanes, with_rows,
 };
-
-/// How far ahead of use a panel is fetched.
-const PREFETCH_BYTES: usize = 4096;
 
 pub static KERNELS: Kernels = Kernels {
     tile_rows: 14,
@@ -39,68 +36,50 @@ pub static KERNELS: Kernels = Kernels {
 unsafe fn gemm<const FORMAT: u8>(
     a: *const f32,
     num_rows: usize,
-    panels: &[*const u8],
+    panel: *const u8,
     k: usize,
+    fetch_ahead: bool,
     out: *mut f32,
 ) {
-    let mut out = out;
-    let mut rest = panels;
-    while !rest.is_empty() {
-        let at_once = match (num_rows, rest.len()) {
-            (..=3, 4..) => 4,
-            (..=7, 2..) => 2,
-            _ => 1,
-        };
-        // SAFETY: the caller's promise, passed on; `at_once` panels are there.
-        unsafe {
-            match at_once {
-                4 => with_rows!(num_rows, M in [1 2 3],
-                    gemm_tile::<FORMAT, M, 4>(a, rest.as_ptr(), k, out)),
-                2 => with_rows!(num_rows, M in [1 2 3 4 5 6 7],
-                    gemm_tile::<FORMAT, M, 2>(a, rest.as_ptr(), k, out)),
-                _ => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-                    gemm_tile::<FORMAT, M, 1>(a, rest.as_ptr(), k, out)),
-            }
-            out = out.add(at_once * num_rows * PANEL_LANES);
-        }
-        rest = &rest[at_once..];
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            gemm_tile::<FORMAT, M>(a, panel, k, fetch_ahead, out));
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const P: usize>(
+unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     a: *const f32,
-    panels: *const *const u8,
+    panel: *const u8,
     k: usize,
+    fetch_ahead: bool,
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, each panel k rows, `out` P * M rows of 32; prefetches
-    // may name any address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32; prefetches may
+    // name any address.
     unsafe {
-        let mut acc = [[[_mm512_setzero_ps(); 2]; P]; M];
+        let mut acc = [[_mm512_setzero_ps(); 2]; M];
         for i in 0..k {
-            let a = a.add(i * M);
-            for p in 0..P {
-                let row = (*panels.add(p)).add(i * row_bytes);
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES).cast());
+            let row = panel.add(i * row_bytes);
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(row).cast());
                 if FORMAT == F32 {
-                    _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(PREFETCH_BYTES + 64).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(row.add(64)).cast());
                 }
-                let [low, high] = load_panel_row::<FORMAT>(row);
-                for r in 0..M {
-                    let x = _mm512_set1_ps(*a.add(r));
-                    acc[r][p][0] = _mm512_fmadd_ps(x, low, acc[r][p][0]);
-                    acc[r][p][1] = _mm512_fmadd_ps(x, high, acc[r][p][1]);
-                }
+            }
+            let [low, high] = load_panel_row::<FORMAT>(row);
+            for r in 0..M {
+                let x = _mm512_set1_ps(*a.add(i * M + r));
+                acc[r][0] = _mm512_fmadd_ps(x, low, acc[r][0]);
+                acc[r][1] = _mm512_fmadd_ps(x, high, acc[r][1]);
             }
         }
-        for p in 0..P {
-            for r in 0..M {
-                let out = out.add((p * M + r) * PANEL_LANES);
-                _mm512_storeu_ps(out, acc[r][p][0]);
-                _mm512_storeu_ps(out.add(16), acc[r][p][1]);
-            }
+        for r in 0..M {
+            let out = out.add(r * PANEL_LANES);
+            _mm512_storeu_ps(out, acc[r][0]);
+            _mm512_storeu_ps(out.add(16), acc[r][1]);
         }
     }
 }
@@ -258,10 +237,14 @@ unsafe fn scores_tile<const FORMAT: u8, const M: usize, const P: usize>(
         let mut acc = [[_mm512_setzero_ps(); P]; M];
         for i in 0..head_dim {
             let q = q.add(i * M);
+            let mut keys = [_mm512_setzero_ps(); P];
             for p in 0..P {
-                let keys = load_lanes::<FORMAT>((*groups.add(p)).keys.add(i * stride));
-                for r in 0..M {
-                    acc[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(*q.add(r)), keys, acc[r][p]);
+                keys[p] = load_lanes::<FORMAT>((*groups.add(p)).keys.add(i * stride));
+            }
+            for r in 0..M {
+                let q = _mm512_set1_ps(*q.add(r));
+                for p in 0..P {
+                    acc[r][p] = _mm512_fmadd_ps(q, keys[p], acc[r][p]);
                 }
             }
         }
@@ -365,11 +348,14 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize, const P: usize>(
         for run in runs {
             for j in 0..run.num_positions {
                 let row = run.values.add((j * head_dim + lane) * size);
+                let mut v = [_mm512_setzero_ps(); P];
                 for p in 0..P {
-                    let v = load_lanes::<FORMAT>(row.add(p * 16 * size));
-                    for r in 0..M {
-                        let weight = _mm512_set1_ps(*weights.add(r * ATTENTION_BLOCK));
-                        acc[r][p] = _mm512_fmadd_ps(weight, v, acc[r][p]);
+                    v[p] = load_lanes::<FORMAT>(row.add(p * 16 * size));
+                }
+                for r in 0..M {
+                    let weight = _mm512_set1_ps(*weights.add(r * ATTENTION_BLOCK));
+                    for p in 0..P {
+                        acc[r][p] = _mm512_fmadd_ps(weight, v[p], acc[r][p]);
                     }
                 }
                 weights = weights.add(1);
@@ -402,17 +388,14 @@ unsafe fn peak(iterations: usize) -> f32 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn read(bytes: *const u8, len: usize) -> u32 {
-    const STREAMS: usize = 4;
-    let stream_len = len / STREAMS;
-    let mut acc = [_mm512_setzero_si512(); STREAMS];
-    for offset in (0..stream_len).step_by(64) {
-        for (s, acc) in acc.iter_mut().enumerate() {
-            let line = bytes.wrapping_add(s * stream_len + offset);
-            // SAFETY: inside `len` bytes; prefetches may name any address.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(PREFETCH_BYTES).cast());
-                *acc = _mm512_xor_si512(*acc, _mm512_loadu_si512(line.cast()));
-            }
+    let mut acc = [_mm512_setzero_si512(); 4];
+    for offset in (0..len).step_by(64) {
+        // SAFETY: inside `len` bytes; prefetches may name any address.
+        unsafe {
+            let line = bytes.add(offset);
+            _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            let acc = &mut acc[offset / 64 % 4];
+            *acc = _mm512_xor_si512(*acc, _mm512_loadu_si512(line.cast()));
         }
     }
     let [a, b, c, d] = acc;

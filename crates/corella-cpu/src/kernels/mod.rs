@@ -20,8 +20,6 @@ use corella_model::DType;
 
 /// Output lanes of a weight panel.
 pub const PANEL_LANES: usize = 32;
-/// Panels that one `gemm` call may be given.
-pub const MAX_PANELS: usize = 4;
 /// Rows of the largest tile of any table.
 pub const MAX_TILE_ROWS: usize = 14;
 /// Positions that the softmax takes in one go, counted from position 0 of the sequence.
@@ -119,10 +117,17 @@ pub struct Kernels {
     pub read: unsafe fn(bytes: *const u8, len: usize) -> u32,
 }
 
-/// `out[panel][row][lane] = Σ_k a[k][row] * panel[k][lane]`, k ascending in each lane.
-/// `a` holds `num_rows` values for each of `k` steps; there are 1 to `MAX_PANELS` panels.
-pub type Gemm =
-    unsafe fn(a: *const f32, num_rows: usize, panels: &[*const u8], k: usize, out: *mut f32);
+/// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, k ascending in each lane. `a` holds
+/// `num_rows` values for each of `k` steps. With `fetch_ahead` the panel comes from memory,
+/// and what lies behind it is asked for in time.
+pub type Gemm = unsafe fn(
+    a: *const f32,
+    num_rows: usize,
+    panel: *const u8,
+    k: usize,
+    fetch_ahead: bool,
+    out: *mut f32,
+);
 
 /// Scores of consecutive positions that lie side by side in one page.
 #[derive(Clone, Copy)]
@@ -189,6 +194,21 @@ const F16: u8 = 2;
 
 const fn element_size(format: u8) -> usize {
     if format == F32 { 4 } else { 2 }
+}
+
+/// The line to fetch when `line` is read: some 16 KiB ahead, four pages in turn. The hardware
+/// runs ahead of each page it sees touched, but never out of it, so one page at a time would
+/// leave most of a core's bandwidth unused.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn line_ahead(line: *const u8) -> *const u8 {
+    const PAGE_LINES: usize = 4096 / 64;
+    const PAGES: usize = 4;
+    let index = line as usize / 64;
+    let in_block = index % (PAGES * PAGE_LINES);
+    let turned = in_block % PAGES * PAGE_LINES + in_block / PAGES;
+    let ahead = PAGES * PAGE_LINES + turned - in_block;
+    line.wrapping_add(ahead * 64)
 }
 
 /// Where a lane's element stands in a panel row. Two lanes 16 apart share a 32-bit word in

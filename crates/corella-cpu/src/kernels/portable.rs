@@ -35,20 +35,15 @@ pub static KERNELS: Kernels = Kernels {
 unsafe fn gemm<const FORMAT: u8>(
     a: *const f32,
     num_rows: usize,
-    panels: &[*const u8],
+    panel: *const u8,
     k: usize,
+    _fetch_ahead: bool,
     out: *mut f32,
 ) {
-    for (p, &panel) in panels.iter().enumerate() {
+    for q in 0..PANEL_LANES / 8 {
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            let out = out.add(p * num_rows * PANEL_LANES);
-            with_rows!(num_rows, M in [1 2 3 4], {
-                gemm_tile::<FORMAT, M>(a, panel, 0, k, out);
-                gemm_tile::<FORMAT, M>(a, panel, 1, k, out);
-                gemm_tile::<FORMAT, M>(a, panel, 2, k, out);
-                gemm_tile::<FORMAT, M>(a, panel, 3, k, out);
-            });
+            with_rows!(num_rows, M in [1 2 3 4], gemm_tile::<FORMAT, M>(a, panel, q, k, out));
         }
     }
 }
