@@ -260,3 +260,6 @@ macro_rules! with_rows {
     };
 }
 use with_rows;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! Every kernel of every instruction set of this machine against arithmetic in f64.
+
+use half::{bf16, f16};
+
+use super::*;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+#[test]
+fn gemm_sums_products_whatever_rows_stand_beside() {
+    for (isa, kernels) in tables() {
+        for dtype in DTYPES {
+            for k in [1, 3, 64, 131] {
+                let panel = Elements::new(dtype, k * PANEL_LANES, 1);
+                let gemm = kernels.gemm.of(dtype);
+                let tile = |a: &[f32], num_rows, fetch_ahead| {
+                    let mut out = vec![f32::NAN; num_rows * PANEL_LANES];
+                    let panel = panel.bytes.as_ptr().cast();
+                    // SAFETY: extents as the kernel wants them.
+                    unsafe {
+                        gemm(
+                            a.as_ptr(),
+                            num_rows,
+                            panel,
+                            k,
+                            fetch_ahead,
+                            out.as_mut_ptr(),
+                        )
+                    };
+                    out
+                };
+                for num_rows in 1..=kernels.tile_rows {
+                    let a = random(k * num_rows, 2);
+                    let out = tile(&a, num_rows, true);
+                    assert_eq!(out, tile(&a, num_rows, false));
+                    for row in 0..num_rows {
+                        let alone: Vec<f32> = (0..k).map(|i| a[i * num_rows + row]).collect();
+                        let actual = &out[row * PANEL_LANES..][..PANEL_LANES];
+                        assert_eq!(actual, tile(&alone, 1, false), "{isa} {dtype:?}");
+                        for (lane, &actual) in actual.iter().enumerate() {
+                            let position = panel_position(dtype, lane);
+                            let b = |i: usize| panel.values[i * PANEL_LANES + position];
+                            let terms = (0..k).map(|i| (alone[i], b(i)));
+                            assert_dot(actual, terms, &format!("{isa} {dtype:?} k {k}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn squares_are_summed_to_the_last_element() {
+    for (isa, kernels) in tables() {
+        for n in (1..70).chain([1000]) {
+            let x = random(n, n as u64);
+            // SAFETY: exactly the elements of `x`.
+            let actual = unsafe { (kernels.sum_of_squares)(x.as_ptr(), n) };
+            assert_dot(actual, x.iter().map(|&x| (x, x)), &format!("{isa} n {n}"));
+        }
+    }
+}
+
+#[test]
+fn silu_is_right_from_end_to_end_of_the_range() {
+    for (isa, kernels) in tables() {
+        let num_rows = 11;
+        for scale in [1.0, 30.0, 200.0] {
+            let x: Vec<f32> = random(num_rows * 32, 5).iter().map(|x| x * scale).collect();
+            let mut out = vec![f32::NAN; num_rows * 16];
+            // SAFETY: rows of 32 in, rows of 16 out.
+            unsafe { (kernels.silu_mul)(x.as_ptr(), num_rows, out.as_mut_ptr()) };
+            for (i, &actual) in out.iter().enumerate() {
+                let (gate, up) = (x[i / 16 * 32 + i % 16], x[i / 16 * 32 + 16 + i % 16]);
+                let gate = f64::from(gate);
+                let expected = gate / (1.0 + (-gate).exp()) * f64::from(up);
+                let error = (f64::from(actual) - expected).abs();
+                assert!(
+                    error <= 4e-7 * expected.abs() + 1e-30,
+                    "{isa}: silu({gate}) * {up} is {expected}, not {actual}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_fill_their_own_places_only() {
+    for (isa, kernels) in tables() {
+        for dtype in DTYPES {
+            for (page_size, head_dim) in [(16, 64), (5, 6), (1, 20), (40, 18)] {
+                // Room for reads of 16 lanes from the last key on.
+                let keys = Elements::new(dtype, head_dim * page_size + ATTENTION_LANES, 3);
+                let at = |i: usize| {
+                    keys.bytes
+                        .as_ptr()
+                        .cast::<u8>()
+                        .wrapping_add(i * dtype.size())
+                };
+                let count = page_size.min(ATTENTION_LANES);
+                let groups = [3, 20, 36].map(|offset| KeyGroup {
+                    keys: at(page_size - count),
+                    num_positions: count,
+                    offset,
+                });
+                for num_rows in 1..=kernels.tile_rows {
+                    let q = random(head_dim * num_rows, 4);
+                    let mut out = vec![f32::INFINITY; num_rows * ATTENTION_BLOCK];
+                    // SAFETY: extents as the kernel wants them.
+                    unsafe {
+                        (kernels.scores.of(dtype))(
+                            q.as_ptr(),
+                            num_rows,
+                            &groups,
+                            page_size * dtype.size(),
+                            head_dim,
+                            out.as_mut_ptr(),
+                        );
+                    }
+                    for (i, &actual) in out.iter().enumerate() {
+                        let (row, place) = (i / ATTENTION_BLOCK, i % ATTENTION_BLOCK);
+                        let covers = |g: &&KeyGroup| (g.offset..g.offset + count).contains(&place);
+                        let Some(group) = groups.iter().find(covers) else {
+                            assert_eq!(actual, f32::INFINITY, "{isa}: place {place}");
+                            continue;
+                        };
+                        let position = page_size - count + place - group.offset;
+                        let key = |i: usize| keys.values[i * page_size + position];
+                        let terms = (0..head_dim).map(|i| (q[i * num_rows + row], key(i)));
+                        assert_dot(actual, terms, &format!("{isa} {dtype:?} {page_size}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn softmax_weighs_what_may_be_seen() {
+    for (isa, kernels) in tables() {
+        for limit in 0..=ATTENTION_BLOCK {
+            let scores: Vec<f32> = random(ATTENTION_BLOCK, 6)
+                .iter()
+                .map(|s| s * 40.0)
+                .collect();
+            let mut weights = scores.clone();
+            // What must not be seen may be anything.
+            weights[limit..].fill(f32::NAN);
+            let (mut max, mut sums) = (-3.0, [0.25; 16]);
+            // SAFETY: a block of scores, 16 sums.
+            let scale = unsafe {
+                let (weights, sums) = (weights.as_mut_ptr(), sums.as_mut_ptr());
+                (kernels.softmax_block)(weights, limit, &mut max, sums)
+            };
+            let expected_max = scores[..limit].iter().fold(-3.0f32, |a, &b| a.max(b));
+            assert_eq!(max, expected_max, "{isa} limit {limit}");
+            let exp = |x: f32| f64::from(x - expected_max).exp();
+            assert_near(scale, exp(-3.0), &format!("{isa}: scale at {limit}"));
+            let mut sum = 4.0 * exp(-3.0);
+            for (i, &weight) in weights.iter().enumerate() {
+                if i < limit {
+                    assert_near(
+                        weight,
+                        exp(scores[i]),
+                        &format!("{isa}: exp({})", scores[i]),
+                    );
+                    sum += exp(scores[i]);
+                } else {
+                    assert_eq!(weight, 0.0, "{isa}: place {i} of {limit}");
+                }
+            }
+            assert_near(sum_lanes(&sums), sum, &format!("{isa}: sum at {limit}"));
+        }
+    }
+}
+
+#[test]
+fn values_are_weighed_on_top_of_what_was() {
+    for (isa, kernels) in tables() {
+        for dtype in DTYPES {
+            for head_dim in [16usize, 20, 64, 80] {
+                let lens = [16, 3, 1, 16];
+                let values = Elements::new(dtype, 16 * head_dim + ATTENTION_LANES, 7);
+                let runs = lens.map(|num_positions| ValueRun {
+                    values: values.bytes.as_ptr().cast(),
+                    num_positions,
+                });
+                let stride = head_dim.next_multiple_of(ATTENTION_LANES);
+                for num_rows in 1..=kernels.tile_rows {
+                    let weights = random(num_rows * ATTENTION_BLOCK, 8);
+                    let scale = random(num_rows, 9);
+                    let before = random(num_rows * stride, 10);
+                    let mut out = before.clone();
+                    // SAFETY: extents as the kernel wants them.
+                    unsafe {
+                        (kernels.values.of(dtype))(
+                            weights.as_ptr(),
+                            num_rows,
+                            scale.as_ptr(),
+                            &runs,
+                            head_dim,
+                            out.as_mut_ptr(),
+                            stride,
+                        );
+                    }
+                    for row in 0..num_rows {
+                        for i in 0..head_dim {
+                            let positions = lens.iter().flat_map(|&len| 0..len);
+                            let value = |j: usize| values.values[j * head_dim + i];
+                            let weighed = positions.enumerate().map(|(place, j)| {
+                                (weights[row * ATTENTION_BLOCK + place], value(j))
+                            });
+                            let at = row * stride + i;
+                            let terms = std::iter::once((before[at], scale[row])).chain(weighed);
+                            assert_dot(out[at], terms, &format!("{isa} {dtype:?} {head_dim}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn read_reaches_every_line() {
+    for (isa, kernels) in tables() {
+        let mut bytes = vec![0u64; 4 * 4096 / 8];
+        // SAFETY: all of `bytes`.
+        let read =
+            |bytes: &[u64]| unsafe { (kernels.read)(bytes.as_ptr().cast(), bytes.len() * 8) };
+        let nothing = read(&bytes);
+        for line in 0..bytes.len() / 8 {
+            bytes[line * 8] = 1;
+            assert_ne!(read(&bytes), nothing, "{isa}: line {line}");
+            bytes[line * 8] = 0;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn each_line_is_fetched_once() {
+    let start = 1 << 20;
+    let mut lines: Vec<usize> = (0..1024)
+        .map(|line| line_ahead((start + line * 64) as *const u8) as usize)
+        .collect();
+    lines.sort_unstable();
+    let expected: Vec<usize> = (0..1024).map(|line| start + 16384 + line * 64).collect();
+    assert_eq!(lines, expected);
+}
+
+fn tables() -> Vec<(Isa, &'static Kernels)> {
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter();
+    isas.filter_map(|isa| Some((isa, kernels(isa)?))).collect()
+}
+
+/// Numbers as a format stores them, and what they are.
+struct Elements {
+    /// Aligned for every format.
+    bytes: Vec<u64>,
+    values: Vec<f32>,
+}
+
+impl Elements {
+    fn new(dtype: DType, len: usize, seed: u64) -> Self {
+        let mut values = random(len, seed);
+        let mut bytes = Vec::new();
+        for value in &mut values {
+            match dtype {
+                DType::F32 => bytes.extend(value.to_ne_bytes()),
+                DType::Bf16 => {
+                    bytes.extend(bf16::from_f32(*value).to_ne_bytes());
+                    *value = bf16::from_f32(*value).to_f32();
+                }
+                DType::F16 => {
+                    bytes.extend(f16::from_f32(*value).to_ne_bytes());
+                    *value = f16::from_f32(*value).to_f32();
+                }
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let words = bytes.as_chunks::<8>().0;
+        Self {
+            bytes: words.iter().map(|word| u64::from_ne_bytes(*word)).collect(),
+            values,
+        }
+    }
+}
+
+/// Between -1 and 1.
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn assert_dot(actual: f32, terms: impl Iterator<Item = (f32, f32)>, what: &str) {
+    let (mut sum, mut magnitude) = (0.0, 0.0);
+    for (a, b) in terms {
+        let product = f64::from(a) * f64::from(b);
+        sum += product;
+        magnitude += product.abs();
+    }
+    let error = (f64::from(actual) - sum).abs();
+    assert!(
+        error <= 2e-6 * magnitude,
+        "{what}: {actual} instead of {sum}"
+    );
+}
+
+fn assert_near(actual: f32, expected: f64, what: &str) {
+    let error = (f64::from(actual) - expected).abs();
+    // Below e^-87.3 everything is as good as 0.
+    let tolerance = 4e-7 * expected + 1.3e-38;
+    assert!(error <= tolerance, "{what}: {actual} instead of {expected}");
+}

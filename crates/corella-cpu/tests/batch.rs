@@ -1,0 +1,232 @@
+//! What the conformance suite cannot ask: pages of any size, batches that make no sense,
+//! checkpoints that do not fit.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
+use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError};
+
+const NUM_POSITIONS: u32 = 256;
+
+#[test]
+fn page_size_reaches_no_bit() {
+    let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
+    for kv_dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let expected = play(kv_dtype, 16, &prompt);
+        for page_size in [1, 2, 3, 7, 33, 64, 100, 256] {
+            let actual = play(kv_dtype, page_size, &prompt);
+            assert_eq!(actual, expected, "pages of {page_size}, {kv_dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn impossible_batches_fail_alone() {
+    let prompt: Vec<TokenId> = (0..20).collect();
+    let expected = play(DType::F32, 16, &prompt);
+    let mut executor = executor(DType::F32, 16);
+    let mut builder = BatchBuilder::new(0);
+    let greedy = sampling();
+    let impossible: [(&str, &dyn Fn(&mut BatchBuilder)); 9] = [
+        ("has not been started", &|b| {
+            b.span(1, 0, &[5], true);
+        }),
+        ("slot 9 is beyond", &|b| {
+            b.start(9, 1, &greedy);
+        }),
+        ("page 16 is beyond", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 0, &[16])
+                .span(1, 0, &[5], true);
+        }),
+        ("would leave a gap", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 1, &[3])
+                .span(1, 0, &[5], true);
+        }),
+        ("its span ends at 17", &|b| {
+            let tokens: Vec<u32> = (0..17).collect();
+            b.start(1, 17, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 0, &tokens, true);
+        }),
+        ("cannot start at 4", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 4, &[5], true);
+        }),
+        ("beyond the vocabulary", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 0, &[60_000], true);
+        }),
+        ("drew no token", &|b| {
+            b.start(1, 2, &greedy)
+                .pages(1, 0, &[3])
+                .span_from_step(1, 0, 77);
+        }),
+        ("impossible copy", &|b| {
+            b.copy(3, 16, 1);
+        }),
+    ];
+    for (words, make) in impossible {
+        make(&mut builder);
+        match run(&mut executor, &builder.build()) {
+            Err(ExecutorError::StepFailed { reason, .. }) => {
+                assert!(reason.contains(words), "{reason:?} does not say {words:?}");
+            }
+            other => panic!("{words}: {other:?}"),
+        }
+    }
+    assert_eq!(play_on(&mut executor, &mut builder, 16, &prompt), expected);
+}
+
+#[test]
+fn pages_go_out_position_by_position() {
+    let mut executor = executor(DType::F32, 16);
+    let layout = executor.kv_layout();
+    let pattern: Vec<u8> = (0..layout.page_bytes).map(|i| (i % 249) as u8).collect();
+    executor.write_page(PageId(3), &pattern).unwrap();
+    let mut builder = BatchBuilder::new(0);
+    builder.copy(3, 5, 7);
+    run(&mut executor, &builder.build()).unwrap();
+    let mut copy = vec![1; layout.page_bytes];
+    executor.read_page(PageId(5), &mut copy).unwrap();
+    // [layer][K, V][head][position][dimension]: the first 7 positions of each head.
+    let head_dim = checkpoint().config().spec.attention.head_dim;
+    let position_bytes = head_dim * 4;
+    let positions = pattern
+        .chunks(position_bytes)
+        .zip(copy.chunks(position_bytes));
+    for (i, (from, to)) in positions.enumerate() {
+        if i % 16 < 7 {
+            assert_eq!(from, to, "position {i}");
+        } else {
+            assert!(to.iter().all(|&byte| byte == 0), "position {i}");
+        }
+    }
+}
+
+#[test]
+fn warm_up_leaves_the_pages_alone() {
+    let mut executor = executor(DType::Bf16, 16);
+    executor.warm_up().unwrap();
+    let mut page = vec![1; executor.kv_layout().page_bytes];
+    for id in 0..executor.kv_layout().num_pages {
+        executor.read_page(PageId(id), &mut page).unwrap();
+        assert!(page.iter().all(|&byte| byte == 0), "page {id}");
+    }
+}
+
+#[test]
+fn checkpoints_that_do_not_fit_are_refused_by_name() {
+    let checkpoint = checkpoint();
+    let spec = checkpoint.config().spec.clone();
+    let build = |spec, weights| match CpuExecutor::new(spec, weights, config(DType::F32, 16)) {
+        Ok(_) => panic!("an executor was built"),
+        Err(error) => error.to_string(),
+    };
+    let mut weights = checkpoint.weights().unwrap();
+    weights.layers[1].down = weights.layers[1].up.clone();
+    let error = build(spec.clone(), weights);
+    assert!(
+        error.contains("layer 1") && error.contains("down"),
+        "{error}"
+    );
+    let mut weights = checkpoint.weights().unwrap();
+    weights.layers[0].q_norm = None;
+    let error = build(spec.clone(), weights);
+    assert!(error.contains("q_norm is missing"), "{error}");
+    let mut weights = checkpoint.weights().unwrap();
+    weights.layers.pop();
+    assert!(build(spec, weights).contains("layers"));
+}
+
+#[test]
+fn page_memory_is_what_the_layout_says() {
+    for page_size in [1, 16, 100] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let spec = checkpoint().config().spec.clone();
+            let expected = 2
+                * spec.num_layers
+                * spec.attention.num_kv_heads
+                * spec.attention.head_dim
+                * page_size as usize
+                * dtype.size();
+            assert_eq!(kv_page_bytes(&spec, page_size, dtype), expected);
+            let layout = executor(dtype, page_size).kv_layout();
+            assert_eq!(layout.page_bytes, expected);
+        }
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    Checkpoint::open(golden.join("qwen3-gqa-tied")).unwrap()
+}
+
+fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
+    CpuConfig {
+        num_threads: 2,
+        weight_dtype: None,
+        kv_dtype,
+        num_pages: NUM_POSITIONS.div_ceil(page_size),
+        page_size,
+        max_num_seqs: 4,
+        max_num_batched_tokens: NUM_POSITIONS,
+        max_model_len: NUM_POSITIONS,
+        isa: None,
+    }
+}
+
+fn executor(kv_dtype: DType, page_size: u32) -> CpuExecutor {
+    let checkpoint = checkpoint();
+    let spec = checkpoint.config().spec.clone();
+    let weights = checkpoint.weights().unwrap();
+    CpuExecutor::new(spec, weights, config(kv_dtype, page_size)).unwrap()
+}
+
+fn sampling() -> SamplingParams {
+    SamplingParams {
+        logprobs: Some(20),
+        ..SamplingParams::GREEDY
+    }
+}
+
+fn run(executor: &mut CpuExecutor, batch: &Arc<Batch>) -> Result<BatchOutput, ExecutorError> {
+    executor.submit(Arc::clone(batch))?;
+    executor.sample(batch.step, Vec::new())?;
+    executor.wait()
+}
+
+fn play(kv_dtype: DType, page_size: u32, prompt: &[TokenId]) -> Vec<(TokenId, Vec<u32>)> {
+    let mut executor = executor(kv_dtype, page_size);
+    play_on(&mut executor, &mut BatchBuilder::new(0), page_size, prompt)
+}
+
+/// The prompt and five tokens more: tokens and the bits of their log-probabilities.
+fn play_on(
+    executor: &mut CpuExecutor,
+    builder: &mut BatchBuilder,
+    page_size: u32,
+    prompt: &[TokenId],
+) -> Vec<(TokenId, Vec<u32>)> {
+    let pages: Vec<u32> = (0..NUM_POSITIONS.div_ceil(page_size)).rev().collect();
+    builder.start(0, prompt.len(), &sampling());
+    builder.pages(0, 0, &pages);
+    builder.span(0, 0, prompt, true);
+    let mut drawn = Vec::new();
+    for i in 0..6 {
+        let output = run(executor, &builder.build()).unwrap();
+        let sample = &output.samples[0].1;
+        let top = &sample.logprobs.as_ref().unwrap().top;
+        drawn.push((
+            sample.token,
+            top.iter().map(|(_, lp)| lp.to_bits()).collect(),
+        ));
+        builder.span(0, prompt.len() + i, &[sample.token], true);
+    }
+    drawn
+}
