@@ -29,7 +29,8 @@ fn impossible_batches_fail_alone() {
     let mut executor = executor(DType::F32, 16);
     let mut builder = BatchBuilder::new(0);
     let greedy = sampling();
-    let impossible: [(&str, &dyn Fn(&mut BatchBuilder)); 9] = [
+    type Make<'a> = &'a dyn Fn(&mut BatchBuilder);
+    let impossible: [(&str, Make); 9] = [
         ("has not been started", &|b| {
             b.span(1, 0, &[5], true);
         }),
