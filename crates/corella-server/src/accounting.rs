@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
@@ -11,6 +12,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
+use crate::request_id::RequestName;
 use crate::server_state::ServerState;
 
 pub async fn count_request(
@@ -21,7 +23,8 @@ pub async fn count_request(
     let path = request.extensions().get::<MatchedPath>().cloned();
     // Nobody reads the body of an answer to HEAD.
     let expects_body = request.method() != Method::HEAD;
-    let mut record = Record::new(state, path);
+    let name = request.extensions().get::<RequestName>().cloned();
+    let mut record = Record::new(state, name, path);
     let response = next.run(request).await;
     record.status = response.status().as_u16();
     let (parts, body) = response.into_parts();
@@ -40,17 +43,21 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// is a status.
 struct Record {
     state: Arc<ServerState>,
+    name: Option<RequestName>,
     path: Option<MatchedPath>,
     status: u16,
+    arrival: Instant,
 }
 
 impl Record {
-    fn new(state: Arc<ServerState>, path: Option<MatchedPath>) -> Self {
+    fn new(state: Arc<ServerState>, name: Option<RequestName>, path: Option<MatchedPath>) -> Self {
         state.num_in_flight.send_modify(|num| *num += 1);
         Self {
             state,
+            name,
             path,
             status: CLIENT_CLOSED_REQUEST,
+            arrival: Instant::now(),
         }
     }
 }
@@ -60,6 +67,13 @@ impl Drop for Record {
         // Only paths that exist become labels: their number is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
+        tracing::debug!(
+            id = self.name.as_ref().map(tracing::field::display),
+            path,
+            status = self.status,
+            seconds = self.arrival.elapsed().as_secs_f32(),
+            "answered"
+        );
         self.state.num_in_flight.send_modify(|num| *num -= 1);
     }
 }

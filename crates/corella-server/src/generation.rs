@@ -115,7 +115,8 @@ impl Generation {
             }
         }
         let mut generation = Self {
-            num_unfinished: choices.len(),
+            // A refused call was never begun, and does not count as aborted.
+            num_unfinished: 0,
             choices_per_prompt: params.num_choices as usize,
             choices,
             next: 0,
@@ -124,6 +125,7 @@ impl Generation {
         for choice in &mut generation.choices {
             std::future::poll_fn(|cx| choice.poll_accepted(cx, prompt_field)).await?;
         }
+        generation.num_unfinished = generation.choices.len();
         Ok(generation)
     }
 

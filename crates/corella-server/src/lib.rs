@@ -34,4 +34,4 @@ pub use router::router;
 pub use serve::{DrainReport, serve};
 pub use serve_config::{GenerationDefaults, ServeConfig, TextModel};
 pub use server_state::ServerState;
-pub use shutdown::shutdown_signal;
+pub use shutdown::{Shutdown, ShutdownSender, shutdown_signal};

@@ -166,6 +166,7 @@ struct EngineMetrics {
     num_requests_waiting: Gauge,
     kv_cache_usage: Gauge<f64, AtomicU64>,
     num_cached_pages: Gauge,
+    num_in_use_pages: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
     num_preemptions: Counter,
@@ -181,20 +182,28 @@ impl EngineMetrics {
             registry.register(format!("corella_{name}"), help, counter.clone());
             counter
         };
-        let num_evicted_pages = only_ours("evicted_pages", "Cached KV pages given up for others");
+        let num_evicted_pages =
+            only_ours("kv_pages_evicted", "Cached KV pages given up for others");
         let num_steps = only_ours("steps", "Batches run");
         let num_failed_steps = only_ours("failed_steps", "Batches that failed");
         let num_cached_pages = Gauge::default();
         registry.register(
-            "corella_num_cached_pages",
+            "corella_kv_pages_cached",
             "KV pages that hold a prefix and no running request",
             num_cached_pages.clone(),
+        );
+        let num_in_use_pages = Gauge::default();
+        registry.register(
+            "corella_kv_pages_in_use",
+            "KV pages that running requests hold",
+            num_in_use_pages.clone(),
         );
         Self {
             num_evicted_pages,
             num_steps,
             num_failed_steps,
             num_cached_pages,
+            num_in_use_pages,
             num_requests_running: both(
                 registry,
                 "num_requests_running",
@@ -239,6 +248,7 @@ impl EngineMetrics {
         self.num_requests_running.set(scheduler.num_running as i64);
         self.num_requests_waiting.set(scheduler.num_waiting as i64);
         self.num_cached_pages.set(scheduler.num_cached_pages as i64);
+        self.num_in_use_pages.set(scheduler.num_in_use_pages as i64);
         let num_pages = scheduler.num_pages.max(1) as f64;
         self.kv_cache_usage
             .set(scheduler.num_in_use_pages as f64 / num_pages);

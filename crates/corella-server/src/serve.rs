@@ -14,11 +14,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::router::router;
 use crate::server_state::ServerState;
+use crate::shutdown::Shutdown;
 
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Requests still running when the grace period was over. They were cut off.
+    /// Requests still running when the grace period was over, or ended by a second signal. They
+    /// were cut off.
     pub num_cut_off: usize,
 }
 
@@ -29,19 +31,19 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// For the last bytes of answers that are complete.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 
-/// Serves until `shutdown` is ready, then refuses new requests, lets running ones finish within
-/// the grace period and returns. `/ready` and `/health` are answered until the end, on new
+/// Serves until asked to end, then refuses new requests, lets running ones finish within the
+/// grace period and returns. `/ready` and `/health` are answered until the end, on new
 /// connections too: whoever decides where requests go must be able to see that this server
 /// takes none.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<ServerState>,
-    shutdown: impl Future<Output = ()>,
+    mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
     let connections = Connections::new(&state);
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
-        () = shutdown => {}
+        () = shutdown.requested() => {}
     }
     state.drain();
     let deadline = Instant::now() + state.config.grace_period;
@@ -54,6 +56,7 @@ pub async fn serve(
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
+        () = shutdown.requested() => {}
     }
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();

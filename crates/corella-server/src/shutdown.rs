@@ -1,17 +1,46 @@
-//! Signals that ask the process to end.
+//! Being asked to end, by signals or by whoever embeds the server.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
-/// Ready at the first SIGTERM or SIGINT. From the call on they no longer kill the process.
-pub fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+/// The first request starts the grace period, the second ends it.
+pub struct Shutdown {
+    requests: mpsc::Receiver<()>,
+}
+
+/// Asks a server to end. Dropping it asks for nothing.
+pub type ShutdownSender = mpsc::Sender<()>;
+
+impl Shutdown {
+    pub fn channel() -> (ShutdownSender, Self) {
+        let (sender, requests) = mpsc::channel(2);
+        (sender, Self { requests })
+    }
+
+    pub(crate) async fn requested(&mut self) {
+        if self.requests.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// SIGTERM and SIGINT, which from this call on no longer kill the process.
+pub fn shutdown_signal() -> io::Result<Shutdown> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    let (sender, shutdown) = Shutdown::channel();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if sender.send(()).await.is_err() {
+                return;
+            }
         }
-    })
+    });
+    Ok(shutdown)
 }

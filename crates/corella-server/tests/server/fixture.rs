@@ -7,11 +7,12 @@ use std::time::Duration;
 use corella_core::{SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
-use corella_server::{DrainReport, ServeConfig, ServerState, TextModel, serve};
+use corella_server::{
+    DrainReport, ServeConfig, ServerState, Shutdown, ShutdownSender, TextModel, serve,
+};
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::client::PATIENCE;
@@ -85,16 +86,14 @@ impl Setup {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let state = ServerState::new(self.serve, text, engine.clone());
-        let (shutdown, asked) = oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, state, async {
-            let _ = asked.await;
-        }));
+        let (shutdown, asked) = Shutdown::channel();
+        let server = tokio::spawn(serve(listener, state, asked));
         TestServer {
             address,
             engine,
             mock: Arc::new(self.mock),
             tokenizer,
-            shutdown: Some(shutdown),
+            shutdown,
             server,
         }
     }
@@ -105,7 +104,7 @@ pub struct TestServer {
     pub engine: Engine,
     mock: Arc<MockConfig>,
     pub tokenizer: Tokenizer,
-    shutdown: Option<oneshot::Sender<()>>,
+    shutdown: ShutdownSender,
     server: JoinHandle<std::io::Result<DrainReport>>,
 }
 
@@ -167,8 +166,8 @@ impl TestServer {
         count.await.unwrap_or(0.0)
     }
 
-    pub fn ask_to_stop(&mut self) {
-        let _ = self.shutdown.take().expect("asked once").send(());
+    pub fn ask_to_stop(&self) {
+        self.shutdown.try_send(()).expect("it still runs");
     }
 
     pub async fn stopped(self) -> DrainReport {
@@ -177,6 +176,14 @@ impl TestServer {
             .expect("it stops in time")
             .expect("it does not panic")
             .expect("it stops without an error")
+    }
+}
+
+pub async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -7,23 +7,13 @@ use corella_model::Fault;
 use serde_json::{Value, json};
 
 use crate::client::{events, get, open_post, post, read_reply, read_until};
-use crate::fixture::{Setup, TestServer};
+use crate::fixture::{Setup, TestServer, wait_for};
 
 const PATH: &str = "/v1/completions";
 
-async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    for _ in 0..3000 {
-        if condition().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{what} did not happen");
-}
-
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
-    let server = Setup::new().with_step_ms(5).start().await;
+    let server = Setup::new().with_step_ms(20).start().await;
     let body = json!({"prompt": "long", "max_tokens": 200, "n": 2, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
     read_until(&mut socket, "data:").await;
@@ -31,7 +21,7 @@ async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
     server.assert_at_rest().await;
     wait_for("499", async || server.num_counted(PATH, 499).await == 1.0).await;
     assert_eq!(server.num_counted(PATH, 200).await, 0.0);
-    // 200 steps of 5 ms would be a second: nearly all of it was saved.
+    // 200 steps would take four seconds: nearly all of it was saved.
     let stats = server.engine.stats();
     assert_eq!(stats.num_finished_abort, 2);
     assert!(stats.num_output_tokens < 200, "{stats:?}");
@@ -39,7 +29,7 @@ async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_any_answer_is_aborted_and_counted() {
-    let server = Setup::new().with_step_ms(5).start().await;
+    let server = Setup::new().with_step_ms(20).start().await;
     let body = json!({"prompt": "long", "max_tokens": 200});
     let socket = open_post(server.address, PATH, &body).await;
     wait_for("running", async || {
@@ -113,7 +103,7 @@ async fn a_lost_engine_is_neither_ready_nor_healthy() {
 
 #[tokio::test]
 async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
-    let mut server = Setup::new().with_step_ms(10).start().await;
+    let server = Setup::new().with_step_ms(30).start().await;
     assert_eq!(get(server.address, "/ready").await.status, 200);
     let body = json!({"prompt": "long", "temperature": 0, "max_tokens": 60, "stream": true});
     let mut streamed = open_post(server.address, PATH, &body).await;
@@ -147,7 +137,7 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
 async fn after_the_grace_period_streams_are_cut_off_visibly() {
     let mut setup = Setup::new().with_step_ms(20);
     setup.serve.grace_period = Duration::from_millis(200);
-    let mut server = setup.start().await;
+    let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
     read_until(&mut socket, "data:").await;
@@ -167,8 +157,19 @@ async fn after_the_grace_period_streams_are_cut_off_visibly() {
 }
 
 #[tokio::test]
+async fn asked_twice_it_does_not_wait() {
+    let server = Setup::new().with_step_ms(200).start().await;
+    let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
+    let mut socket = open_post(server.address, PATH, &body).await;
+    read_until(&mut socket, "data:").await;
+    server.ask_to_stop();
+    server.ask_to_stop();
+    assert_eq!(server.stopped().await.num_cut_off, 1);
+}
+
+#[tokio::test]
 async fn an_idle_server_stops_at_once() {
-    let mut server = TestServer::start().await;
+    let server = TestServer::start().await;
     server.ask_to_stop();
     let started = std::time::Instant::now();
     assert_eq!(server.stopped().await.num_cut_off, 0);

@@ -7,38 +7,46 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::{self, PATIENCE, get, head, open, open_post, post, read_reply, read_until};
-use crate::fixture::{Setup, TestServer};
+use crate::fixture::{Setup, TestServer, wait_for};
 
 #[tokio::test]
 async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
-    let mut setup = Setup::new().with_step_ms(5);
+    let mut setup = Setup::new().with_step_ms(40);
     setup.scheduler.max_num_seqs = 1;
     setup.scheduler.max_queued_requests = 2;
     let server = setup.start().await;
-    let long = json!({"prompt": "long", "max_tokens": 200, "stream": true});
+    let num_waiting = || server.engine.stats().scheduler.num_waiting;
+    let long = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut running = open_post(server.address, "/v1/completions", &long).await;
     read_until(&mut running, "data:").await;
     let waiting = [
         open_post(server.address, "/v1/completions", &long).await,
         open_post(server.address, "/v1/completions", &long).await,
     ];
-    while server.engine.stats().scheduler.num_waiting < 2 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    wait_for("two wait", async || num_waiting() == 2).await;
 
     let short = json!({"prompt": "short", "max_tokens": 1});
     let refused = post(server.address, "/v1/completions", &short).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
     assert!(refused.header("retry-after").is_some());
     assert_eq!(refused.error()["code"], "queue_full");
-    // All of n is taken or none.
-    assert_eq!(server.engine.stats().scheduler.num_waiting, 2);
 
     drop(waiting);
+    wait_for("nobody waits", async || num_waiting() == 0).await;
+    // Of three choices there is room for two: none is taken.
+    let three = json!({"prompt": "short", "max_tokens": 1, "n": 3});
+    let refused = post(server.address, "/v1/completions", &three).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    let two = json!({"prompt": "short", "max_tokens": 1, "n": 2, "stream": true});
+    let mut taken = open_post(server.address, "/v1/completions", &two).await;
+    wait_for("both wait", async || num_waiting() == 2).await;
     drop(running);
-    let reply = post(server.address, "/v1/completions", &short).await;
-    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(read_reply(&mut taken).await.chunks().len(), 2);
     server.assert_at_rest().await;
+    // Those who left, not the one who was refused.
+    let aborted = ["finished_reason=\"abort\""];
+    let aborted = server.metric("vllm:request_success_total", &aborted);
+    assert_eq!(aborted.await, Some(3.0));
 }
 
 #[tokio::test]
