@@ -1,7 +1,7 @@
 //! Rules for one source file.
 
+use super::Tree;
 use super::rust_code::without_text;
-use super::{File, Tree};
 
 const MAX_LINES: usize = 800;
 const LONG_LINES: usize = 600;
@@ -64,30 +64,25 @@ fn gives_reason(line: &str) -> bool {
 }
 
 pub fn lengths(tree: &Tree) -> Vec<String> {
-    sources(tree)
+    line_counts(tree)
         .filter(|(_, lines)| *lines > MAX_LINES)
-        .map(|(file, lines)| {
-            format!(
-                "{}: {lines} lines; more than {MAX_LINES} is more than one idea",
-                file.path
-            )
+        .map(|(path, lines)| {
+            format!("{path}: {lines} lines; more than {MAX_LINES} is more than one idea")
         })
         .collect()
 }
 
 /// For the report: not wrong yet.
 pub fn long_files(tree: &Tree) -> Vec<String> {
-    sources(tree)
+    line_counts(tree)
         .filter(|(_, lines)| (LONG_LINES + 1..=MAX_LINES).contains(lines))
-        .map(|(file, lines)| format!("{} has {lines} lines", file.path))
+        .map(|(path, lines)| format!("{path} has {lines} lines"))
         .collect()
 }
 
-fn sources(tree: &Tree) -> impl Iterator<Item = (&File, usize)> {
-    tree.files
-        .iter()
-        .filter(|file| file.path.ends_with(".rs") || file.path.ends_with(".py"))
-        .filter_map(|file| Some((file, file.text.as_ref()?.lines().count())))
+fn line_counts(tree: &Tree) -> impl Iterator<Item = (&str, usize)> {
+    tree.rust_files()
+        .map(|(path, text)| (path, text.lines().count()))
 }
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
