@@ -106,7 +106,7 @@ def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
         assert server.metric("corella_num_requests_running") == 0
         assert server.metric("corella_num_requests_waiting") == 0
         num_preemptions = server.metric("corella_num_preemptions_total")
-        num_evictions = server.metric("corella_evicted_pages_total")
+        num_evictions = server.metric("corella_kv_pages_evicted_total")
         print(f"{num_preemptions:.0f} preemptions, {num_evictions:.0f} pages evicted")
         assert num_preemptions > 0
         assert num_evictions > 0
