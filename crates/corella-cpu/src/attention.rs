@@ -232,8 +232,9 @@ impl AttentionLayer<'_> {
         for (r, (row, head)) in self.rows(task, span).enumerate() {
             // SAFETY: no one writes queries during attention.
             let q = unsafe { self.qkv.row(row) };
-            for (i, value) in q[head * head_dim..][..head_dim].iter().enumerate() {
-                scratch.q[i * num_rows + r] = value * scale;
+            let column = scratch.q[r..].iter_mut().step_by(num_rows);
+            for (out, value) in column.zip(&q[head * head_dim..][..head_dim]) {
+                *out = value * scale;
             }
         }
     }
@@ -244,13 +245,14 @@ impl AttentionLayer<'_> {
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
         for (r, (row, head)) in self.rows(task, span).enumerate() {
             let rows = self.tiles.rows(self.tiles.tile_of(row));
-            let tile = self.out.tile_ptr(&rows);
+            // SAFETY: the row's place in its tile.
+            let column = unsafe { self.out.tile_ptr(&rows).add(row - rows.start) };
             let scale = 1.0 / sum_lanes(&scratch.sums[r]);
             for (i, value) in scratch.out[r * stride..][..head_dim].iter().enumerate() {
-                let index = (head * head_dim + i) * rows.len() + row - rows.start;
+                let k = head * head_dim + i;
                 // Adding 0 turns -0, which a masked position could have hidden, into 0.
-                // SAFETY: inside the tile; a row's head belongs to one task.
-                unsafe { *tile.add(index) = value * scale + 0.0 };
+                // SAFETY: element k of the row; a row's head belongs to one task.
+                unsafe { *column.add(k * rows.len()) = value * scale + 0.0 };
             }
         }
     }

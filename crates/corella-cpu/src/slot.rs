@@ -81,10 +81,7 @@ impl Slots {
     }
 
     pub fn get_mut(&mut self, slot: SlotId) -> Result<&mut Slot, String> {
-        let entry = self.slots.get_mut(slot.0 as usize);
-        entry
-            .and_then(Option::as_mut)
-            .ok_or_else(|| format!("slot {slot} has not been started"))
+        started(&mut self.slots, slot)
     }
 
     pub fn handle_step_failed(&mut self, step: StepId) {
@@ -161,28 +158,11 @@ impl Slots {
 
     /// Appends a span's tokens to its slot's history.
     pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<&Slot, String> {
-        let limits = self.limits.clone();
+        let (limits, failed_steps) = (&self.limits, &self.failed_steps);
+        let slot = started(&mut self.slots, span.slot)?;
         let tokens = batch.span_tokens(span);
-        let failed_steps = std::mem::take(&mut self.failed_steps);
-        let result = self.append_checked(span, tokens, &limits, &failed_steps);
-        self.failed_steps = failed_steps;
-        result?;
-        self.get(span.slot)
-    }
-
-    fn append_checked(
-        &mut self,
-        span: &Span,
-        tokens: &[InputToken],
-        limits: &SlotLimits,
-        failed_steps: &[StepId],
-    ) -> Result<(), String> {
-        let slot = self.get_mut(span.slot)?;
-        let (id, start, end) = (
-            span.slot,
-            span.start as usize,
-            span.start as usize + tokens.len(),
-        );
+        let (id, start) = (span.slot, span.start as usize);
+        let end = start + tokens.len();
         if tokens.is_empty() {
             return Err(format!("the span of slot {id} is empty"));
         }
@@ -227,6 +207,13 @@ impl Slots {
             }
             slot.history.push(token);
         }
-        Ok(())
+        Ok(slot)
     }
+}
+
+fn started(slots: &mut [Option<Slot>], slot: SlotId) -> Result<&mut Slot, String> {
+    let entry = slots.get_mut(slot.0 as usize);
+    entry
+        .and_then(Option::as_mut)
+        .ok_or_else(|| format!("slot {slot} has not been started"))
 }
