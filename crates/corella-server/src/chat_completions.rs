@@ -76,11 +76,8 @@ impl ChatFields {
                 };
                 ApiError::invalid(param, error.to_string())
             })?;
-        state
-            .text
-            .tokenizer
-            .encode(&prompt, self.add_special_tokens.unwrap_or(false))
-            .map_err(|error| ApiError::invalid("messages", error.to_string()))
+        let add_special_tokens = self.add_special_tokens.unwrap_or(false);
+        state.encode("messages", &prompt, add_special_tokens)
     }
 
     fn logprobs(&self, config: &ServeConfig) -> Result<Option<u32>, ApiError> {
@@ -110,12 +107,7 @@ impl Endpoint for Chat {
         if fields.echo == Some(true) {
             return Err(ApiError::unsupported("echo"));
         }
-        let params = sampling.validate(
-            &state.config,
-            state.text.tokenizer.vocab_size(),
-            None,
-            fields.logprobs(&state.config)?,
-        )?;
+        let params = sampling.validate(&state.config, None, fields.logprobs(&state.config)?)?;
         let prompt = PromptTokens {
             tokens: fields.tokenize(state)?,
             echo: None,

@@ -54,17 +54,11 @@ impl Endpoint for Completion {
         let fields: CompletionFields = body.parse()?;
         refuse_unsupported_fields(body)?;
         let model = check_model(state, sampling.model.as_deref())?;
-        let vocab_size = state.text.tokenizer.vocab_size();
         let logprobs = fields
             .logprobs
             .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
             .transpose()?;
-        let params = sampling.validate(
-            &state.config,
-            vocab_size,
-            Some(DEFAULT_MAX_TOKENS),
-            logprobs,
-        )?;
+        let params = sampling.validate(&state.config, Some(DEFAULT_MAX_TOKENS), logprobs)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };
@@ -90,7 +84,7 @@ impl Endpoint for Completion {
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()
-            .map(|prompt| tokenize(&state.text.tokenizer, prompt, echo, add_special_tokens))
+            .map(|prompt| tokenize(state, prompt, echo, add_special_tokens))
             .collect::<Result<_, _>>()?;
         Ok(Call {
             prompts,
@@ -135,23 +129,21 @@ impl Endpoint for Completion {
 }
 
 fn tokenize(
-    tokenizer: &Tokenizer,
+    state: &ServerState,
     prompt: Prompt,
     echo: bool,
     add_special_tokens: bool,
 ) -> Result<PromptTokens, ApiError> {
     match prompt {
         Prompt::Text(text) => {
-            let tokens = tokenizer
-                .encode(&text, add_special_tokens)
-                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+            let tokens = state.encode("prompt", &text, add_special_tokens)?;
             let echo = echo.then_some(text);
             Ok(PromptTokens { tokens, echo })
         }
         Prompt::Tokens(tokens) => {
-            check_token_ids("prompt", &tokens, tokenizer.vocab_size())?;
+            check_token_ids("prompt", &tokens, state.config.vocab_size)?;
             let echo = echo
-                .then(|| tokenizer.decode(&tokens, true))
+                .then(|| state.text.tokenizer.decode(&tokens, true))
                 .transpose()
                 .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
             Ok(PromptTokens { tokens, echo })

@@ -79,7 +79,6 @@ impl SamplingFields {
     pub fn validate(
         self,
         config: &ServeConfig,
-        vocab_size: usize,
         default_max_tokens: Option<u32>,
         logprobs: Option<u32>,
     ) -> Result<GenerationParams, ApiError> {
@@ -120,7 +119,7 @@ impl SamplingFields {
             choice: 0,
             logprobs,
         };
-        let stopping = self.stopping(config, vocab_size, default_max_tokens)?;
+        let stopping = self.stopping(config, default_max_tokens)?;
         let stream = self.stream.unwrap_or(false);
         if self.stream_options.is_some() && !stream {
             return Err(ApiError::invalid(
@@ -179,7 +178,6 @@ impl SamplingFields {
     fn stopping(
         &self,
         config: &ServeConfig,
-        vocab_size: usize,
         default_max_tokens: Option<u32>,
     ) -> Result<StoppingCriteria, ApiError> {
         let (max_tokens_field, max_tokens) = match self.max_completion_tokens {
@@ -203,7 +201,7 @@ impl SamplingFields {
                 format!("at most {MAX_STOP_TOKEN_IDS} are allowed"),
             ));
         }
-        check_token_ids("stop_token_ids", &stop_token_ids, vocab_size)?;
+        check_token_ids("stop_token_ids", &stop_token_ids, config.vocab_size)?;
         Ok(StoppingCriteria {
             max_tokens,
             min_tokens,

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use corella_core::TokenId;
 use corella_text::{ChatTemplate, Tokenizer};
-use serde_json::Value;
 
 /// Limits are hard: what exceeds one is refused with an error that names it.
 #[derive(Clone, Debug)]
@@ -14,6 +13,8 @@ pub struct ServeConfig {
     /// Bearer token of everything that costs or changes something; `None` is open.
     pub api_key: Option<String>,
     pub max_model_len: u32,
+    /// Rows of the model's embedding. A tokenizer may know more tokens, or fewer.
+    pub vocab_size: usize,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
     /// Most alternatives that `logprobs` may ask for.
@@ -31,11 +32,16 @@ pub struct ServeConfig {
 }
 
 impl ServeConfig {
-    pub fn new(served_model_name: impl Into<String>, max_model_len: u32) -> Self {
+    pub fn new(
+        served_model_name: impl Into<String>,
+        max_model_len: u32,
+        vocab_size: usize,
+    ) -> Self {
         Self {
             served_model_names: vec![served_model_name.into()],
             api_key: None,
             max_model_len,
+            vocab_size,
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),
             max_logprobs: 20,
@@ -55,7 +61,7 @@ impl ServeConfig {
     }
 }
 
-/// What a request that says nothing gets: the model's `generation_config.json` first, then
+/// What a request that says nothing gets: what the model's `generation_config.json` says, else
 /// OpenAI's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
@@ -64,29 +70,6 @@ pub struct GenerationDefaults {
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-}
-
-impl GenerationDefaults {
-    /// Values of another type, or that no request could ask for, are passed over.
-    pub fn from_generation_config(config: &Value) -> Self {
-        let float = |key: &str, valid: fn(f32) -> bool| {
-            config[key]
-                .as_f64()
-                .map(|value| value as f32)
-                .filter(|value| valid(*value))
-        };
-        Self {
-            temperature: float("temperature", |value| value.is_finite() && value >= 0.0),
-            top_p: float("top_p", |value| value > 0.0 && value <= 1.0),
-            top_k: config["top_k"]
-                .as_u64()
-                .and_then(|value| value.try_into().ok()),
-            min_p: float("min_p", |value| (0.0..=1.0).contains(&value)),
-            repetition_penalty: float("repetition_penalty", |value| {
-                value.is_finite() && value > 0.0
-            }),
-        }
-    }
 }
 
 /// What turns messages and text into tokens, and tokens into text.

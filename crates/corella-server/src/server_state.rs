@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use corella_core::TokenId;
 use corella_engine::Engine;
 use tokio::sync::{Semaphore, watch};
 
@@ -41,7 +42,7 @@ impl ServerState {
     }
 
     /// Not ready from now on; what runs goes on.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
         self.engine.drain();
     }
@@ -53,8 +54,31 @@ impl ServerState {
         }
     }
 
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that the model knows. A tokenizer may have more, and such a token would fail the
+    /// step of everyone who shares it.
+    pub(crate) fn encode(
+        &self,
+        param: &str,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = self
+            .text
+            .tokenizer
+            .encode(text, add_special_tokens)
+            .map_err(|error| ApiError::invalid(param, error.to_string()))?;
+        let vocab_size = self.config.vocab_size;
+        match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            None => Ok(tokens),
+            Some(token) => Err(ApiError::invalid(
+                param,
+                format!("holds token {token}; the model knows only {vocab_size}"),
+            )),
+        }
     }
 
     /// Runs work that takes long for large prompts away from the threads that serve sockets.

@@ -55,9 +55,9 @@ pub async fn tokenize(
         check_model(state, fields.model.as_deref())?;
         let tokenizer = &state.text.tokenizer;
         let tokens = match &fields.prompt {
-            Some(prompt) => tokenizer
-                .encode(prompt, fields.add_special_tokens.unwrap_or(true))
-                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+            Some(prompt) => {
+                state.encode("prompt", prompt, fields.add_special_tokens.unwrap_or(true))?
+            }
             None => body.parse::<ChatFields>()?.tokenize(state)?,
         };
         let strings = || tokens.iter().map(|&id| tokenizer.id_to_token(id)).collect();

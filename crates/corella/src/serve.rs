@@ -60,7 +60,7 @@ fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
             min_p: generation.min_p,
             repetition_penalty: generation.repetition_penalty,
         },
-        ..ServeConfig::new("", llm.max_model_len)
+        ..ServeConfig::new("", llm.max_model_len, llm.config.spec.vocab_size)
     };
     let text = TextModel {
         tokenizer: llm.tokenizer,

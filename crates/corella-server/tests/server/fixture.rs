@@ -43,7 +43,7 @@ impl Setup {
         // Letters, and the two halves of é, in and out of order.
         mock.drawable = (b'a'..=b'z').map(TokenId::from).collect();
         mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
-        let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN);
+        let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE);
         serve.end_token_ids = vec![END];
         serve.grace_period = Duration::from_secs(10);
         Self {

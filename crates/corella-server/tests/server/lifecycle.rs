@@ -178,7 +178,19 @@ async fn an_idle_server_stops_at_once() {
 
 #[tokio::test]
 async fn many_streams_with_departures_leave_the_engine_empty() {
+    run_many_streams(1).await;
+}
+
+#[tokio::test]
+async fn many_streams_with_overlapping_steps_leave_the_engine_empty() {
+    run_many_streams(2).await;
+}
+
+/// Every stream says what its lone run would, stop strings cut where they complete, and nobody
+/// pays for those who left.
+async fn run_many_streams(max_inflight_steps: u32) {
     let mut setup = Setup::new();
+    setup.scheduler.max_inflight_steps = max_inflight_steps;
     // Small enough that 24 requests cannot run together.
     setup.scheduler.num_pages = 80;
     setup.mock.num_pages = 80;
@@ -187,10 +199,18 @@ async fn many_streams_with_departures_leave_the_engine_empty() {
     for index in 0..24 {
         let address = server.address;
         let prompt = format!("stream number {index}");
-        let expected = server.greedy(&server.encode(&prompt), 40);
+        let mut expected = server.greedy(&server.encode(&prompt), 40);
+        let mut stop = json!(null);
+        if index % 3 == 1 {
+            let at = expected.char_indices().nth(12).expect("12 characters").0;
+            let found: String = expected[at..].chars().take(2).collect();
+            expected.truncate(expected.find(&found).expect("it is there"));
+            stop = json!(found);
+        }
         tasks.push(tokio::spawn(async move {
             let body = json!({
                 "prompt": prompt, "temperature": 0, "max_tokens": 40, "stream": true,
+                "stop": stop,
             });
             let mut socket = open_post(address, PATH, &body).await;
             if index % 3 == 0 {

@@ -1,8 +1,9 @@
 //! Everything around generation: keys, ids, models, tokens, the cache.
 
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
-use crate::client::{get, head, open_post, post, read_until, send};
+use crate::client::{get, head, open, open_post, post, read_until, send};
 use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer};
 
 #[tokio::test]
@@ -61,6 +62,27 @@ async fn every_response_has_a_request_id() {
     let reply = post(server.address, "/v1/completions", &json!({"prompt": "x"})).await;
     let id = reply.header("x-request-id").expect("an id");
     assert_eq!(reply.json()["id"], format!("cmpl-{id}"));
+}
+
+#[tokio::test]
+async fn one_connection_carries_many_requests() {
+    let server = TestServer::start().await;
+    let body = json!({"prompt": "x", "max_tokens": 2, "stream": true}).to_string();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut socket = open(server.address, "", b"").await;
+    for _ in 0..3 {
+        socket
+            .write_all(request.as_bytes())
+            .await
+            .expect("it reads");
+        let reply = read_until(&mut socket, "\r\n0\r\n\r\n").await;
+        assert!(reply.starts_with("HTTP/1.1 200 OK"), "{reply}");
+        assert_eq!(reply.matches("[DONE]").count(), 1);
+    }
+    assert_eq!(server.num_counted("/v1/completions", 200).await, 3.0);
 }
 
 #[tokio::test]

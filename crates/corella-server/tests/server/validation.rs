@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{post, post_bytes};
-use crate::fixture::{MAX_MODEL_LEN, TestServer, VOCAB_SIZE};
+use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer, VOCAB_SIZE};
 
 async fn assert_names(server: &TestServer, path: &str, body: Value, param: &str) {
     let reply = post(server.address, path, &body).await;
@@ -167,6 +167,35 @@ async fn prompts_and_messages_are_checked_part_by_part() {
     for (param, body) in chats {
         assert_names(&server, "/v1/chat/completions", body, param).await;
     }
+}
+
+#[tokio::test]
+async fn tokens_that_only_the_tokenizer_knows_are_refused() {
+    let mut setup = Setup::new();
+    // Without the special tokens.
+    setup.serve.vocab_size = 258;
+    setup.mock.vocab_size = 258;
+    let server = setup.start().await;
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let cases = [
+        ("/v1/completions", json!({"prompt": "a<|user|>"}), "prompt"),
+        ("/v1/completions", json!({"prompt": [97, 258]}), "prompt[1]"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": user}),
+            "messages",
+        ),
+    ];
+    for (path, body, param) in cases {
+        assert_names(&server, path, body, param).await;
+    }
+    let known = post(
+        server.address,
+        "/v1/completions",
+        &json!({"prompt": [97, 257]}),
+    )
+    .await;
+    assert_eq!(known.status, 200);
 }
 
 #[tokio::test]
