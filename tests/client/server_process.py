@@ -32,7 +32,7 @@ class ServerProcess:
         )
         self.ready_s = self._wait_ready()
         self.client = openai.OpenAI(
-            base_url=self.base_url + "/v1", api_key="unused", max_retries=0, timeout=60
+            base_url=self.base_url + "/v1", api_key="unused", max_retries=0, timeout=300
         )
 
     def _wait_ready(self):

@@ -89,7 +89,7 @@ def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
             ]
             time.sleep(1)
             server.process.send_signal(signal.SIGCONT)
-            texts = [stream.result(timeout=120) for stream in streams]
+            texts = [stream.result(timeout=300) for stream in streams]
 
         finished = [text is not None for text in texts]
         assert sum(finished) >= NUM_STREAMS // 2
