@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from words import LISTS, made_up
+from words import LISTS, is_held_word, made_up
 
 HERE = Path(__file__).parent
+# Training has three stages; plan.json says from which step on. The second puts strange words
+# into requests and statements and more work into a text. The third makes up words for all kinds
+# of places, by more than one recipe. The held-out set knows no stages.
+STAGE = 1
 MIX = {"story": 20, "reading": 28, "json": 18, "sums": 14, "talk": 12, "lists": 4, "facts": 4}
 
 
@@ -84,6 +88,40 @@ def upper_first(text):
     return text[:1].upper() + text[1:]
 
 
+# Words that carry a task: a request without them would be another request.
+TASK_WORDS = set("""json list array object story tale adventure fairy bedtime plus minus times sum add total together all more
+    difference subtract take away from left remain less without remove deduct multiply multiplied product increase
+    increased decrease result and or start starts begin begins first end ends finish finishes close last before after front
+    behind beginning name called call who what where when which how many much not no keys key fields value number numbered
+    he she it is of old text question my i me your you""".split())
+# Common words that stand in for all the ones a stranger may use.
+STRANGE = """absolutely accordingly actually afterwards allow anyway apparently appreciate approximately assemble assist attempt
+    basically besides briefly broadly carefully catch certainly clarify clearly commonly communicate complete concerning confirm
+    consider correctly craft currently declare deliver depict derive desire despite detail determine directly display
+    distribute draft during elaborate emit ensure entirely especially establish examine expand extend faithfully fashion
+    figure final finally following forth frankly furnish furthermore gather generally gladly grant handle hence however
+    identify illustrate immediately indeed indicate inform inspect instead instruct intend issue jot jump kind lately lay lend
+    literally maintain manage merely mostly namely neatly nevertheless notably obtain obviously occasionally offer once
+    operate organise otherwise outline overall particularly perform perhaps plainly possibly practically precisely presumably
+    proceed process promptly properly propose provide publish purely quickly quite rather reach really recently regarding
+    regular relate release render report request respective respond retrieve reveal rightly roughly scan seek select seriously
+    serve settle share simply sketch slightly sort specify spell stand straight submit such supply surely swiftly tackle tend
+    thoroughly thus towards transform transmit truly try typically ultimately usual utterly various verify view whole willing
+    wish within yield""".split()
+
+
+def strange(ctx, template):
+    """Puts unknown words in the place of some that do not carry the task, so that one unknown word
+    in a request does not turn a known task into an unknown one."""
+    rng = ctx.rng
+    parts = re.split(r"(<[^>]*>|\[[^\[\]]*\]|[A-Za-z']+)", template)
+    spots = [i for i, w in enumerate(parts) if w and w[0].isalpha() and w.lower() not in TASK_WORDS]
+    for i in rng.sample(spots, min(len(spots), rng.choice((1, 1, 2, 3)))):
+        w = made_up(rng, False) if rng.random() < 0.5 else rng.choice(STRANGE)
+        parts[i] = upper_first(w) if parts[i][0].isupper() else w
+    return "".join(parts)
+
+
 class Wording:
     """Wordings for training and, apart from them, for the held-out set."""
 
@@ -95,7 +133,36 @@ class Wording:
         Wording.all.append(self)
 
     def say(self, ctx, **slots):
-        return expand(ctx.rng, ctx.rng.choice(self.held if ctx.held else self.train), slots)
+        return expand(ctx.rng, self.pick(ctx), slots)
+
+    def sentence(self, ctx, **slots):
+        """With a capital, unless it starts with words to be copied: these must stay as they are."""
+        template = self.pick(ctx)
+        text = expand(ctx.rng, template, slots)
+        return text if template.startswith("<") and (STAGE > 2 or ctx.held) else upper_first(text)
+
+    def pick(self, ctx):
+        template = ctx.rng.choice(self.held if ctx.held else self.train)
+        if STAGE > 1 and not ctx.held and "<" in template and ctx.chance(0.3):
+            template = strange(ctx, template)
+        return template
+
+
+# The share of made-up words that the third stage adds.
+MORE = {"place": 0.25, "object": 0.2, "animal": 0.2, "food": 0.15, "job": 0.2, "colour": 0.15, "hobby": 0.15, "instrument": 0.15, "spot": 0.2,
+        "material": 0.15, "vehicle": 0.15, "weather": 0.15, "shop": 0.15, "subject": 0.15, "drink": 0.1, "trait": 0.15, "relative": 0.1,
+        "thingname": 0.15}
+SPOTS = ["in", "on", "under", "behind", "near", "beside", "inside", "by", "below", "above", "next to", "in front of", "on top of", "close to"]
+PLAIN_WORDS = sorted({part.lower() for train, _ in LISTS.values() for w in train for part in w.split() if len(part) > 3} | set(STRANGE))
+
+
+def spliced(rng):
+    """A made-up word that is spelled like English: the head of one word and the tail of another."""
+    while True:
+        a, b = rng.choice(PLAIN_WORDS), rng.choice(PLAIN_WORDS)
+        w = a[:rng.randint(2, max(2, len(a) - 1))] + b[rng.randint(1, max(1, len(b) - 2)):]
+        if 4 <= len(w) <= 11 and w.isalpha() and w not in PLAIN_WORDS and not is_held_word(w):
+            return w
 
 
 class Context:
@@ -120,7 +187,7 @@ class Context:
         return self.rng.choice(held if self.held and held else train)
 
     def invented(self, capital=False):
-        w = made_up(self.rng, self.held)
+        w = spliced(self.rng) if STAGE > 2 and not self.held and self.chance(0.5) else made_up(self.rng, self.held)
         return upper_first(w) if capital else w
 
     def _word(self, kind):
@@ -135,6 +202,8 @@ class Context:
             return rng.choice([f"{rng.randint(5, 12)} o'clock", f"{rng.randint(5, 12)}:{rng.choice(['15', '30', '45', '00'])}",
                                f"{rng.randint(5, 12)} in the morning"])
         if kind == "event":
+            if STAGE > 2 and not self.held and self.chance(0.25):
+                return self.invented()
             return rng.choice(EVENTS_HELD if self.held else EVENTS)
         if kind == "title":
             return self.listed("name") if self.chance(0.25) else self.invented(True)
@@ -147,6 +216,9 @@ class Context:
             return self.invented() if self.chance(0.7) else self.listed("object")
         if kind == "madeval":
             return self.invented(self.chance(0.3)) if self.chance(0.7) else self.listed("colour")
+        if STAGE > 2 and not self.held and rng.random() < MORE.get(kind, 0.0):
+            w = self.invented(kind in ("name", "town"))
+            return {"food": w + "s" if w[-1] not in "sxzh" else w, "spot": f"{rng.choice(SPOTS)} the {w}", "shop": f"{w} shop"}.get(kind, w)
         share = {"name": 0.35, "town": 0.45, "place": 0.1, "object": 0.25, "animal": 0.12, "food": 0.12, "job": 0.1,
                  "colour": 0.06, "hobby": 0.06, "instrument": 0.12, "material": 0.08, "subject": 0.15, "drink": 0.12}
         if rng.random() < share.get(kind, 0.0):
@@ -240,14 +312,15 @@ def ragged(ctx, text):
 
 def question(ctx, direct, indirect, slots):
     rng = ctx.rng
+    odd = lambda template: strange(ctx, template) if STAGE > 1 and not ctx.held and "<" in template and ctx.chance(0.15) else template
     if indirect and (not direct or ctx.chance(0.45)):
-        return ragged(ctx, upper_first(ASK_INDIRECT.say(ctx, q=expand(rng, rng.choice(indirect), slots))))
-    text = expand(rng, rng.choice(direct), slots)
+        return ragged(ctx, upper_first(ASK_INDIRECT.say(ctx, q=expand(rng, odd(rng.choice(indirect)), slots))))
+    text = expand(rng, odd(rng.choice(direct)), slots)
     if not ctx.held and ctx.chance(0.05):  # people leave out the small words
         text = re.sub(r"^(what|which|who|where|how|when) (is|are|was|does|did|do) |\\b(the|a) ", "", text, count=2)
     if ctx.chance(0.4):
         return ragged(ctx, upper_first(text) + "?")
-    frame = rng.choice(ASK_DIRECT.held if ctx.held else ASK_DIRECT.train)
+    frame = ASK_DIRECT.pick(ctx)
     text = upper_first(text) if frame.startswith("<q>") or (": <q>" in frame and ctx.chance(0.5)) else text
     return ragged(ctx, upper_first(expand(rng, frame, {"q": text})))
 
@@ -277,7 +350,10 @@ class Relation:
 
     def state(self, ctx, slots):
         lines = self.say_held if ctx.held and self.say_held else self.say
-        return upper_first(expand(ctx.rng, ctx.rng.choice(lines), slots))
+        line = ctx.rng.choice(lines)
+        if STAGE > 1 and not ctx.held and ctx.chance(0.25):
+            line = strange(ctx, line)
+        return upper_first(expand(ctx.rng, line, slots))
 
     def ask(self, ctx, slots, not_slot=None):
         options = [a for a in self.asks if a.slot != not_slot] or self.asks
@@ -372,7 +448,7 @@ UNKNOWN = "The text does not say that."
 def passage(ctx):
     """Some facts of which several are of the same kind, so that only binding the right words helps."""
     rng = ctx.rng
-    n = rng.choice((1, 2, 2, 3, 3, 4, 5))
+    n = rng.choice((2, 3, 3, 4, 4, 5, 6) if STAGE > 1 and not ctx.held else (1, 2, 2, 3, 3, 4, 5))
     key = rng.choice(THIRD)
     facts = [(key, key.fill(ctx))]
     while len(facts) < n:
@@ -415,7 +491,7 @@ def reading(ctx):
     order = [f for f in facts]
     rng.shuffle(order)
     messages = []
-    turns = 1 if ctx.held else rng.choice((1, 1, 2, 2, 3))
+    turns = 1 if ctx.held else rng.choice((1, 2, 3, 4, 5)) if STAGE > 1 else rng.choice((1, 1, 2, 2, 3))
     check = {}
     for i in range(min(turns, len(order))):
         r, slots = order[i]
@@ -704,9 +780,9 @@ def with_article(word):
 
 def story_parts(ctx, n_things):
     rng = ctx.rng
-    kind = rng.choice(KIND_HELD if ctx.held else KIND) if not ctx.chance(0.1) else ctx.word("animal")
+    kind = rng.choice(KIND_HELD if ctx.held else KIND) if not ctx.chance(0.4 if STAGE > 2 and not ctx.held else 0.1) else ctx.word("animal")
     she = kind in SHE or (kind not in HE and ctx.chance(0.5))
-    return {"h": ctx.word("name"), "k": kind, "tr": ctx.listed("trait"), "l": ctx.word("place"), "f": ctx.word("name"),
+    return {"h": ctx.word("name"), "k": kind, "tr": ctx.word("trait") if STAGE > 2 and not ctx.held else ctx.listed("trait"), "l": ctx.word("place"), "f": ctx.word("name"),
             "k2": rng.choice([k for k in KIND if k != kind]), "she": she, "things": [ctx.word("object") for _ in range(n_things)]}
 
 
@@ -954,7 +1030,27 @@ def sums_turn(ctx, graded=False):
     return [("user", ragged(ctx, upper_first(text))), ("assistant", reply)], {"sum": reply.rstrip(".")}
 
 
+DRILL = ["Work out <x>.", "<x>", "Calculate: <x>", "Solve these: <x>", "[Please |]solve <x>.", "What is <x>?", "Sums: <x>", "Do these sums: <x>",
+         "[Can|Could] you [solve|calculate|work out] <x>?", "My homework: <x>"]
+
+
+def drill(ctx):
+    """Many sums at once: nothing else holds so many of them per token."""
+    rng, asked, replies = ctx.rng, [], []
+    for _ in range(rng.randint(4, 12)):
+        a, b = pair(ctx, rng.choice((0, 10, 10, 10)))
+        op = "+" if ctx.chance(0.7) else "-"
+        if op == "-":
+            a, b = max(a, b), min(a, b)
+        asked.append(f"{a} {op} {b}")
+        replies.append(f"{a} {op} {b} = {a + b if op == '+' else a - b}.")
+    text = expand(rng, rng.choice(DRILL), {"x": joined(ctx, asked)})
+    return Dialogue("sums", [("user", upper_first(text)), ("assistant", " ".join(replies))])
+
+
 def sums(ctx):
+    if STAGE > 1 and not ctx.held and ctx.chance(0.4):
+        return drill(ctx)
     messages, check = sums_turn(ctx, graded=ctx.held)
     if not ctx.held:
         for _ in range(ctx.rng.choice((0, 1, 2, 3, 4))):
@@ -1093,6 +1189,12 @@ KEY_OF_HELD = {"name": ["full name"], "town": ["home town"], "animal": ["kind of
                "food": ["best food"], "job": ["kind of work"], "age": ["age_in_years"], "count": ["how many"], "price": ["price in coins"]}
 
 
+def odd_key(ctx, key):
+    """A key that only contains what it asks for."""
+    w = made_up(ctx.rng, False, (1, 2)) if ctx.chance(0.5) else ctx.rng.choice(STRANGE)
+    return expand(ctx.rng, "[<w> <k>|<w>_<k>|<k>_<w>|<k> <w>|<k> of <w>|<k> in <w>|the <k>|<k>_of_<w>]", {"k": key, "w": w})
+
+
 def json_turn(ctx):
     rng = ctx.rng
     r = rng.random()
@@ -1104,7 +1206,7 @@ def json_turn(ctx):
         else:
             items = [ctx.word(rng.choice(["name", "object", "food", "town"]) if kind == "mix" else kind) for _ in range(n)]
         words = joined(ctx, [str(i) for i in items])
-        return JSON_LIST.say(ctx, w=words), items
+        return JSON_LIST.sentence(ctx, w=words), items
     if r < 0.42:
         if ctx.chance(0.1):
             rel = [r for r in EXTRACT if r.name == "gave"][0]
@@ -1117,6 +1219,8 @@ def json_turn(ctx):
             keys = {s: rng.choice(table.get(kind) or KEY_OF[kind]) for s, kind in rel.slots.items() if kind in KEY_OF}
             if rel.name == "pet":
                 keys = {"p": "owner", "a": "animal", "n": "name"} if not ctx.held else {"p": "keeper", "a": "creature", "n": "petname"}
+        if STAGE > 1 and not ctx.held:
+            keys = {s: odd_key(ctx, k) if ctx.chance(0.2) else k for s, k in keys.items()}
         order = list(keys)
         rng.shuffle(order)
         order = order[:rng.randint(2, 3)]
@@ -1125,7 +1229,7 @@ def json_turn(ctx):
             sentences.insert(rng.randint(0, 1), FILLER.say(ctx))
         value = {keys[s]: int(slots[s]) if slots[s].isdigit() else slots[s] for s in order}
         names = [keys[s] for s in order]
-        return JSON_EXTRACT.say(ctx, k=joined(ctx, names), t=" ".join(sentences)), value
+        return JSON_EXTRACT.sentence(ctx, k=joined(ctx, names), t=" ".join(sentences)), value
     fields = {**FIELDS_HELD} if ctx.held else FIELDS
     n = rng.choice((1, 2, 2, 3, 3, 4, 5))
     value = {}
@@ -1137,19 +1241,21 @@ def json_turn(ctx):
             value[key] = json_value(ctx, fields[key])
     styles = PAIR_STYLE_HELD if ctx.held else PAIR_STYLE
     style = rng.choice(styles)
+    if STAGE > 1 and not ctx.held and ctx.chance(0.15):
+        style = rng.choice([f"<k> {made_up(rng, False)} <v>", f"<k> {rng.choice(STRANGE)} <v>", "<k> => <v>", "<k> ~ <v>", "<k> :: <v>", "<k> >> <v>",
+                            "<k>, <v>", "<v> goes to <k>", "<v> belongs to <k>", "<v> in <k>", "<v> in the field <k>", "<v> (that is the <k>)"])
     pairs = [expand(rng, style, {"k": k, "v": shown(v)}) for k, v in value.items()]
     if ctx.chance(0.2):
         data = rng.choice(["; ", ", ", "\n"]).join(pairs)
     else:
         data = joined(ctx, pairs)
-    return JSON_PAIRS.say(ctx, d=data), value
+    return JSON_PAIRS.sentence(ctx, d=data), value
 
 
 def json_skill(ctx):
     messages = []
     for _ in range(1 if ctx.held else ctx.rng.choice((1, 1, 1, 2, 3))):
         text, value = json_turn(ctx)
-        text = upper_first(text)
         messages += [("user", ragged(ctx, text) if ctx.chance(0.5) else text), ("assistant", dumps(value))]
     return Dialogue("json", messages, {"json": value})
 
@@ -1283,8 +1389,10 @@ def lists_turn(ctx):
     else:
         kind = rng.choice(["object", "food", "name", "animal", "town"])
         items = [ctx.word(kind) for _ in range(rng.randint(2, 6))]
-        text = LIST_COPY.say(ctx, w=joined(ctx, items))
-    return [("user", ragged(ctx, upper_first(text))), ("assistant", numbered(items))], {"items": items}
+        text = LIST_COPY.sentence(ctx, w=joined(ctx, items))
+    if r < 0.75:
+        text = upper_first(text)
+    return [("user", ragged(ctx, text)), ("assistant", numbered(items))], {"items": items}
 
 
 def lists(ctx):

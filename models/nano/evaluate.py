@@ -112,6 +112,20 @@ class Server:
             return list(pool.map(self.reply, prompts))
 
 
+def samples(rows):
+    """The first two of every skill, so nobody picked them."""
+    taken, out = Counter(), []
+    for row in rows:
+        taken[row["skill"]] += 1
+        if taken[row["skill"]] <= 2:
+            out.append(f"**{len(out) + 1}. {row['skill']}, {'right' if row['right'] else 'wrong'}**\n")
+            for role, text in [*row["messages"], ["corella-nano", row["reply"]]]:
+                quoted = text.replace("\n", "  \n> ")
+                out[-1] += f"\n> *{role}:* {quoted}\n>"
+            out[-1] = out[-1].rstrip("\n>") + "\n"
+    return "\n".join(out)
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--folder")
@@ -120,6 +134,7 @@ def main():
     args.add_argument("--per-skill", type=int, default=60)
     args.add_argument("--skills", default="")
     args.add_argument("--out")
+    args.add_argument("--samples", help="write the first two dialogues of every skill as Markdown, right or wrong")
     args.add_argument("--failures", type=int, default=0, help="print so many failures of each skill")
     args = args.parse_args()
     back = Server(args.url) if args.url else Folder(args.folder or Path(__file__).parent)
@@ -150,6 +165,8 @@ def main():
     for name, (n, of) in table.items():
         if of:
             print(f"| {name} | {n} | {of} | {100 * n / of:.1f} % | {str(GOALS[name]) + ' %' if name in GOALS else ''} |")
+    if args.samples:
+        Path(args.samples).write_text(samples(rows))
     if args.out:
         Path(args.out).write_text(json.dumps({"back_end": back.name, "seed": args.seed, "dialogues": len(dialogues),
                                               "figures": {k: {"right": n, "of": of} for k, (n, of) in table.items() if of}, "replies": rows},

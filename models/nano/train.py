@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import random
+import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ BATCH_TOKENS = 4096
 CHUNK = 64  # steps
 BUCKETS = (64, 96, 128, 192, 256, 512)
 LONG = (1024, 2048)
+PICKED = 2560  # positions of a batch that count
 END_OF_TEXT, IM_START, IM_END = 0, 1, 2
 USER_WEIGHT = 0.1  # what a user says is worth knowing, what the model answers is the aim
 
@@ -69,11 +71,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share):
+def make_chunk(seed, number, long_share, stage):
     """CHUNK batches of (ids, targets, weights), each BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
+    corpus.STAGE = stage
     batches = []
     for length in LONG:
         for _ in range(round(CHUNK * long_share / len(LONG))):
@@ -97,7 +100,16 @@ def make_chunk(seed, number, long_share):
         n = BATCH_TOKENS // length
         batches += [rows[i:i + n] for i in range(0, len(rows) - n + 1, n)]
     rng.shuffle(batches)
-    return [tuple(torch.tensor(part) for part in zip(*rows)) for rows in batches[:CHUNK]]
+    return [picked_batch(rng, rows) for rows in batches[:CHUNK]]
+
+
+def picked_batch(rng, rows):
+    """What the assistant says, and as much of the users' words as there is room for."""
+    ids, targets, weights = (torch.tensor(part) for part in zip(*rows))
+    targets, weights = targets.flatten(), weights.flatten()
+    order = torch.rand(len(weights), generator=torch.Generator().manual_seed(rng.getrandbits(40)))
+    picked = (order - weights * 10).argsort()[:PICKED]
+    return ids, picked, targets[picked], weights[picked]
 
 
 def held_out_batches():
@@ -145,7 +157,7 @@ class Muon:
             a, b, c = 3.4445, -4.7750, 2.0315
             for _ in range(5):
                 s = x @ x.transpose(1, 2)
-                x = a * x + (b * s + c * (s @ s)) @ x
+                x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
             for p, u, f in zip(group, x.float(), flip):
                 u = u.T if f else u
                 p.mul_(1 - lr * decay).add_(u, alpha=-lr * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
@@ -189,19 +201,22 @@ def main():
         muon.buffers = state["muon"]
         step, clock = state["step"], state["clock"]
         print(f"going on at step {step}", flush=True)
-    loss_of = torch.compile(net.loss, dynamic=False)
     held = held_out_batches()
+    torch._dynamo.config.recompile_limit = 4 * (len(BUCKETS) + len(LONG))  # each shape is its own program
+    net.compile_parts()
     log = open(run / "log.jsonl", "a")
-    pool = ProcessPoolExecutor(1)
+    pool = ProcessPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
     ahead = {}
 
     def chunk(number):
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share)
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, sum(n * CHUNK >= s for s in plan["stages"]))
         return ahead.pop(number).result()
 
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
     began = saved = time.time()
     recent = []
     batches = None
@@ -212,19 +227,20 @@ def main():
                 batches = chunk(step // CHUNK)
         done = step >= plan["steps"]
         if done or step % plan["held_out_every"] == 0:
-            value = held_out_loss(net, held)
+            with torch.compiler.set_stance("force_eager"):
+                value = held_out_loss(net, held)
             print(f"step {step} held-out {value:.4f} perplexity {math.exp(value):.3f}", flush=True)
             log.write(json.dumps({"step": step, "held_out": round(value, 4), "clock": round(clock)}) + "\n")
             log.flush()
-        if done or time.time() - saved > 180:
+        if done or stop or time.time() - saved > 180:
             save(last, {"net": net.state_dict(), "adam": adam.state_dict(), "muon": muon.buffers, "step": step, "clock": clock})
             saved = time.time()
-        if done:
+        if done or stop:
             break
-        ids, targets, weights = batches[step % CHUNK]
+        batch = batches[step % CHUNK]
         scale = rate(plan, step)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(ids, targets, weights)
+            loss = net.loss(*batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(others, 1.0)
         for group in adam.param_groups:
@@ -236,7 +252,7 @@ def main():
         recent.append(loss.item())
         step += 1
         clock, began = clock + time.time() - began, time.time()
-        if step % 20 == 0:
+        if step % 20 == 0 or step < 8:
             mean = sum(recent) / len(recent)
             recent = []
             log.write(json.dumps({"step": step, "loss": round(mean, 4), "clock": round(clock)}) + "\n")
