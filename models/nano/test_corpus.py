@@ -15,8 +15,8 @@ def training(count=3000):
     """Dialogues of all stages of training."""
     rng = random.Random("test")
     out = []
-    for corpus.STAGE in (3, 2, 1):
-        out += [corpus.dialogue(rng) for _ in range(count // 3)]
+    for corpus.STAGE in (4, 3, 2, 1):
+        out += [corpus.dialogue(rng) for _ in range(count // 4)]
     return out
 
 
