@@ -146,7 +146,7 @@ class Wording:
         return text if template.startswith("<") and (STAGE > 2 or ctx.held) else upper_first(text)
 
     def pick(self, ctx):
-        template = ctx.rng.choice(self.held if ctx.held else self.train)
+        template = ctx.rng.choice(self.held if ctx.new else self.train)
         if STAGE > 1 and not ctx.held and "<" in template and ctx.chance(0.3):
             template = strange(ctx, template)
         return template
@@ -170,8 +170,9 @@ def spliced(rng):
 
 
 class Context:
-    def __init__(self, rng, held=False):
-        self.rng, self.held = rng, held
+    def __init__(self, rng, held=False, known_wordings=False):
+        self.rng, self.held = rng, held  # held: words that training never saw ...
+        self.new = held and not known_wordings  # ... and wordings, unless only words shall be new
         self.used = set()
 
     def chance(self, p):
@@ -353,7 +354,7 @@ class Relation:
         return {slot: ctx.word(kind) for slot, kind in self.slots.items()}
 
     def state(self, ctx, slots):
-        lines = self.say_held if ctx.held and self.say_held else self.say
+        lines = self.say_held if ctx.new else self.say
         line = ctx.rng.choice(lines)
         if STAGE > 1 and not ctx.held and ctx.chance(0.25):
             line = strange(ctx, line)
@@ -362,7 +363,7 @@ class Relation:
     def ask(self, ctx, slots, not_slot=None):
         options = [a for a in self.asks if a.slot != not_slot] or self.asks
         a = ctx.rng.choice(options)
-        d, i = (a.direct_held, a.indirect_held) if ctx.held else (a.direct, a.indirect)
+        d, i = (a.direct_held, a.indirect_held) if ctx.new else (a.direct, a.indirect)
         return question(ctx, d, i, slots), upper_first(expand(ctx.rng, a.answer, slots)), slots[a.slot], a
 
 
@@ -825,7 +826,7 @@ def story(ctx):
     if r < 0.75:
         style = rng.random()
         if style < 0.4:
-            hero = expand(rng, f"a [<tr> |]<k> [called|named] <h>" if not ctx.held else "a <k> by the name of <h>", p)
+            hero = expand(rng, f"a [<tr> |]<k> [called|named] <h>" if not ctx.new else "a <k> by the name of <h>", p)
             asked += [p["h"], p["k"]]
         elif style < 0.6:
             hero = expand(rng, "<h>[ the <k>|, a <k>]", p)
@@ -851,7 +852,7 @@ def story(ctx):
         else:
             about.append(STORY_WORDS.say(ctx, w=w))
             if len(about) == 1:
-                about = [rng.choice(["about ", "with ", "about "]) + w] if not ctx.held else ["around " + w]
+                about = [rng.choice(["about ", "with ", "about "]) + w] if not ctx.new else ["around " + w]
     if not use and not ctx.held:
         p["things"] = p["things"][:2]
     request = upper_first(STORY_FRAME.say(ctx, about=" ".join(about))) + tail
@@ -875,7 +876,7 @@ def story_reading(ctx):
     p = story_parts(ctx, 2)
     text = story_text(ctx, p)
     slot, answer, d, i, dh, ih = ctx.rng.choice(STORY_ASKS)
-    q = question(ctx, dh if ctx.held else d, ih if ctx.held else i, p)
+    q = question(ctx, dh if ctx.new else d, ih if ctx.new else i, p)
     frame = TEXT_FIRST
     return Dialogue("reading", [("user", frame.say(ctx, t=text, q=q)), ("assistant", expand(ctx.rng, answer, p))],
                     {"has": [p[slot]], "not": [p["f"]] if slot == "h" else []})
@@ -1219,10 +1220,10 @@ def json_turn(ctx):
         else:
             rel = rng.choice([r for r in EXTRACT if r.name != "gave"])
             slots = rel.fill(ctx)
-            table = KEY_OF_HELD if ctx.held else KEY_OF
+            table = KEY_OF_HELD if ctx.new else KEY_OF
             keys = {s: rng.choice(table.get(kind) or KEY_OF[kind]) for s, kind in rel.slots.items() if kind in KEY_OF}
             if rel.name == "pet":
-                keys = {"p": "owner", "a": "animal", "n": "name"} if not ctx.held else {"p": "keeper", "a": "creature", "n": "petname"}
+                keys = {"p": "owner", "a": "animal", "n": "name"} if not ctx.new else {"p": "keeper", "a": "creature", "n": "petname"}
         if STAGE > 1 and not ctx.held:
             keys = {s: odd_key(ctx, k) if ctx.chance(0.4 if STAGE > 3 else 0.2) else k for s, k in keys.items()}
         order = list(keys)
@@ -1234,7 +1235,7 @@ def json_turn(ctx):
         value = {keys[s]: int(slots[s]) if slots[s].isdigit() else slots[s] for s in order}
         names = [keys[s] for s in order]
         return JSON_EXTRACT.sentence(ctx, k=joined(ctx, names), t=" ".join(sentences)), value
-    fields = {**FIELDS_HELD} if ctx.held else FIELDS
+    fields = FIELDS_HELD if ctx.new else FIELDS
     n = rng.choice((1, 2, 2, 3, 3, 4, 5))
     value = {}
     for key in rng.sample(list(fields), n):
@@ -1243,7 +1244,7 @@ def json_turn(ctx):
             value[k] = rng.randint(0, 99) if ctx.chance(0.25) else ctx.word(rng.choice(["madeval", "name", "town", "object"]))
         else:
             value[key] = json_value(ctx, fields[key])
-    styles = PAIR_STYLE_HELD if ctx.held else PAIR_STYLE
+    styles = PAIR_STYLE_HELD if ctx.new else PAIR_STYLE
     style = rng.choice(styles)
     if STAGE > 1 and not ctx.held and ctx.chance(0.15):
         style = rng.choice([f"<k> {made_up(rng, False)} <v>", f"<k> {rng.choice(STRANGE)} <v>", "<k> => <v>", "<k> ~ <v>", "<k> :: <v>", "<k> >> <v>",
@@ -1474,7 +1475,7 @@ FACTS = _facts()
 
 def facts_turn(ctx):
     d, i, answer, value, dh, ih = ctx.rng.choice(FACTS)
-    q = question(ctx, dh if ctx.held else d, ih if ctx.held else i, {})
+    q = question(ctx, dh if ctx.new else d, ih if ctx.new else i, {})
     return [("user", q), ("assistant", re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", answer))], {"has": [value], "not": []}
 
 
@@ -1821,14 +1822,14 @@ HELD_SKILLS = {"story": story, "reading": lambda c: _only(reading, c, "reading")
 
 def _only(make, ctx, skill):
     while True:
-        d = make(Context(ctx.rng, ctx.held))
+        d = make(Context(ctx.rng, ctx.held, ctx.held and not ctx.new))
         if d.skill == skill:
             return d
 
 
-def held_out(seed, per_skill):
+def held_out(seed, per_skill, known_wordings=False):
     """The held-out set: the same seed gives the same dialogues for ever."""
-    return [HELD_SKILLS[skill](Context(random.Random(f"held-{seed}-{skill}-{i}"), held=True))
+    return [HELD_SKILLS[skill](Context(random.Random(f"held-{seed}-{skill}-{i}"), True, known_wordings))
             for skill in HELD_SKILLS for i in range(per_skill)]
 
 

@@ -132,13 +132,14 @@ def main():
     args.add_argument("--url")
     args.add_argument("--seed", type=int, default=2024)
     args.add_argument("--per-skill", type=int, default=60)
+    args.add_argument("--known-wordings", action="store_true", help="only the words are new, the wordings are those of training")
     args.add_argument("--skills", default="")
     args.add_argument("--out")
     args.add_argument("--samples", help="write the first two dialogues of every skill as Markdown, right or wrong")
     args.add_argument("--failures", type=int, default=0, help="print so many failures of each skill")
     args = args.parse_args()
     back = Server(args.url) if args.url else Folder(args.folder or Path(__file__).parent)
-    dialogues = corpus.held_out(args.seed, args.per_skill)
+    dialogues = corpus.held_out(args.seed, args.per_skill, args.known_wordings)
     if args.skills:
         index = set(args.skills.split(","))
         names = [s for s in corpus.HELD_SKILLS for _ in range(args.per_skill)]
