@@ -373,22 +373,15 @@ impl Shared {
         match event {
             StreamEvent::Accepted => {}
             StreamEvent::Refused(_) => stats.num_refused += 1,
-            StreamEvent::Output(output) => {
-                stats.num_prompt_tokens += u64::from(output.num_prompt_tokens);
-                stats.num_output_tokens += u64::from(output.num_output_tokens);
-                stats
-                    .queue_seconds
-                    .observe(Duration::from_micros(output.queue_us));
-                match output.finish {
-                    Some(FinishReason::EndToken | FinishReason::StopToken) => {
-                        stats.num_finished_stop += 1;
-                    }
-                    Some(FinishReason::Length) => stats.num_finished_length += 1,
-                    Some(FinishReason::Aborted) => stats.num_finished_abort += 1,
-                    Some(FinishReason::Error(_)) => stats.num_finished_error += 1,
-                    None => {}
+            StreamEvent::Output(output) => match output.finish {
+                Some(FinishReason::EndToken | FinishReason::StopToken) => {
+                    stats.num_finished_stop += 1;
                 }
-            }
+                Some(FinishReason::Length) => stats.num_finished_length += 1,
+                Some(FinishReason::Aborted) => stats.num_finished_abort += 1,
+                Some(FinishReason::Error(_)) => stats.num_finished_error += 1,
+                None => {}
+            },
         }
         if stats.num_live_requests == 0 {
             self.changed.notify_all();

@@ -267,10 +267,7 @@ impl InFlight {
         self.steps.pop_front();
         let mut inner = self.shared.lock();
         inner.stats.num_steps += 1;
-        inner
-            .stats
-            .step_seconds
-            .observe(self.oldest_since.elapsed());
+        inner.stats.step_time += self.oldest_since.elapsed();
         drop(inner);
         self.watch_oldest();
     }

@@ -10,5 +10,5 @@ mod watchdog;
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineState, ResetError, Submission, SubmitError,
 };
-pub use engine_stats::{EngineStats, Histogram};
+pub use engine_stats::EngineStats;
 pub use token_stream::{StreamEvent, TokenStream};

@@ -1,7 +1,7 @@
 //! The last batches, kept for the day a step goes wrong.
 
 use std::collections::VecDeque;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,8 +51,13 @@ impl StepLog {
     }
 
     fn write(&self, reason: &str) -> io::Result<()> {
+        // Never through a link that somebody else has left at this path.
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true);
+        options.write(true).create_new(true);
         // Batches hold the tokens of prompts.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);

@@ -25,6 +25,8 @@ pub(crate) struct WatchedStep {
 
 impl Watchdog {
     pub(crate) fn start(timeout: Duration, shared: Arc<Shared>) -> io::Result<Self> {
+        // Zero would never double.
+        let timeout = timeout.max(Duration::from_millis(1));
         let watch = Arc::new(Watch::default());
         let seen = watch.clone();
         let thread = thread::Builder::new()

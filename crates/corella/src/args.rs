@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
 use corella_bench::serve::BenchServeOptions;
 use corella_core::SchedulerConfig;
@@ -142,14 +142,14 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prompt_repeats: Vec<usize>,
-    /// What --prompt-repeats repeats
+    /// What --prompt-repeats repeats [default: "hello "]
     #[arg(
         long,
         value_name = "TEXT",
-        default_value = "hello ",
+        requires = "prompt_repeats",
         help_heading = "Load"
     )]
-    pub prompt_phrase: String,
+    pub prompt_phrase: Option<String>,
     /// Requests to send
     #[arg(
         long,
@@ -286,7 +286,7 @@ pub struct CacheArgs {
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub enable_prefix_caching: bool,
     /// Compute every prompt from its first token
-    #[arg(long, action = ArgAction::SetTrue)]
+    #[arg(long)]
     pub no_enable_prefix_caching: bool,
 }
 

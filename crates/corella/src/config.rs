@@ -102,7 +102,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
     let prompts = match (args.prompts, args.prompt_words, args.prompt_repeats) {
         (Some(file), _, _) => PromptSource::File(file),
         (None, None, repeats) if !repeats.is_empty() => PromptSource::Repeats {
-            phrase: args.prompt_phrase,
+            phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
             repeats,
         },
         (None, num_words, _) => PromptSource::Words {
