@@ -24,7 +24,7 @@ async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
     // 200 steps would take four seconds: nearly all of it was saved.
     let stats = server.engine.stats();
     assert_eq!(stats.num_finished_abort, 2);
-    assert!(stats.num_output_tokens < 200, "{stats:?}");
+    assert!(stats.scheduler.num_generated_tokens < 200, "{stats:?}");
 }
 
 #[tokio::test]
