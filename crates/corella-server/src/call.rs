@@ -50,6 +50,7 @@ pub trait Endpoint: Sized + Send + 'static {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
+        include_usage: bool,
     ) -> Self::Encoder;
 
     fn response(
@@ -83,8 +84,11 @@ pub async fn serve_call<E: Endpoint>(
     let mut generation =
         Generation::start(&state, call.prompts, &call.params, E::PROMPT_FIELD, timer).await?;
     if call.params.stream {
-        let encoder = call.format.encoder(&state, head, num_choices);
-        return Ok(sse_response(generation, encoder, call.params.include_usage));
+        let include_usage = call.params.include_usage;
+        let encoder = call
+            .format
+            .encoder(&state, head, num_choices, include_usage);
+        return Ok(sse_response(generation, encoder, include_usage));
     }
     let choices = generation.collect().await?;
     let usage = generation.usage();

@@ -125,11 +125,13 @@ impl Endpoint for Chat {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
+        include_usage: bool,
     ) -> ChatChunks {
         ChatChunks {
             state: state.clone(),
             head,
             has_role: vec![false; num_choices],
+            include_usage,
         }
     }
 
@@ -210,6 +212,7 @@ struct ChatChunks {
     head: ResponseHead,
     /// By choice: whether its role was sent.
     has_role: Vec<bool>,
+    include_usage: bool,
 }
 
 #[derive(Serialize)]
@@ -219,8 +222,9 @@ struct ChatChunk<'a> {
     created: u64,
     model: &'a str,
     choices: &'a [ChatChunkChoice<'a>],
+    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<&'a Usage>,
+    usage: Option<Option<&'a Usage>>,
 }
 
 #[derive(Default, Serialize)]
@@ -249,7 +253,7 @@ impl ChatChunks {
             created: self.head.created,
             model: &self.head.model,
             choices,
-            usage,
+            usage: self.include_usage.then_some(usage),
         });
     }
 }

@@ -99,11 +99,13 @@ impl Endpoint for Completion {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
+        include_usage: bool,
     ) -> CompletionChunks {
         CompletionChunks {
             state: state.clone(),
             head,
             text_offsets: vec![0; num_choices],
+            include_usage,
         }
     }
 
@@ -123,7 +125,7 @@ impl Endpoint for Completion {
                 .into_iter()
                 .map(|choice| CompletionChoice::new(&state.text.tokenizer, choice, &mut 0))
                 .collect(),
-            usage: Some(&usage),
+            usage: Some(Some(&usage)),
         })
     }
 }
@@ -159,8 +161,9 @@ struct CompletionObject<'a> {
     created: u64,
     model: &'a str,
     choices: Vec<CompletionChoice>,
+    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<&'a Usage>,
+    usage: Option<Option<&'a Usage>>,
 }
 
 #[derive(Serialize)]
@@ -194,6 +197,7 @@ struct CompletionChunks {
     state: Arc<ServerState>,
     head: ResponseHead,
     text_offsets: Vec<usize>,
+    include_usage: bool,
 }
 
 impl CompletionChunks {
@@ -204,7 +208,7 @@ impl CompletionChunks {
             created: self.head.created,
             model: &self.head.model,
             choices,
-            usage,
+            usage: self.include_usage.then_some(usage),
         });
     }
 }

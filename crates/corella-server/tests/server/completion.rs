@@ -112,6 +112,9 @@ async fn usage_comes_last_in_a_stream_that_asked_for_it() {
     assert_eq!(last["usage"]["prompt_tokens"], 5);
     assert_eq!(last["usage"]["completion_tokens"], 21);
     assert_eq!(last["usage"]["total_tokens"], 26);
+    for chunk in &chunks {
+        assert_eq!(chunk.get("usage"), Some(&Value::Null));
+    }
     for index in 0..3 {
         assert_eq!(joined(&chunks, index).1, "length");
     }
