@@ -91,6 +91,7 @@ impl Generation {
                     &prompt.tokens[tail..],
                 );
                 TextStream::with_detokenizer(detokenizer, params.stop.clone(), params.include_stop)
+                    .with_min_tokens(params.stopping.min_tokens)
             };
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
             let streams = state

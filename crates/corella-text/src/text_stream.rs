@@ -18,6 +18,8 @@ pub struct TextStream {
     detokenizer: Detokenizer,
     stop: StopStrings,
     include_stop: bool,
+    /// Tokens yet to come whose text no stop string ends.
+    num_unstoppable: u32,
     state: StopState,
     /// The end of the text that may begin a stop string.
     held: String,
@@ -48,10 +50,17 @@ impl TextStream {
             detokenizer,
             stop: StopStrings::new(&stop),
             include_stop,
+            num_unstoppable: 0,
             state: StopState::default(),
             held: String::new(),
             stopped: None,
         }
+    }
+
+    /// A stop string that is complete within the first `min_tokens` tokens is text like other.
+    pub fn with_min_tokens(mut self, min_tokens: u32) -> Self {
+        self.num_unstoppable = min_tokens;
+        self
     }
 
     /// After a stop string was found, tokens are ignored.
@@ -64,8 +73,10 @@ impl TextStream {
         }
         let from = self.held.len();
         self.detokenizer.push_into(id, &mut self.held);
+        let may_stop = self.num_unstoppable == 0;
+        self.num_unstoppable = self.num_unstoppable.saturating_sub(1);
         TextDelta {
-            text: self.release(from),
+            text: self.release(from, may_stop),
             stopped: self.stopped,
         }
     }
@@ -77,7 +88,8 @@ impl TextStream {
         }
         let from = self.held.len();
         self.detokenizer.finish_into(&mut self.held);
-        let mut text = self.release(from);
+        let may_stop = self.num_unstoppable == 0;
+        let mut text = self.release(from, may_stop);
         text.push_str(&self.held);
         self.held.clear();
         text
@@ -89,11 +101,15 @@ impl TextStream {
     }
 
     /// Takes out of `held` what is settled once `held[from..]` has been searched.
-    fn release(&mut self, from: usize) -> String {
+    fn release(&mut self, mut from: usize, may_stop: bool) -> String {
         if self.stop.is_empty() {
             return std::mem::take(&mut self.held);
         }
-        if let Some(found) = self.stop.search(&mut self.state, &self.held, from) {
+        while let Some(found) = self.stop.search(&mut self.state, &self.held, from) {
+            if !may_stop {
+                from = found.end;
+                continue;
+            }
             self.stopped = Some(found.stop);
             let mut text = std::mem::take(&mut self.held);
             text.truncate(if self.include_stop {

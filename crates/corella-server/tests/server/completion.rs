@@ -185,6 +185,44 @@ async fn a_stop_string_ends_its_choice_and_is_left_out() {
 }
 
 #[tokio::test]
+async fn nothing_ends_a_choice_before_min_tokens() {
+    let server = Setup::new().start().await;
+    let tokens = server.greedy_tokens(&server.encode("least"), 60);
+    let text = |num: usize| server.tokenizer.decode(&tokens[..num], true).expect("text");
+    // A token that is a letter and comes again later.
+    let (first, second) = (0..60)
+        .flat_map(|first| (first + 2..60).map(move |second| (first, second)))
+        .find(|&(first, second)| {
+            let letter = (tokens[first] as u8) as char;
+            tokens[first] < 128
+                && letter.is_ascii_lowercase()
+                && !text(first).contains(letter)
+                && text(second).matches(letter).count() == 1
+                && tokens[second] == tokens[first]
+        })
+        .expect("a letter comes twice");
+    let stop = char::from(tokens[first] as u8).to_string();
+    for (min_tokens, num_tokens) in [
+        (0, first),
+        (first, first),
+        (first + 1, second),
+        (second, second),
+    ] {
+        let body = json!({
+            "prompt": "least", "temperature": 0, "max_tokens": 60, "stop": stop,
+            "min_tokens": min_tokens,
+        });
+        let answer = post(server.address, PATH, &body).await.json();
+        assert_eq!(
+            answer["choices"][0]["text"],
+            text(num_tokens),
+            "{min_tokens}"
+        );
+        assert_eq!(answer["choices"][0]["stop_reason"], stop);
+    }
+}
+
+#[tokio::test]
 async fn end_and_stop_tokens_are_not_part_of_the_text() {
     let server = Setup::new().ending_at(11).start().await;
     let mut body = json!({"prompt": "end", "temperature": 0, "max_tokens": 30});

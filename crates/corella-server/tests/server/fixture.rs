@@ -128,6 +128,11 @@ impl TestServer {
         self.oracle(prompt, &SamplingParams::GREEDY, num_tokens)
     }
 
+    pub fn greedy_tokens(&self, prompt: &[TokenId], num_tokens: usize) -> Vec<TokenId> {
+        let greedy = SamplingParams::GREEDY;
+        self.mock.lone_tokens(prompt, &greedy, num_tokens)
+    }
+
     pub fn encode(&self, text: &str) -> Vec<TokenId> {
         self.tokenizer.encode(text, false).expect("it encodes")
     }
