@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use corella_engine::EngineState;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -28,6 +29,8 @@ pub struct DrainReport {
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// A process at its limit of open files can accept again when others close theirs.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The engine's thread knows no async runtime that it could wake.
+const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// For the last bytes of answers that are complete.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,9 @@ const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 /// grace period and returns. `/ready` and `/health` are answered until the end, on new
 /// connections too: whoever decides where requests go must be able to see that this server
 /// takes none.
+///
+/// A lost engine never comes back, so it ends the server with an error: whoever supervises the
+/// process restarts it.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<ServerState>,
@@ -43,6 +49,11 @@ pub async fn serve(
     let connections = Connections::new(&state);
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
+        reason = engine_lost(&state) => {
+            // Its streams have got their error; this is for it to be read.
+            connections.close().await;
+            return Err(io::Error::other(format!("the engine has stopped: {reason}")));
+        }
         () = shutdown.requested() => {}
     }
     state.drain();
@@ -62,6 +73,16 @@ pub async fn serve(
     let num_cut_off = *state.num_in_flight.borrow();
     connections.close().await;
     Ok(DrainReport { num_cut_off })
+}
+
+/// Why the engine stopped, once it has.
+async fn engine_lost(state: &ServerState) -> String {
+    loop {
+        if let EngineState::Lost(reason) = state.engine.state() {
+            return reason;
+        }
+        sleep(ENGINE_CHECK_PERIOD).await;
+    }
 }
 
 struct Connections {

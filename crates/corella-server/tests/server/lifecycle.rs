@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use corella_core::StepId;
+use corella_engine::EngineState;
 use corella_model::Fault;
 use serde_json::{Value, json};
 
@@ -86,19 +87,18 @@ async fn a_failed_step_is_500_for_who_waits_for_the_whole() {
 }
 
 #[tokio::test]
-async fn a_lost_engine_is_neither_ready_nor_healthy() {
+async fn a_lost_engine_ends_the_server_with_the_reason() {
     let mut setup = Setup::new();
     setup.mock.faults = vec![(StepId(3), Fault::Lost)];
     let server = setup.start().await;
     assert_eq!(get(server.address, "/health").await.status, 200);
     let body = json!({"prompt": "unlucky", "max_tokens": 50});
     assert_eq!(post(server.address, PATH, &body).await.status, 500);
-    wait_for("unhealthy", async || {
-        get(server.address, "/health").await.status == 503
-    })
-    .await;
-    assert_eq!(get(server.address, "/ready").await.status, 503);
-    assert_eq!(post(server.address, PATH, &body).await.status, 503);
+    let EngineState::Lost(reason) = server.engine.state() else {
+        panic!("{:?}", server.engine.state());
+    };
+    let error = server.ended().await.expect_err("it is of no more use");
+    assert!(error.to_string().contains(&reason), "{error}");
 }
 
 #[tokio::test]
