@@ -173,6 +173,7 @@ struct EngineMetrics {
     num_evicted_pages: Counter,
     num_steps: Counter,
     num_failed_steps: Counter,
+    num_slow_steps: Counter,
 }
 
 impl EngineMetrics {
@@ -186,6 +187,7 @@ impl EngineMetrics {
             only_ours("kv_pages_evicted", "Cached KV pages given up for others");
         let num_steps = only_ours("steps", "Batches run");
         let num_failed_steps = only_ours("failed_steps", "Batches that failed");
+        let num_slow_steps = only_ours("slow_steps", "Batches that ran past the step timeout");
         let num_cached_pages = Gauge::default();
         registry.register(
             "corella_kv_pages_cached",
@@ -202,6 +204,7 @@ impl EngineMetrics {
             num_evicted_pages,
             num_steps,
             num_failed_steps,
+            num_slow_steps,
             num_cached_pages,
             num_in_use_pages,
             num_requests_running: both(
@@ -262,6 +265,7 @@ impl EngineMetrics {
             (&self.num_evicted_pages, scheduler.num_evicted_pages),
             (&self.num_steps, stats.num_steps),
             (&self.num_failed_steps, stats.num_failed_steps),
+            (&self.num_slow_steps, stats.num_slow_steps),
         ];
         for (counter, count) in copies {
             // Two scrapes at once may bring their snapshots out of order.
