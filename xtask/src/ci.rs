@@ -12,7 +12,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 8] = [
+pub const STAGES: [Stage; 9] = [
     Stage {
         name: "set-up",
         about: "get what the other stages need: Rust components, a Python environment",
@@ -55,6 +55,11 @@ pub const STAGES: [Stage; 8] = [
         name: "test",
         about: "unit, property, golden and conformance tests; arguments go to cargo test",
         run: test,
+    },
+    Stage {
+        name: "sim",
+        about: "whole runs with faults, in virtual time: `--seeds N`, or `--seed N` to play one again",
+        run: sim,
     },
     Stage {
         name: "build",
@@ -153,6 +158,22 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let mut command = repository.cargo(&["test", "--workspace", "--no-fail-fast", "--locked"]);
     run(command.args(arguments), "tests failed, above")
+}
+
+fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let mut command = repository.cargo(&[
+        "run",
+        "--quiet",
+        "--locked",
+        "--package",
+        "corella-sim",
+        "--",
+    ]);
+    match arguments {
+        [] => command.args(["--seeds", "2000"]),
+        arguments => command.args(arguments),
+    };
+    run(&mut command, "a simulated run broke a rule, above")
 }
 
 fn build(repository: &Repository, _: &[String]) -> Result<(), String> {

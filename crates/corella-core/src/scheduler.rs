@@ -45,8 +45,6 @@ pub struct Scheduler {
     pub(crate) inflight: VecDeque<InflightStep>,
     pub(crate) next_step: StepId,
     pub(crate) outputs: VecDeque<RequestOutput>,
-    /// Rank of the last request that decoded, for round robin.
-    decode_cursor: Option<(i32, u64)>,
     /// Rounds of admission in which anyone waited.
     pub(crate) num_admission_rounds: u64,
     num_arrivals: u64,
@@ -75,7 +73,6 @@ impl Scheduler {
             inflight: VecDeque::new(),
             next_step: StepId(0),
             outputs: VecDeque::new(),
-            decode_cursor: None,
             num_admission_rounds: 0,
             num_arrivals: 0,
             now_us: 0,
@@ -162,11 +159,9 @@ impl Scheduler {
         let mut decodes: Vec<_> = decodes.filter(|&i| requests[i].wants_decode()).collect();
         let max_decodes = self.config.max_decode_seqs as usize;
         if decodes.len() > max_decodes {
-            let cursor = self.decode_cursor;
-            let next = decodes.partition_point(|&index| Some(requests[index].rank()) <= cursor);
-            decodes.rotate_left(next);
+            // Whoever has waited longest. A cursor over ranks would let newcomers in before it.
+            decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank()));
             decodes.truncate(max_decodes);
-            self.decode_cursor = decodes.last().map(|&index| requests[index].rank());
             decodes.sort_unstable_by_key(|&index| requests[index].rank());
         }
         for index in decodes {

@@ -13,12 +13,14 @@ use corella_core::{
     StepId, TokenId,
 };
 
+use crate::random::mix;
+
 /// What is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
 type Row = Option<u64>;
 
-pub struct FakeExecutor {
+pub struct CheckingExecutor {
     config: SchedulerConfig,
     alphabet: u32,
     pages: Vec<Vec<Row>>,
@@ -56,7 +58,7 @@ pub enum Returned {
     Failed(StepId, BTreeSet<RequestId>),
 }
 
-impl FakeExecutor {
+impl CheckingExecutor {
     pub fn new(config: &SchedulerConfig, alphabet: u32) -> Self {
         let page = vec![None; config.page_size as usize];
         Self {
@@ -68,10 +70,6 @@ impl FakeExecutor {
             num_started: 0,
             inflight: VecDeque::new(),
         }
-    }
-
-    pub fn num_inflight(&self) -> usize {
-        self.inflight.len()
     }
 
     pub fn submit(&mut self, batch: &Batch, fails: bool) {
@@ -309,7 +307,7 @@ impl FakeExecutor {
 
 fn next_row(row: Row, token: TokenId) -> Row {
     let row = row?;
-    (token != UNDEFINED).then(|| mix(row ^ (u64::from(token) + 1)))
+    (token != UNDEFINED).then(|| mix(row.wrapping_add(u64::from(token) + 1)))
 }
 
 fn draw(row: Row, alphabet: u32, masked: &[TokenId]) -> TokenId {
@@ -321,12 +319,4 @@ fn draw(row: Row, alphabet: u32, masked: &[TokenId]) -> TokenId {
         token = (token + 1) % alphabet;
     }
     token
-}
-
-/// splitmix64.
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

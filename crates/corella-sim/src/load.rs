@@ -1,0 +1,345 @@
+//! What happens to a scheduler in one run, written by a seed.
+
+use corella_core::{
+    FinishReason, Namespace, PrefillAdmissionPolicy, Request, RequestId, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
+};
+use corella_model::CostModel;
+
+use crate::executor::CheckingExecutor;
+use crate::random::Random;
+
+/// Everything that a run consists of, known before it begins.
+#[derive(Clone, Debug)]
+pub struct Load {
+    pub config: SchedulerConfig,
+    pub cost: CostModel,
+    /// A step leaves the executor this many step times after it went in, one step a step time.
+    pub num_stages: u64,
+    /// Tokens are below this. Few, so that prompts share prefixes by chance.
+    pub alphabet: u32,
+    /// One step in so many fails; 0 is none.
+    pub fails_once_in: u64,
+    /// In order of time.
+    pub calls: Vec<Call>,
+    /// The prefix cache is reset at these times, if it can be.
+    pub resets_us: Vec<u64>,
+}
+
+/// One API call: the choices of one prompt.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub at_us: u64,
+    pub answers: Vec<Answer>,
+}
+
+/// A request and what it must come to, however it is scheduled.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub request: Request,
+    pub output: Vec<TokenId>,
+    pub finish: FinishReason,
+    pub abort: Option<Station>,
+}
+
+/// Where a request is when it is aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Station {
+    Queued,
+    /// Its first chunk, not the whole prompt, is being computed.
+    ChunkInFlight,
+    /// A part of the prompt is computed, and no step names it.
+    BetweenChunks,
+    /// The end of the prompt is being computed.
+    PromptInFlight,
+    Decoding,
+    BetweenTokens,
+    /// The step that draws its last token is being computed.
+    LastTokenInFlight,
+    Preempted,
+    /// It has ended. The abort must be declined.
+    Ended,
+}
+
+impl Station {
+    pub const ALL: [Self; 9] = [
+        Self::Queued,
+        Self::ChunkInFlight,
+        Self::BetweenChunks,
+        Self::PromptInFlight,
+        Self::Decoding,
+        Self::BetweenTokens,
+        Self::LastTokenInFlight,
+        Self::Preempted,
+        Self::Ended,
+    ];
+}
+
+/// When calls arrive and what they are like.
+#[derive(Clone, Copy, Debug)]
+enum Traffic {
+    Steady,
+    /// All at the same few moments.
+    Bursts,
+    /// Prompts as long as the limits allow, faster than they can be worked off.
+    LongPrompts,
+    /// Short prompts that want as much output as the limits allow.
+    LongOutputs,
+    /// Every prompt goes on from an earlier prompt and its reply.
+    Conversations,
+}
+
+impl Load {
+    pub fn from_seed(seed: u64) -> Self {
+        Writer::new(seed).write()
+    }
+
+    pub fn num_requests(&self) -> usize {
+        self.calls.iter().map(|call| call.answers.len()).sum()
+    }
+}
+
+struct Writer {
+    random: Random,
+    config: SchedulerConfig,
+    alphabet: u32,
+    traffic: Traffic,
+    /// Sequences to build prompts from.
+    known: Vec<Vec<TokenId>>,
+    num_requests: u64,
+    priorities: u64,
+}
+
+impl Writer {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let config = if random.once_in(5) {
+            roomy_config(&mut random)
+        } else {
+            tight_config(&mut random)
+        };
+        let traffic = random.pick(&[
+            Traffic::Steady,
+            Traffic::Bursts,
+            Traffic::LongPrompts,
+            Traffic::LongOutputs,
+            Traffic::Conversations,
+        ]);
+        Self {
+            alphabet: 2 + random.below(3) as u32,
+            priorities: random.pick(&[1, 1, 3]),
+            random,
+            config,
+            traffic,
+            known: vec![Vec::new()],
+            num_requests: 0,
+        }
+    }
+
+    fn write(mut self) -> Load {
+        let cost = CostModel {
+            per_step_us: (1 + self.random.below(200)) as f64,
+            per_token_us: self.random.below(20) as f64,
+            per_attended_kilotoken_us: self.random.below(100) as f64,
+        };
+        let num_calls = 5 + self.random.below(60);
+        let num_bursts = 1 + self.random.below(4);
+        let mut at_us = 0;
+        let mut calls = Vec::new();
+        for index in 0..num_calls {
+            at_us += match self.traffic {
+                Traffic::Bursts if index % num_calls.div_ceil(num_bursts) != 0 => 0,
+                Traffic::Bursts => self.random.below(20_000),
+                Traffic::LongPrompts => self.random.below(100),
+                _ => self.random.below(1 + (cost.per_step_us as u64) * 4),
+            };
+            calls.push(self.call(at_us));
+        }
+        let num_resets = self.random.below(3);
+        Load {
+            num_stages: self
+                .random
+                .pick(&[1, 1, self.config.max_inflight_steps.into()]),
+            fails_once_in: self.random.pick(&[0, 0, 10, 40]),
+            resets_us: (0..num_resets)
+                .map(|_| self.random.below(at_us * 2 + 1))
+                .collect(),
+            cost,
+            alphabet: self.alphabet,
+            config: self.config,
+            calls,
+        }
+    }
+
+    fn call(&mut self, at_us: u64) -> Call {
+        let prompt = self.prompt();
+        let stopping = self.stopping();
+        let salt = self.random.once_in(6).then(|| "salt".into());
+        let priority = self.random.below(self.priorities) as i32;
+        let num_choices = self.random.pick(&[1, 1, 1, 1, 2, 3]);
+        let answers = (0..num_choices).map(|choice| {
+            let request = Request {
+                id: RequestId(self.num_requests),
+                prompt: prompt.clone(),
+                sampling: SamplingParams {
+                    choice,
+                    ..SamplingParams::GREEDY
+                },
+                stopping: stopping.clone(),
+                priority,
+                arrival_us: at_us,
+                namespace: Namespace {
+                    lora: None,
+                    cache_salt: salt.clone(),
+                },
+            };
+            self.num_requests += 1;
+            self.answer(request)
+        });
+        Call {
+            at_us,
+            answers: answers.collect(),
+        }
+    }
+
+    /// New tokens behind a part of something known.
+    fn prompt(&mut self) -> Vec<TokenId> {
+        let most = self.max_len();
+        let (from_known, num_new) = match self.traffic {
+            Traffic::LongPrompts => (self.random.once_in(4), self.random.below(most)),
+            Traffic::LongOutputs => (false, 1 + self.random.below(4)),
+            Traffic::Conversations => (true, self.random.below(1 + most / 8)),
+            _ => (self.random.once_in(2), self.random.below(1 + most / 2)),
+        };
+        let mut prompt = Vec::new();
+        if from_known {
+            let known = &self.known[self.random.below(self.known.len() as u64) as usize];
+            let keep = match self.random.below(3) {
+                0 => self.random.below(known.len() as u64 + 1) as usize,
+                _ => known.len(),
+            };
+            prompt.extend(&known[..keep]);
+        }
+        for _ in 0..num_new {
+            prompt.push(self.random.below(self.alphabet.into()) as TokenId);
+        }
+        // Some are too long, and are refused.
+        if !self.random.once_in(16) {
+            prompt.truncate((most - self.random.below(1 + most / 4)) as usize);
+        }
+        prompt
+    }
+
+    /// Rows that one request can fill.
+    fn max_len(&self) -> u64 {
+        let config = &self.config;
+        config
+            .max_model_len
+            .min(config.num_pages * config.page_size)
+            .into()
+    }
+
+    fn stopping(&mut self) -> StoppingCriteria {
+        let max_tokens = match self.traffic {
+            Traffic::LongOutputs => None,
+            _ if self.random.once_in(8) => None,
+            _ => Some(1 + self.random.below(self.max_len().min(48) / 2) as u32),
+        };
+        let mut stopping = StoppingCriteria {
+            max_tokens,
+            min_tokens: self.random.pick(&[0, 0, 0, 1, 2, 5]),
+            ..StoppingCriteria::default()
+        };
+        if self.random.once_in(2) {
+            stopping.end_token_ids.push(0);
+        }
+        if self.random.once_in(4) && self.alphabet > 2 {
+            stopping.stop_token_ids.push(1);
+        }
+        stopping
+    }
+
+    /// Works out what the request comes to alone. One that is refused comes to nothing.
+    fn answer(&mut self, request: Request) -> Answer {
+        let num_tokens = self.config.check_request(&request).unwrap_or(0) as usize;
+        let stopping = &request.stopping;
+        let (end, stop) = (&stopping.end_token_ids, &stopping.stop_token_ids);
+        let masked: Vec<_> = end.iter().chain(stop).copied().collect();
+        let mut output = CheckingExecutor::lone_run(
+            self.alphabet,
+            &request.prompt,
+            num_tokens,
+            &masked,
+            stopping.min_tokens as usize,
+        );
+        let mut finish = FinishReason::Length;
+        if let Some(at) = output.iter().position(|token| masked.contains(token)) {
+            output.truncate(at + 1);
+            finish = if end.contains(&output[at]) {
+                FinishReason::EndToken
+            } else {
+                FinishReason::StopToken
+            };
+        }
+        let mut whole = request.prompt.clone();
+        whole.extend(&output);
+        if whole.len() < self.config.max_model_len as usize {
+            self.known.push(whole);
+        }
+        let abort = self.random.once_in(6);
+        Answer {
+            abort: abort.then(|| self.random.pick(&Station::ALL)),
+            request,
+            output,
+            finish,
+        }
+    }
+}
+
+/// Pools of a few pages, budgets of a few tokens: every limit is met all the time.
+fn tight_config(random: &mut Random) -> SchedulerConfig {
+    let page_size = 1 + random.below(5) as u32;
+    let num_pages = 3 + random.below(20) as u32;
+    let max_model_len = (num_pages * page_size * (1 + random.below(2) as u32)).max(2);
+    let mut config = SchedulerConfig::new(num_pages, page_size, max_model_len);
+    config.max_num_seqs = 1 + random.below(6) as u32;
+    config.max_num_batched_tokens = config.max_num_seqs + random.below(24) as u32;
+    config.max_prefill_tokens = 1 + random.below(24) as u32;
+    config.long_prefill_token_threshold = (random.below(2) * random.below(8)) as u32;
+    config.max_queued_requests = 4 + random.below(60) as u32;
+    config.max_preemptions = random.pick(&[1, 100_000]);
+    vary(&mut config, random);
+    config
+}
+
+/// Proportions of a small server.
+fn roomy_config(random: &mut Random) -> SchedulerConfig {
+    let page_size = random.pick(&[8, 16]);
+    let num_pages = 40 + random.below(200) as u32;
+    let mut config = SchedulerConfig::new(num_pages, page_size, 512);
+    config.max_num_seqs = 4 + random.below(28) as u32;
+    config.max_num_batched_tokens = config.max_num_seqs + 16 + random.below(128) as u32;
+    config.max_prefill_tokens = 16 + random.below(128) as u32;
+    vary(&mut config, random);
+    config
+}
+
+fn vary(config: &mut SchedulerConfig, random: &mut Random) {
+    config.max_inflight_steps = 1 + random.below(3) as u32;
+    config.enable_prefix_caching = !random.once_in(6);
+    config.enable_chunked_prefill = !random.once_in(5);
+    config.max_passed_over = 1 + random.below(4) as u32;
+    config.new_token_ratio = SchedulerConfig::RATIO_ONE / 3 * random.below(4) as u32;
+    if random.once_in(3) {
+        config.max_prefill_seqs = 1 + random.below(3) as u32;
+    }
+    if random.once_in(3) {
+        config.max_decode_seqs = 1 + random.below(3) as u32;
+    }
+    if random.once_in(2) {
+        config.prefill_admission_policy = PrefillAdmissionPolicy::Pack {
+            lookahead: 1 + random.below(8) as u32,
+            force_fifo_every: random.below(5) as u32,
+        };
+    }
+}

@@ -1,0 +1,106 @@
+//! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use corella_sim::{Load, Totals, simulate};
+
+const USAGE: &str = "usage: corella-sim --seeds N [--first SEED] [--keep FOLDER] | --seed SEED";
+
+struct Options {
+    first: u64,
+    num_seeds: u64,
+    keep: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(reason) => {
+            eprintln!("{reason}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let start = Instant::now();
+    let mut totals = Totals::default();
+    for seed in options.first..options.first + options.num_seeds {
+        match play(seed) {
+            Ok(run) => totals.add(&run),
+            Err(what) => {
+                eprintln!("seed {seed} failed: {what}");
+                keep(&options, seed, &what);
+                eprintln!("again: cargo xtask sim --seed {seed}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{totals:#?}");
+    let missing = totals.missing();
+    if options.num_seeds >= 1000 && !missing.is_empty() {
+        eprintln!("the runs prove too little: no {}", missing.join(", no "));
+        return ExitCode::FAILURE;
+    }
+    println!(
+        "{} seeds passed in {:.1} s",
+        options.num_seeds,
+        start.elapsed().as_secs_f64()
+    );
+    ExitCode::SUCCESS
+}
+
+/// A broken rule, or the panic of an assertion, as text.
+fn play(seed: u64) -> Result<Totals, String> {
+    let message = Arc::new(Mutex::new(String::new()));
+    let hook = take_hook();
+    let sink = message.clone();
+    set_hook(Box::new(move |panic| {
+        *sink.lock().unwrap() = panic.to_string();
+    }));
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&Load::from_seed(seed), seed)));
+    set_hook(hook);
+    match outcome {
+        Ok(Ok(totals)) => Ok(totals),
+        Ok(Err(violation)) => Err(violation.to_string()),
+        Err(_) => Err(message.lock().unwrap().clone()),
+    }
+}
+
+/// What failed and with which load, for whoever looks into it.
+fn keep(options: &Options, seed: u64, what: &str) {
+    let path = options.keep.join(format!("seed-{seed}.txt"));
+    let text = format!("{what}\n\n{:#?}\n", Load::from_seed(seed));
+    match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
+        Ok(()) => eprintln!("its load is in {}", path.display()),
+        Err(error) => eprintln!("{}: {error}", path.display()),
+    }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options {
+        first: 0,
+        num_seeds: 0,
+        keep: PathBuf::from("target/sim"),
+    };
+    while let Some(name) = arguments.next() {
+        let value = arguments.next().ok_or(format!("{name} needs a value"))?;
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| format!("{name}: {value:?} is no number"))
+        };
+        match name.as_str() {
+            "--seeds" => options.num_seeds = number()?,
+            "--first" => options.first = number()?,
+            "--seed" => (options.first, options.num_seeds) = (number()?, 1),
+            "--keep" => options.keep = PathBuf::from(&value),
+            _ => return Err(format!("there is no option {name}")),
+        }
+    }
+    match options.num_seeds {
+        0 => Err("say how many seeds to play".into()),
+        _ => Ok(options),
+    }
+}

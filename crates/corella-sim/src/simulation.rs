@@ -1,0 +1,364 @@
+//! One run: events in virtual time, the scheduler between them, checkers around it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::fmt;
+
+use corella_core::{AdmissionError, Batch, Request, RequestId, Scheduler, SlotId};
+
+use crate::checker::{self, Checker, Planned, Verdict};
+use crate::executor::{CheckingExecutor, Returned};
+use crate::load::{Answer, Load, Station};
+use crate::random::Random;
+use crate::totals::Totals;
+
+/// A rule that a run has broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub at_us: u64,
+    pub rule: &'static str,
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at_us, rule, what } = self;
+        write!(f, "at {at_us} us, \"{rule}\" does not hold: {what}")
+    }
+}
+
+/// Plays a load to its end. The executor and the scheduler's own assertions panic.
+pub fn simulate(load: &Load, seed: u64) -> Result<Totals, Violation> {
+    let mut simulation = Simulation::new(load, seed);
+    simulation.run()?;
+    Ok(simulation.totals)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Call(usize),
+    Reset,
+    StepReturns,
+}
+
+struct Simulation<'a> {
+    load: &'a Load,
+    random: Random,
+    now_us: u64,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    num_events: u64,
+    scheduler: Scheduler,
+    executor: CheckingExecutor,
+    /// Steps in flight, the oldest first: whom they name.
+    inflight: VecDeque<BTreeSet<RequestId>>,
+    last_return_us: u64,
+    slots: BTreeMap<SlotId, RequestId>,
+    requests: BTreeMap<RequestId, Progress>,
+    checkers: Vec<Box<dyn Checker>>,
+    totals: Totals,
+}
+
+/// What can be seen of a request from outside.
+struct Progress {
+    abort: Option<Station>,
+    num_prompt_tokens: u32,
+    num_output_tokens: u32,
+    /// Rows planned, by the last step that names it.
+    num_rows: u32,
+    num_seen: u32,
+    has_slot: bool,
+    was_started: bool,
+    has_ended: bool,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(load: &'a Load, seed: u64) -> Self {
+        let scheduler = Scheduler::new(load.config.clone()).expect("loads have valid limits");
+        let mut simulation = Self {
+            load,
+            random: Random(!seed),
+            now_us: 0,
+            events: BinaryHeap::new(),
+            num_events: 0,
+            scheduler,
+            executor: CheckingExecutor::new(&load.config, load.alphabet),
+            inflight: VecDeque::new(),
+            last_return_us: 0,
+            slots: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            checkers: checker::all(load),
+            totals: Totals {
+                num_runs: 1,
+                ..Totals::default()
+            },
+        };
+        for (index, call) in load.calls.iter().enumerate() {
+            simulation.push(call.at_us, Event::Call(index));
+        }
+        for &at_us in &load.resets_us {
+            simulation.push(at_us, Event::Reset);
+        }
+        simulation
+    }
+
+    fn push(&mut self, at_us: u64, event: Event) {
+        self.num_events += 1;
+        self.events.push(Reverse((at_us, self.num_events, event)));
+    }
+
+    fn run(&mut self) -> Result<(), Violation> {
+        while let Some(Reverse((at_us, _, event))) = self.events.pop() {
+            self.now_us = at_us;
+            match event {
+                Event::Call(index) => self.call(index)?,
+                Event::Reset => self.reset()?,
+                Event::StepReturns => self.return_step()?,
+            }
+            self.settle()?;
+            while let Some(batch) = self.scheduler.schedule(self.now_us) {
+                self.submit(&batch)?;
+                self.settle()?;
+            }
+            self.settle()?;
+        }
+        let stats = self.scheduler.stats();
+        self.totals.take_stats(&stats);
+        self.totals.num_events = self.num_events;
+        if self.scheduler.has_unfinished() {
+            let what = format!("requests are left and nothing happens: {stats:?}");
+            return Err(self.violation("work goes on", what));
+        }
+        self.check(|checker| checker.ended(&stats))
+    }
+
+    fn call(&mut self, index: usize) -> Result<(), Violation> {
+        let load = self.load;
+        let answers = &load.calls[index].answers;
+        self.totals.num_requests += answers.len() as u64;
+        let requests: Vec<Request> = answers.iter().map(|a| a.request.clone()).collect();
+        let num_waiting = self.scheduler.stats().num_waiting;
+        match self.scheduler.add_requests(requests) {
+            Ok(()) => {
+                for answer in answers {
+                    self.requests
+                        .insert(answer.request.id, Progress::new(answer));
+                    for checker in &mut self.checkers {
+                        checker.queued(answer);
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.totals.num_refused += answers.len() as u64;
+                let is_right = match &error {
+                    AdmissionError::QueueFull { limit } => {
+                        num_waiting + answers.len() > *limit as usize
+                    }
+                    error => load.config.check_request(&answers[0].request).as_ref() == Err(error),
+                };
+                if is_right && self.scheduler.stats().num_waiting == num_waiting {
+                    return Ok(());
+                }
+                let what = format!(
+                    "{} requests with {num_waiting} waiting: {error}",
+                    answers.len()
+                );
+                Err(self.violation("all of a call is queued or none", what))
+            }
+        }
+    }
+
+    fn reset(&mut self) -> Result<(), Violation> {
+        let num_in_use = self.scheduler.stats().num_in_use_pages;
+        let is_reset = self.scheduler.reset_prefix_cache().is_ok();
+        self.totals.num_resets += u64::from(is_reset);
+        if is_reset == (num_in_use == 0) {
+            return Ok(());
+        }
+        let what = format!("reset is {is_reset} with {num_in_use} pages in use");
+        Err(self.violation("a reset is refused while pages are in use", what))
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), Violation> {
+        self.totals.num_row_copies += batch.copies.len() as u64;
+        for slot in &batch.released {
+            if let Some(id) = self.slots.remove(slot)
+                && let Some(progress) = self.requests.get_mut(&id)
+            {
+                progress.has_slot = false;
+            }
+        }
+        for start in &batch.started {
+            self.slots.insert(start.slot, start.request);
+            let progress = self
+                .requests
+                .get_mut(&start.request)
+                .expect("a known request");
+            progress.has_slot = true;
+            progress.was_started = true;
+        }
+        let mut named = BTreeSet::new();
+        for span in &batch.spans {
+            let id = self.slots[&span.slot];
+            named.insert(id);
+            let progress = self.requests.get_mut(&id).expect("a known request");
+            progress.num_rows = span.start + span.tokens.len() as u32;
+            if !span.sample || progress.num_rows >= progress.num_prompt_tokens {
+                continue;
+            }
+            let what = format!("request {id} draws after row {}", progress.num_rows);
+            return Err(self.violation("a middle chunk draws nothing", what));
+        }
+        let step = Planned {
+            batch,
+            slots: &self.slots,
+            stats: self.scheduler.stats(),
+        };
+        let verdict = first_wrong(&mut self.checkers, |checker| checker.planned(&step));
+        verdict.map_err(|(rule, what)| self.violation(rule, what))?;
+
+        let fails = match self.load.fails_once_in {
+            0 => false,
+            times => self.random.once_in(times),
+        };
+        self.executor.submit(batch, fails);
+        self.inflight.push_back(named);
+        let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
+        let through_stages = self.now_us + step_us * self.load.num_stages;
+        self.last_return_us = through_stages.max(self.last_return_us + step_us);
+        self.push(self.last_return_us, Event::StepReturns);
+        Ok(())
+    }
+
+    fn return_step(&mut self) -> Result<(), Violation> {
+        self.inflight.pop_front();
+        match self.executor.wait() {
+            Returned::Output(output) => self.scheduler.update_from_output(&output),
+            Returned::Failed(step, requests) => {
+                self.totals.num_failed_steps += 1;
+                for checker in &mut self.checkers {
+                    checker.step_failed(&requests);
+                }
+                self.scheduler.handle_step_failed(step, "injected");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the scheduler says, aborts who has reached the station, looks at the whole.
+    fn settle(&mut self) -> Result<(), Violation> {
+        self.take_outputs()?;
+        self.abort_at_stations()?;
+        self.take_outputs()?;
+        let stats = self.scheduler.stats();
+        self.check(|checker| checker.settled(&stats))?;
+        self.scheduler.check_invariants();
+        Ok(())
+    }
+
+    fn take_outputs(&mut self) -> Result<(), Violation> {
+        while let Some(output) = self.scheduler.poll_output() {
+            self.check(|checker| checker.told(&output))?;
+            let progress = self
+                .requests
+                .get_mut(&output.request)
+                .expect("a known request");
+            progress.num_seen = output.num_output_tokens;
+            progress.has_ended = output.finish.is_some();
+            let is_complete = output.finish.is_some_and(|finish| {
+                use corella_core::FinishReason::{EndToken, Length, StopToken};
+                matches!(finish, EndToken | StopToken | Length)
+            });
+            self.totals.num_completed += u64::from(is_complete);
+        }
+        Ok(())
+    }
+
+    fn abort_at_stations(&mut self) -> Result<(), Violation> {
+        let inflight = &self.inflight;
+        let there: Vec<(RequestId, Station)> = self
+            .requests
+            .iter()
+            .filter_map(|(&id, progress)| {
+                let station = progress.abort?;
+                let in_flight = inflight.iter().any(|named| named.contains(&id));
+                progress.is_at(station, in_flight).then_some((id, station))
+            })
+            .collect();
+        for (id, station) in there {
+            let progress = self.requests.get_mut(&id).expect("it was just seen");
+            progress.abort = None;
+            let has_ended = progress.has_ended;
+            *self.totals.aborted.entry(station).or_default() += 1;
+            if !has_ended {
+                for checker in &mut self.checkers {
+                    checker.aborted(id);
+                }
+            }
+            let is_aborted = self.scheduler.abort_request(id);
+            let again = self.scheduler.abort_request(id);
+            if is_aborted == has_ended || again {
+                let what = format!("request {id} at {station:?}: {is_aborted}, again: {again}");
+                return Err(self.violation("an abort takes effect once", what));
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, look: impl FnMut(&mut dyn Checker) -> Verdict) -> Result<(), Violation> {
+        let verdict = first_wrong(&mut self.checkers, look);
+        verdict.map_err(|(rule, what)| self.violation(rule, what))
+    }
+
+    fn violation(&self, rule: &'static str, what: String) -> Violation {
+        Violation {
+            at_us: self.now_us,
+            rule,
+            what,
+        }
+    }
+}
+
+fn first_wrong(
+    checkers: &mut [Box<dyn Checker>],
+    mut look: impl FnMut(&mut dyn Checker) -> Verdict,
+) -> Result<(), (&'static str, String)> {
+    for checker in checkers {
+        look(checker.as_mut()).map_err(|what| (checker.rule(), what))?;
+    }
+    Ok(())
+}
+
+impl Progress {
+    fn new(answer: &Answer) -> Self {
+        Self {
+            abort: answer.abort,
+            num_prompt_tokens: answer.request.prompt.len() as u32,
+            num_output_tokens: answer.output.len() as u32,
+            num_rows: 0,
+            num_seen: 0,
+            has_slot: false,
+            was_started: false,
+            has_ended: false,
+        }
+    }
+
+    fn is_at(&self, station: Station, in_flight: bool) -> bool {
+        if self.has_ended {
+            return station == Station::Ended;
+        }
+        let has_prompt = self.num_rows >= self.num_prompt_tokens;
+        match station {
+            Station::Ended => false,
+            Station::Queued => !self.was_started,
+            Station::Preempted => self.was_started && !self.has_slot,
+            _ if !self.has_slot => false,
+            Station::ChunkInFlight => in_flight && !has_prompt,
+            Station::BetweenChunks => !in_flight && !has_prompt,
+            Station::PromptInFlight => in_flight && has_prompt && self.num_seen == 0,
+            Station::Decoding => in_flight && self.num_seen > 0,
+            Station::BetweenTokens => !in_flight && self.num_seen > 0,
+            Station::LastTokenInFlight => in_flight && self.num_seen + 1 == self.num_output_tokens,
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What has happened in a number of runs: they prove something only when it is enough.
+
+use std::collections::BTreeMap;
+
+use corella_core::SchedulerStats;
+
+use crate::load::Station;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub num_runs: u64,
+    pub num_events: u64,
+    pub num_requests: u64,
+    pub num_refused: u64,
+    pub num_completed: u64,
+    pub num_steps: u64,
+    pub num_failed_steps: u64,
+    pub num_scheduled_tokens: u64,
+    pub num_preemptions: u64,
+    pub num_evicted_pages: u64,
+    pub num_prefix_hit_tokens: u64,
+    pub num_row_copies: u64,
+    pub num_resets: u64,
+    pub aborted: BTreeMap<Station, u64>,
+}
+
+impl Totals {
+    pub fn add(&mut self, run: &Self) {
+        self.num_runs += run.num_runs;
+        self.num_events += run.num_events;
+        self.num_requests += run.num_requests;
+        self.num_refused += run.num_refused;
+        self.num_completed += run.num_completed;
+        self.num_steps += run.num_steps;
+        self.num_failed_steps += run.num_failed_steps;
+        self.num_scheduled_tokens += run.num_scheduled_tokens;
+        self.num_preemptions += run.num_preemptions;
+        self.num_evicted_pages += run.num_evicted_pages;
+        self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
+        self.num_row_copies += run.num_row_copies;
+        self.num_resets += run.num_resets;
+        for (&station, count) in &run.aborted {
+            *self.aborted.entry(station).or_default() += count;
+        }
+    }
+
+    pub(crate) fn take_stats(&mut self, stats: &SchedulerStats) {
+        self.num_steps = stats.num_steps;
+        self.num_scheduled_tokens = stats.num_scheduled_tokens;
+        self.num_preemptions = stats.num_preemptions;
+        self.num_evicted_pages = stats.num_evicted_pages;
+        self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
+    }
+
+    /// What should have happened in a large number of runs and has not.
+    pub fn missing(&self) -> Vec<String> {
+        let counts = [
+            ("refused requests", self.num_refused),
+            ("completed requests", self.num_completed),
+            ("failed steps", self.num_failed_steps),
+            ("preemptions", self.num_preemptions),
+            ("evicted pages", self.num_evicted_pages),
+            ("prefix hits", self.num_prefix_hit_tokens),
+            ("row copies", self.num_row_copies),
+            ("cache resets", self.num_resets),
+        ];
+        let stations = Station::ALL.iter().map(|station| {
+            let count = self.aborted.get(station).copied().unwrap_or(0);
+            (format!("aborts at {station:?}"), count)
+        });
+        let counts = counts.map(|(name, count)| (name.to_string(), count));
+        let all = counts.into_iter().chain(stations);
+        all.filter(|(_, count)| *count == 0)
+            .map(|(name, _)| name)
+            .collect()
+    }
+}
