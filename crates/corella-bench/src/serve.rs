@@ -6,20 +6,18 @@ mod option;
 mod progress;
 mod prompt;
 mod report;
-mod summary;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tokio::task::JoinSet;
 
+use crate::BenchError;
 use client::Client;
 pub use option::{BenchServeOptions, Endpoint, PromptSource};
 use progress::Progress;
 pub use report::{Report, RequestRecord};
-pub use summary::Summary;
 
 /// Runs the whole benchmark: reads the prompts, warms up, sends every request, and writes
 /// `output_json`. The table is the report's `Display`.
@@ -90,30 +88,3 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     }
     Ok(report)
 }
-
-/// Why the benchmark could not be run at all.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BenchError {
-    /// An option has an impossible value.
-    Option(String),
-    /// A file of prompts or results cannot be read or written.
-    File(String),
-    /// No server answers at the base URL, or it answers unlike one.
-    Server(String),
-    /// A warm-up request failed.
-    Warmup(String),
-    /// A worker of the load generator ended abnormally.
-    Worker(String),
-}
-
-impl fmt::Display for BenchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Option(reason) | Self::File(reason) | Self::Server(reason) => f.write_str(reason),
-            Self::Warmup(reason) => write!(f, "the warm-up request failed: {reason}"),
-            Self::Worker(reason) => write!(f, "the load generator failed: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for BenchError {}

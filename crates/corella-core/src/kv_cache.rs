@@ -12,10 +12,12 @@ use crate::{Namespace, PageId, StepId, TokenId};
 /// * cached: in the prefix tree and not locked;
 /// * free.
 ///
+/// The scheduler keeps its own; benches and trace replays drive one alone.
+///
 /// A table's published pages are a path from a root of the tree, so the locked pages of the
 /// tree are closed towards the roots, and every cached page can be evicted leaf by leaf.
 #[derive(Debug)]
-pub(crate) struct KvCache {
+pub struct KvCache {
     pool: PagePool,
     tree: PrefixTree,
     /// Advances with each release of a table.

@@ -36,6 +36,8 @@ pub use batch::{
     Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
 };
 pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
+pub use kv_cache::KvCache;
+pub use prefix_tree::{Parent, PrefixMatch};
 pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
 };

@@ -28,7 +28,7 @@ pub(crate) struct PrefixTree {
 
 /// What the tree has of a token sequence.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct PrefixMatch {
+pub struct PrefixMatch {
     /// Whole pages from the start.
     pub pages: Vec<PageId>,
     /// The page after them whose first rows agree, and how many do.
@@ -37,7 +37,7 @@ pub(crate) struct PrefixMatch {
 
 /// Where the next page of a sequence goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Parent<'a> {
+pub enum Parent<'a> {
     Root(&'a Namespace),
     Page(PageId),
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
+use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::BenchServeOptions;
 use corella_core::SchedulerConfig;
 
@@ -36,6 +37,10 @@ pub enum Command {
 pub enum BenchCommand {
     /// Load a running server; report latencies and throughput
     Serve(BenchServeArgs),
+    /// What a step costs the scheduler, and a token the prefix cache
+    Scheduler(BenchSchedulerArgs),
+    /// Replay the prefixes of a request trace through the prefix cache
+    Cache(BenchCacheArgs),
 }
 
 #[derive(Args)]
@@ -208,6 +213,35 @@ pub struct BenchServeArgs {
     /// With the numbers of every request
     #[arg(long, requires = "output_json", help_heading = "Report")]
     pub save_detailed: bool,
+}
+
+#[derive(Args)]
+pub struct BenchSchedulerArgs {
+    /// Requests that decode
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_running)]
+    pub num_running: Vec<usize>,
+    /// Requests that wait
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_waiting)]
+    pub num_waiting: Vec<usize>,
+    /// Steps timed for each pair of them
+    #[arg(long, value_name = "N", default_value_t = SchedulerBenchOptions::default().num_steps)]
+    pub num_steps: usize,
+    /// Tokens of the one prompt in the prefix cache
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_tokens)]
+    pub num_tokens: Vec<usize>,
+    /// Write the numbers as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct BenchCacheArgs {
+    /// JSON lines with `hash_ids`, as the Mooncake traces have them
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Sizes of the pool in blocks; 0 holds everything
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    pub num_blocks: Vec<u32>,
 }
 
 #[derive(Args)]

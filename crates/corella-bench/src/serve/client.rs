@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::event::{Event, EventReader, Usage};
-use super::{BenchError, BenchServeOptions, Endpoint, RequestRecord};
+use super::{BenchServeOptions, Endpoint, RequestRecord};
+use crate::BenchError;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::BenchError;
+use crate::BenchError;
 
 #[derive(Debug, Clone)]
 pub struct BenchServeOptions {

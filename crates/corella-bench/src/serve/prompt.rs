@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{BenchError, PromptSource};
+use super::PromptSource;
+use crate::BenchError;
 
 const WORDS: [&str; 64] = [
     "the", "a", "of", "and", "to", "in", "over", "under", "parrot", "flock", "tree", "river",

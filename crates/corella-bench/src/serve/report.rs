@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{BenchServeOptions, Endpoint, Summary};
+use super::{BenchServeOptions, Endpoint};
+use crate::Summary;
 
 /// One request: when its tokens came, or why it failed.
 #[derive(Debug, Clone)]

@@ -1,0 +1,281 @@
+//! `bench scheduler`: what a step costs the scheduler, and what a token costs the prefix cache.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use corella_core::{
+    BatchOutput, KvCache, Namespace, Parent, Request, RequestId, Sample, SamplingParams, Scheduler,
+    SchedulerConfig, StepId, StoppingCriteria, TokenId,
+};
+use serde_json::{Value, json};
+
+use crate::summary::Summary;
+
+const PAGE_SIZE: u32 = 16;
+
+#[derive(Debug, Clone)]
+pub struct SchedulerBenchOptions {
+    /// Requests that decode, for a row of the first table each.
+    pub num_running: Vec<usize>,
+    /// Requests that wait, likewise.
+    pub num_waiting: Vec<usize>,
+    /// Steps timed for a row.
+    pub num_steps: usize,
+    /// Tokens of one prompt, for a row of the second table each.
+    pub num_tokens: Vec<usize>,
+}
+
+impl Default for SchedulerBenchOptions {
+    fn default() -> Self {
+        Self {
+            num_running: vec![16, 64, 256, 1024],
+            num_waiting: vec![0, 256, 1024, 4096],
+            num_steps: 500,
+            num_tokens: vec![10_000, 100_000, 1_000_000, 10_000_000],
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct SchedulerReport {
+    pub steps: Vec<StepCost>,
+    pub caches: Vec<CacheCost>,
+}
+
+/// Microseconds of a decode step, over all steps.
+#[derive(Debug, Clone)]
+pub struct StepCost {
+    pub num_running: usize,
+    pub num_waiting: usize,
+    pub schedule_us: Summary,
+    pub update_us: Summary,
+}
+
+/// Nanoseconds a token.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheCost {
+    pub num_tokens: usize,
+    pub insert_ns: f64,
+    pub match_ns: f64,
+    pub evict_ns: f64,
+}
+
+pub fn run(options: &SchedulerBenchOptions) -> SchedulerReport {
+    let mut steps = Vec::new();
+    for &num_running in &options.num_running {
+        for &num_waiting in &options.num_waiting {
+            steps.push(step_cost(num_running, num_waiting, options.num_steps));
+        }
+    }
+    SchedulerReport {
+        steps,
+        caches: options.num_tokens.iter().map(|&n| cache_cost(n)).collect(),
+    }
+}
+
+/// Everyone who runs decodes; those who wait have no slot to go to, and their prompts differ.
+fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCost {
+    const NUM_PROMPT_TOKENS: usize = 64;
+    let max_tokens = num_steps + 64;
+    let pages_each = (NUM_PROMPT_TOKENS + max_tokens).div_ceil(PAGE_SIZE as usize) + 1;
+    let num_pages = (num_running * pages_each) as u32;
+    let mut config = SchedulerConfig::new(num_pages, PAGE_SIZE, 1 << 20);
+    config.max_num_seqs = num_running as u32;
+    config.max_num_batched_tokens = 8192;
+    config.max_prefill_tokens = 8192;
+    config.max_queued_requests = (num_running + num_waiting) as u32;
+    let mut scheduler = Scheduler::new(config).expect("the limits fit each other");
+    let mut num_added = 0;
+    let mut add = |scheduler: &mut Scheduler, count: usize| {
+        for _ in 0..count {
+            let request = request(num_added, NUM_PROMPT_TOKENS, max_tokens as u32);
+            num_added += 1;
+            scheduler
+                .add_requests(vec![request])
+                .expect("there is room");
+        }
+    };
+    add(&mut scheduler, num_running);
+    while scheduler.stats().num_running < num_running {
+        step(&mut scheduler);
+    }
+    add(&mut scheduler, num_waiting);
+    for _ in 0..16 {
+        step(&mut scheduler);
+    }
+    let (schedule_us, update_us) = (0..num_steps).map(|_| step(&mut scheduler)).unzip();
+    assert_eq!(scheduler.stats().num_running, num_running);
+    assert_eq!(scheduler.stats().num_waiting, num_waiting);
+    StepCost {
+        num_running,
+        num_waiting,
+        schedule_us: Summary::new(schedule_us),
+        update_us: Summary::new(update_us),
+    }
+}
+
+fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Request {
+    let first = id as TokenId * num_prompt_tokens as TokenId;
+    Request {
+        id: RequestId(id),
+        prompt: (first..first + num_prompt_tokens as TokenId).collect(),
+        sampling: SamplingParams::GREEDY,
+        stopping: StoppingCriteria {
+            max_tokens: Some(max_tokens),
+            ..StoppingCriteria::default()
+        },
+        priority: 0,
+        arrival_us: 0,
+        namespace: Namespace::default(),
+    }
+}
+
+/// Microseconds of planning and of taking the result in.
+fn step(scheduler: &mut Scheduler) -> (f64, f64) {
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let start = Instant::now();
+    let batch = scheduler.schedule(0).expect("requests run");
+    let schedule = start.elapsed();
+    let sampled = batch.spans.iter().filter(|span| span.sample);
+    let samples = sampled.map(|span| {
+        let token = span.start ^ span.slot.0;
+        (
+            span.slot,
+            Sample {
+                token,
+                logprobs: None,
+            },
+        )
+    });
+    let output = BatchOutput {
+        step: batch.step,
+        samples: samples.collect(),
+    };
+    let start = Instant::now();
+    scheduler.update_from_output(&output);
+    while scheduler.poll_output().is_some() {}
+    (micros(schedule), micros(start.elapsed()))
+}
+
+/// One prompt alone in the tree, so that nothing but its length counts.
+fn cache_cost(num_tokens: usize) -> CacheCost {
+    let num_pages = num_tokens / PAGE_SIZE as usize;
+    let tokens: Vec<TokenId> = (0..num_tokens as TokenId).collect();
+    let namespace = Namespace::default();
+    let mut cache = KvCache::new(num_pages as u32, PAGE_SIZE);
+    let per_token = |start: Instant| start.elapsed().as_nanos() as f64 / num_tokens as f64;
+
+    let start = Instant::now();
+    let mut table = Vec::new();
+    assert!(cache.try_allocate(num_pages, &mut table));
+    for (at, page_tokens) in tokens.chunks_exact(PAGE_SIZE as usize).enumerate() {
+        let parent = match at {
+            0 => Parent::Root(&namespace),
+            at => Parent::Page(table[at - 1]),
+        };
+        let published = cache.publish(parent, page_tokens, table[at], StepId(0));
+        assert!(published.is_ok());
+    }
+    cache.unlock_all(table);
+    let insert_ns = per_token(start);
+
+    let num_matches = (10_000_000 / num_tokens).clamp(3, 100);
+    let mut match_ns = Vec::new();
+    for _ in 0..num_matches {
+        let start = Instant::now();
+        let matched = cache.match_prefix(&namespace, &tokens, StepId(1));
+        match_ns.push(per_token(start));
+        assert_eq!(matched.pages.len(), num_pages);
+    }
+
+    let start = Instant::now();
+    cache.clear();
+    let evict_ns = per_token(start);
+    assert_eq!(cache.num_free(), num_pages);
+    CacheCost {
+        num_tokens,
+        insert_ns,
+        match_ns: Summary::new(match_ns).median,
+        evict_ns,
+    }
+}
+
+impl SchedulerReport {
+    pub fn to_json(&self) -> Value {
+        let steps = self.steps.iter().map(|cost| {
+            json!({
+                "num_running": cost.num_running,
+                "num_waiting": cost.num_waiting,
+                "schedule_us": { "p50": cost.schedule_us.p50, "p99": cost.schedule_us.p99 },
+                "update_us": { "p50": cost.update_us.p50, "p99": cost.update_us.p99 },
+            })
+        });
+        let caches = self.caches.iter().map(|cost| {
+            json!({
+                "num_tokens": cost.num_tokens,
+                "insert_ns_per_token": cost.insert_ns,
+                "match_ns_per_token": cost.match_ns,
+                "evict_ns_per_token": cost.evict_ns,
+            })
+        });
+        json!({
+            "steps": steps.collect::<Vec<_>>(),
+            "prefix_cache": caches.collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl fmt::Display for SchedulerReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "A decode step, microseconds")?;
+        writeln!(
+            f,
+            "{:>8} {:>8} {:>13} {:>13} {:>11} {:>11}",
+            "running", "waiting", "schedule p50", "schedule p99", "update p50", "update p99"
+        )?;
+        for cost in &self.steps {
+            writeln!(
+                f,
+                "{:>8} {:>8} {:>13.1} {:>13.1} {:>11.1} {:>11.1}",
+                cost.num_running,
+                cost.num_waiting,
+                cost.schedule_us.p50,
+                cost.schedule_us.p99,
+                cost.update_us.p50,
+                cost.update_us.p99
+            )?;
+        }
+        writeln!(f, "\nThe prefix cache, nanoseconds a token")?;
+        writeln!(
+            f,
+            "{:>10} {:>8} {:>8} {:>8}",
+            "tokens", "insert", "match", "evict"
+        )?;
+        for cost in &self.caches {
+            writeln!(
+                f,
+                "{:>10} {:>8.2} {:>8.3} {:>8.2}",
+                cost.num_tokens, cost.insert_ns, cost.match_ns, cost.evict_ns
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_its_row() {
+        let report = run(&SchedulerBenchOptions {
+            num_running: vec![2, 4],
+            num_waiting: vec![0, 3],
+            num_steps: 5,
+            num_tokens: vec![160, 1600],
+        });
+        assert_eq!((report.steps.len(), report.caches.len()), (4, 2));
+        assert_eq!(report.to_json()["steps"][3]["num_waiting"], 3);
+        assert!(report.to_string().contains("1600"));
+    }
+}
