@@ -3,21 +3,23 @@
 mod client;
 mod event;
 mod option;
-mod progress;
 mod prompt;
-mod report;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use crate::BenchError;
+use crate::page;
+use crate::progress::Progress;
+use crate::timeline::{Timeline, parse_metrics};
+use crate::{BenchError, Report, ReportHead};
 use client::Client;
 pub use option::{BenchServeOptions, Endpoint, PromptSource};
-use progress::Progress;
-pub use report::{Report, RequestRecord};
+
+/// How often the server is asked what it is doing, when somebody wants to see it.
+const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the whole benchmark: reads the prompts, warms up, sends every request, and writes
 /// `output_json`. The table is the report's `Display`.
@@ -34,7 +36,10 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     client.set_model(&model);
     let client = Arc::new(client);
     let prompts: Arc<[String]> = prompts.into();
-    if let Some(path) = &options.output_json {
+    for path in [&options.output_json, &options.report]
+        .into_iter()
+        .flatten()
+    {
         // Found out now rather than after the run.
         std::fs::write(path, "")
             .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;
@@ -71,15 +76,35 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
         });
     }
     let mut records = Vec::with_capacity(options.num_prompts);
-    while let Some(worker) = workers.join_next().await {
-        records.extend(worker.map_err(|error| BenchError::Worker(error.to_string()))?);
+    let mut timeline = Timeline::new(METRICS_INTERVAL);
+    while !workers.is_empty() {
+        tokio::select! {
+            Some(worker) = workers.join_next() => {
+                records.extend(worker.map_err(|error| BenchError::Worker(error.to_string()))?);
+            }
+            () = tokio::time::sleep(timeline.interval), if options.report.is_some() => {
+                let text = client.metrics().await.unwrap_or_default();
+                if let Some(moment) = parse_metrics(&text, start.elapsed()) {
+                    timeline.push(moment);
+                }
+            }
+        }
     }
     let duration = start.elapsed();
     progress.finish();
 
     records.sort_by_key(|(index, _)| *index);
     let records = records.into_iter().map(|(_, record)| record).collect();
-    let report = Report::new(&options, model, duration, records);
+    let head = ReportHead {
+        backend: options.endpoint.backend(),
+        model,
+        max_concurrency: options.max_concurrency,
+    };
+    let report = Report::new(head, duration, records);
+    if let Some(path) = &options.report {
+        std::fs::write(path, page::html(&report, &timeline))
+            .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;
+    }
     if let Some(path) = &options.output_json {
         let mut json = report.to_json(options.save_detailed).to_string();
         json.push('\n');

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use corella_bench::BenchError;
-use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, Report, run};
+use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, run};
+use corella_bench::{BenchError, Report};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

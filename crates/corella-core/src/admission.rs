@@ -63,8 +63,7 @@ impl SchedulerConfig {
         if self.enable_chunked_prefill {
             return u32::MAX;
         }
-        self.max_prefill_tokens
-            .min(self.max_num_batched_tokens - self.max_other_decodes())
+        self.max_num_batched_tokens - self.max_other_decodes()
     }
 
     /// Decode rows of a step in which someone prefills.

@@ -195,7 +195,8 @@ impl Scheduler {
     pub(crate) fn chunk_len(&self, rest: u32, others_want: bool, plan: &StepPlan) -> u32 {
         let room = plan.prefill_room();
         if !self.config.enable_chunked_prefill {
-            return if rest <= room { rest } else { 0 };
+            let goes_alone = room > 0 && plan.has_no_prefill && rest <= plan.tokens_left;
+            return if rest <= room || goes_alone { rest } else { 0 };
         }
         match self.config.long_prefill_token_threshold {
             threshold if threshold > 0 && others_want => rest.min(room).min(threshold),

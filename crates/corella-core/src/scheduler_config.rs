@@ -14,7 +14,8 @@ pub struct SchedulerConfig {
     pub max_num_seqs: u32,
     /// One step's budget, prefill and decode together.
     pub max_num_batched_tokens: u32,
-    /// Prefill tokens of a step, all requests together.
+    /// Prefill tokens of a step, all requests together. Without chunked prefill one longer
+    /// prompt may go, alone.
     pub max_prefill_tokens: u32,
     /// One request's share of a step's prefill while others want some; 0 is no bound.
     pub long_prefill_token_threshold: u32,

@@ -15,6 +15,7 @@ pub(crate) struct StepPlan {
     pub entries: Vec<InflightSpan>,
     pub tokens_left: u32,
     pub prefill_tokens_left: u32,
+    pub has_no_prefill: bool,
     pub prefill_seqs_left: u32,
     /// A running request lacked a page: nothing waiting is admitted in this step.
     pub is_short_of_pages: bool,
@@ -50,6 +51,7 @@ impl StepPlan {
             entries: Vec::new(),
             tokens_left: config.max_num_batched_tokens,
             prefill_tokens_left: config.max_prefill_tokens,
+            has_no_prefill: true,
             prefill_seqs_left: config.max_prefill_seqs,
             is_short_of_pages: false,
             leaders: Vec::new(),
@@ -104,7 +106,8 @@ impl StepPlan {
             let known = &state.tokens[start as usize..end as usize];
             let known = known.iter().copied().map(InputToken::Known);
             self.batch.tokens.extend(known);
-            self.prefill_tokens_left -= num_tokens;
+            self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
+            self.has_no_prefill = false;
             self.prefill_seqs_left -= 1;
         } else {
             let token = match state.tokens.get(start as usize) {

@@ -37,6 +37,8 @@ pub enum Command {
 pub enum BenchCommand {
     /// Load a running server; report latencies and throughput
     Serve(BenchServeArgs),
+    /// Load an engine in this process, without HTTP and text
+    Offline(BenchOfflineArgs),
     /// What a step costs the scheduler, and a token the prefix cache
     Scheduler(BenchSchedulerArgs),
     /// Replay the prefixes of a request trace through the prefix cache
@@ -213,7 +215,56 @@ pub struct BenchServeArgs {
     /// With the numbers of every request
     #[arg(long, requires = "output_json", help_heading = "Report")]
     pub save_detailed: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    pub report: Option<PathBuf>,
 }
+
+#[derive(Args)]
+pub struct BenchOfflineArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Requests, submitted all at once and in order
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Load")]
+    pub num_prompts: usize,
+    /// Tokens of the prompts, in turn; 900-915 stands for all numbers between
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = parse_range, default_value = "128", help_heading = "Load")]
+    pub input_lens: Vec<LenRange>,
+    /// Make every prompt the beginning of one text
+    #[arg(long, help_heading = "Load")]
+    pub shared_prefix: bool,
+    /// New tokens of every request
+    #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Load")]
+    pub max_tokens: u32,
+    /// Makes the prompts
+    #[arg(long, value_name = "SEED", default_value_t = 0, help_heading = "Load")]
+    pub seed: u64,
+    /// With --device mock: time of a step, in microseconds
+    #[arg(long, value_name = "US", help_heading = "Device")]
+    pub mock_step_us: Option<f64>,
+    /// With --device mock: time of a token in a step, in microseconds
+    #[arg(long, value_name = "US", help_heading = "Device")]
+    pub mock_token_us: Option<f64>,
+    #[command(flatten)]
+    pub scheduler: SchedulerArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Write the results as JSON with the keys of `vllm bench`
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    pub output_json: Option<PathBuf>,
+    /// Add the numbers of every request to the JSON
+    #[arg(long, requires = "output_json", help_heading = "Report")]
+    pub save_detailed: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    pub report: Option<PathBuf>,
+}
+
+/// Lengths from the first to the last, both included.
+#[derive(Clone, Copy, Debug)]
+pub struct LenRange(pub usize, pub usize);
 
 #[derive(Args)]
 pub struct BenchSchedulerArgs {
@@ -395,6 +446,19 @@ fn bench_defaults() -> BenchServeOptions {
 
 fn defaults() -> SchedulerConfig {
     LlmOptions::default().scheduler
+}
+
+fn parse_range(text: &str) -> Result<LenRange, String> {
+    let number = |text: &str| {
+        let number = text.trim().parse::<usize>();
+        number.map_err(|_| format!("`{text}` is not a number"))
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = LenRange(number(first)?, number(last)?);
+    match range {
+        LenRange(1.., _) if range.0 <= range.1 => Ok(range),
+        _ => Err("must be at least 1, and a range must not go down".to_owned()),
+    }
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

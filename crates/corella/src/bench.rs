@@ -2,17 +2,30 @@
 
 use std::error::Error;
 
+use corella::Llm;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
+use corella_bench::offline;
 use corella_bench::scheduler::{self, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
 use tokio::runtime::Runtime;
 
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
+use crate::config::BenchOffline;
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
     let report = runtime.block_on(corella_bench::serve::run(options))?;
     println!("{report}");
+    Ok(())
+}
+
+pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
+    let llm = Llm::load(&config.source, &config.options)?;
+    eprintln!("{}", llm.summary());
+    let runtime = Runtime::new()?;
+    let vocab_size = llm.config.spec.vocab_size;
+    let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
+    println!("{}", runtime.block_on(run)?);
     Ok(())
 }
 

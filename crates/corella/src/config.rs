@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
+use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource};
 use corella_core::PrefillAdmissionPolicy;
-use corella_model::DType;
+use corella_model::{CostModel, DType};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
-    AdmissionPolicyArg, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg, DeviceArgs, EndpointArg,
-    GenerateArgs, ModelArgs, SchedulerArgs, ServeArgs,
+    AdmissionPolicyArg, BenchOfflineArgs, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg,
+    DeviceArgs, EndpointArg, GenerateArgs, LenRange, ModelArgs, SchedulerArgs, ServeArgs,
 };
 
 pub struct Serve {
@@ -127,8 +128,51 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         num_warmups: args.num_warmups,
         output_json: args.output_json,
         save_detailed: args.save_detailed,
+        report: args.report,
         ..BenchServeOptions::default()
     }
+}
+
+pub struct BenchOffline {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub load: OfflineOptions,
+}
+
+pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_scheduler(&mut options, &args.scheduler);
+    set_cache(&mut options, &args.cache);
+    set_device(&mut options, &args.device)?;
+    if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
+        if options.device != Device::Mock {
+            let reason = "--mock-step-us and --mock-token-us need --device mock";
+            return Err(Error::Config(reason.to_owned()));
+        }
+        options.mock_cost = Some(CostModel {
+            per_step_us: args.mock_step_us.unwrap_or(0.0),
+            per_token_us: args.mock_token_us.unwrap_or(0.0),
+            per_attended_kilotoken_us: 0.0,
+        });
+    }
+    let lens = args.input_lens.iter();
+    Ok(BenchOffline {
+        source: source(args.model.model),
+        options,
+        load: OfflineOptions {
+            num_prompts: args.num_prompts,
+            input_lens: lens
+                .flat_map(|&LenRange(first, last)| first..=last)
+                .collect(),
+            shared_prefix: args.shared_prefix,
+            max_tokens: args.max_tokens,
+            seed: args.seed,
+            output_json: args.output_json,
+            save_detailed: args.save_detailed,
+            report: args.report,
+        },
+    })
 }
 
 /// Warnings and what the server has to say go to standard error; RUST_LOG asks for more.

@@ -76,9 +76,11 @@ pub(crate) fn load(
             };
             Box::new(CpuExecutor::new(spec.clone(), weights, config)?)
         }
-        None => Box::new(MockExecutor::new(mock_config(
-            checkpoint, tokenizer, &scheduler,
-        ))),
+        None => {
+            let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
+            mock.cost = options.mock_cost.clone();
+            Box::new(MockExecutor::new(mock))
+        }
     };
     let hardware = Hardware {
         executor: executor.info(),

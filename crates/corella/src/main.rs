@@ -30,6 +30,9 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Serve(args) => serve::run(config::serve(args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
+        Command::Bench(BenchCommand::Offline(args)) => {
+            bench::offline(config::bench_offline(args)?)?
+        }
         Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
         Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use corella_core::SchedulerConfig;
-use corella_model::DType;
+use corella_model::{CostModel, DType};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
@@ -34,6 +34,8 @@ pub struct LlmOptions {
     pub kv_cache_bytes: Option<u64>,
     /// Default: what model and KV cache allow.
     pub max_model_len: Option<u32>,
+    /// How long the mock's steps take. Default: no time.
+    pub mock_cost: Option<CostModel>,
     /// Its `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,
 }
@@ -52,6 +54,7 @@ impl Default for LlmOptions {
             kv_dtype: None,
             kv_cache_bytes: None,
             max_model_len: None,
+            mock_cost: None,
             scheduler,
         }
     }

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::event::{Event, EventReader, Usage};
-use super::{BenchServeOptions, Endpoint, RequestRecord};
-use crate::BenchError;
+use super::{BenchServeOptions, Endpoint};
+use crate::{BenchError, RequestRecord};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -97,16 +97,26 @@ impl Client {
     }
 
     async fn list_models(&self) -> Result<Value, String> {
+        let body = self.get("/v1/models").await?;
+        serde_json::from_slice(&body).map_err(|error| format!("/v1/models is not JSON: {error}"))
+    }
+
+    /// What the server says of itself, for Prometheus.
+    pub(super) async fn metrics(&self) -> Result<String, String> {
+        let body = self.get("/metrics").await?;
+        String::from_utf8(body.into()).map_err(|_| "/metrics is not UTF-8".into())
+    }
+
+    async fn get(&self, path: &str) -> Result<Bytes, String> {
+        const MAX_BYTES: usize = 1 << 20;
         let mut sender = self.connect().await?;
-        let request = self.request(Method::GET, "/v1/models", Bytes::new())?;
+        let request = self.request(Method::GET, path, Bytes::new())?;
         let response = self.in_time(sender.send_request(request)).await?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
         }
-        let body =
-            self.in_time(http_body_util::Limited::new(response.into_body(), 1 << 20).collect());
-        let body = body.await?.to_bytes();
-        serde_json::from_slice(&body).map_err(|error| format!("/v1/models is not JSON: {error}"))
+        let body = http_body_util::Limited::new(response.into_body(), MAX_BYTES).collect();
+        Ok(self.in_time(body).await?.to_bytes())
     }
 
     /// Sends one request and reads its answer to the end. Never fails: the record says how it went.
@@ -286,6 +296,7 @@ impl Timing {
             ttft: self.ttft,
             itls: self.itls,
             latency,
+            queue: None,
             error: outcome.err(),
         }
     }

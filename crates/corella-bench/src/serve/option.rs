@@ -33,6 +33,8 @@ pub struct BenchServeOptions {
     pub output_json: Option<PathBuf>,
     /// Whether the JSON has the numbers of every request, too.
     pub save_detailed: bool,
+    /// Where to write a page with plots.
+    pub report: Option<PathBuf>,
 }
 
 impl Default for BenchServeOptions {
@@ -53,6 +55,7 @@ impl Default for BenchServeOptions {
             idle_timeout: Duration::from_secs(600),
             output_json: None,
             save_detailed: false,
+            report: None,
         }
     }
 }
@@ -85,6 +88,14 @@ impl Endpoint {
         match self {
             Self::Completions => "/v1/completions",
             Self::Chat => "/v1/chat/completions",
+        }
+    }
+
+    /// As `vllm bench serve` calls it.
+    pub(super) fn backend(self) -> &'static str {
+        match self {
+            Self::Completions => "openai",
+            Self::Chat => "openai-chat",
         }
     }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{BenchServeOptions, Endpoint};
 use crate::Summary;
 
 /// One request: when its tokens came, or why it failed.
@@ -21,10 +20,17 @@ pub struct RequestRecord {
     pub itls: Vec<Duration>,
     /// From sending the request to its last token.
     pub latency: Duration,
+    /// From submission to the first step that computes it; only the engine itself knows.
+    pub queue: Option<Duration>,
     pub error: Option<String>,
 }
 
 impl RequestRecord {
+    /// From the first step that computes it to its first token.
+    pub fn prefill(&self) -> Option<Duration> {
+        Some(self.ttft?.saturating_sub(self.queue?))
+    }
+
     /// Time per output token after the first, in seconds.
     pub fn tpot(&self) -> Option<f64> {
         let num_after_first = self
@@ -35,18 +41,28 @@ impl RequestRecord {
     }
 }
 
+/// What was measured.
+#[derive(Debug, Clone)]
+pub struct ReportHead {
+    /// As `vllm bench serve` calls it.
+    pub backend: &'static str,
+    pub model: String,
+    pub max_concurrency: Option<usize>,
+}
+
 /// The results of a run. Times in the summaries are in milliseconds; failed requests are in
 /// none of the numbers but `num_failed`.
 #[derive(Debug, Clone)]
 pub struct Report {
-    pub model: String,
-    pub endpoint: Endpoint,
-    pub max_concurrency: Option<usize>,
+    pub head: ReportHead,
     pub duration: Duration,
     pub num_completed: usize,
     pub num_failed: usize,
     pub total_input_tokens: u64,
     pub total_output_tokens: u64,
+    /// Absent when nobody says.
+    pub queue_ms: Option<Summary>,
+    pub prefill_ms: Option<Summary>,
     pub ttft_ms: Summary,
     pub tpot_ms: Summary,
     pub itl_ms: Summary,
@@ -56,12 +72,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(
-        options: &BenchServeOptions,
-        model: String,
-        duration: Duration,
-        requests: Vec<RequestRecord>,
-    ) -> Self {
+    pub(crate) fn new(head: ReportHead, duration: Duration, requests: Vec<RequestRecord>) -> Self {
         let completed = || requests.iter().filter(|request| request.error.is_none());
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         let ttfts = completed()
@@ -78,15 +89,19 @@ impl Report {
             .collect();
         let e2els = completed().map(|request| ms(request.latency)).collect();
         let num_completed = completed().count();
+        let stage = |time: fn(&RequestRecord) -> Option<Duration>| {
+            let times: Vec<f64> = completed().filter_map(time).map(ms).collect();
+            (!times.is_empty()).then(|| Summary::new(times))
+        };
         Self {
-            model,
-            endpoint: options.endpoint,
-            max_concurrency: options.max_concurrency,
+            head,
             duration,
             num_completed,
             num_failed: requests.len() - num_completed,
             total_input_tokens: completed().map(|request| request.num_input_tokens).sum(),
             total_output_tokens: completed().map(|request| request.num_output_tokens).sum(),
+            queue_ms: stage(|request| request.queue),
+            prefill_ms: stage(RequestRecord::prefill),
             ttft_ms: Summary::new(ttfts),
             tpot_ms: Summary::new(tpots),
             itl_ms: Summary::new(itls),
@@ -114,25 +129,32 @@ impl Report {
         if seconds > 0.0 { count / seconds } else { 0.0 }
     }
 
-    fn metrics(&self) -> [(&'static str, &'static str, &Summary); 4] {
-        [
-            ("ttft", "Time to first token", &self.ttft_ms),
-            ("tpot", "Time per output token", &self.tpot_ms),
-            ("itl", "Inter-token latency", &self.itl_ms),
-            ("e2el", "End-to-end latency", &self.e2el_ms),
-        ]
+    pub(crate) fn metrics(&self) -> Vec<(&'static str, &'static str, &Summary)> {
+        let stages = [
+            ("queue", "Queue wait", self.queue_ms.as_ref()),
+            (
+                "prefill",
+                "Prefill to first token",
+                self.prefill_ms.as_ref(),
+            ),
+            ("ttft", "Time to first token", Some(&self.ttft_ms)),
+            ("tpot", "Time per output token", Some(&self.tpot_ms)),
+            ("itl", "Inter-token latency", Some(&self.itl_ms)),
+            ("e2el", "End-to-end latency", Some(&self.e2el_ms)),
+        ];
+        let known = stages.into_iter();
+        known
+            .filter_map(|(key, name, summary)| Some((key, name, summary?)))
+            .collect()
     }
 
     /// With `detailed`, also the numbers of every request, in seconds.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut json = json!({
-            "backend": match self.endpoint {
-                Endpoint::Completions => "openai",
-                Endpoint::Chat => "openai-chat",
-            },
-            "model_id": self.model,
+            "backend": self.head.backend,
+            "model_id": self.head.model,
             "num_prompts": self.requests.len(),
-            "max_concurrency": self.max_concurrency,
+            "max_concurrency": self.head.max_concurrency,
             "duration": self.duration.as_secs_f64(),
             "completed": self.num_completed,
             "failed": self.num_failed,
@@ -169,6 +191,11 @@ impl Report {
         add("ttfts", &|request| {
             request.ttft.map(|ttft| ttft.as_secs_f64()).into()
         });
+        if self.queue_ms.is_some() {
+            add("queue_times", &|request| {
+                request.queue.map(|queue| queue.as_secs_f64()).into()
+            });
+        }
         add("itls", &|request| {
             request.itls.iter().map(Duration::as_secs_f64).collect()
         });
@@ -182,7 +209,7 @@ impl Report {
 /// The table.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let concurrency = match self.max_concurrency {
+        let concurrency = match self.head.max_concurrency {
             Some(max_concurrency) => format!("{max_concurrency} at a time"),
             None => "all at once".into(),
         };
@@ -190,7 +217,7 @@ impl fmt::Display for Report {
             f,
             "{} requests to {}, {concurrency}",
             self.requests.len(),
-            self.model
+            self.head.model
         )?;
         writeln!(f)?;
         for (name, value) in [

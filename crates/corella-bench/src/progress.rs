@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
-pub(super) struct Progress {
+pub(crate) struct Progress {
     is_shown: bool,
     num_prompts: usize,
     num_finished: AtomicUsize,
@@ -17,7 +17,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(num_prompts: usize) -> Self {
+    pub(crate) fn new(num_prompts: usize) -> Self {
         let now = Instant::now();
         Self {
             is_shown: std::io::stderr().is_terminal(),
@@ -29,17 +29,17 @@ impl Progress {
         }
     }
 
-    pub(super) fn add_tokens(&self, num_tokens: u64) {
+    pub(crate) fn add_tokens(&self, num_tokens: u64) {
         self.num_tokens.fetch_add(num_tokens, Ordering::Relaxed);
         self.draw();
     }
 
-    pub(super) fn add_request(&self) {
+    pub(crate) fn add_request(&self) {
         self.num_finished.fetch_add(1, Ordering::Relaxed);
         self.draw();
     }
 
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         if self.is_shown {
             eprint!("\r\x1b[K");
         }

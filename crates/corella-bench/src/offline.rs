@@ -1,0 +1,202 @@
+//! `bench offline`: an engine in this process under load, without HTTP and text.
+
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::{Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_engine::{Engine, EngineStats, StreamEvent, Submission, TokenStream};
+use tokio::task::JoinSet;
+
+use crate::progress::Progress;
+use crate::timeline::{Moment, Timeline};
+use crate::{BenchError, Report, ReportHead, RequestRecord, page};
+
+const FIRST_INTERVAL: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Clone)]
+pub struct OfflineOptions {
+    pub num_prompts: usize,
+    /// Prompt i has `input_lens[i % len]` tokens.
+    pub input_lens: Vec<usize>,
+    /// Every prompt is the beginning of one sequence; otherwise they have nothing in common.
+    pub shared_prefix: bool,
+    pub max_tokens: u32,
+    pub seed: u64,
+    pub output_json: Option<PathBuf>,
+    pub save_detailed: bool,
+    /// A page with plots.
+    pub report: Option<PathBuf>,
+}
+
+/// Submits all prompts at once, in order, and waits for all of their tokens.
+pub async fn run(
+    engine: &Engine,
+    model: String,
+    vocab_size: usize,
+    options: &OfflineOptions,
+) -> Result<Report, BenchError> {
+    let prompts = prompts(options, vocab_size)?;
+    for path in [&options.output_json, &options.report]
+        .into_iter()
+        .flatten()
+    {
+        // Found out now rather than after the run.
+        write(path, "")?;
+    }
+    let progress = Arc::new(Progress::new(prompts.len()));
+    let start = Instant::now();
+    let mut requests = JoinSet::new();
+    for (index, prompt) in prompts.into_iter().enumerate() {
+        let submission = submission(prompt, options);
+        let (submitted, progress) = (Instant::now(), progress.clone());
+        let streams = engine.submit(submission);
+        requests.spawn(async move {
+            let record = match streams {
+                Ok(mut streams) => follow(streams.remove(0), submitted, &progress).await,
+                Err(error) => failed(format!("{error:?}")),
+            };
+            progress.add_request();
+            (index, record)
+        });
+    }
+    let mut timeline = Timeline::new(FIRST_INTERVAL);
+    let mut records = Vec::with_capacity(requests.len());
+    while !requests.is_empty() {
+        tokio::select! {
+            Some(record) = requests.join_next() => {
+                records.push(record.map_err(|error| BenchError::Worker(error.to_string()))?);
+            }
+            () = tokio::time::sleep(timeline.interval) => {
+                timeline.push(moment(&engine.stats(), start.elapsed()));
+            }
+        }
+    }
+    let duration = start.elapsed();
+    timeline.push(moment(&engine.stats(), duration));
+    progress.finish();
+
+    records.sort_by_key(|(index, _)| *index);
+    let head = ReportHead {
+        backend: "corella-offline",
+        model,
+        max_concurrency: None,
+    };
+    let records = records.into_iter().map(|(_, record)| record).collect();
+    let report = Report::new(head, duration, records);
+    if let Some(path) = &options.output_json {
+        write(
+            path,
+            &format!("{}\n", report.to_json(options.save_detailed)),
+        )?;
+    }
+    if let Some(path) = &options.report {
+        write(path, &page::html(&report, &timeline))?;
+    }
+    Ok(report)
+}
+
+fn write(path: &PathBuf, text: &str) -> Result<(), BenchError> {
+    std::fs::write(path, text)
+        .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
+}
+
+/// Tokens by a multiplicative congruence (Lehmer 1951), other ones in every prompt.
+fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenId>>, BenchError> {
+    if options.input_lens.is_empty() || options.input_lens.contains(&0) {
+        return Err(BenchError::Option(
+            "--input-lens needs numbers of at least 1".into(),
+        ));
+    }
+    let token = |sequence: u64, at: u64| {
+        let mixed =
+            (options.seed + sequence * 1_000_003 + at + 1).wrapping_mul(48_271) % 0x7fff_ffff;
+        (mixed % vocab_size as u64) as TokenId
+    };
+    let lens = options.input_lens.iter().cycle().take(options.num_prompts);
+    let prompts = lens.enumerate().map(|(index, &len)| {
+        let sequence = if options.shared_prefix {
+            0
+        } else {
+            index as u64
+        };
+        (0..len as u64).map(|at| token(sequence, at)).collect()
+    });
+    Ok(prompts.collect())
+}
+
+fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
+    Submission {
+        prompt,
+        sampling: SamplingParams::GREEDY,
+        num_choices: 1,
+        stopping: StoppingCriteria {
+            max_tokens: Some(options.max_tokens),
+            ..StoppingCriteria::default()
+        },
+        priority: 0,
+        namespace: Namespace::default(),
+    }
+}
+
+async fn follow(mut stream: TokenStream, submitted: Instant, progress: &Progress) -> RequestRecord {
+    let mut record = failed("the stream ended early".into());
+    let mut last_token: Option<Instant> = None;
+    while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+        let now = Instant::now();
+        match event {
+            StreamEvent::Accepted => {}
+            StreamEvent::Refused(error) => record.error = Some(error.to_string()),
+            StreamEvent::Output(output) => {
+                record.num_input_tokens = output.num_prompt_tokens.into();
+                record.num_output_tokens = output.num_output_tokens.into();
+                record.queue = Some(Duration::from_micros(output.queue_us));
+                if output.sample.is_some() {
+                    progress.add_tokens(1);
+                    match last_token.replace(now) {
+                        Some(before) => record.itls.push(now - before),
+                        None => record.ttft = Some(now - submitted),
+                    }
+                    record.latency = now - submitted;
+                }
+                if let Some(finish) = output.finish {
+                    use corella_core::FinishReason::{Aborted, Error};
+                    record.error = match finish {
+                        Error(error) => Some(error.to_string()),
+                        Aborted => Some("aborted".into()),
+                        _ => None,
+                    };
+                }
+            }
+        }
+    }
+    record
+}
+
+fn failed(error: String) -> RequestRecord {
+    RequestRecord {
+        num_input_tokens: 0,
+        num_output_tokens: 0,
+        ttft: None,
+        itls: Vec::new(),
+        latency: Duration::ZERO,
+        queue: None,
+        error: Some(error),
+    }
+}
+
+fn moment(stats: &EngineStats, at: Duration) -> Moment {
+    let scheduler = &stats.scheduler;
+    Moment {
+        at,
+        num_running: scheduler.num_running as f64,
+        num_waiting: scheduler.num_waiting as f64,
+        kv_usage: scheduler.num_in_use_pages as f64 / scheduler.num_pages.max(1) as f64,
+        // Every generated token but the first of a request takes a row to compute the next.
+        num_prefilled: scheduler
+            .num_scheduled_tokens
+            .saturating_sub(scheduler.num_generated_tokens) as f64,
+        num_generated: scheduler.num_generated_tokens as f64,
+    }
+}
