@@ -193,7 +193,7 @@ async fn times_what_the_server_does() {
         });
         let report = report.await.unwrap();
         assert_eq!((report.num_completed, report.num_failed), (6, 0));
-        assert_eq!(report.model, "parrot");
+        assert_eq!(report.head.model, "parrot");
         assert_eq!(
             (report.total_input_tokens, report.total_output_tokens),
             (6 * 7, 6 * 5)
