@@ -255,7 +255,7 @@ fn nice_ceiling(value: f64) -> f64 {
 fn number(value: f64) -> String {
     let text = match value {
         value if value >= 100.0 || value == 0.0 => format!("{value:.0}"),
-        value if value >= 1.0 => format!("{value:.1}"),
+        value if value >= 1.0 => format!("{value:.2}"),
         value => format!("{value:.3}"),
     };
     match text.contains('.') {
@@ -286,6 +286,7 @@ mod tests {
             assert!((nice_ceiling(value) - ceiling).abs() < 1e-9, "{value}");
         }
         assert_eq!(number(0.25), "0.25");
+        assert_eq!(number(3.75), "3.75");
         assert_eq!(number(2.5), "2.5");
         assert_eq!(number(100.0), "100");
     }

@@ -86,7 +86,7 @@ mod tests {
             });
         }
         assert!(timeline.moments.len() <= MAX_MOMENTS);
-        assert_eq!(timeline.interval, Duration::from_millis(20));
+        assert_eq!(timeline.interval, Duration::from_millis(40));
         assert!(timeline.moments.is_sorted_by_key(|moment| moment.at));
         assert_eq!(timeline.moments[0].at, Duration::ZERO);
     }
