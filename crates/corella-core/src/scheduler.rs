@@ -151,13 +151,26 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Feeds every running request that has a token to decode, `max_decode_seqs` of them in
-    /// turn.
+    /// Feeds every running request that has a token to decode; with a limit, or with pipeline
+    /// stages, so many of them in turn.
     fn continue_decodes(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
-        let decodes = self.running.iter().copied();
-        let mut decodes: Vec<_> = decodes.filter(|&i| requests[i].wants_decode()).collect();
-        let max_decodes = self.config.max_decode_seqs as usize;
+        let is_pipeline = self.config.num_pipeline_stages > 1;
+        let running = || self.running.iter().map(|&index| (index, &requests[index]));
+        let is_here = |state: &RequestState| !is_pipeline || state.num_inflight_samples == 0;
+        let mut decodes: Vec<_> = running()
+            .filter(|(_, state)| state.wants_decode() && is_here(state))
+            .map(|(index, _)| index)
+            .collect();
+        let num_decoding = running()
+            .filter(|(_, state)| !state.is_prefilling())
+            .count();
+        let num_shares = match is_pipeline {
+            true => self.config.max_inflight_steps as usize,
+            false => 1,
+        };
+        let share = num_decoding.div_ceil(num_shares);
+        let max_decodes = share.min(self.config.max_decode_seqs as usize);
         if decodes.len() > max_decodes {
             // Whoever has waited longest. A cursor over ranks would let newcomers in before it.
             decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank()));

@@ -36,6 +36,11 @@ pub struct SchedulerConfig {
     pub max_preemptions: u32,
     /// Steps planned before the first of them has returned.
     pub max_inflight_steps: u32,
+    /// Stages that the executor's layers are split over. With more than one a step cannot wait
+    /// for another's token: whoever is in flight is skipped, and the decodes are shared out over
+    /// `max_inflight_steps`, so that every stage has a step to work on. One step more than
+    /// stages hides the time between a step's return and the next one's start.
+    pub num_pipeline_stages: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +78,7 @@ impl SchedulerConfig {
             new_token_ratio: Self::RATIO_ONE / 2,
             max_preemptions: 16,
             max_inflight_steps: 1,
+            num_pipeline_stages: 1,
         }
     }
 
@@ -89,11 +95,18 @@ impl SchedulerConfig {
             ("max_queued_requests", self.max_queued_requests),
             ("max_passed_over", self.max_passed_over),
             ("max_inflight_steps", self.max_inflight_steps),
+            ("num_pipeline_stages", self.num_pipeline_stages),
         ];
         for (name, value) in positive {
             if value == 0 {
                 return Err(ConfigError(format!("{name} must be at least 1")));
             }
+        }
+        if self.max_inflight_steps < self.num_pipeline_stages {
+            return Err(ConfigError(format!(
+                "max_inflight_steps is {}: {} pipeline stages need a step each",
+                self.max_inflight_steps, self.num_pipeline_stages
+            )));
         }
         if self.max_model_len < 2 {
             return Err(ConfigError(format!(

@@ -126,6 +126,7 @@ impl World {
                 "ratio" => config.new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100,
                 "preemptions" => config.max_preemptions = number(),
                 "depth" => config.max_inflight_steps = number(),
+                "stages" => config.num_pipeline_stages = number(),
                 "show" => show_pages = value == "pages",
                 _ => panic!("unknown limit {key}"),
             }

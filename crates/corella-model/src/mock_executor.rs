@@ -22,7 +22,7 @@ pub struct MockExecutor {
     rows: Vec<Row>,
     slots: Vec<Option<Slot>>,
     inflight: VecDeque<Inflight>,
-    /// The device computes one step after the other.
+    /// When the last step leaves the last stage.
     busy_until: Instant,
     lost: bool,
     logits: Vec<f32>,
@@ -393,7 +393,14 @@ impl Executor for MockExecutor {
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
         let cost = self.config.cost.as_ref();
         let duration = cost.map_or(Duration::ZERO, |cost| cost.step_duration(&batch));
-        self.busy_until = self.busy_until.max(Instant::now()) + duration;
+        let stage_duration = duration / self.config.num_stages;
+        let now = Instant::now();
+        let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
+        self.busy_until = if batch.tokens.iter().any(waits) {
+            self.busy_until.max(now) + duration
+        } else {
+            (now + duration).max(self.busy_until + stage_duration)
+        };
         self.inflight.push_back(Inflight {
             batch,
             masks: None,

@@ -17,6 +17,9 @@ pub struct MockConfig {
     pub seed: u64,
     /// Steps take this long by the wall clock; `None` is as fast as can be.
     pub cost: Option<CostModel>,
+    /// A step goes through so many stages, which share its time and work on other steps
+    /// meanwhile; one that needs the token of a step in flight waits for it.
+    pub num_stages: u32,
     /// The only tokens ever drawn, say those that print well; empty is all.
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
@@ -61,6 +64,7 @@ impl MockConfig {
             page_size,
             seed: 0,
             cost: None,
+            num_stages: 1,
             drawable: Vec::new(),
             end: None,
             faults: Vec::new(),

@@ -370,6 +370,8 @@ impl Checker for NoStarvation {
         };
         let num_decodes = self.requests.values().filter(|w| wants(w)).count();
         let num_turns = num_decodes.div_ceil(self.config.max_decode_seqs as usize);
+        // A turn lasts a round through the pipeline.
+        let num_turns = num_turns * self.config.max_inflight_steps as usize;
         let bound = num_turns + self.config.max_inflight_steps as usize;
         // Without a page some must wait for those that leave; nobody is admitted meanwhile.
         let has_pages = step.stats.num_free_pages + step.stats.num_cached_pages > 0;

@@ -14,8 +14,6 @@ use crate::random::Random;
 pub struct Load {
     pub config: SchedulerConfig,
     pub cost: CostModel,
-    /// A step leaves the executor this many step times after it went in, one step a step time.
-    pub num_stages: u64,
     /// Tokens are below this. Few, so that prompts share prefixes by chance.
     pub alphabet: u32,
     /// One step in so many fails; 0 is none.
@@ -157,9 +155,6 @@ impl Writer {
         }
         let num_resets = self.random.below(3);
         Load {
-            num_stages: self
-                .random
-                .pick(&[1, 1, self.config.max_inflight_steps.into()]),
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
             resets_us: (0..num_resets)
                 .map(|_| self.random.below(at_us * 2 + 1))
@@ -326,6 +321,7 @@ fn roomy_config(random: &mut Random) -> SchedulerConfig {
 
 fn vary(config: &mut SchedulerConfig, random: &mut Random) {
     config.max_inflight_steps = 1 + random.below(3) as u32;
+    config.num_pipeline_stages = random.pick(&[1, 1, config.max_inflight_steps]);
     config.enable_prefix_caching = !random.once_in(6);
     config.enable_chunked_prefill = !random.once_in(5);
     config.max_passed_over = 1 + random.below(4) as u32;

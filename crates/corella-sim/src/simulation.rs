@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::fmt;
 
-use corella_core::{AdmissionError, Batch, Request, RequestId, Scheduler, SlotId};
+use corella_core::{AdmissionError, Batch, InputToken, Request, RequestId, Scheduler, SlotId};
 
 use crate::checker::{self, Checker, Planned, Verdict};
 use crate::executor::{CheckingExecutor, Returned};
@@ -224,8 +224,15 @@ impl<'a> Simulation<'a> {
         self.executor.submit(batch, fails);
         self.inflight.push_back(named);
         let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
-        let through_stages = self.now_us + step_us * self.load.num_stages;
+        // Each stage takes a step time.
+        let num_stages = self.load.config.num_pipeline_stages;
+        let through_stages = self.now_us + step_us * u64::from(num_stages);
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
+        let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
+        if num_stages > 1 && batch.tokens.iter().any(waits) {
+            let what = format!("step {} needs a token that is on its way", batch.step);
+            return Err(self.violation("a pipeline is given known tokens", what));
+        }
         self.push(self.last_return_us, Event::StepReturns);
         Ok(())
     }

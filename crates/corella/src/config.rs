@@ -214,7 +214,8 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
         },
     };
     limits.max_passed_over = args.max_passed_over;
-    limits.max_inflight_steps = args.max_inflight_steps;
+    limits.max_inflight_steps = args.max_inflight_steps.max(args.pipeline_parallel_size);
+    limits.num_pipeline_stages = args.pipeline_parallel_size;
 }
 
 fn set_cache(options: &mut LlmOptions, args: &CacheArgs) {

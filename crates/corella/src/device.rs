@@ -61,6 +61,10 @@ pub(crate) fn load(
     scheduler.num_pages = plan.num_pages;
     scheduler.max_model_len = plan.max_model_len;
 
+    if options.device == Device::Cpu && scheduler.num_pipeline_stages > 1 {
+        let reason = "--pipeline-parallel-size must be 1 on the CPU, which has one stage";
+        return Err(Error::Config(reason.into()));
+    }
     let executor: Box<dyn Executor> = match weights {
         Some(weights) => {
             let config = CpuConfig {
@@ -79,6 +83,7 @@ pub(crate) fn load(
         None => {
             let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
             mock.cost = options.mock_cost.clone();
+            mock.num_stages = scheduler.num_pipeline_stages;
             Box::new(MockExecutor::new(mock))
         }
     };
