@@ -1,0 +1,87 @@
+//! Rule 12, in virtual time: serving more requests at once is never slower.
+
+use corella_core::{
+    BatchOutput, Namespace, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
+    StoppingCriteria, TokenId,
+};
+use corella_model::CostModel;
+
+const NUM_REQUESTS: u64 = 96;
+const NUM_PROMPT_TOKENS: TokenId = 40;
+const MAX_TOKENS: u32 = 50;
+
+#[test]
+fn concurrency_never_costs_throughput() {
+    for has_room in [true, false] {
+        let alone = duration_us(1, has_room);
+        for concurrency in [8, 32] {
+            let together = duration_us(concurrency, has_room);
+            assert!(
+                together <= alone,
+                "{concurrency} at a time take {together} us, one at a time {alone} us"
+            );
+        }
+    }
+}
+
+/// Time for all requests, so many of them in the engine at any time. Without room the pool holds
+/// six of them to their end, and admission counts on half.
+fn duration_us(concurrency: usize, has_room: bool) -> u64 {
+    let num_pages = if has_room { 400 } else { 36 };
+    let mut config = SchedulerConfig::new(num_pages, 16, 512);
+    config.max_num_batched_tokens = 512;
+    config.max_prefill_tokens = 512;
+    let mut scheduler = Scheduler::new(config).unwrap();
+    let cost = CostModel {
+        per_step_us: 1000.0,
+        per_token_us: 100.0,
+        per_attended_kilotoken_us: 100.0,
+    };
+    let (mut now_us, mut num_added, mut num_live) = (0, 0, 0);
+    loop {
+        while num_live < concurrency && num_added < NUM_REQUESTS {
+            scheduler.add_requests(vec![request(num_added)]).unwrap();
+            num_added += 1;
+            num_live += 1;
+        }
+        let Some(batch) = scheduler.schedule(now_us) else {
+            assert!(!scheduler.has_unfinished());
+            return now_us;
+        };
+        now_us += cost.step_duration(&batch).as_micros() as u64;
+        let sampled = batch.spans.iter().filter(|span| span.sample);
+        let samples = sampled.map(|span| {
+            let token = span.start;
+            (
+                span.slot,
+                Sample {
+                    token,
+                    logprobs: None,
+                },
+            )
+        });
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: samples.collect(),
+        });
+        while let Some(output) = scheduler.poll_output() {
+            num_live -= usize::from(output.finish.is_some());
+        }
+    }
+}
+
+fn request(id: u64) -> Request {
+    let first = id as TokenId * NUM_PROMPT_TOKENS;
+    Request {
+        id: RequestId(id),
+        prompt: (first..first + NUM_PROMPT_TOKENS).collect(),
+        sampling: SamplingParams::GREEDY,
+        stopping: StoppingCriteria {
+            max_tokens: Some(MAX_TOKENS),
+            ..StoppingCriteria::default()
+        },
+        priority: 0,
+        arrival_us: 0,
+        namespace: Namespace::default(),
+    }
+}
