@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod config;
 mod generate;
+mod open_files;
 mod serve;
 
 use args::{BenchCommand, Cli, Command};

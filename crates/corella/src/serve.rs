@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use crate::config::Serve;
+use crate::open_files;
 
 pub fn run(config: Serve) -> Result<(), Error> {
     let runtime =
@@ -43,6 +44,20 @@ async fn serve(config: Serve) -> Result<(), Error> {
     Ok(())
 }
 
+/// A connection is an open file, and so are a few other things.
+fn make_room_for(max_num_connections: usize) {
+    const NUM_OTHERS: u64 = 64;
+    match open_files::raise_limit() {
+        Ok(limit) if limit >= max_num_connections as u64 + NUM_OTHERS => {}
+        Ok(limit) => tracing::warn!(
+            "this process may open {limit} files: more than {} connections at once will wait; \
+             raise the hard limit (`ulimit -Hn`) for more",
+            limit.saturating_sub(NUM_OTHERS)
+        ),
+        Err(error) => tracing::warn!("the limit of open files stays as it is: {error}"),
+    }
+}
+
 fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
     let generation = &llm.config.generation;
     let mut names = config.served_model_names;
@@ -62,6 +77,7 @@ fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
         },
         ..ServeConfig::new("", llm.max_model_len, llm.config.spec.vocab_size)
     };
+    make_room_for(serve_config.max_num_connections);
     let text = TextModel {
         tokenizer: llm.tokenizer,
         chat_template: llm.chat_template,
