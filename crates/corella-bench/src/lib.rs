@@ -12,5 +12,5 @@ mod summary;
 mod timeline;
 
 pub use error::BenchError;
-pub use report::{Report, ReportHead, RequestRecord};
+pub use report::{Metric, Objective, Report, ReportHead, RequestRecord};
 pub use summary::Summary;

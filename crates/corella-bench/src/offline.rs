@@ -182,6 +182,7 @@ fn failed(error: String) -> RequestRecord {
         itls: Vec::new(),
         latency: Duration::ZERO,
         queue: None,
+        lag: None,
         error: Some(error),
     }
 }

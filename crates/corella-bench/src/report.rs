@@ -22,6 +22,8 @@ pub struct RequestRecord {
     pub latency: Duration,
     /// From submission to the first step that computes it; only the engine itself knows.
     pub queue: Option<Duration>,
+    /// How much later than planned it was sent, when that was planned.
+    pub lag: Option<Duration>,
     pub error: Option<String>,
 }
 
@@ -29,6 +31,16 @@ impl RequestRecord {
     /// From the first step that computes it to its first token.
     pub fn prefill(&self) -> Option<Duration> {
         Some(self.ttft?.saturating_sub(self.queue?))
+    }
+
+    /// Whether it was answered and keeps the objective.
+    pub fn keeps(&self, objective: Objective) -> bool {
+        let seconds = match objective.metric {
+            Metric::Ttft => self.ttft.map(|ttft| ttft.as_secs_f64()),
+            Metric::Tpot => Some(self.tpot().unwrap_or(0.0)),
+            Metric::E2el => Some(self.latency.as_secs_f64()),
+        };
+        self.error.is_none() && seconds.is_some_and(|seconds| seconds * 1e3 <= objective.limit_ms)
     }
 
     /// Time per output token after the first, in seconds.
@@ -39,6 +51,20 @@ impl RequestRecord {
             .filter(|&num| num > 0)?;
         Some((self.latency - self.ttft?).as_secs_f64() / num_after_first as f64)
     }
+}
+
+/// What a request may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Objective {
+    pub metric: Metric,
+    pub limit_ms: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    Ttft,
+    Tpot,
+    E2el,
 }
 
 /// What was measured.
@@ -58,9 +84,12 @@ pub struct Report {
     pub duration: Duration,
     pub num_completed: usize,
     pub num_failed: usize,
+    /// Requests that keep all objectives, when there are any.
+    pub num_good: Option<usize>,
     pub total_input_tokens: u64,
     pub total_output_tokens: u64,
     /// Absent when nobody says.
+    pub lag_ms: Option<Summary>,
     pub queue_ms: Option<Summary>,
     pub prefill_ms: Option<Summary>,
     pub ttft_ms: Summary,
@@ -100,6 +129,8 @@ impl Report {
             num_failed: requests.len() - num_completed,
             total_input_tokens: completed().map(|request| request.num_input_tokens).sum(),
             total_output_tokens: completed().map(|request| request.num_output_tokens).sum(),
+            num_good: None,
+            lag_ms: stage(|request| request.lag),
             queue_ms: stage(|request| request.queue),
             prefill_ms: stage(RequestRecord::prefill),
             ttft_ms: Summary::new(ttfts),
@@ -108,6 +139,14 @@ impl Report {
             e2el_ms: Summary::new(e2els),
             requests,
         }
+    }
+
+    /// Counts the requests that keep all objectives.
+    pub(crate) fn judge(mut self, objectives: &[Objective]) -> Self {
+        let is_good = |request: &&RequestRecord| objectives.iter().all(|o| request.keeps(*o));
+        self.num_good =
+            (!objectives.is_empty()).then(|| self.requests.iter().filter(is_good).count());
+        self
     }
 
     /// Requests per second.
@@ -131,6 +170,7 @@ impl Report {
 
     pub(crate) fn metrics(&self) -> Vec<(&'static str, &'static str, &Summary)> {
         let stages = [
+            ("lag", "Sent after its time", self.lag_ms.as_ref()),
             ("queue", "Queue wait", self.queue_ms.as_ref()),
             (
                 "prefill",
@@ -158,6 +198,7 @@ impl Report {
             "duration": self.duration.as_secs_f64(),
             "completed": self.num_completed,
             "failed": self.num_failed,
+            "request_goodput": self.num_good.map(|good| self.per_second(good as f64)),
             "total_input_tokens": self.total_input_tokens,
             "total_output_tokens": self.total_output_tokens,
             "request_throughput": self.request_throughput(),
@@ -211,7 +252,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let concurrency = match self.head.max_concurrency {
             Some(max_concurrency) => format!("{max_concurrency} at a time"),
-            None => "all at once".into(),
+            None => "any number at a time".into(),
         };
         writeln!(
             f,
@@ -235,6 +276,15 @@ impl fmt::Display for Report {
             ("Total tokens/s", self.total_token_throughput()),
         ] {
             writeln!(f, "{name:<28}{value:>12.2}")?;
+        }
+        if let Some(num_good) = self.num_good {
+            writeln!(f, "{:<28}{num_good:>12}", "Good requests")?;
+            writeln!(
+                f,
+                "{:<28}{:>12.2}",
+                "Good requests/s",
+                self.per_second(num_good as f64)
+            )?;
         }
         writeln!(f)?;
         let header = ["mean", "median", "p95", "p99"]

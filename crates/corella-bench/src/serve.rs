@@ -2,13 +2,14 @@
 
 mod client;
 mod event;
+mod load;
 mod option;
 mod prompt;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::page;
@@ -27,7 +28,7 @@ const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 /// Failed requests do not fail the run; they are counted in the report.
 pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     options.check()?;
-    let prompts = options.prompts.prompts(options.num_prompts, options.seed)?;
+    let items = load::load(&options)?;
     let mut client = Client::new(&options)?;
     let model = match &options.model {
         Some(model) => model.clone(),
@@ -35,7 +36,6 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     };
     client.set_model(&model);
     let client = Arc::new(client);
-    let prompts: Arc<[String]> = prompts.into();
     for path in [&options.output_json, &options.report]
         .into_iter()
         .flatten()
@@ -46,41 +46,39 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     }
 
     for warmup in 0..options.num_warmups {
-        let record = client.send(&prompts[warmup % prompts.len()], |_| {}).await;
+        let record = client.send(&items[warmup % items.len()], |_| {}).await;
         if let Some(error) = record.error {
             return Err(BenchError::Warmup(error));
         }
     }
 
-    let concurrency = options.max_concurrency.unwrap_or(options.num_prompts);
-    let progress = Arc::new(Progress::new(options.num_prompts));
-    let next = Arc::new(AtomicUsize::new(0));
+    let progress = Arc::new(Progress::new(items.len()));
+    let places = options.max_concurrency.unwrap_or(items.len());
+    let places = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+    let has_times = items.iter().any(|item| item.at > Duration::ZERO);
     let start = Instant::now();
-    let mut workers = JoinSet::new();
-    for _ in 0..concurrency.min(options.num_prompts) {
-        let (client, prompts) = (client.clone(), prompts.clone());
-        let (next, progress) = (next.clone(), progress.clone());
-        workers.spawn(async move {
-            let mut records = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(prompt) = prompts.get(index) else {
-                    return records;
-                };
-                let record = client
-                    .send(prompt, |num_tokens| progress.add_tokens(num_tokens))
-                    .await;
-                progress.add_request();
-                records.push((index, record));
-            }
+    let mut requests = JoinSet::new();
+    for (index, item) in items.into_iter().enumerate() {
+        let (client, places, progress) = (client.clone(), places.clone(), progress.clone());
+        requests.spawn(async move {
+            tokio::time::sleep_until((start + item.at).into()).await;
+            // Fair: requests go in their order. It is never closed.
+            let _place = places.acquire().await;
+            let lag = start.elapsed().saturating_sub(item.at);
+            let mut record = client
+                .send(&item, |num_tokens| progress.add_tokens(num_tokens))
+                .await;
+            record.lag = has_times.then_some(lag);
+            progress.add_request();
+            (index, record)
         });
     }
-    let mut records = Vec::with_capacity(options.num_prompts);
+    let mut records = Vec::with_capacity(requests.len());
     let mut timeline = Timeline::new(METRICS_INTERVAL);
-    while !workers.is_empty() {
+    while !requests.is_empty() {
         tokio::select! {
-            Some(worker) = workers.join_next() => {
-                records.extend(worker.map_err(|error| BenchError::Worker(error.to_string()))?);
+            Some(record) = requests.join_next() => {
+                records.push(record.map_err(|error| BenchError::Worker(error.to_string()))?);
             }
             () = tokio::time::sleep(timeline.interval), if options.report.is_some() => {
                 let text = client.metrics().await.unwrap_or_default();
@@ -100,7 +98,7 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
         model,
         max_concurrency: options.max_concurrency,
     };
-    let report = Report::new(head, duration, records);
+    let report = Report::new(head, duration, records).judge(&options.goodput);
     if let Some(path) = &options.report {
         std::fs::write(path, page::html(&report, &timeline))
             .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
 use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::BenchServeOptions;
+use corella_bench::{Metric, Objective};
 use corella_core::SchedulerConfig;
 
 /// Serves large language models.
@@ -157,6 +158,44 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prompt_phrase: Option<String>,
+    /// A trace: JSON lines with timestamp, input_length, output_length and hash_ids
+    #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
+    pub trace: Option<PathBuf>,
+    /// Factor for the times of --trace
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        requires = "trace",
+        help_heading = "Load"
+    )]
+    pub time_scale: f64,
+    /// Factor for the lengths of --trace
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        requires = "trace",
+        help_heading = "Load"
+    )]
+    pub length_scale: f64,
+    /// Requests a second, on average [default: as many as --max-concurrency allows]
+    #[arg(
+        long,
+        value_name = "X",
+        conflicts_with = "trace",
+        help_heading = "Load"
+    )]
+    pub request_rate: Option<f64>,
+    /// With --request-rate: 1 for random arrivals, less for bursts, more for even ones
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        requires = "request_rate",
+        help_heading = "Load"
+    )]
+    pub burstiness: f64,
     /// Requests to send
     #[arg(
         long,
@@ -218,6 +257,9 @@ pub struct BenchServeArgs {
     /// Write a page with plots
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     pub report: Option<PathBuf>,
+    /// Count the requests that keep these limits in milliseconds, e.g. ttft:500,tpot:50
+    #[arg(long, value_name = "NAME:MS,…", value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
+    pub goodput: Vec<Objective>,
 }
 
 #[derive(Args)]
@@ -449,6 +491,22 @@ fn bench_defaults() -> BenchServeOptions {
 
 fn defaults() -> SchedulerConfig {
     LlmOptions::default().scheduler
+}
+
+fn parse_objective(text: &str) -> Result<Objective, String> {
+    let metric = |name: &str| match name {
+        "ttft" => Some(Metric::Ttft),
+        "tpot" => Some(Metric::Tpot),
+        "e2el" => Some(Metric::E2el),
+        _ => None,
+    };
+    let objective = text.split_once(':').and_then(|(name, limit)| {
+        Some(Objective {
+            metric: metric(name)?,
+            limit_ms: limit.parse().ok().filter(|limit| *limit > 0.0)?,
+        })
+    });
+    objective.ok_or_else(|| "must be ttft, tpot or e2el, a colon and milliseconds".to_owned())
 }
 
 fn parse_range(text: &str) -> Result<LenRange, String> {

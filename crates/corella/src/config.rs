@@ -100,7 +100,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
 
 pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
     const NUM_WORDS: usize = 128;
-    let prompts = match (args.prompts, args.prompt_words, args.prompt_repeats) {
+    let made_up = match (args.prompts, args.prompt_words, args.prompt_repeats) {
         (Some(file), _, _) => PromptSource::File(file),
         (None, None, repeats) if !repeats.is_empty() => PromptSource::Repeats {
             phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
@@ -109,6 +109,14 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         (None, num_words, _) => PromptSource::Words {
             num_words: num_words.unwrap_or(NUM_WORDS),
         },
+    };
+    let prompts = match args.trace {
+        Some(file) => PromptSource::Trace {
+            file,
+            time_scale: args.time_scale,
+            length_scale: args.length_scale,
+        },
+        None => made_up,
     };
     BenchServeOptions {
         base_url: args.base_url,
@@ -119,6 +127,8 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         },
         prompts,
         num_prompts: args.num_prompts,
+        request_rate: args.request_rate,
+        burstiness: args.burstiness,
         max_concurrency: args.max_concurrency,
         max_tokens: args.max_tokens,
         ignore_eos: args.ignore_eos,
@@ -129,6 +139,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         output_json: args.output_json,
         save_detailed: args.save_detailed,
         report: args.report,
+        goodput: args.goodput,
         ..BenchServeOptions::default()
     }
 }

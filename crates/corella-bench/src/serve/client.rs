@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::event::{Event, EventReader, Usage};
+use super::load::{Item, Prompt};
 use super::{BenchServeOptions, Endpoint};
 use crate::{BenchError, RequestRecord};
 
@@ -61,7 +62,6 @@ impl Client {
             ),
         };
         let mut body = json!({
-            "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "seed": options.seed,
             "stream": true,
@@ -120,19 +120,19 @@ impl Client {
     }
 
     /// Sends one request and reads its answer to the end. Never fails: the record says how it went.
-    pub(super) async fn send(&self, prompt: &str, on_tokens: impl Fn(u64)) -> RequestRecord {
+    pub(super) async fn send(&self, item: &Item, on_tokens: impl Fn(u64)) -> RequestRecord {
         let mut timing = Timing::default();
-        let outcome = self.stream(prompt, &mut timing, on_tokens).await;
+        let outcome = self.stream(item, &mut timing, on_tokens).await;
         timing.record(outcome)
     }
 
     async fn stream(
         &self,
-        prompt: &str,
+        item: &Item,
         timing: &mut Timing,
         on_tokens: impl Fn(u64),
     ) -> Result<(), String> {
-        let request = self.request(Method::POST, self.endpoint.path(), self.body_of(prompt))?;
+        let request = self.request(Method::POST, self.endpoint.path(), self.body_of(item))?;
         let mut sender = self.connect().await?;
         // The clock starts on a standing connection, as it does for a client that keeps one.
         timing.start = Some(Instant::now());
@@ -170,11 +170,16 @@ impl Client {
         }
     }
 
-    fn body_of(&self, prompt: &str) -> Bytes {
+    fn body_of(&self, item: &Item) -> Bytes {
         let mut body = self.body.clone();
-        match self.endpoint {
-            Endpoint::Completions => body["prompt"] = prompt.into(),
-            Endpoint::Chat => body["messages"] = json!([{ "role": "user", "content": prompt }]),
+        body["max_tokens"] = item.max_tokens.into();
+        match (self.endpoint, &item.prompt) {
+            (Endpoint::Completions, Prompt::Text(text)) => body["prompt"] = text.as_str().into(),
+            (Endpoint::Completions, Prompt::Tokens(ids)) => body["prompt"] = ids.as_slice().into(),
+            (Endpoint::Chat, Prompt::Text(text)) => {
+                body["messages"] = json!([{ "role": "user", "content": text }]);
+            }
+            (Endpoint::Chat, Prompt::Tokens(_)) => unreachable!("refused before the run"),
         }
         body.to_string().into()
     }
@@ -297,6 +302,7 @@ impl Timing {
             itls: self.itls,
             latency,
             queue: None,
+            lag: None,
             error: outcome.err(),
         }
     }

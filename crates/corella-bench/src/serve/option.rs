@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::BenchError;
+use crate::{BenchError, Objective};
 
 #[derive(Debug, Clone)]
 pub struct BenchServeOptions {
@@ -15,7 +15,11 @@ pub struct BenchServeOptions {
     pub prompts: PromptSource,
     /// How many requests to send; prompts are reused in order when there are fewer.
     pub num_prompts: usize,
-    /// Requests sent but not finished at any time; absent: all at once.
+    /// Requests a second on average; absent: as fast as `max_concurrency` lets them go.
+    pub request_rate: Option<f64>,
+    /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, less is burstier.
+    pub burstiness: f64,
+    /// Requests sent but not finished at any time; absent: no limit.
     pub max_concurrency: Option<usize>,
     pub max_tokens: u32,
     /// Ask for `max_tokens` tokens whatever the model says.
@@ -35,6 +39,8 @@ pub struct BenchServeOptions {
     pub save_detailed: bool,
     /// Where to write a page with plots.
     pub report: Option<PathBuf>,
+    /// A request is good when it keeps all of these.
+    pub goodput: Vec<Objective>,
 }
 
 impl Default for BenchServeOptions {
@@ -45,6 +51,9 @@ impl Default for BenchServeOptions {
             endpoint: Endpoint::Completions,
             prompts: PromptSource::Words { num_words: 128 },
             num_prompts: 100,
+            request_rate: None,
+            burstiness: 1.0,
+            goodput: Vec::new(),
             max_concurrency: None,
             max_tokens: 128,
             ignore_eos: false,
@@ -67,8 +76,27 @@ impl BenchServeOptions {
             ("max-concurrency", self.max_concurrency.unwrap_or(1)),
             ("max-tokens", self.max_tokens as usize),
         ];
-        match positive.iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(BenchError::Option(format!("--{name} must be at least 1"))),
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(BenchError::Option(format!("--{name} must be at least 1")));
+        }
+        let mut above_zero = vec![
+            ("request-rate", self.request_rate.unwrap_or(1.0)),
+            ("burstiness", self.burstiness),
+        ];
+        if let PromptSource::Trace {
+            time_scale,
+            length_scale,
+            ..
+        } = self.prompts
+        {
+            above_zero.push(("time-scale", time_scale));
+            above_zero.push(("length-scale", length_scale));
+        }
+        match above_zero
+            .iter()
+            .find(|(_, value)| !(*value > 0.0 && value.is_finite()))
+        {
+            Some((name, _)) => Err(BenchError::Option(format!("--{name} must be above 0"))),
             None => Ok(()),
         }
     }
@@ -100,7 +128,7 @@ impl Endpoint {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PromptSource {
     /// One prompt a line; lines of a `.jsonl` file are objects with a `prompt`.
     File(PathBuf),
@@ -108,4 +136,10 @@ pub enum PromptSource {
     Words { num_words: usize },
     /// Prompt i is the phrase, `repeats[i % repeats.len()]` times.
     Repeats { phrase: String, repeats: Vec<usize> },
+    /// Requests of a trace: times and lengths times a factor, prompts with its common prefixes.
+    Trace {
+        file: PathBuf,
+        time_scale: f64,
+        length_scale: f64,
+    },
 }

@@ -25,6 +25,7 @@ impl PromptSource {
     pub(super) fn prompts(&self, num_prompts: usize, seed: u64) -> Result<Vec<String>, BenchError> {
         let distinct = match self {
             Self::File(path) => read(path)?,
+            Self::Trace { .. } => unreachable!("a trace says more than prompts"),
             Self::Words { num_words } => {
                 check_len("random-input-words", *num_words)?;
                 (0..num_prompts as u64)
@@ -68,7 +69,7 @@ fn words(num_words: usize, seed: u64, index: u64) -> String {
 }
 
 /// SplitMix64: small, and the same everywhere.
-fn split_mix(state: &mut u64) -> u64 {
+pub(super) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
