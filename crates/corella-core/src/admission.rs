@@ -2,16 +2,17 @@
 
 use alloc::vec::Vec;
 
-use crate::prefix_tree::PrefixMatch;
+use crate::prefix_tree::{KnownPath, PrefixMatch};
 use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::step_plan::StepPlan;
 use crate::waiting_queue::Queue;
 use crate::{
     AdmissionError, PageCopy, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
+    SchedulingPolicy, StepId,
 };
 
 /// Followers of leaders that one round looks past.
-const MAX_HELD_BY_LEADERS: usize = 64;
+pub(crate) const MAX_HELD_BY_LEADERS: usize = 64;
 
 impl SchedulerConfig {
     /// The request's limit of new tokens, or why it could never run to its end.
@@ -74,7 +75,7 @@ impl SchedulerConfig {
 
 /// What keeps a request from starting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+pub(crate) enum Held {
     /// It lacks tokens of the step, pages or a slot.
     NoRoom,
     /// Another request is computing what it needs next.
@@ -82,13 +83,13 @@ enum Held {
 }
 
 /// What it takes to start a waiting request now.
-struct Candidate {
+pub(crate) struct Candidate {
     index: RequestIndex,
-    matched: PrefixMatch,
+    pub matched: PrefixMatch,
     num_matched_tokens: u32,
     num_uncached_tokens: u32,
     /// Pages that it takes or locks: for its known tokens and its share of output.
-    num_needed_pages: usize,
+    pub num_needed_pages: usize,
 }
 
 impl Scheduler {
@@ -101,6 +102,43 @@ impl Scheduler {
         if !self.has_room_to_start(plan) {
             return;
         }
+        self.survey_running(plan);
+        match self.config.scheduling_policy {
+            SchedulingPolicy::Fcfs => {
+                if !self.admit_in_order(Queue::Preempted, plan) {
+                    return;
+                }
+                match self.config.prefill_admission_policy {
+                    PrefillAdmissionPolicy::Pack {
+                        lookahead,
+                        force_fifo_every,
+                    } if !self.is_fifo_round(force_fifo_every) => {
+                        self.admit_packed(lookahead, plan);
+                    }
+                    _ => {
+                        self.admit_in_order(Queue::New, plan);
+                    }
+                }
+            }
+            SchedulingPolicy::Priority => {
+                if self.admit_in_order(Queue::Aged, plan) {
+                    self.admit_most_urgent(plan);
+                }
+                self.count_passed_over(plan);
+            }
+            SchedulingPolicy::LongestPrefix { lookahead } => {
+                if self.admit_in_order(Queue::Preempted, plan)
+                    && self.admit_in_order(Queue::Aged, plan)
+                {
+                    self.admit_longest_prefix(lookahead, plan);
+                }
+                self.count_passed_over(plan);
+            }
+        }
+    }
+
+    /// Who is prefilling, and which pages those that run will ask for.
+    pub(crate) fn survey_running(&self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let running = self.running.iter().copied();
         plan.leaders = running
@@ -110,18 +148,6 @@ impl Scheduler {
         plan.num_reserved_pages = running
             .map(|index| self.num_future_pages(&requests[index]))
             .sum();
-        if !self.admit_in_order(Queue::Preempted, plan) {
-            return;
-        }
-        match self.config.prefill_admission_policy {
-            PrefillAdmissionPolicy::Pack {
-                lookahead,
-                force_fifo_every,
-            } if !self.is_fifo_round(force_fifo_every) => self.admit_packed(lookahead, plan),
-            _ => {
-                self.admit_in_order(Queue::New, plan);
-            }
-        }
     }
 
     /// Packing stands back when the head has been passed over too often, when no tokens limit
@@ -161,8 +187,10 @@ impl Scheduler {
             return;
         }
         let considered = self.waiting.new.iter().take(lookahead as usize);
+        let considered: Vec<_> = considered.copied().collect();
         let candidates: Vec<_> = considered
-            .filter_map(|&index| self.candidate(index, plan).ok())
+            .into_iter()
+            .filter_map(|index| self.candidate(index, plan).ok())
             .collect();
         let mut by_size: Vec<usize> = (0..candidates.len()).collect();
         by_size.sort_by_key(|&at| candidates[at].num_uncached_tokens);
@@ -193,14 +221,15 @@ impl Scheduler {
         chosen.retain(|&at| self.try_start(candidates[at].index, plan).is_ok());
         let overtaken_before = chosen.last().copied().unwrap_or(0);
         for at in (0..overtaken_before).filter(|at| !chosen.contains(at)) {
-            let state = &mut self.requests[candidates[at].index];
-            state.num_passed_over += 1;
-            let max = &mut self.counters.max_passed_over;
-            *max = state.num_passed_over.max(*max);
+            self.pass_over(candidates[at].index);
         }
     }
 
-    fn try_start(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Result<(), Held> {
+    pub(crate) fn try_start(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Result<(), Held> {
         if !self.has_room_to_start(plan) {
             return Err(Held::NoRoom);
         }
@@ -214,37 +243,35 @@ impl Scheduler {
         Ok(())
     }
 
-    fn has_room_to_start(&self, plan: &StepPlan) -> bool {
+    pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
         !self.free_slots.is_empty() && plan.prefill_room() > 0
     }
 
-    fn num_unreserved_pages(&self, plan: &StepPlan) -> usize {
+    pub(crate) fn num_unreserved_pages(&self, plan: &StepPlan) -> usize {
         let available = self.kv.num_available();
         available.saturating_sub(plan.num_reserved_pages)
     }
 
     /// Looks a waiting request up in the prefix tree and counts what it needs.
-    fn candidate(&self, index: RequestIndex, plan: &StepPlan) -> Result<Candidate, Held> {
-        let state = &self.requests[index];
+    pub(crate) fn candidate(
+        &mut self,
+        index: RequestIndex,
+        plan: &StepPlan,
+    ) -> Result<Candidate, Held> {
         let mut matched = PrefixMatch::default();
         if self.config.enable_prefix_caching {
-            // At least the last token is computed, for its logits.
-            let tokens = &state.tokens[..state.tokens.len() - 1];
-            let namespace = &state.request.namespace;
-            matched = self.kv.match_prefix(namespace, tokens, plan.batch.step);
-            if self.is_held_by_leader(state, &matched, plan) {
-                return Err(Held::ByLeader);
-            }
+            matched = self.match_waiting(index, plan.batch.step);
+        }
+        let state = &self.requests[index];
+        if self.config.enable_prefix_caching && self.is_held_by_leader(state, &matched, plan) {
+            return Err(Held::ByLeader);
         }
         // Cached pages that it locks are available no longer.
         let is_cached = |page| !self.kv.is_locked(page);
         let num_fresh_pages = self.num_pages_at_share(state) - matched.pages.len();
-        let num_locked_pages = matched
-            .pages
-            .iter()
-            .filter(|&&page| is_cached(page))
-            .count();
-        let mut num_needed_pages = num_fresh_pages + num_locked_pages;
+        // Locks reach from the root to the last locked page of a path.
+        let num_in_use = matched.pages.partition_point(|&page| !is_cached(page));
+        let mut num_needed_pages = num_fresh_pages + matched.pages.len() - num_in_use;
         if let Some((donor, _)) = matched.donor
             && is_cached(donor)
         {
@@ -264,6 +291,17 @@ impl Scheduler {
             matched,
             num_needed_pages,
         })
+    }
+
+    /// What the tree has of a waiting request's tokens. A request that waits long is looked up
+    /// often, so it remembers what was found.
+    pub(crate) fn match_waiting(&mut self, index: RequestIndex, step: StepId) -> PrefixMatch {
+        let state = &mut self.requests[index];
+        // At least the last token is computed, for its logits.
+        let tokens = &state.tokens[..state.tokens.len() - 1];
+        let namespace = &state.request.namespace;
+        let known = &mut state.known_path;
+        self.kv.rematch_prefix(namespace, tokens, step, known)
     }
 
     /// Whether a prefilling request is about to publish the page that this one needs next.
@@ -307,6 +345,8 @@ impl Scheduler {
         }
         let num_matched_pages = matched.pages.len();
         state.table = matched.pages;
+        state.known_path = KnownPath::default();
+        plan.latest_arrival = plan.latest_arrival.max(state.arrival);
         let num_pages = num_known_tokens.div_ceil(self.config.page_size) as usize;
         let has_pages = self
             .kv
@@ -361,7 +401,7 @@ impl Scheduler {
     }
 
     /// Pages that a running request will ask for.
-    fn num_future_pages(&self, state: &RequestState) -> usize {
+    pub(crate) fn num_future_pages(&self, state: &RequestState) -> usize {
         self.num_pages_at_share(state)
             .saturating_sub(state.table.len())
     }

@@ -76,11 +76,7 @@ impl Scheduler {
         state.num_inflight_samples = 0;
         state.num_published_pages = 0;
         state.prefill_end = 0;
-        let arrival = state.arrival;
-        let requests = &self.requests;
-        let preempted = &mut self.waiting.preempted;
-        let at = preempted.partition_point(|&other| requests[other].arrival < arrival);
-        preempted.insert(at, index);
+        self.wait(index);
     }
 
     /// Gives the tree what the request computed and has not published: pages behind one that

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use crate::page_pool::PagePool;
-use crate::prefix_tree::{Parent, PrefixMatch, PrefixTree};
+use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::{Namespace, PageId, StepId, TokenId};
 
 /// A page is in one of three states, and the counts add up to `num_pages` at any time:
@@ -74,7 +74,18 @@ impl KvCache {
         tokens: &[TokenId],
         step: StepId,
     ) -> PrefixMatch {
-        self.tree.match_prefix(namespace, tokens, step)
+        self.rematch_prefix(namespace, tokens, step, &mut KnownPath::default())
+    }
+
+    /// The same, going on from what an earlier look-up of the same tokens has found.
+    pub(crate) fn rematch_prefix(
+        &self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        step: StepId,
+        known: &mut KnownPath,
+    ) -> PrefixMatch {
+        self.tree.match_prefix(namespace, tokens, step, known)
     }
 
     /// Appends `num_pages` pages to a table, each locked once, evicting what it must. When

@@ -5,7 +5,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::kv_cache::KvCache;
-use crate::prefix_tree::{Parent, PrefixMatch};
+use crate::prefix_tree::{KnownPath, Parent, PrefixMatch};
 use crate::{Namespace, PageId, StepId, TokenId};
 
 const NUM_RUNS: u64 = 200;
@@ -19,6 +19,7 @@ fn cache_behaves_like_its_model() {
         for _ in 0..NUM_OPERATIONS {
             pair.operate();
             pair.compare();
+            pair.ask_again();
         }
         totals.num_evicted += pair.cache.num_evicted();
         totals.num_duplicates += pair.totals.num_duplicates;
@@ -75,6 +76,8 @@ struct Pair {
     clock: u64,
     step: StepId,
     tables: Vec<Table>,
+    /// Queries that are asked again after every operation, with what was found for them.
+    watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
     random: u64,
     alphabet: u64,
     totals: Totals,
@@ -95,6 +98,7 @@ impl Pair {
             clock: 0,
             step: StepId(0),
             tables: Vec::new(),
+            watched: Vec::new(),
             alphabet: 2 + below(&mut random, 2),
             random,
             totals: Totals::default(),
@@ -120,6 +124,17 @@ impl Pair {
         }
     }
 
+    /// What was found before must not change what is found now.
+    fn ask_again(&mut self) {
+        for (namespace, query, known) in &mut self.watched {
+            let again = self
+                .cache
+                .rematch_prefix(namespace, query, self.step, known);
+            let anew = self.cache.match_prefix(namespace, query, self.step);
+            assert_eq!(again, anew);
+        }
+    }
+
     fn start_table(&mut self) {
         let num_tokens = 1 + below(&mut self.random, 6 * self.page_size as u64);
         let tokens: Vec<_> = (0..num_tokens)
@@ -132,6 +147,11 @@ impl Pair {
         let query = &tokens[..tokens.len() - 1];
         let matched = self.cache.match_prefix(&namespace, query, self.step);
         self.check_match(&namespace, query, &matched);
+        if self.watched.len() < 8 {
+            let known = KnownPath::default();
+            self.watched
+                .push((namespace.clone(), query.to_vec(), known));
+        }
         self.totals.num_donors += u64::from(matched.donor.is_some());
 
         let num_pages = tokens.len().div_ceil(self.page_size);

@@ -28,6 +28,7 @@ mod request_state;
 mod sampling;
 mod scheduler;
 mod scheduler_config;
+mod scheduling_policy;
 mod stats;
 mod step_plan;
 mod waiting_queue;
@@ -43,5 +44,7 @@ pub use request::{
 };
 pub use sampling::SamplingParams;
 pub use scheduler::{CacheInUse, Scheduler};
-pub use scheduler_config::{ConfigError, PrefillAdmissionPolicy, SchedulerConfig};
+pub use scheduler_config::{
+    ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy,
+};
 pub use stats::SchedulerStats;

@@ -24,6 +24,7 @@ pub(crate) struct PrefixTree {
     roots: BTreeMap<Namespace, NodeId>,
     /// By page; `None` when it is not in the tree.
     places: Vec<Option<Place>>,
+    num_insertions: u64,
 }
 
 /// What the tree has of a token sequence.
@@ -33,6 +34,19 @@ pub struct PrefixMatch {
     pub pages: Vec<PageId>,
     /// The page after them whose first rows agree, and how many do.
     pub donor: Option<(PageId, u32)>,
+}
+
+/// The whole pages that a token sequence was found to have, each with the insertion that put
+/// it where it was.
+#[derive(Debug, Default)]
+pub(crate) struct KnownPath {
+    pages: Vec<(PageId, u64)>,
+}
+
+impl KnownPath {
+    pub fn num_pages(&self) -> usize {
+        self.pages.len()
+    }
 }
 
 /// Where the next page of a sequence goes.
@@ -51,6 +65,8 @@ struct Place {
     index: u32,
     /// The step whose return makes the page ready.
     filled_by: StepId,
+    /// Numbered over the tree's life: tells the page from an earlier use of it.
+    insertion: u64,
 }
 
 #[derive(Debug, Default)]
@@ -70,46 +86,70 @@ impl PrefixTree {
             unused_nodes: Vec::new(),
             roots: BTreeMap::new(),
             places: alloc::vec![None; num_pages as usize],
+            num_insertions: 0,
         }
     }
 
     /// The longest match, to the token. Only pages filled before `step` lend rows.
+    ///
+    /// `known` is what an earlier call found for the same tokens, and becomes what this one
+    /// finds: what the tree still has of it is not compared again.
     pub fn match_prefix(
         &self,
         namespace: &Namespace,
         tokens: &[TokenId],
         step: StepId,
+        known: &mut KnownPath,
     ) -> PrefixMatch {
-        let mut found = PrefixMatch::default();
-        let mut next = self.roots.get(namespace).copied();
-        let mut rest = tokens;
-        while let Some(node) = next.take() {
-            let Some((child, num_common)) = self.closest_child(node, rest) else {
-                break;
-            };
-            let child_node = self.node(child);
-            let mut num_pages = 0;
-            if num_common == self.page_size {
-                num_pages = 1 + child_node.tokens[self.page_size..]
-                    .chunks_exact(self.page_size)
-                    .zip(rest[self.page_size..].chunks_exact(self.page_size))
-                    .take_while(|(ours, theirs)| ours == theirs)
-                    .count();
-                found.pages.extend(&child_node.pages[..num_pages]);
-            }
-            let at = num_pages * self.page_size;
-            rest = &rest[at..];
-            if at == child_node.tokens.len() {
-                next = Some(child);
-            } else {
-                let num_rows = num_common_tokens(&child_node.tokens[at..], rest);
-                let page = child_node.pages[num_pages];
-                if num_rows > 0 && self.filled_by(page) < Some(step) {
-                    found.donor = Some((page, num_rows as u32));
-                }
-            }
+        // Pages leave the tree with all that follows them: a page that stayed kept its path.
+        while let Some(&(page, insertion)) = known.pages.last()
+            && self.places[page.0 as usize].map(|place| place.insertion) != Some(insertion)
+        {
+            known.pages.pop();
         }
-        found
+        let (mut node, mut num_pages) = match known.pages.last() {
+            Some(&(page, _)) => {
+                let place = self.place(page);
+                (place.node, place.index as usize + 1)
+            }
+            None => match self.roots.get(namespace) {
+                Some(&root) => (root, 0),
+                None => return PrefixMatch::default(),
+            },
+        };
+        let mut rest = &tokens[known.pages.len() * self.page_size..];
+        let donor = loop {
+            let Node { tokens, pages, .. } = self.node(node);
+            let first = num_pages;
+            num_pages += tokens[first * self.page_size..]
+                .chunks_exact(self.page_size)
+                .zip(rest.chunks_exact(self.page_size))
+                .take_while(|(ours, theirs)| ours == theirs)
+                .count();
+            for &page in &pages[first..num_pages] {
+                known.pages.push((page, self.place(page).insertion));
+            }
+            rest = &rest[(num_pages - first) * self.page_size..];
+            if let Some(&page) = pages.get(num_pages) {
+                let num_rows = num_common_tokens(&tokens[num_pages * self.page_size..], rest);
+                break (page, num_rows);
+            }
+            match self.closest_child(node, rest) {
+                Some((child, num_common)) if num_common < self.page_size => {
+                    break (self.node(child).pages[0], num_common);
+                }
+                Some((child, _)) => (node, num_pages) = (child, 0),
+                None => break (PageId(0), 0),
+            }
+        };
+        let lends =
+            |&(page, num_rows): &(PageId, usize)| num_rows > 0 && self.filled_by(page) < Some(step);
+        PrefixMatch {
+            pages: known.pages.iter().map(|&(page, _)| page).collect(),
+            donor: Some(donor)
+                .filter(lends)
+                .map(|(page, num_rows)| (page, num_rows as u32)),
+        }
     }
 
     /// Puts a page whose rows are `tokens` after `parent`; fewer tokens than a page make a
@@ -173,7 +213,9 @@ impl PrefixTree {
             node,
             index: index as u32,
             filled_by,
+            insertion: self.num_insertions,
         });
+        self.num_insertions += 1;
         Ok(())
     }
 

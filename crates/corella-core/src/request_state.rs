@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
+use crate::prefix_tree::KnownPath;
 use crate::{FinishReason, PageId, Request, SlotId, StepId, TokenId};
 
 /// Positions of a request, left to right:
@@ -50,6 +51,8 @@ pub(crate) struct RequestState {
     pub queue_us: Option<u64>,
     pub num_preemptions: u32,
     pub num_passed_over: u32,
+    /// While it waits: what it was last found to have in the prefix tree.
+    pub known_path: KnownPath,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +106,7 @@ impl RequestState {
             queue_us: None,
             num_preemptions: 0,
             num_passed_over: 0,
+            known_path: KnownPath::default(),
             request,
         }
     }

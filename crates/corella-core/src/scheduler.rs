@@ -84,7 +84,8 @@ impl Scheduler {
     /// Queues the choices of one call: all of them or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         let limit = self.config.max_queued_requests;
-        if self.waiting.new.len() + requests.len() > limit as usize {
+        let num_new = self.waiting.new.len() + self.waiting.aged.len();
+        if num_new + requests.len() > limit as usize {
             return Err(AdmissionError::QueueFull { limit });
         }
         let mut states = Vec::with_capacity(requests.len());
@@ -102,7 +103,7 @@ impl Scheduler {
             let id = state.request.id;
             let index = self.requests.insert(state);
             self.index_of.insert(id, index);
-            self.waiting.new.push_back(index);
+            self.wait(index);
         }
         Ok(())
     }
@@ -138,6 +139,7 @@ impl Scheduler {
         }
         self.now_us = now_us;
         let mut plan = StepPlan::new(self.next_step, &self.config);
+        self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();
             self.continue_decodes(&mut plan);

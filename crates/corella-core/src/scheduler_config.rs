@@ -26,6 +26,7 @@ pub struct SchedulerConfig {
     pub max_queued_requests: u32,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
+    pub scheduling_policy: SchedulingPolicy,
     pub prefill_admission_policy: PrefillAdmissionPolicy,
     /// A waiting request overtaken this often becomes the head that nothing overtakes.
     pub max_passed_over: u32,
@@ -41,6 +42,18 @@ pub struct SchedulerConfig {
     /// `max_inflight_steps`, so that every stage has a step to work on. One step more than
     /// stages hides the time between a step's return and the next one's start.
     pub num_pipeline_stages: u32,
+}
+
+/// Whose turn it is among those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchedulingPolicy {
+    /// The first to arrive.
+    Fcfs,
+    /// The most urgent, then the first to arrive. One that is more urgent than a running
+    /// request takes its place when there is no other.
+    Priority,
+    /// Among the first `lookahead` the one with the longest cached prefix, as in SGLang.
+    LongestPrefix { lookahead: u32 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +86,7 @@ impl SchedulerConfig {
             max_queued_requests: 4096,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
+            scheduling_policy: SchedulingPolicy::Fcfs,
             prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
             max_passed_over: 16,
             new_token_ratio: Self::RATIO_ONE / 2,
@@ -139,6 +153,26 @@ impl SchedulerConfig {
             return Err(ConfigError(
                 "prefill_admission_lookahead must be at least 1".into(),
             ));
+        }
+        let is_fcfs = self.scheduling_policy == SchedulingPolicy::Fcfs;
+        if !is_fcfs && self.prefill_admission_policy != PrefillAdmissionPolicy::Fifo {
+            return Err(ConfigError(
+                "prefill_admission_policy pack chooses by size, and scheduling_policy priority or \
+                 lpm by something else; use pack with fcfs"
+                    .into(),
+            ));
+        }
+        if let SchedulingPolicy::LongestPrefix { lookahead } = self.scheduling_policy {
+            if lookahead == 0 {
+                return Err(ConfigError(
+                    "prefill_admission_lookahead must be at least 1".into(),
+                ));
+            }
+            if !self.enable_prefix_caching {
+                return Err(ConfigError(
+                    "scheduling_policy lpm needs the prefix cache, which is off".into(),
+                ));
+            }
         }
         Ok(())
     }

@@ -23,6 +23,8 @@ pub(crate) struct StepPlan {
     pub leaders: Vec<RequestIndex>,
     /// Pages that running requests have not taken yet and are counted on.
     pub num_reserved_pages: usize,
+    /// Of those that start in this step.
+    pub latest_arrival: u64,
 }
 
 /// A planned step that has not returned.
@@ -56,6 +58,7 @@ impl StepPlan {
             is_short_of_pages: false,
             leaders: Vec::new(),
             num_reserved_pages: 0,
+            latest_arrival: 0,
         }
     }
 

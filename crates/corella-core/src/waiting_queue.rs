@@ -4,15 +4,19 @@ use alloc::collections::VecDeque;
 
 use crate::request_state::RequestIndex;
 
-/// Preempted requests go before new ones; each group is in order of arrival.
+/// Aged requests are those that others may overtake no longer; they are in order of arrival.
+/// Each of the other groups is in order of [`Scheduler::turn`](crate::Scheduler::turn), and
+/// preempted requests go before new ones of the same turn.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingQueue {
+    pub aged: VecDeque<RequestIndex>,
     pub preempted: VecDeque<RequestIndex>,
     pub new: VecDeque<RequestIndex>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
+    Aged,
     Preempted,
     New,
 }
@@ -20,13 +24,22 @@ pub(crate) enum Queue {
 impl WaitingQueue {
     pub fn queue(&self, queue: Queue) -> &VecDeque<RequestIndex> {
         match queue {
+            Queue::Aged => &self.aged,
             Queue::Preempted => &self.preempted,
             Queue::New => &self.new,
         }
     }
 
+    pub fn queue_mut(&mut self, queue: Queue) -> &mut VecDeque<RequestIndex> {
+        match queue {
+            Queue::Aged => &mut self.aged,
+            Queue::Preempted => &mut self.preempted,
+            Queue::New => &mut self.new,
+        }
+    }
+
     pub fn len(&self) -> usize {
-        self.preempted.len() + self.new.len()
+        self.aged.len() + self.preempted.len() + self.new.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -34,7 +47,7 @@ impl WaitingQueue {
     }
 
     pub fn remove(&mut self, index: RequestIndex) {
-        for queue in [&mut self.preempted, &mut self.new] {
+        for queue in [&mut self.aged, &mut self.preempted, &mut self.new] {
             if let Some(at) = queue.iter().position(|&other| other == index) {
                 queue.remove(at);
                 return;

@@ -23,8 +23,8 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy, Request,
-    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SlotId, StoppingCriteria,
-    TokenId,
+    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId,
+    StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -104,6 +104,7 @@ impl World {
         config.max_preemptions = 100;
         let mut show_pages = false;
         let (mut pack, mut lookahead, mut force) = (false, 64, 0);
+        let mut policy = "fcfs";
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             let number = || value.parse::<u32>().unwrap();
             match key {
@@ -119,6 +120,7 @@ impl World {
                 "queue" => config.max_queued_requests = number(),
                 "cache" => config.enable_prefix_caching = value == "on",
                 "chunked" => config.enable_chunked_prefill = value == "on",
+                "policy" => policy = value,
                 "pack" => pack = value == "on",
                 "lookahead" => lookahead = number(),
                 "force_fifo" => force = number(),
@@ -131,6 +133,12 @@ impl World {
                 _ => panic!("unknown limit {key}"),
             }
         }
+        config.scheduling_policy = match policy {
+            "fcfs" => SchedulingPolicy::Fcfs,
+            "priority" => SchedulingPolicy::Priority,
+            "lpm" => SchedulingPolicy::LongestPrefix { lookahead },
+            _ => panic!("unknown policy {policy}"),
+        };
         if pack {
             config.prefill_admission_policy = PrefillAdmissionPolicy::Pack {
                 lookahead,

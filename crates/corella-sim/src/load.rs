@@ -2,7 +2,7 @@
 
 use corella_core::{
     FinishReason, Namespace, PrefillAdmissionPolicy, Request, RequestId, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    SchedulerConfig, SchedulingPolicy, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -332,7 +332,13 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
     if random.once_in(3) {
         config.max_decode_seqs = 1 + random.below(3) as u32;
     }
-    if random.once_in(2) {
+    if random.once_in(3) {
+        config.scheduling_policy = SchedulingPolicy::Priority;
+    } else if config.enable_prefix_caching && random.once_in(3) {
+        config.scheduling_policy = SchedulingPolicy::LongestPrefix {
+            lookahead: 1 + random.below(8) as u32,
+        };
+    } else if random.once_in(2) {
         config.prefill_admission_policy = PrefillAdmissionPolicy::Pack {
             lookahead: 1 + random.below(8) as u32,
             force_fifo_every: random.below(5) as u32,

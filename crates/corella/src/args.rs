@@ -379,10 +379,13 @@ pub struct SchedulerArgs {
     /// Compute every prompt in one step
     #[arg(long)]
     pub no_chunked_prefill: bool,
+    /// Whose turn it is: the first to arrive, the most urgent, or the longest cached prefix
+    #[arg(long, value_enum, default_value_t)]
+    pub scheduling_policy: SchedulingPolicyArg,
     /// Which waiting requests join a step: the first ones, or the smallest that fit
     #[arg(long, value_enum, default_value_t)]
     pub prefill_admission_policy: AdmissionPolicyArg,
-    /// Waiting requests that pack looks at
+    /// Waiting requests that pack and lpm look at
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub prefill_admission_lookahead: u32,
     /// With pack, every Nth round is first come, first served; 0 for never
@@ -469,6 +472,14 @@ pub enum DeviceArg {
     Auto,
     Cpu,
     Mock,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SchedulingPolicyArg {
+    #[default]
+    Fcfs,
+    Priority,
+    Lpm,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource};
-use corella_core::PrefillAdmissionPolicy;
+use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
 use corella_model::{CostModel, DType};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchOfflineArgs, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg,
-    DeviceArgs, EndpointArg, GenerateArgs, LenRange, ModelArgs, SchedulerArgs, ServeArgs,
+    DeviceArgs, EndpointArg, GenerateArgs, LenRange, ModelArgs, SchedulerArgs, SchedulingPolicyArg,
+    ServeArgs,
 };
 
 pub struct Serve {
@@ -217,6 +218,13 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
     limits.max_queued_requests = args.max_queued_requests;
     limits.enable_chunked_prefill = !args.no_chunked_prefill;
+    limits.scheduling_policy = match args.scheduling_policy {
+        SchedulingPolicyArg::Fcfs => SchedulingPolicy::Fcfs,
+        SchedulingPolicyArg::Priority => SchedulingPolicy::Priority,
+        SchedulingPolicyArg::Lpm => SchedulingPolicy::LongestPrefix {
+            lookahead: args.prefill_admission_lookahead,
+        },
+    };
     limits.prefill_admission_policy = match args.prefill_admission_policy {
         AdmissionPolicyArg::Fifo => PrefillAdmissionPolicy::Fifo,
         AdmissionPolicyArg::Pack => PrefillAdmissionPolicy::Pack {
