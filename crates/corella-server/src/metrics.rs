@@ -174,6 +174,7 @@ struct EngineMetrics {
     num_steps: Counter,
     num_failed_steps: Counter,
     num_slow_steps: Counter,
+    step_seconds: Counter<f64, AtomicU64>,
 }
 
 impl EngineMetrics {
@@ -188,6 +189,12 @@ impl EngineMetrics {
         let num_steps = only_ours("steps", "Batches run");
         let num_failed_steps = only_ours("failed_steps", "Batches that failed");
         let num_slow_steps = only_ours("slow_steps", "Batches that ran past the step timeout");
+        let step_seconds = Counter::default();
+        registry.register(
+            "corella_step_seconds",
+            "Time of all batches, from submission or the end of the one before to the result",
+            step_seconds.clone(),
+        );
         let num_cached_pages = Gauge::default();
         registry.register(
             "corella_kv_pages_cached",
@@ -205,6 +212,7 @@ impl EngineMetrics {
             num_steps,
             num_failed_steps,
             num_slow_steps,
+            step_seconds,
             num_cached_pages,
             num_in_use_pages,
             num_requests_running: both(
@@ -271,6 +279,10 @@ impl EngineMetrics {
             // Two scrapes at once may bring their snapshots out of order.
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
+        // The bits of floats that are not negative are in the order of the floats.
+        let step_seconds = stats.step_time.as_secs_f64().to_bits();
+        let inner = self.step_seconds.inner();
+        inner.fetch_max(step_seconds, Ordering::Relaxed);
     }
 }
 

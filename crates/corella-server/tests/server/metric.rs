@@ -56,6 +56,8 @@ async fn counts_appear_under_both_names() {
         assert!(text.contains(&format!("{prefix}prefix_cache_hits_total{{")));
     }
     assert!(text.contains("corella_slow_steps_total{"));
+    let step_seconds = server.metric("corella_step_seconds_total", &[]).await;
+    assert!(step_seconds.is_some_and(|seconds| seconds > 0.0 && seconds < 60.0));
     assert!(text.contains("vllm:time_per_output_token_seconds_count"));
     assert_eq!(server.num_counted("/v1/completions", 200).await, 1.0);
     assert_eq!(server.num_counted("/v1/completions", 400).await, 1.0);
