@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    BatchOutput, KvCache, Namespace, Parent, Request, RequestId, Sample, SamplingParams, Scheduler,
-    SchedulerConfig, StepId, StoppingCriteria, TokenId,
+    BatchOutput, KvCache, Namespace, Parent, Request, RequestId, Sample, Scheduler,
+    SchedulerConfig, StepId, TokenId,
 };
 use serde_json::{Value, json};
 
@@ -116,18 +116,11 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
 
 fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Request {
     let first = id as TokenId * num_prompt_tokens as TokenId;
-    Request {
-        id: RequestId(id),
-        prompt: (first..first + num_prompt_tokens as TokenId).collect(),
-        sampling: SamplingParams::GREEDY,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..StoppingCriteria::default()
-        },
-        priority: 0,
-        arrival_us: 0,
-        namespace: Namespace::default(),
-    }
+    Request::greedy(
+        RequestId(id),
+        (first..first + num_prompt_tokens as TokenId).collect(),
+        max_tokens,
+    )
 }
 
 /// Microseconds of planning and of taking the result in.

@@ -21,6 +21,24 @@ pub struct Request {
     pub namespace: Namespace,
 }
 
+impl Request {
+    /// `max_tokens` of the most likely tokens, whichever they are.
+    pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Self {
+        Self {
+            id,
+            prompt,
+            sampling: SamplingParams::GREEDY,
+            stopping: StoppingCriteria {
+                max_tokens: Some(max_tokens),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            arrival_us: 0,
+            namespace: Namespace::default(),
+        }
+    }
+}
+
 /// Checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {

@@ -364,21 +364,10 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{BatchOutput, SamplingParams, StoppingCriteria};
+    use crate::BatchOutput;
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
-        Request {
-            id: RequestId(id),
-            prompt: (0..num_prompt_tokens).collect(),
-            sampling: SamplingParams::GREEDY,
-            stopping: StoppingCriteria {
-                max_tokens: Some(max_tokens),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            arrival_us: 0,
-            namespace: Default::default(),
-        }
+        Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)
     }
 
     /// Runs until nothing is left and returns how each request ended.

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use corella_core::{
-    BatchOutput, FinishReason, Namespace, Request, RequestId, Sample, SamplingParams, Scheduler,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    BatchOutput, FinishReason, Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
 };
 
 const NUM_REQUESTS: u64 = 200;
@@ -39,18 +38,11 @@ fn burst_is_worked_off_with_few_preemptions() {
 
 fn request(id: u64) -> Request {
     let first = id as TokenId * NUM_PROMPT_TOKENS;
-    Request {
-        id: RequestId(id),
-        prompt: (first..first + NUM_PROMPT_TOKENS).collect(),
-        sampling: SamplingParams::GREEDY,
-        stopping: StoppingCriteria {
-            max_tokens: Some(MAX_TOKENS),
-            ..StoppingCriteria::default()
-        },
-        priority: 0,
-        arrival_us: 0,
-        namespace: Namespace::default(),
-    }
+    Request::greedy(
+        RequestId(id),
+        (first..first + NUM_PROMPT_TOKENS).collect(),
+        MAX_TOKENS,
+    )
 }
 
 /// Runs to the end and counts the tokens that each request got.

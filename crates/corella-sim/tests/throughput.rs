@@ -1,9 +1,6 @@
 //! Rule 12, in virtual time: serving more requests at once is never slower.
 
-use corella_core::{
-    BatchOutput, Namespace, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
-    StoppingCriteria, TokenId,
-};
+use corella_core::{BatchOutput, Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId};
 use corella_model::CostModel;
 
 const NUM_REQUESTS: u64 = 96;
@@ -72,16 +69,9 @@ fn duration_us(concurrency: usize, has_room: bool) -> u64 {
 
 fn request(id: u64) -> Request {
     let first = id as TokenId * NUM_PROMPT_TOKENS;
-    Request {
-        id: RequestId(id),
-        prompt: (first..first + NUM_PROMPT_TOKENS).collect(),
-        sampling: SamplingParams::GREEDY,
-        stopping: StoppingCriteria {
-            max_tokens: Some(MAX_TOKENS),
-            ..StoppingCriteria::default()
-        },
-        priority: 0,
-        arrival_us: 0,
-        namespace: Namespace::default(),
-    }
+    Request::greedy(
+        RequestId(id),
+        (first..first + NUM_PROMPT_TOKENS).collect(),
+        MAX_TOKENS,
+    )
 }
