@@ -370,6 +370,7 @@ impl Scheduler {
         self.counters.num_prefix_query_tokens += u64::from(num_known_tokens);
         self.counters.num_prefix_hit_tokens += u64::from(num_matched_tokens);
         if state.num_cached_tokens.is_none() {
+            self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
             state.num_cached_tokens = Some(num_matched_tokens);
             state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
             self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
@@ -385,24 +386,5 @@ impl Scheduler {
         if state.is_prefilling() {
             plan.leaders.push(index);
         }
-    }
-
-    /// Pages for the tokens of a request and its share of the output still to come.
-    fn num_pages_at_share(&self, state: &RequestState) -> usize {
-        let num_rows = state.num_total_tokens();
-        let rest = u64::from(state.num_final_rows().saturating_sub(num_rows));
-        // Whoever was preempted once comes back for good.
-        let ratio = match state.num_preemptions {
-            0 => self.config.new_token_ratio,
-            _ => SchedulerConfig::RATIO_ONE,
-        };
-        let share = (rest * u64::from(ratio)).div_ceil(SchedulerConfig::RATIO_ONE.into());
-        (num_rows + share as u32).div_ceil(self.config.page_size) as usize
-    }
-
-    /// Pages that a running request will ask for.
-    pub(crate) fn num_future_pages(&self, state: &RequestState) -> usize {
-        self.num_pages_at_share(state)
-            .saturating_sub(state.table.len())
     }
 }

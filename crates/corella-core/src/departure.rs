@@ -35,7 +35,12 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let rank = state.rank();
         match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
-            Stage::Waiting => self.waiting.remove(index),
+            Stage::Waiting => {
+                if state.num_cached_tokens.is_none() {
+                    self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
+                }
+                self.waiting.remove(index);
+            }
             Stage::Running => {
                 let requests = &self.requests;
                 let at = self

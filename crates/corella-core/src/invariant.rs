@@ -86,6 +86,14 @@ impl Scheduler {
                 );
             }
         }
+        let never_admitted = self
+            .requests
+            .iter()
+            .filter(|state| state.stage == Stage::Waiting && state.num_cached_tokens.is_none());
+        let num_queued_tokens: u64 = never_admitted
+            .map(|state| u64::from(state.num_prompt_tokens))
+            .sum();
+        assert_eq!(num_queued_tokens, self.num_queued_tokens, "queued tokens");
         assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
         let listed = self.running.len() + self.waiting.len() + num_leaving;
         assert_eq!(

@@ -16,6 +16,7 @@ mod admission;
 mod batch;
 mod departure;
 mod feedback;
+mod head_room;
 mod id;
 mod invariant;
 mod kv_cache;

@@ -128,6 +128,10 @@ pub enum AdmissionError {
     QueueFull {
         limit: u32,
     },
+    QueuedTokensFull {
+        num_queued_tokens: u64,
+        limit: u64,
+    },
 }
 
 impl fmt::Display for AdmissionError {
@@ -165,6 +169,13 @@ impl fmt::Display for AdmissionError {
                  {limit} prefill tokens of one step, and chunked prefill is off"
             ),
             Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
+            Self::QueuedTokensFull {
+                num_queued_tokens,
+                limit,
+            } => write!(
+                f,
+                "{num_queued_tokens} prompt tokens are already waiting, and {limit} may"
+            ),
         }
     }
 }

@@ -49,6 +49,10 @@ pub struct Scheduler {
     pub(crate) num_admission_rounds: u64,
     num_arrivals: u64,
     now_us: u64,
+    /// Prompt tokens of the requests that wait for their first admission.
+    pub(crate) num_queued_tokens: u64,
+    /// See [`SchedulerConfig::new_token_ratio`].
+    pub(crate) new_token_ratio: u32,
     pub(crate) counters: SchedulerStats,
 }
 
@@ -76,6 +80,8 @@ impl Scheduler {
             num_admission_rounds: 0,
             num_arrivals: 0,
             now_us: 0,
+            num_queued_tokens: 0,
+            new_token_ratio: config.new_token_ratio,
             counters: SchedulerStats::default(),
             config,
         })
@@ -88,6 +94,14 @@ impl Scheduler {
         if num_new + requests.len() > limit as usize {
             return Err(AdmissionError::QueueFull { limit });
         }
+        let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
+        let num_queued_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
+        if self.num_queued_tokens > 0 && num_queued_tokens > self.config.max_queued_tokens {
+            return Err(AdmissionError::QueuedTokensFull {
+                num_queued_tokens: self.num_queued_tokens,
+                limit: self.config.max_queued_tokens,
+            });
+        }
         let mut states = Vec::with_capacity(requests.len());
         for request in requests {
             let max_tokens = self.config.check_request(&request)?;
@@ -98,6 +112,7 @@ impl Scheduler {
             let arrival = self.num_arrivals + states.len() as u64;
             states.push(RequestState::new(request, arrival, max_tokens));
         }
+        self.num_queued_tokens = num_queued_tokens;
         for state in states {
             self.num_arrivals += 1;
             let id = state.request.id;
@@ -251,6 +266,7 @@ impl Scheduler {
             }
             // Spans are planned by rank: the last of the running set has none in this step yet.
             self.preempt(victim);
+            self.raise_new_token_ratio();
             if victim == index {
                 return false;
             }
@@ -293,6 +309,7 @@ impl Scheduler {
             return None;
         }
         plan.batch.released = core::mem::take(&mut self.released_slots);
+        self.lower_new_token_ratio();
         self.next_step.0 += 1;
         self.counters.num_steps += 1;
         self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
@@ -317,6 +334,8 @@ impl Scheduler {
             num_cached_pages: self.kv.num_cached(),
             num_in_use_pages: self.kv.num_in_use(),
             num_evicted_pages: self.kv.num_evicted(),
+            num_queued_tokens: self.num_queued_tokens,
+            new_token_ratio: self.new_token_ratio,
             ..self.counters
         }
     }

@@ -24,6 +24,9 @@ pub struct SchedulerConfig {
     /// Requests that decode in one step, round robin over the running set.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
+    /// Prompt tokens of the requests that wait for their first admission. A request may wait
+    /// alone however long it is.
+    pub max_queued_tokens: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
     pub scheduling_policy: SchedulingPolicy,
@@ -31,8 +34,12 @@ pub struct SchedulerConfig {
     /// A waiting request overtaken this often becomes the head that nothing overtakes.
     pub max_passed_over: u32,
     /// Share of its remaining output that a request reserves on admission, in 1/65536.
-    /// 65536 reserves all of it and never preempts.
+    /// 65536 reserves all of it, always, and never preempts. A smaller one is where it begins:
+    /// it sinks to `min_new_token_ratio` in `new_token_ratio_decay_steps` steps (0: not at all),
+    /// and a preemption raises it to what the running requests have come to need, as in SGLang.
     pub new_token_ratio: u32,
+    pub min_new_token_ratio: u32,
+    pub new_token_ratio_decay_steps: u32,
     /// Preempted more often than this, a request ends with an error.
     pub max_preemptions: u32,
     /// Steps planned before the first of them has returned.
@@ -84,12 +91,15 @@ impl SchedulerConfig {
             max_prefill_seqs: u32::MAX,
             max_decode_seqs: u32::MAX,
             max_queued_requests: 4096,
+            max_queued_tokens: u64::MAX,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
             scheduling_policy: SchedulingPolicy::Fcfs,
             prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
             max_passed_over: 16,
             new_token_ratio: Self::RATIO_ONE / 2,
+            min_new_token_ratio: Self::RATIO_ONE / 8,
+            new_token_ratio_decay_steps: 600,
             max_preemptions: 16,
             max_inflight_steps: 1,
             num_pipeline_stages: 1,

@@ -6,6 +6,10 @@ pub struct SchedulerStats {
     pub num_running: usize,
     /// Preempted requests included.
     pub num_waiting: usize,
+    /// Prompt tokens of those that were never admitted.
+    pub num_queued_tokens: u64,
+    /// Share of the output still to come that is reserved at admission, in 1/65536.
+    pub new_token_ratio: u32,
     pub num_inflight_steps: usize,
     pub num_pages: usize,
     pub num_free_pages: usize,

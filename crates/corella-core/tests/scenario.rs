@@ -14,7 +14,7 @@
 //! return a=z                         … but a draws z
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
-//! abort a · reset · stats
+//! abort a · reset · stats · ratio
 //! ```
 
 use std::collections::BTreeMap;
@@ -126,6 +126,11 @@ impl World {
                 "force_fifo" => force = number(),
                 "passed_over" => config.max_passed_over = number(),
                 "ratio" => config.new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100,
+                "min_ratio" => {
+                    config.min_new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100;
+                }
+                "decay_steps" => config.new_token_ratio_decay_steps = number(),
+                "queue_tokens" => config.max_queued_tokens = number().into(),
                 "preemptions" => config.max_preemptions = number(),
                 "depth" => config.max_inflight_steps = number(),
                 "stages" => config.num_pipeline_stages = number(),
@@ -196,6 +201,11 @@ impl World {
                 }
             },
             "stats" => self.print_stats(),
+            "ratio" => {
+                let ratio = self.scheduler.stats().new_token_ratio;
+                let percent = (ratio * 100 + SchedulerConfig::RATIO_ONE / 2) >> 16;
+                self.say(&format!("{percent} %"));
+            }
             _ => panic!("unknown command {command}"),
         }
     }

@@ -152,7 +152,7 @@ impl ApiError {
     /// `prompt_field` is the field that a prompt of this endpoint comes in.
     pub fn admission(error: &AdmissionError, prompt_field: &str) -> Self {
         match error {
-            AdmissionError::QueueFull { .. } => {
+            AdmissionError::QueueFull { .. } | AdmissionError::QueuedTokensFull { .. } => {
                 let mut refused = Self::new(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",

@@ -376,6 +376,19 @@ pub struct SchedulerArgs {
     /// Requests that may wait; more are answered with 429
     #[arg(long, value_name = "N", default_value_t = defaults().max_queued_requests)]
     pub max_queued_requests: u32,
+    /// Prompt tokens that may wait; more are answered with 429 [default: no bound]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_queued_tokens: Option<u64>,
+    /// Share of its output that a request reserves KV pages for when it starts, at first; 1
+    /// reserves all and never preempts
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.5")]
+    pub new_token_ratio: u32,
+    /// What that share sinks to while nothing is preempted
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.125")]
+    pub min_new_token_ratio: u32,
+    /// Steps in which it sinks there; 0 keeps it as it is
+    #[arg(long, value_name = "N", default_value_t = defaults().new_token_ratio_decay_steps)]
+    pub new_token_ratio_decay_steps: u32,
     /// Compute every prompt in one step
     #[arg(long)]
     pub no_chunked_prefill: bool,
@@ -530,6 +543,15 @@ fn parse_range(text: &str) -> Result<LenRange, String> {
     match range {
         LenRange(1.., _) if range.0 <= range.1 => Ok(range),
         _ => Err("must be at least 1, and a range must not go down".to_owned()),
+    }
+}
+
+/// In units of 1/65536, as the scheduler counts.
+fn parse_share(text: &str) -> Result<u32, String> {
+    let one = f64::from(SchedulerConfig::RATIO_ONE);
+    match text.trim().parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok((share * one) as u32),
+        _ => Err("must be a number from 0 to 1".to_owned()),
     }
 }
 
