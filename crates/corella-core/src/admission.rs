@@ -7,7 +7,7 @@ use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::step_plan::StepPlan;
 use crate::waiting_queue::Queue;
 use crate::{
-    AdmissionError, PageCopy, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
+    AdmissionError, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
     SchedulingPolicy, StepId,
 };
 
@@ -327,8 +327,30 @@ impl Scheduler {
         })
     }
 
+    fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
+        let state = &self.requests[candidate.index];
+        let num_matched_tokens = u64::from(candidate.num_matched_tokens);
+        self.counters.num_prefix_query_tokens += u64::from(state.num_known_tokens());
+        self.counters.num_prefix_hit_tokens += num_matched_tokens;
+        let hits = &mut self.counters.prefix_hits;
+        if state.num_cached_tokens.is_some() {
+            hits.num_resumed_tokens += num_matched_tokens;
+            return;
+        }
+        let PrefixMatch { pages, donor } = &candidate.matched;
+        let from_step = |&&page: &&PageId| self.kv.filled_by(page) == Some(step);
+        // What this step fills follows what earlier ones did.
+        let num_shared_pages = pages.iter().rev().take_while(from_step).count() as u64;
+        let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
+        let num_copied_tokens = donor.map_or(0, |(_, num_rows)| u64::from(num_rows));
+        hits.num_shared_tokens += num_shared_tokens;
+        hits.num_copied_tokens += num_copied_tokens;
+        hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
+    }
+
     /// Gives a request its slot and all pages of its known tokens, and plans the first chunk.
     fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
+        self.count_hits(&candidate, plan.batch.step);
         let Candidate { index, matched, .. } = candidate;
         self.waiting.remove(index);
         let now_us = self.now_us();
@@ -367,8 +389,6 @@ impl Scheduler {
             plan.copy_rows(PageCopy { from, to, num_rows });
         }
 
-        self.counters.num_prefix_query_tokens += u64::from(num_known_tokens);
-        self.counters.num_prefix_hit_tokens += u64::from(num_matched_tokens);
         if state.num_cached_tokens.is_none() {
             self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
             state.num_cached_tokens = Some(num_matched_tokens);

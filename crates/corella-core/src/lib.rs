@@ -48,4 +48,4 @@ pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{
     ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy,
 };
-pub use stats::SchedulerStats;
+pub use stats::{PrefixHits, SchedulerStats};

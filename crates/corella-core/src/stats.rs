@@ -25,8 +25,23 @@ pub struct SchedulerStats {
     /// Tokens that asked the prefix cache, resumed requests included, and those it had.
     pub num_prefix_query_tokens: u64,
     pub num_prefix_hit_tokens: u64,
+    /// The hits by where they came from.
+    pub prefix_hits: PrefixHits,
     pub num_preemptions: u64,
     pub num_evicted_pages: u64,
     /// The most often that one request was passed over by packing.
     pub max_passed_over: u32,
+}
+
+/// Tokens that were not computed, by what spared them. The sum is `num_prefix_hit_tokens`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixHits {
+    /// Whole pages that earlier steps have filled, or are filling.
+    pub num_cached_tokens: u64,
+    /// Rows copied out of a page that agrees in part.
+    pub num_copied_tokens: u64,
+    /// Whole pages that another request fills in the same step.
+    pub num_shared_tokens: u64,
+    /// What a preempted request found again, from wherever.
+    pub num_resumed_tokens: u64,
 }

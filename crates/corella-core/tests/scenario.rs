@@ -14,7 +14,7 @@
 //! return a=z                         … but a draws z
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
-//! abort a · reset · stats · ratio
+//! abort a · reset · stats · ratio · hits
 //! ```
 
 use std::collections::BTreeMap;
@@ -201,6 +201,16 @@ impl World {
                 }
             },
             "stats" => self.print_stats(),
+            "hits" => {
+                let hits = self.scheduler.stats().prefix_hits;
+                self.say(&format!(
+                    "cached {} copied {} shared {} resumed {}",
+                    hits.num_cached_tokens,
+                    hits.num_copied_tokens,
+                    hits.num_shared_tokens,
+                    hits.num_resumed_tokens
+                ));
+            }
             "ratio" => {
                 let ratio = self.scheduler.stats().new_token_ratio;
                 let percent = (ratio * 100 + SchedulerConfig::RATIO_ONE / 2) >> 16;

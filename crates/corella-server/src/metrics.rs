@@ -40,6 +40,11 @@ struct FinishLabels {
     finished_reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    source: &'static str,
+}
+
 const FIRST_TOKEN_BUCKETS: [f64; 20] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0,
@@ -169,6 +174,8 @@ struct EngineMetrics {
     num_in_use_pages: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
+    /// By source.
+    prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
     num_evicted_pages: Counter,
     num_steps: Counter,
@@ -207,7 +214,15 @@ impl EngineMetrics {
             "KV pages that running requests hold",
             num_in_use_pages.clone(),
         );
+        let prefix_cache_hit_tokens = Family::default();
+        registry.register(
+            "corella_prefix_cache_hit_tokens",
+            "Tokens not computed, by source: pages of earlier steps, rows copied, pages of the \
+             same step, whatever a preempted request found again",
+            prefix_cache_hit_tokens.clone(),
+        );
         Self {
+            prefix_cache_hit_tokens,
             num_evicted_pages,
             num_steps,
             num_failed_steps,
@@ -275,6 +290,19 @@ impl EngineMetrics {
             (&self.num_failed_steps, stats.num_failed_steps),
             (&self.num_slow_steps, stats.num_slow_steps),
         ];
+        let hits = &scheduler.prefix_hits;
+        let hits = [
+            ("cached", hits.num_cached_tokens),
+            ("copied", hits.num_copied_tokens),
+            ("shared", hits.num_shared_tokens),
+            ("resumed", hits.num_resumed_tokens),
+        ];
+        for (source, count) in hits {
+            let counter = self
+                .prefix_cache_hit_tokens
+                .get_or_create(&SourceLabels { source });
+            counter.inner().fetch_max(count, Ordering::Relaxed);
+        }
         for (counter, count) in copies {
             // Two scrapes at once may bring their snapshots out of order.
             counter.inner().fetch_max(count, Ordering::Relaxed);
