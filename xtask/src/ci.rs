@@ -1,5 +1,6 @@
 //! The stages of CI. Each prints its time; the first failure ends the run.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
@@ -12,7 +13,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 9] = [
+pub const STAGES: [Stage; 10] = [
     Stage {
         name: "set-up",
         about: "get what the other stages need: Rust components, a Python environment",
@@ -60,6 +61,14 @@ pub const STAGES: [Stage; 9] = [
         name: "sim",
         about: "whole runs with faults, in virtual time: `--seeds N`, or `--seed N` to play one again",
         run: sim,
+    },
+    Stage {
+        name: "corpus",
+        about: "what the built-in model's training text promises; arguments go to pytest",
+        run: |repository, arguments| {
+            let mut command = pytest(repository, "models/nano")?;
+            run(command.args(arguments), "corpus tests failed, above")
+        },
     },
     Stage {
         name: "build",
@@ -184,7 +193,7 @@ fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
 }
 
 fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let python = python::environment(repository)?;
+    let mut command = pytest(repository, "tests/client")?;
     let binary = match std::env::var_os("CORELLA_BIN") {
         Some(binary) => binary.into(),
         None => {
@@ -192,18 +201,15 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
             repository.target.join("release/corella")
         }
     };
-    let pytest = [
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-v",
-        "tests/client",
-    ];
-    let mut command = repository.command(&python, &pytest);
-    command
-        .args(arguments)
-        .env("CORELLA_BIN", binary)
-        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command.args(arguments).env("CORELLA_BIN", binary);
     run(&mut command, "end-to-end tests failed, above")
+}
+
+/// Leaves nothing in the tree.
+fn pytest(repository: &Repository, folder: &str) -> Result<Command, String> {
+    let python = python::environment(repository)?;
+    let arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-v", folder];
+    let mut command = repository.command(&python, &arguments);
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    Ok(command)
 }

@@ -1,4 +1,4 @@
-//! A Python environment for the client tests, under the target directory.
+//! A Python environment for the tests in Python, under the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
