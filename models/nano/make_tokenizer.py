@@ -12,16 +12,20 @@ HERE = Path(__file__).parent
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCAB = 2048
 
-# Qwen's idea with two changes. A capitalised word never takes the space before it, and
-# neither do digits: a name is then the same tokens after a space, a quote or a bracket, so
-# copying it is copying. The space that a sentence mark brings along costs no token of its own.
-SPLIT = (r"'(?:[sdmt]|ll|ve|re)(?!\p{L})"
-         r"|[.,!?:;]+ (?=\p{Lu})"
+# A word that can be copied has one spelling in tokens, wherever it stands: in a sentence, after a
+# quote, in JSON. So no word takes a space along but these, which nobody copies; they and the
+# sentence marks take the spaces on both sides.
+SMALL = """a about all an and are as at be but by called can could do does for from give had has have he her him his how i if
+in into is it its know like list make me my named need not of on one or out please put she so some such tell text that the their
+them then there these they this to up use using want was we were what when where which who will with word words would write you
+your""".split()
+SPLIT = (r"'(?:[sdmt]|ll|ve|re)(?!\p{L}) ?"
+         r"| ?(?:" + "|".join(sorted(SMALL, key=len, reverse=True)) + r")(?![\p{L}\p{M}']) ?"
          r"|\p{Lu}[\p{Ll}\p{Lo}\p{Lm}\p{M}]*"
-         r"| ?[\p{Ll}\p{Lo}\p{Lm}\p{Lt}\p{M}]+"
+         r"|[\p{Ll}\p{Lo}\p{Lm}\p{Lt}\p{M}]+"
          r"|\p{N}"
-         r"| ?[^\s\p{L}\p{N}\p{M}]+"
-         r"|\s+(?= \p{Ll})|\s+")
+         r"| ?[^\s\p{L}\p{N}\p{M}]+(?: \"|[ \n])?"
+         r"|\s")
 
 TEMPLATE = ("{% for message in messages %}"
             "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

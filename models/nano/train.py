@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 RUN = HERE / "run"
 BATCH_TOKENS = 4096
 CHUNK = 64  # steps
-BUCKETS = (64, 96, 128, 192, 256, 512)
+BUCKETS = (48, 64, 96, 128, 192, 256, 512)
 LONG = (1024, 2048)
-PICKED = 2560  # positions of a batch that count
+PICKED = 2048  # positions of a batch that count
 END_OF_TEXT, IM_START, IM_END = 0, 1, 2
 USER_WEIGHT = 0.1  # what a user says is worth knowing, what the model answers is the aim
 
@@ -71,26 +71,26 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share, stage):
-    """CHUNK batches of (ids, targets, weights), each BATCH_TOKENS big, in their order."""
+def make_chunk(seed, number, long_share):
+    """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
-    corpus.STAGE = stage
+    size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
         for _ in range(round(CHUNK * long_share / len(LONG))):
-            rows = []
-            while len(rows) < BATCH_TOKENS // length:
-                messages = corpus.long_dialogue(rng, lambda m: sum(len(t) for _, t in m) > length * 3.6)
-                ids, weights = enc.dialogue(messages)
-                rows.append(row_of(ids[:length + 1], weights[:length + 1], length))
-            batches.append(rows)
+            batches.append([row_of(*enc.dialogue(corpus.long_dialogue(rng, lambda m: size(m) <= length)), length)
+                            for _ in range(BATCH_TOKENS // length)])
     buckets = {length: [] for length in BUCKETS}
     want = CHUNK - len(batches)
     while sum(len(rows) // (BATCH_TOKENS // length) for length, rows in buckets.items()) < want:
-        if rng.random() < 0.02:
+        r = rng.random()
+        if r < 0.02:
             ids, weights = enc.plain(corpus.plain_text(rng))
+        elif r < 0.2:
+            limit = rng.choice((256, 256, 512))
+            ids, weights = enc.dialogue(corpus.long_dialogue(rng, lambda m: size(m) <= limit))
         else:
             ids, weights = enc.dialogue(corpus.dialogue(rng))
         length = next((b for b in BUCKETS if len(ids) <= b + 1), None)
@@ -113,9 +113,9 @@ def picked_batch(rng, rows):
 
 
 def held_out_batches():
-    """Held-out dialogues in fixed rows: the loss on them is that of the assistant's tokens."""
+    """Dialogues of held-out words in known wordings, in fixed rows: the loss is that of the assistant's tokens."""
     enc, rows = Encoder(), {}
-    for d in corpus.held_out(7, 24):
+    for d in corpus.held_out(7, 24, known_wordings=True):
         ids, weights = enc.dialogue(d.messages)
         weights = [w if w == 1.0 else 0.0 for w in weights]
         length = next((b for b in BUCKETS if len(ids) <= b + 1), None)
@@ -212,7 +212,7 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, sum(n * CHUNK >= s for s in plan["stages"]))
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share)
         return ahead.pop(number).result()
 
     stop = []
