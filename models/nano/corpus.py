@@ -162,13 +162,19 @@ def state(ctx, relation, slots):
 
 def ask_about(ctx, relation, slots):
     """A question, its answer, the slot that was asked for."""
-    slot = ctx.rng.choice(list(relation.asks))
     asks = RELATIONS_HELD[relation.name].asks if ctx.new else relation.asks
+    slot = ctx.rng.choice(list(asks))
     return question(ctx, asks[slot], slots), upper_first(expand(ctx.rng, relation.asks[slot].answer, slots)), slot
 
 
 THIRD = [r for r in RELATIONS.values() if r.say and not r.name.startswith("me_")]
 FIRST = [r for r in RELATIONS.values() if r.name.startswith("me_")]
+
+
+def known(ctx, relations):
+    """Those that can be spoken of in the wordings of the context."""
+    return [r for r in relations if r.name in RELATIONS_HELD] if ctx.new else relations
+
 
 FILLER = Wording("FILLER")
 TEXT_FIRST = Wording("TEXT_FIRST")
@@ -180,10 +186,10 @@ def passage(ctx):
     """Some facts of which several are of the same kind, so that only binding the right words helps."""
     rng = ctx.rng
     n = rng.choice((1, 2, 2, 3, 3, 4, 5) if ctx.held else (1, 2, 3, 3, 4, 4, 5, 6))
-    key = rng.choice(THIRD)
+    key = rng.choice(known(ctx, THIRD))
     facts = [(key, fill(ctx, key))]
     while len(facts) < n:
-        r = key if ctx.chance(0.45) else rng.choice(THIRD)
+        r = key if ctx.chance(0.45) else rng.choice(known(ctx, THIRD))
         slots = fill(ctx, r)
         if r is not key and ctx.chance(0.3):  # the same person does two things
             people = [s[k] for q, s in facts for k, kind in q.slots.items() if kind == "name"]
@@ -255,7 +261,7 @@ def earlier_turn(ctx):
     rng = ctx.rng
     pool = FIRST if ctx.chance(0.65) else THIRD
     n = rng.choice((1, 1, 2, 3)) if pool is FIRST else rng.choice((1, 1, 2))
-    chosen = rng.sample(pool, n)
+    chosen = rng.sample(known(ctx, pool), n)
     clash = {"me_hobby": "me_food", "me_put": "me_item"}
     chosen = [r for r in chosen if not any(clash.get(r.name) == x.name for x in chosen)]
     facts = [(r, fill(ctx, r)) for r in chosen]
@@ -567,12 +573,12 @@ def json_turn(ctx):
         words = joined(ctx, [str(i) for i in items])
         return JSON_LIST.sentence(ctx, w=words), items
     if r < 0.42:
-        if ctx.chance(0.1):
-            rel = [r for r in EXTRACT if r.name == "gave"][0]
+        if ctx.chance(0.1) and known(ctx, [RELATIONS["gave"]]):
+            rel = RELATIONS["gave"]
             slots = fill(ctx, rel)
             keys = {"p": "from", "o": "item", "q": "to"}
         else:
-            rel = rng.choice([r for r in EXTRACT if r.name != "gave"])
+            rel = rng.choice([r for r in known(ctx, EXTRACT) if r.name != "gave"])
             slots = fill(ctx, rel)
             table = KEY_OF_HELD if ctx.new else KEY_OF
             keys = {s: rng.choice(table.get(kind) or KEY_OF[kind]) for s, kind in rel.slots.items() if kind in KEY_OF}
@@ -727,7 +733,7 @@ FACTS = _rows()
 
 
 def facts_turn(ctx):
-    relation, slots = ctx.rng.choice(FACTS)
+    relation, slots = ctx.rng.choice([row for row in FACTS if known(ctx, [row[0]])])
     q, a, asked = ask_about(ctx, relation, slots)
     return [("user", q), ("assistant", a)], {"has": [slots[asked].removeprefix("a ")], "not": []}
 

@@ -126,6 +126,18 @@ def samples(rows):
     return "\n".join(out)
 
 
+def print_perplexity(folder):
+    import math
+
+    import train
+    from model import load_folder
+
+    net = load_folder(folder)
+    for name, known in (("new words and wordings", False), ("new words in known wordings", True)):
+        loss = train.held_out_loss(net, train.held_out_batches(known))
+        print(f"{name}: loss {loss:.4f}, perplexity {math.exp(loss):.3f}")
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--folder")
@@ -136,8 +148,11 @@ def main():
     args.add_argument("--skills", default="")
     args.add_argument("--out")
     args.add_argument("--samples", help="write the first two dialogues of every skill as Markdown, right or wrong")
+    args.add_argument("--perplexity", action="store_true", help="with --folder: of the wanted replies of other dialogues, and nothing else")
     args.add_argument("--failures", type=int, default=0, help="print so many failures of each skill")
     args = args.parse_args()
+    if args.perplexity:
+        return print_perplexity(args.folder or Path(__file__).parent)
     back = Server(args.url) if args.url else Folder(args.folder or Path(__file__).parent)
     dialogues = corpus.held_out(args.seed, args.per_skill, args.known_wordings)
     if args.skills:

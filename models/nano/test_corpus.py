@@ -55,13 +55,12 @@ def test_wordings_are_apart():
             assert_apart(w.train, w.held, w.name)
     for name, held in RELATIONS_HELD.items():
         r = RELATIONS[name]
-        assert held.asks.keys() == r.asks.keys()
+        assert held.asks and held.asks.keys() <= r.asks.keys()
         if r.say:
             assert_apart(r.say, held.say, name)
         for slot, ask in held.asks.items():
-            assert_apart(r.asks[slot].direct, ask.direct, (name, slot))
-            assert_apart(r.asks[slot].indirect, ask.indirect, (name, slot))
-    assert RELATIONS_HELD.keys() == RELATIONS.keys()
+            assert_apart(r.asks[slot].direct + r.asks[slot].indirect, ask.direct + ask.indirect, (name, slot))
+    assert RELATIONS_HELD.keys() <= RELATIONS.keys()
 
 
 def test_keys_are_apart():

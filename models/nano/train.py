@@ -112,10 +112,10 @@ def picked_batch(rng, rows):
     return ids, picked, targets[picked], weights[picked]
 
 
-def held_out_batches():
-    """Dialogues of held-out words in known wordings, in fixed rows: the loss is that of the assistant's tokens."""
+def held_out_batches(known_wordings):
+    """Dialogues of held-out words, in fixed rows: the loss is that of the assistant's tokens."""
     enc, rows = Encoder(), {}
-    for d in corpus.held_out(7, 24, known_wordings=True):
+    for d in corpus.held_out(7, 24, known_wordings):
         ids, weights = enc.dialogue(d.messages)
         weights = [w if w == 1.0 else 0.0 for w in weights]
         length = next((b for b in BUCKETS if len(ids) <= b + 1), None)
@@ -201,7 +201,7 @@ def main():
         muon.buffers = state["muon"]
         step, clock = state["step"], state["clock"]
         print(f"going on at step {step}", flush=True)
-    held = held_out_batches()
+    held = held_out_batches(known_wordings=True)
     torch._dynamo.config.recompile_limit = 4 * (len(BUCKETS) + len(LONG))  # each shape is its own program
     net.compile_parts()
     log = open(run / "log.jsonl", "a")
