@@ -32,6 +32,10 @@ class Dialogue:
 MORE = {"place": 0.25, "object": 0.2, "animal": 0.2, "food": 0.15, "job": 0.2, "colour": 0.15, "hobby": 0.15, "instrument": 0.15, "spot": 0.2,
         "material": 0.15, "vehicle": 0.15, "weather": 0.15, "shop": 0.15, "subject": 0.15, "drink": 0.1, "trait": 0.15, "relative": 0.1,
         "thingname": 0.15}
+# Later in training, plan.json says from which step on, so many are two words: these are copied by halves.
+PHRASES = False
+PHRASE_SHARE = {"place": 0.15, "event": 0.2, "object": 0.08, "food": 0.05, "animal": 0.06, "job": 0.08, "material": 0.06, "instrument": 0.06,
+                "shop": 0.15, "madeval": 0.12, "madekey": 0.05, "vehicle": 0.06, "hobby": 0.06, "thingname": 0.08, "drink": 0.05}
 SPOTS = ["in", "on", "under", "behind", "near", "beside", "inside", "by", "below", "above", "next to", "in front of", "on top of", "close to"]
 PLAIN_WORDS = sorted({part.lower() for train, _ in LISTS.values() for w in train for part in w.split() if len(part) > 3} | set(STRANGE))
 
@@ -67,12 +71,19 @@ class Context:
         train, held = LISTS[kind]
         return self.rng.choice(held if self.held and held else train)
 
+    def phrase(self):
+        """Two words for one thing, each made up or not."""
+        word = lambda: self.invented() if self.chance(0.4) else self.rng.choice(PLAIN_WORDS)
+        return f"{word()} {word()}"
+
     def invented(self, capital=False):
         w = spliced(self.rng) if not self.held and self.chance(0.5) else made_up(self.rng, self.held)
         return upper_first(w) if capital else w
 
     def _word(self, kind):
         rng = self.rng
+        if PHRASES and not self.held and self.chance(PHRASE_SHARE.get(kind, 0.0)):
+            return self.phrase()
         if kind == "age":
             return str(rng.randint(3, 99))
         if kind == "count":

@@ -2,7 +2,7 @@
 
 The order of the data depends on the seed and the step alone: batches come in chunks, and a
 chunk is written from (seed, number of the chunk). The plan (steps, rates) is plan.json; it
-is read again before each chunk, so the last step can be moved while training runs.
+is read again before each chunk, so its end can be moved while training runs.
 """
 
 import os
@@ -71,11 +71,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share):
+def make_chunk(seed, number, long_share, phrases):
     """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
+    corpus.PHRASES = phrases
     size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
@@ -164,11 +165,14 @@ class Muon:
 
 
 def rate(plan, step):
-    """Warm up, stay, go down in a line: the way down can begin when the clock says so."""
+    """Warm up, stay at 1, then go along the knots of the plan: (step, rate), in a line between two."""
     if step < plan["warmup"]:
         return (step + 1) / plan["warmup"]
-    left = (plan["steps"] - step) / max(1, plan["steps"] - plan["decay_from"])
-    return max(0.0, min(1.0, left))
+    knots = plan["decay"]
+    for (a, high), (b, low) in zip(knots, knots[1:]):
+        if a <= step < b:
+            return high + (low - high) * (step - a) / (b - a)
+    return 1.0 if step < knots[0][0] else knots[-1][1]
 
 
 def save(path, value):
@@ -212,7 +216,7 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share)
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, n * CHUNK >= plan["phrases_from"])
         return ahead.pop(number).result()
 
     stop = []
@@ -246,7 +250,7 @@ def main():
         for group in adam.param_groups:
             group["lr"] = plan["adam_rate"] * scale
         adam.step()
-        muon.step(plan["muon_rate"] * scale, plan["decay"])
+        muon.step(plan["muon_rate"] * scale, plan["weight_decay"])
         for p in net.parameters():
             p.grad = None
         recent.append(loss.item())

@@ -139,7 +139,7 @@ class Wording:
         Wording.all.append(self)
 
     def pick(self, ctx):
-        if ctx.new:
+        if ctx.new and self.held:
             return ctx.rng.choice(self.held)
         template = ctx.rng.choice(self.train)
         return strange(ctx.rng, template) if not ctx.held and "<" in template and ctx.chance(0.12) else template
