@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, PrefillAdmissionPolicy,
-    RequestError, SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
+    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, RequestError,
+    SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, EngineError, EngineState, StreamEvent, Submission, SubmitError,
@@ -22,23 +22,14 @@ const LONG: Duration = Duration::from_secs(60);
 
 fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
     SchedulerConfig {
-        num_pages,
-        page_size: 4,
-        max_model_len: 128,
         max_num_seqs: 16,
         max_num_batched_tokens: 48,
         max_prefill_tokens: 32,
-        long_prefill_token_threshold: 0,
-        max_prefill_seqs: 16,
-        max_decode_seqs: 16,
         max_queued_requests: 256,
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
-        max_passed_over: 16,
         new_token_ratio: SchedulerConfig::RATIO_ONE / 8,
         max_preemptions: 1000,
         max_inflight_steps,
+        ..SchedulerConfig::new(num_pages, 4, 128)
     }
 }
 
