@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+import urllib.request
 
 import golden_model
 import pytest
@@ -114,3 +115,30 @@ def test_port_in_use(golden_folder):
         assert result.returncode != 0
         assert str(server.port) in result.stderr
         assert "panicked" not in result.stderr
+
+
+def cached_tokens(server, prompt):
+    answer = server.client.completions.create(
+        model=server.model(), prompt=prompt, max_tokens=1, temperature=0
+    )
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
+def test_a_pinned_prefix_is_there_from_the_first_request(tmp_path):
+    prefix = "You are a patient librarian who answers in one sentence. " * 8
+    file = tmp_path / "prefix.txt"
+    file.write_text(prefix)
+    with ServerProcess("--pin-prefix", f"@{file}", "--block-size", 16) as server:
+        num_pinned = server.metric("corella_kv_pages_pinned")
+        assert num_pinned >= 2
+        for _ in range(2):
+            cached = cached_tokens(server, prefix + "Who are you?")
+            assert cached >= 16 * num_pinned
+            reset = urllib.request.Request(server.base_url + "/reset_prefix_cache", method="POST")
+            assert urllib.request.urlopen(reset, timeout=5).status == 200
+
+
+def test_a_prefix_that_cannot_be_pinned(tmp_path):
+    assert "no-such-file" in refusal("--pin-prefix", f"@{tmp_path}/no-such-file")
+    line = refusal("--pin-prefix", "many words " * 60, "--max-pinned-share", "0.0001")
+    assert "--max-pinned-share" in line

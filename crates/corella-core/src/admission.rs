@@ -35,12 +35,13 @@ impl SchedulerConfig {
             });
         }
         let needed_pages = (num_tokens as u32).div_ceil(self.page_size);
-        if needed_pages > self.num_pages {
+        let num_pages = self.num_pages - self.max_pinned_pages;
+        if needed_pages > num_pages {
             return Err(AdmissionError::PoolExceeded {
                 num_prompt_tokens,
                 max_tokens,
                 needed_pages,
-                num_pages: self.num_pages,
+                num_pages,
             });
         }
         let step_limit = self.max_unchunked_tokens();
@@ -51,7 +52,7 @@ impl SchedulerConfig {
                 limit: step_limit,
             });
         }
-        let pool_len = u64::from(self.num_pages) * u64::from(self.page_size);
+        let pool_len = u64::from(num_pages) * u64::from(self.page_size);
         let max_len = pool_len
             .min(self.max_model_len.into())
             .min(u64::from(step_limit) + 1);

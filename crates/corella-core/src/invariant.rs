@@ -15,7 +15,7 @@ impl Scheduler {
         self.kv.check_invariants();
     }
 
-    /// A page's locks are the tables that name it, and the step that copies from it.
+    /// A page's locks are the tables that name it, the step that copies from it, and its pin.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
@@ -25,7 +25,8 @@ impl Scheduler {
             }
         }
         for page in (0..self.config.num_pages).map(PageId) {
-            let expected = locks.get(&page).copied().unwrap_or(0);
+            let num_pins = u32::from(self.kv.is_pinned(page));
+            let expected = locks.get(&page).copied().unwrap_or(0) + num_pins;
             let found = self.kv.num_locks(page);
             assert_eq!(found, expected, "locks of page {page} differ from its uses");
         }

@@ -28,6 +28,9 @@ pub struct KvCache {
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
+    /// By page: kept for good, by a lock of its own.
+    is_pinned: Vec<bool>,
+    num_pinned: usize,
 }
 
 impl KvCache {
@@ -40,6 +43,8 @@ impl KvCache {
             evictable: BTreeSet::new(),
             num_cached: 0,
             num_evicted: 0,
+            is_pinned: alloc::vec![false; num_pages as usize],
+            num_pinned: 0,
         }
     }
 
@@ -57,6 +62,24 @@ impl KvCache {
 
     pub fn num_evicted(&self) -> u64 {
         self.num_evicted
+    }
+
+    pub fn num_pinned(&self) -> usize {
+        self.num_pinned
+    }
+
+    pub fn is_pinned(&self, page: PageId) -> bool {
+        self.is_pinned[page.0 as usize]
+    }
+
+    /// Keeps a page of the tree from eviction for good. The pages before it on its path must
+    /// be pinned too.
+    pub(crate) fn pin(&mut self, page: PageId) {
+        debug_assert!(self.tree.contains(page));
+        if !core::mem::replace(&mut self.is_pinned[page.0 as usize], true) {
+            self.num_pinned += 1;
+            self.lock(page);
+        }
     }
 
     /// What `try_allocate` can hand out.

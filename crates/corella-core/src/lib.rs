@@ -23,6 +23,7 @@ mod kv_cache;
 #[cfg(test)]
 mod kv_cache_model;
 mod page_pool;
+mod pin;
 mod prefix_tree;
 mod request;
 mod request_state;
@@ -39,6 +40,7 @@ pub use batch::{
 };
 pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
 pub use kv_cache::KvCache;
+pub use pin::PinError;
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,

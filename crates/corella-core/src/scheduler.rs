@@ -16,7 +16,7 @@ use crate::{
 /// Owns all requests and all KV pages; does no IO.
 ///
 /// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
-///   [`reset_prefix_cache`](Self::reset_prefix_cache)
+///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
 /// * Plan: [`schedule`](Self::schedule)
 /// * Feedback: [`update_from_output`](Self::update_from_output),
 ///   [`handle_step_failed`](Self::handle_step_failed)
@@ -135,9 +135,9 @@ impl Scheduler {
         true
     }
 
-    /// Forgets all cached prefixes.
+    /// Forgets all cached prefixes but the pinned ones.
     pub fn reset_prefix_cache(&mut self) -> Result<(), CacheInUse> {
-        match self.kv.num_in_use() {
+        match self.kv.num_in_use() - self.kv.num_pinned() {
             0 => {
                 self.kv.clear();
                 Ok(())
@@ -333,6 +333,7 @@ impl Scheduler {
             num_free_pages: self.kv.num_free(),
             num_cached_pages: self.kv.num_cached(),
             num_in_use_pages: self.kv.num_in_use(),
+            num_pinned_pages: self.kv.num_pinned(),
             num_evicted_pages: self.kv.num_evicted(),
             num_queued_tokens: self.num_queued_tokens,
             new_token_ratio: self.new_token_ratio,

@@ -27,6 +27,8 @@ pub struct SchedulerConfig {
     /// Prompt tokens of the requests that wait for their first admission. A request may wait
     /// alone however long it is.
     pub max_queued_tokens: u64,
+    /// Pages that pinned prefixes may take for good. No request counts on them.
+    pub max_pinned_pages: u32,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
     pub scheduling_policy: SchedulingPolicy,
@@ -92,6 +94,7 @@ impl SchedulerConfig {
             max_decode_seqs: u32::MAX,
             max_queued_requests: 4096,
             max_queued_tokens: u64::MAX,
+            max_pinned_pages: 0,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
             scheduling_policy: SchedulingPolicy::Fcfs,
@@ -130,6 +133,12 @@ impl SchedulerConfig {
             return Err(ConfigError(format!(
                 "max_inflight_steps is {}: {} pipeline stages need a step each",
                 self.max_inflight_steps, self.num_pipeline_stages
+            )));
+        }
+        if self.max_pinned_pages >= self.num_pages {
+            return Err(ConfigError(format!(
+                "max_pinned_pages is {}, of {} pages: requests need some too",
+                self.max_pinned_pages, self.num_pages
             )));
         }
         if self.max_model_len < 2 {

@@ -14,7 +14,9 @@ pub struct SchedulerStats {
     pub num_pages: usize,
     pub num_free_pages: usize,
     pub num_cached_pages: usize,
+    /// Pinned pages included.
     pub num_in_use_pages: usize,
+    pub num_pinned_pages: usize,
 
     pub num_steps: u64,
     pub num_scheduled_tokens: u64,

@@ -14,6 +14,7 @@
 //! return a=z                         … but a draws z
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
+//! pin xyxy                           pin the whole pages of a prefix
 //! abort a · reset · stats · ratio · hits
 //! ```
 
@@ -117,6 +118,7 @@ impl World {
                 "threshold" => config.long_prefill_token_threshold = number(),
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),
+                "pinned" => config.max_pinned_pages = number(),
                 "queue" => config.max_queued_requests = number(),
                 "cache" => config.enable_prefix_caching = value == "on",
                 "chunked" => config.enable_chunked_prefill = value == "on",
@@ -201,6 +203,13 @@ impl World {
                 }
             },
             "stats" => self.print_stats(),
+            "pin" => {
+                let tokens: Vec<_> = words[0].chars().map(TokenId::from).collect();
+                match self.scheduler.pin_prefix(&Namespace::default(), &tokens) {
+                    Ok(num_pages) => self.say(&format!("{num_pages} pages")),
+                    Err(error) => self.say(&format!("refused: {error}")),
+                }
+            }
             "hits" => {
                 let hits = self.scheduler.stats().prefix_hits;
                 self.say(&format!(

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, ConfigError, FinishReason, Namespace, Request, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
+    AdmissionError, ConfigError, FinishReason, Namespace, PinError, Request, RequestId,
+    SamplingParams, Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_model::{Executor, ExecutorError, KvLayout};
 use crossbeam_channel::Sender;
@@ -92,6 +92,14 @@ pub enum ResetError {
     /// Requests still use cached pages.
     Busy,
     Lost(String),
+}
+
+/// Why a prefix was not pinned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinPrefixError {
+    /// It could not be computed.
+    Submit(SubmitError),
+    Pin(PinError),
 }
 
 /// Why an engine did not start.
@@ -222,6 +230,39 @@ impl Engine {
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
     }
 
+    /// Computes a prefix and keeps its whole KV pages for good. Returns how many pages that took.
+    /// Blocks until it is done.
+    pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
+        let submission = Submission {
+            prompt: tokens.clone(),
+            sampling: SamplingParams::GREEDY,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(1),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            namespace: Namespace::default(),
+        };
+        let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
+        for mut stream in streams {
+            while let Some(event) = stream.next_blocking() {
+                if let StreamEvent::Refused(error) = event {
+                    return Err(PinPrefixError::Submit(SubmitError::Refused(error)));
+                }
+            }
+        }
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        let _ = self.commands.send(Command::PinPrefix { tokens, reply });
+        match answer.recv() {
+            Ok(result) => result.map_err(PinPrefixError::Pin),
+            Err(_) => {
+                let lost = SubmitError::Lost(self.shared.lost_reason());
+                Err(PinPrefixError::Submit(lost))
+            }
+        }
+    }
+
     /// As of the last step. Does not wait for the loop.
     pub fn stats(&self) -> EngineStats {
         self.shared.lock().stats.clone()
@@ -312,6 +353,10 @@ pub(crate) enum Command {
         senders: Vec<StreamSender>,
     },
     Abort(RequestId),
+    PinPrefix {
+        tokens: Vec<TokenId>,
+        reply: Sender<Result<usize, PinError>>,
+    },
     ResetPrefixCache(Sender<Result<(), ResetError>>),
     Stop,
 }
@@ -408,6 +453,17 @@ impl fmt::Display for SubmitError {
 }
 
 impl std::error::Error for SubmitError {}
+
+impl fmt::Display for PinPrefixError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submit(error) => error.fmt(f),
+            Self::Pin(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PinPrefixError {}
 
 impl fmt::Display for ResetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use corella_core::{Batch, BatchOutput, RequestId, Scheduler, StepId};
+use corella_core::{Batch, BatchOutput, Namespace, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::Receiver;
 
@@ -149,6 +149,10 @@ impl EngineLoop {
             Command::Abort(id) => {
                 // Unknown when it has just ended.
                 self.scheduler.abort_request(id);
+            }
+            Command::PinPrefix { tokens, reply } => {
+                let namespace = Namespace::default();
+                let _ = reply.send(self.scheduler.pin_prefix(&namespace, &tokens));
             }
             Command::ResetPrefixCache(reply) => {
                 let result = self.scheduler.reset_prefix_cache();

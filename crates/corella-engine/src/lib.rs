@@ -8,7 +8,8 @@ mod token_stream;
 mod watchdog;
 
 pub use engine::{
-    Engine, EngineConfig, EngineError, EngineState, ResetError, Submission, SubmitError,
+    Engine, EngineConfig, EngineError, EngineState, PinPrefixError, ResetError, Submission,
+    SubmitError,
 };
 pub use engine_stats::EngineStats;
 pub use token_stream::{StreamEvent, TokenStream};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, RequestError,
+    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, PinError, RequestError,
     SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
 };
 use corella_engine::{
-    Engine, EngineConfig, EngineError, EngineState, StreamEvent, Submission, SubmitError,
-    TokenStream,
+    Engine, EngineConfig, EngineError, EngineState, PinPrefixError, StreamEvent, Submission,
+    SubmitError, TokenStream,
 };
 use corella_model::{
     CostModel, Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, MockConfig, MockExecutor,
@@ -466,6 +466,38 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
     drop((running, waiting));
     assert_at_rest(&engine);
     assert!(engine.stats().num_refused > 0);
+}
+
+#[test]
+fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
+    let mut limits = limits(32, 2);
+    limits.max_pinned_pages = 3;
+    let mock = model(&limits);
+    let engine = start(limits, mock);
+    let prefix: Vec<_> = (0..15).collect();
+    assert_eq!(engine.pin_prefix(prefix.clone()), Ok(3));
+    for first in 20..26 {
+        let prompt = (0..100).map(|i| (first + i) % VOCAB_SIZE as TokenId);
+        finish(&mut submit_one(&engine, submission(prompt.collect(), 4)));
+    }
+    assert!(engine.stats().scheduler.num_evicted_pages > 0);
+    wait_until(|| engine.reset_prefix_cache().is_ok());
+    let mut stream = submit_one(&engine, submission(prefix, 1));
+    assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
+    let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
+        panic!("no output");
+    };
+    assert_eq!(output.num_cached_tokens, 12);
+
+    let other = engine.pin_prefix((30..34).collect());
+    let too_many = PinError::TooMany {
+        num_pages: 1,
+        num_pinned: 3,
+        limit: 3,
+    };
+    assert_eq!(other, Err(PinPrefixError::Pin(too_many)));
+    let too_long = engine.pin_prefix(vec![1; 200]);
+    assert!(matches!(too_long, Err(PinPrefixError::Submit(_))));
 }
 
 #[test]

@@ -172,6 +172,7 @@ struct EngineMetrics {
     kv_cache_usage: Gauge<f64, AtomicU64>,
     num_cached_pages: Gauge,
     num_in_use_pages: Gauge,
+    num_pinned_pages: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
     /// By source.
@@ -214,6 +215,12 @@ impl EngineMetrics {
             "KV pages that running requests hold",
             num_in_use_pages.clone(),
         );
+        let num_pinned_pages = Gauge::default();
+        registry.register(
+            "corella_kv_pages_pinned",
+            "KV pages of pinned prefixes, which are in use for good",
+            num_pinned_pages.clone(),
+        );
         let prefix_cache_hit_tokens = Family::default();
         registry.register(
             "corella_prefix_cache_hit_tokens",
@@ -223,6 +230,7 @@ impl EngineMetrics {
         );
         Self {
             prefix_cache_hit_tokens,
+            num_pinned_pages,
             num_evicted_pages,
             num_steps,
             num_failed_steps,
@@ -275,6 +283,7 @@ impl EngineMetrics {
         self.num_requests_waiting.set(scheduler.num_waiting as i64);
         self.num_cached_pages.set(scheduler.num_cached_pages as i64);
         self.num_in_use_pages.set(scheduler.num_in_use_pages as i64);
+        self.num_pinned_pages.set(scheduler.num_pinned_pages as i64);
         let num_pages = scheduler.num_pages.max(1) as f64;
         self.kv_cache_usage
             .set(scheduler.num_in_use_pages as f64 / num_pages);

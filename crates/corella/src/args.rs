@@ -434,6 +434,13 @@ pub struct CacheArgs {
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
+    /// Keep the KV of this beginning of prompts for good; @FILE reads it from a file, and it may
+    /// be given more than once. Only whole pages are kept
+    #[arg(long, value_name = "TEXT", conflicts_with = "no_enable_prefix_caching")]
+    pub pin_prefix: Vec<String>,
+    /// Share of the KV pages that pinned prefixes may take
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.25")]
+    pub max_pinned_share: u32,
 }
 
 #[derive(Args)]

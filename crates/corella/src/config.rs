@@ -44,7 +44,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
-    set_cache(&mut options, &args.cache);
+    set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     Ok(Serve {
         source: source(args.model.model),
@@ -58,7 +58,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
 pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
-    set_cache(&mut options, &args.cache);
+    set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     options.scheduler.max_num_seqs = 1;
     let prompt = match (args.prompt_tokens, args.prompt) {
@@ -155,7 +155,7 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
-    set_cache(&mut options, &args.cache);
+    set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
         if options.device != Device::Mock {
@@ -241,11 +241,21 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.num_pipeline_stages = args.pipeline_parallel_size;
 }
 
-fn set_cache(options: &mut LlmOptions, args: &CacheArgs) {
+fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     options.kv_cache_bytes = args.kv_cache_memory;
     options.scheduler.page_size = args.block_size;
     options.kv_dtype = dtype(args.kv_cache_dtype);
     options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;
+    options.max_pinned_share = args.max_pinned_share;
+    for prefix in &args.pin_prefix {
+        let text = match prefix.strip_prefix('@') {
+            None => prefix.clone(),
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|error| Error::Io(format!("--pin-prefix cannot read {path}"), error))?,
+        };
+        options.pinned_prefixes.push(text);
+    }
+    Ok(())
 }
 
 fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> {

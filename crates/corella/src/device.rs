@@ -60,6 +60,10 @@ pub(crate) fn load(
     })?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_model_len = plan.max_model_len;
+    if !options.pinned_prefixes.is_empty() {
+        let share = u64::from(plan.num_pages) * u64::from(options.max_pinned_share);
+        scheduler.max_pinned_pages = (share / u64::from(SchedulerConfig::RATIO_ONE)) as u32;
+    }
 
     if options.device == Device::Cpu && scheduler.num_pipeline_stages > 1 {
         let reason = "--pipeline-parallel-size must be 1 on the CPU, which has one stage";

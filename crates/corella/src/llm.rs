@@ -63,7 +63,7 @@ impl Llm {
         let loaded = device::load(&checkpoint, &tokenizer, options)?;
         let max_model_len = loaded.scheduler.max_model_len;
         let engine = Engine::start(EngineConfig::new(loaded.scheduler), loaded.executor)?;
-        Ok(Self {
+        let llm = Self {
             name,
             config: checkpoint.config().clone(),
             tokenizer,
@@ -71,7 +71,25 @@ impl Llm {
             engine,
             max_model_len,
             hardware: loaded.hardware,
-        })
+        };
+        for prefix in &options.pinned_prefixes {
+            llm.pin_prefix(prefix)?;
+        }
+        Ok(llm)
+    }
+
+    fn pin_prefix(&self, prefix: &str) -> Result<(), Error> {
+        let tokens = self.encode(prefix)?;
+        let num_tokens = tokens.len();
+        let pinned = self.engine.pin_prefix(tokens);
+        let num_pages = pinned.map_err(|error| {
+            Error::Config(format!(
+                "--pin-prefix of {num_tokens} tokens: {error}; shorten it, or raise \
+                 --max-pinned-share or --kv-cache-memory"
+            ))
+        })?;
+        tracing::info!(num_tokens, num_pages, "a prefix is pinned");
+        Ok(())
     }
 
     /// The answer to one message of a user. A model without a chat template continues it.

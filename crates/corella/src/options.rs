@@ -34,6 +34,10 @@ pub struct LlmOptions {
     pub kv_cache_bytes: Option<u64>,
     /// Default: what model and KV cache allow.
     pub max_model_len: Option<u32>,
+    /// Beginnings of prompts, as text, whose KV pages are computed at start and kept.
+    pub pinned_prefixes: Vec<String>,
+    /// The most KV pages that those may take, in 1/65536 of all.
+    pub max_pinned_share: u32,
     /// How long the mock's steps take. Default: no time.
     pub mock_cost: Option<CostModel>,
     /// Its `num_pages` and `max_model_len` are set when the model is loaded.
@@ -54,6 +58,8 @@ impl Default for LlmOptions {
             kv_dtype: None,
             kv_cache_bytes: None,
             max_model_len: None,
+            pinned_prefixes: Vec::new(),
+            max_pinned_share: SchedulerConfig::RATIO_ONE / 4,
             mock_cost: None,
             scheduler,
         }
