@@ -1,8 +1,10 @@
 //! All KV pages: who may write them, who may read them, which goes next.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use crate::kv_event::{KvEvent, KvWatch, PageHash};
 use crate::page_pool::PagePool;
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::{Namespace, PageId, StepId, TokenId};
@@ -31,6 +33,8 @@ pub struct KvCache {
     /// By page: kept for good, by a lock of its own.
     is_pinned: Vec<bool>,
     num_pinned: usize,
+    /// While someone wants to know what the tree holds.
+    watch: Option<Box<KvWatch>>,
 }
 
 impl KvCache {
@@ -45,6 +49,7 @@ impl KvCache {
             num_evicted: 0,
             is_pinned: alloc::vec![false; num_pages as usize],
             num_pinned: 0,
+            watch: None,
         }
     }
 
@@ -167,6 +172,9 @@ impl KvCache {
             .tree
             .insert_page(parent, tokens, page, filled_by, &mut superseded);
         self.drop_removed(&superseded);
+        if result.is_ok() && tokens.len() == self.tree.page_size() {
+            self.note_published(parent, tokens, page);
+        }
         if let Parent::Page(parent) = parent {
             // An unlocked parent that was a leaf is none now.
             self.evictable
@@ -203,6 +211,57 @@ impl KvCache {
         }
     }
 
+    /// Tells from now on what comes and goes, beginning with what is there.
+    pub fn watch(&mut self, salt: u64) {
+        self.watch = Some(Box::new(KvWatch::new(salt, self.pool.num_pages())));
+        for page in self.tree.whole_pages() {
+            let before = self.tree.page_before(page);
+            let parent = match before {
+                Some(before) => Parent::Page(before),
+                None => Parent::Root(self.tree.namespace(page)),
+            };
+            if let Some(watch) = &mut self.watch {
+                let parent = parent_hash(watch, parent);
+                watch.note_published(parent, self.tree.page_tokens(page), page);
+            }
+        }
+    }
+
+    pub fn unwatch(&mut self) {
+        self.watch = None;
+    }
+
+    /// The next thing to tell, when `last_returned` is the newest step whose rows are there.
+    pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
+        let watch = self.watch.as_mut()?;
+        if watch.is_behind {
+            watch.start_over(self.tree.whole_pages());
+        }
+        for page in watch.take_untold() {
+            let Some(filled_by) = self.tree.filled_by(page) else {
+                continue;
+            };
+            if watch.is_told(page) || watch.hash(page).is_none() {
+                continue;
+            }
+            let before = self.tree.page_before(page);
+            if Some(filled_by) <= last_returned && before.is_none_or(|page| watch.is_told(page)) {
+                let parent = before.and_then(|page| watch.hash(page));
+                watch.tell_stored(page, parent, self.tree.page_tokens(page));
+            } else {
+                watch.keep_untold(page);
+            }
+        }
+        watch.pop()
+    }
+
+    fn note_published(&mut self, parent: Parent, tokens: &[TokenId], page: PageId) {
+        if let Some(watch) = &mut self.watch {
+            let parent = parent_hash(watch, parent);
+            watch.note_published(parent, tokens, page);
+        }
+    }
+
     fn evict_one(&mut self) {
         let (_, page) = self
             .evictable
@@ -214,6 +273,9 @@ impl KvCache {
     /// Frees those of the pages taken out of the tree that no table holds.
     fn drop_removed(&mut self, removed: &[PageId]) {
         for &page in removed {
+            if let Some(watch) = &mut self.watch {
+                watch.note_removed(page);
+            }
             if !self.is_locked(page) {
                 self.evictable
                     .remove(&(self.last_used[page.0 as usize], page));
@@ -282,5 +344,44 @@ impl KvCache {
             }
         }
         assert_eq!(num_cached, self.num_cached, "cached pages");
+        self.check_watch();
+    }
+
+    fn check_watch(&self) {
+        let Some(watch) = &self.watch else {
+            return;
+        };
+        for page in (0..self.pool.num_pages() as u32).map(PageId) {
+            let tokens = self
+                .tree
+                .contains(page)
+                .then(|| self.tree.page_tokens(page));
+            let Some(tokens) = tokens.filter(|tokens| tokens.len() == self.tree.page_size()) else {
+                assert_eq!(
+                    watch.hash(page),
+                    None,
+                    "page {page} is no whole page of the tree"
+                );
+                assert!(!watch.is_told(page), "page {page} is told of and not there");
+                continue;
+            };
+            let parent = match self.page_before(page) {
+                Some(before) => {
+                    let is_in_order = watch.is_told(before) || !watch.is_told(page);
+                    assert!(is_in_order, "page {page} is told of, and {before} is not");
+                    Parent::Page(before)
+                }
+                None => Parent::Root(self.tree.namespace(page)),
+            };
+            let expected = parent_hash(watch, parent).next(watch.salt, tokens);
+            assert_eq!(watch.hash(page), Some(expected), "hash of page {page}");
+        }
+    }
+}
+
+fn parent_hash(watch: &KvWatch, parent: Parent) -> PageHash {
+    match parent {
+        Parent::Root(namespace) => PageHash::root(watch.salt, namespace),
+        Parent::Page(page) => watch.hash(page).expect("only whole pages are followed"),
     }
 }

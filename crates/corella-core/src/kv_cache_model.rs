@@ -5,6 +5,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::kv_cache::KvCache;
+use crate::kv_event::{KvEvent, PageHash};
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch};
 use crate::{Namespace, PageId, StepId, TokenId};
 
@@ -20,12 +21,15 @@ fn cache_behaves_like_its_model() {
             pair.operate();
             pair.compare();
             pair.ask_again();
+            pair.listen();
         }
         totals.num_evicted += pair.cache.num_evicted();
         totals.num_duplicates += pair.totals.num_duplicates;
         totals.num_superseded += pair.totals.num_superseded;
         totals.num_donors += pair.totals.num_donors;
         totals.num_refused += pair.totals.num_refused;
+        totals.num_clearings += pair.totals.num_clearings;
+        totals.num_held_events += pair.totals.num_held_events;
     }
     let counts = [
         totals.num_evicted,
@@ -33,6 +37,8 @@ fn cache_behaves_like_its_model() {
         totals.num_superseded,
         totals.num_donors,
         totals.num_refused,
+        totals.num_clearings,
+        totals.num_held_events,
     ];
     let is_thorough = counts.iter().all(|&count| count >= 300);
     assert!(is_thorough, "the runs miss a case: {totals:?}");
@@ -45,6 +51,10 @@ struct Totals {
     num_superseded: u64,
     num_donors: u64,
     num_refused: u64,
+    /// Of a subscriber that fell behind.
+    num_clearings: u64,
+    /// Pages that were not computed yet when events were read.
+    num_held_events: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -78,6 +88,9 @@ struct Pair {
     tables: Vec<Table>,
     /// Queries that are asked again after every operation, with what was found for them.
     watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
+    /// What a subscriber knows, and the newest step that it has seen return.
+    heard: Option<BTreeMap<PageHash, Vec<TokenId>>>,
+    last_returned: StepId,
     random: u64,
     alphabet: u64,
     totals: Totals,
@@ -99,6 +112,8 @@ impl Pair {
             step: StepId(0),
             tables: Vec::new(),
             watched: Vec::new(),
+            heard: None,
+            last_returned: StepId(0),
             alphabet: 2 + below(&mut random, 2),
             random,
             totals: Totals::default(),
@@ -133,6 +148,68 @@ impl Pair {
             let anew = self.cache.match_prefix(namespace, query, self.step);
             assert_eq!(again, anew);
         }
+    }
+
+    /// Reads what the cache tells, now and then, and compares it with the entries.
+    fn listen(&mut self) {
+        const SALT: u64 = 7;
+        let Some(heard) = &mut self.heard else {
+            if below(&mut self.random, 20) == 0 {
+                self.cache.watch(SALT);
+                self.heard = Some(BTreeMap::new());
+            }
+            return;
+        };
+        let is_slow = self.alphabet == 2;
+        if below(&mut self.random, if is_slow { 200 } else { 4 }) > 0 {
+            return;
+        }
+        let lag = below(&mut self.random, 4);
+        let returned = StepId(self.step.0.saturating_sub(lag));
+        self.last_returned = self.last_returned.max(returned);
+        while let Some(event) = self.cache.poll_event(Some(self.last_returned)) {
+            match event {
+                KvEvent::Cleared => {
+                    self.totals.num_clearings += 1;
+                    heard.clear();
+                }
+                KvEvent::Removed { page } => {
+                    assert!(heard.remove(&page).is_some(), "{page:?} was never stored");
+                }
+                KvEvent::Stored {
+                    page,
+                    parent,
+                    tokens,
+                } => {
+                    let before = parent.map(|parent| &heard[&parent]);
+                    let path = before.into_iter().flatten().chain(&tokens);
+                    let path = path.copied().collect();
+                    assert_eq!(heard.insert(page, path), None, "{page:?} is stored twice");
+                }
+            }
+        }
+        let mut expected = BTreeMap::new();
+        for entry in self.entries.values() {
+            if !entry.path.len().is_multiple_of(self.page_size) {
+                continue;
+            }
+            // What it follows may have been computed later, for another request.
+            let is_before = |other: &&Entry| {
+                other.namespace == entry.namespace
+                    && other.path.len().is_multiple_of(self.page_size)
+                    && entry.path.starts_with(&other.path)
+            };
+            let mut before = self.entries.values().filter(is_before);
+            if before.all(|other| other.filled_by <= self.last_returned) {
+                let root = PageHash::root(SALT, &entry.namespace);
+                let pages = entry.path.chunks(self.page_size);
+                let hash = pages.fold(root, |hash, page| hash.next(SALT, page));
+                expected.insert(hash, entry.path.clone());
+            } else {
+                self.totals.num_held_events += 1;
+            }
+        }
+        assert_eq!(heard, &expected);
     }
 
     fn start_table(&mut self) {

@@ -22,6 +22,7 @@ mod invariant;
 mod kv_cache;
 #[cfg(test)]
 mod kv_cache_model;
+mod kv_event;
 mod page_pool;
 mod pin;
 mod prefix_tree;
@@ -40,6 +41,7 @@ pub use batch::{
 };
 pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
 pub use kv_cache::KvCache;
+pub use kv_event::{KvEvent, PageHash};
 pub use pin::PinError;
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use request::{

@@ -259,6 +259,43 @@ impl PrefixTree {
         self.places[page.0 as usize].is_some()
     }
 
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// The tokens of a page's rows; fewer than a page's in a tail.
+    pub fn page_tokens(&self, page: PageId) -> &[TokenId] {
+        let Place { node, index, .. } = self.place(page);
+        let rest = &self.node(node).tokens[index as usize * self.page_size..];
+        &rest[..rest.len().min(self.page_size)]
+    }
+
+    /// All pages but tails, each after the one before it on its path.
+    pub fn whole_pages(&self) -> Vec<PageId> {
+        let mut pages = Vec::new();
+        let mut open: Vec<NodeId> = self.roots.values().copied().collect();
+        while let Some(node) = open.pop() {
+            let Node {
+                tokens, children, ..
+            } = self.node(node);
+            let num_whole = tokens.len() / self.page_size;
+            pages.extend(&self.node(node).pages[..num_whole]);
+            open.extend(children);
+        }
+        pages
+    }
+
+    /// Of the root that a page's path begins at.
+    pub fn namespace(&self, page: PageId) -> &Namespace {
+        let mut root = self.place(page).node;
+        while let Some(parent) = self.node(root).parent {
+            root = parent;
+        }
+        let is_its = |(_, node): &(&Namespace, &NodeId)| **node == root;
+        let found = self.roots.iter().find(is_its);
+        found.expect("every node is below a root").0
+    }
+
     /// `None` when the page is not in the tree.
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
         self.places[page.0 as usize].map(|place| place.filled_by)

@@ -9,7 +9,7 @@ use crate::request_state::{Leaving, RequestIndex, RequestState, RequestTable, St
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, Request, RequestError, RequestId,
+    AdmissionError, Batch, ConfigError, FinishReason, KvEvent, Request, RequestError, RequestId,
     RequestOutput, Sample, SchedulerConfig, SchedulerStats, SlotId, StepId,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 /// * Plan: [`schedule`](Self::schedule)
 /// * Feedback: [`update_from_output`](Self::update_from_output),
 ///   [`handle_step_failed`](Self::handle_step_failed)
-/// * Outputs: [`poll_output`](Self::poll_output)
+/// * Outputs: [`poll_output`](Self::poll_output), [`poll_kv_event`](Self::poll_kv_event)
 /// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished),
 ///   [`check_invariants`](Self::check_invariants)
 ///
@@ -322,6 +322,21 @@ impl Scheduler {
 
     pub fn poll_output(&mut self) -> Option<RequestOutput> {
         self.outputs.pop_front()
+    }
+
+    /// From now on [`poll_kv_event`](Self::poll_kv_event) says what the prefix cache holds; it
+    /// begins with what is there. Hashes are salted with `salt`.
+    pub fn watch_kv(&mut self, salt: u64) {
+        self.kv.watch(salt);
+    }
+
+    pub fn unwatch_kv(&mut self) {
+        self.kv.unwatch();
+    }
+
+    /// At most as many events wait as telling everything anew takes.
+    pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
+        self.kv.poll_event(self.last_returned())
     }
 
     pub fn stats(&self) -> SchedulerStats {

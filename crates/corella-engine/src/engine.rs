@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, ConfigError, FinishReason, Namespace, PinError, Request, RequestId,
+    AdmissionError, ConfigError, FinishReason, KvEvent, Namespace, PinError, Request, RequestId,
     SamplingParams, Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_model::{Executor, ExecutorError, KvLayout};
@@ -18,6 +18,7 @@ use crossbeam_channel::Sender;
 
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
+use crate::kv_feed::{KvEventStream, KvFeed};
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
@@ -164,6 +165,7 @@ impl Engine {
             executor,
             commands,
             streams: HashMap::new(),
+            kv_feed: KvFeed::default(),
             in_flight: InFlight::new(watchdog, shared.clone()),
             step_log: StepLog::new(config.step_log_len, config.step_log_path),
             shared: shared.clone(),
@@ -263,6 +265,17 @@ impl Engine {
         }
     }
 
+    /// Says from now on which whole pages the prefix cache holds, beginning with those that it
+    /// has. `salt` is that of the hashes, the same in a whole fleet. There is one subscriber: the
+    /// stream of the one before ends. Whoever reads too slowly is told everything anew.
+    pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
+        let (subscriber, events) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
+        let _ = self
+            .commands
+            .send(Command::SubscribeKvEvents { salt, subscriber });
+        KvEventStream(events)
+    }
+
     /// As of the last step. Does not wait for the loop.
     pub fn stats(&self) -> EngineStats {
         self.shared.lock().stats.clone()
@@ -307,6 +320,10 @@ impl Engine {
         }
     }
 }
+
+/// KV events between the loop and a subscriber. What does not fit waits in the scheduler, which
+/// has a bound of its own.
+const KV_EVENTS_UNREAD: usize = 1024;
 
 /// Bounds the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
@@ -356,6 +373,10 @@ pub(crate) enum Command {
     PinPrefix {
         tokens: Vec<TokenId>,
         reply: Sender<Result<usize, PinError>>,
+    },
+    SubscribeKvEvents {
+        salt: u64,
+        subscriber: Sender<KvEvent>,
     },
     ResetPrefixCache(Sender<Result<(), ResetError>>),
     Stop,

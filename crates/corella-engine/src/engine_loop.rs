@@ -12,6 +12,7 @@ use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::Receiver;
 
 use crate::engine::{Command, ResetError, Shared};
+use crate::kv_feed::KvFeed;
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender};
 use crate::watchdog::{Watchdog, WatchedStep};
@@ -23,6 +24,7 @@ pub(crate) struct EngineLoop {
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
+    pub(crate) kv_feed: KvFeed,
     pub(crate) in_flight: InFlight,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
@@ -36,6 +38,7 @@ pub(crate) enum Stopped {
 
 enum Event {
     Command(Command),
+    KvFeedMoved,
     StepReturned(BatchOutput),
     StepFailed { step: StepId, reason: String },
 }
@@ -48,6 +51,7 @@ impl EngineLoop {
             self.forward_outputs();
             match self.next_event()? {
                 Event::Command(command) => self.handle_command(command)?,
+                Event::KvFeedMoved => {}
                 Event::StepReturned(output) => self.handle_step_returned(&output),
                 Event::StepFailed { step, reason } => self.handle_step_failed(step, &reason),
             }
@@ -96,6 +100,7 @@ impl EngineLoop {
                 self.streams.remove(&id);
             }
         }
+        self.kv_feed.forward(&mut self.scheduler);
     }
 
     /// Blocks: on the oldest step in flight, or else on the callers.
@@ -107,8 +112,9 @@ impl EngineLoop {
                     self.streams.len()
                 )));
             }
-            return match self.commands.recv() {
-                Ok(command) => Ok(Event::Command(command)),
+            return match self.kv_feed.recv(&self.commands) {
+                Ok(Some(command)) => Ok(Event::Command(command)),
+                Ok(None) => Ok(Event::KvFeedMoved),
                 Err(_) => Err(Stopped::Asked),
             };
         };
@@ -153,6 +159,10 @@ impl EngineLoop {
             Command::PinPrefix { tokens, reply } => {
                 let namespace = Namespace::default();
                 let _ = reply.send(self.scheduler.pin_prefix(&namespace, &tokens));
+            }
+            Command::SubscribeKvEvents { salt, subscriber } => {
+                self.scheduler.watch_kv(salt);
+                self.kv_feed.subscribe(subscriber);
             }
             Command::ResetPrefixCache(reply) => {
                 let result = self.scheduler.reset_prefix_cache();

@@ -3,6 +3,7 @@
 mod engine;
 mod engine_loop;
 mod engine_stats;
+mod kv_feed;
 mod step_log;
 mod token_stream;
 mod watchdog;
@@ -12,4 +13,5 @@ pub use engine::{
     SubmitError,
 };
 pub use engine_stats::EngineStats;
+pub use kv_feed::KvEventStream;
 pub use token_stream::{StreamEvent, TokenStream};

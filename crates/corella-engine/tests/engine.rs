@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, Batch, BatchOutput, FinishReason, Namespace, PageId, PinError, RequestError,
-    SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
+    AdmissionError, Batch, BatchOutput, FinishReason, KvEvent, Namespace, PageHash, PageId,
+    PinError, RequestError, SamplingParams, SchedulerConfig, StepId, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, EngineError, EngineState, PinPrefixError, StreamEvent, Submission,
@@ -498,6 +498,48 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
     assert_eq!(other, Err(PinPrefixError::Pin(too_many)));
     let too_long = engine.pin_prefix(vec![1; 200]);
     assert!(matches!(too_long, Err(PinPrefixError::Submit(_))));
+}
+
+/// More pages than the channel holds, while the engine does nothing else.
+#[test]
+fn kv_events_name_what_can_be_reused() {
+    const SALT: u64 = 3;
+    let limits = SchedulerConfig::new(4000, 1, 4000);
+    let mock = model(&limits);
+    let engine = start(limits, mock);
+    let prompt: Vec<_> = (0..2500).map(|i| i % 47).collect();
+    finish(&mut submit_one(&engine, submission(prompt.clone(), 1)));
+    let mut replaced = engine.subscribe_kv_events(SALT + 1);
+    let mut events = engine.subscribe_kv_events(SALT);
+    let last = loop {
+        match replaced.next_blocking() {
+            Some(event) => drop(event),
+            None => break replaced.next_blocking(),
+        }
+    };
+    assert_eq!(last, None);
+
+    assert_eq!(events.next_blocking(), Some(KvEvent::Cleared));
+    let root = PageHash::root(SALT, &Namespace::default());
+    let mut before = None;
+    for &token in &prompt {
+        let page = before.unwrap_or(root).next(SALT, &[token]);
+        let stored = KvEvent::Stored {
+            page,
+            parent: before,
+            tokens: [token].into(),
+        };
+        assert_eq!(events.next_blocking(), Some(stored));
+        before = Some(page);
+    }
+    engine.reset_prefix_cache().unwrap();
+    for _ in &prompt {
+        let event = events.next_blocking();
+        assert!(matches!(event, Some(KvEvent::Removed { .. })), "{event:?}");
+    }
+    assert_eq!(events.try_next(), None);
+    engine.shutdown();
+    assert_eq!(events.next_blocking(), None);
 }
 
 #[test]
