@@ -132,6 +132,7 @@ impl Scheduler {
     fn take_oldest(&mut self, step: StepId) -> InflightStep {
         let oldest = self.inflight.pop_front().expect("a step is in flight");
         assert_eq!(oldest.step, step, "steps return in order");
+        self.pace.note_returned(&oldest);
         oldest
     }
 

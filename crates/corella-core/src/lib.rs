@@ -23,6 +23,8 @@ mod kv_cache;
 #[cfg(test)]
 mod kv_cache_model;
 mod kv_event;
+mod latency_objective;
+mod pace;
 mod page_pool;
 mod pin;
 mod prefix_tree;
@@ -42,6 +44,7 @@ pub use batch::{
 pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
+pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use pin::PinError;
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use request::{

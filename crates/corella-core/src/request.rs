@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::{RequestId, Sample, SamplingParams, TokenId};
+use crate::{LatencyObjectives, MissedObjective, RequestId, Sample, SamplingParams, TokenId};
 
 /// One sequence to generate.
 #[derive(Clone, Debug)]
@@ -18,6 +18,7 @@ pub struct Request {
     /// Smaller is more urgent, as in vLLM.
     pub priority: i32,
     pub arrival_us: u64,
+    pub objectives: LatencyObjectives,
     pub namespace: Namespace,
 }
 
@@ -34,6 +35,7 @@ impl Request {
             },
             priority: 0,
             arrival_us: 0,
+            objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
         }
     }
@@ -95,6 +97,8 @@ pub enum RequestError {
     PoolExhausted { num_pages: u32 },
     /// Preempted more often than the configuration allows.
     PreemptedTooOften { num_preemptions: u32 },
+    /// It waited until it could no longer be in time.
+    ObjectiveMissed(MissedObjective),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
 }
@@ -132,6 +136,8 @@ pub enum AdmissionError {
         num_queued_tokens: u64,
         limit: u64,
     },
+    /// It would be too late for its caller.
+    ObjectiveMissed(MissedObjective),
 }
 
 impl fmt::Display for AdmissionError {
@@ -176,6 +182,7 @@ impl fmt::Display for AdmissionError {
                 f,
                 "{num_queued_tokens} prompt tokens are already waiting, and {limit} may"
             ),
+            Self::ObjectiveMissed(missed) => missed.fmt(f),
         }
     }
 }
@@ -192,6 +199,7 @@ impl fmt::Display for RequestError {
             Self::PreemptedTooOften { num_preemptions } => {
                 write!(f, "preempted {num_preemptions} times for lack of KV pages")
             }
+            Self::ObjectiveMissed(missed) => missed.fmt(f),
             Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }
     }

@@ -4,6 +4,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::kv_cache::KvCache;
+use crate::pace::Pace;
 use crate::prefix_tree::Parent;
 use crate::request_state::{Leaving, RequestIndex, RequestState, RequestTable, Stage};
 use crate::step_plan::{InflightStep, StepPlan};
@@ -49,6 +50,7 @@ pub struct Scheduler {
     pub(crate) num_admission_rounds: u64,
     num_arrivals: u64,
     now_us: u64,
+    pub(crate) pace: Pace,
     /// Prompt tokens of the requests that wait for their first admission.
     pub(crate) num_queued_tokens: u64,
     /// See [`SchedulerConfig::new_token_ratio`].
@@ -80,6 +82,7 @@ impl Scheduler {
             num_admission_rounds: 0,
             num_arrivals: 0,
             now_us: 0,
+            pace: Pace::default(),
             num_queued_tokens: 0,
             new_token_ratio: config.new_token_ratio,
             counters: SchedulerStats::default(),
@@ -105,6 +108,7 @@ impl Scheduler {
         let mut states = Vec::with_capacity(requests.len());
         for request in requests {
             let max_tokens = self.config.check_request(&request)?;
+            self.check_objectives(&request)?;
             let is_known = |other: &RequestState| other.request.id == request.id;
             if self.index_of.contains_key(&request.id) || states.iter().any(is_known) {
                 return Err(AdmissionError::DuplicateId(request.id));
@@ -153,6 +157,8 @@ impl Scheduler {
             return None;
         }
         self.now_us = now_us;
+        self.pace.note_time(now_us);
+        self.drop_late();
         let mut plan = StepPlan::new(self.next_step, &self.config);
         self.preempt_less_urgent(&mut plan);
         loop {
@@ -225,7 +231,7 @@ impl Scheduler {
     pub(crate) fn chunk_len(&self, rest: u32, others_want: bool, plan: &StepPlan) -> u32 {
         let room = plan.prefill_room();
         if !self.config.enable_chunked_prefill {
-            let goes_alone = room > 0 && plan.has_no_prefill && rest <= plan.tokens_left;
+            let goes_alone = room > 0 && plan.num_prefill_tokens == 0 && rest <= plan.tokens_left;
             return if rest <= room || goes_alone { rest } else { 0 };
         }
         match self.config.long_prefill_token_threshold {
@@ -316,6 +322,9 @@ impl Scheduler {
         self.inflight.push_back(InflightStep {
             step: plan.batch.step,
             spans: plan.entries,
+            planned_us: self.now_us,
+            num_tokens: plan.batch.num_tokens() as u32,
+            num_prefill_tokens: plan.num_prefill_tokens,
         });
         Some(plan.batch)
     }

@@ -31,6 +31,8 @@ pub struct SchedulerConfig {
     pub max_pinned_pages: u32,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
+    /// Refuse requests that can no longer meet their [`LatencyObjectives`](crate::LatencyObjectives).
+    pub enable_slo_admission: bool,
     pub scheduling_policy: SchedulingPolicy,
     pub prefill_admission_policy: PrefillAdmissionPolicy,
     /// A waiting request overtaken this often becomes the head that nothing overtakes.
@@ -97,6 +99,7 @@ impl SchedulerConfig {
             max_pinned_pages: 0,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
+            enable_slo_admission: false,
             scheduling_policy: SchedulingPolicy::Fcfs,
             prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
             max_passed_over: 16,

@@ -30,6 +30,8 @@ pub struct SchedulerStats {
     /// The hits by where they came from.
     pub prefix_hits: PrefixHits,
     pub num_preemptions: u64,
+    /// Requests refused or ended because they could not be in time.
+    pub num_missed_objectives: u64,
     pub num_evicted_pages: u64,
     /// The most often that one request was passed over by packing.
     pub max_passed_over: u32,

@@ -15,7 +15,7 @@ pub(crate) struct StepPlan {
     pub entries: Vec<InflightSpan>,
     pub tokens_left: u32,
     pub prefill_tokens_left: u32,
-    pub has_no_prefill: bool,
+    pub num_prefill_tokens: u32,
     pub prefill_seqs_left: u32,
     /// A running request lacked a page: nothing waiting is admitted in this step.
     pub is_short_of_pages: bool,
@@ -32,6 +32,9 @@ pub(crate) struct StepPlan {
 pub(crate) struct InflightStep {
     pub step: StepId,
     pub spans: Vec<InflightSpan>,
+    pub planned_us: u64,
+    pub num_tokens: u32,
+    pub num_prefill_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +56,7 @@ impl StepPlan {
             entries: Vec::new(),
             tokens_left: config.max_num_batched_tokens,
             prefill_tokens_left: config.max_prefill_tokens,
-            has_no_prefill: true,
+            num_prefill_tokens: 0,
             prefill_seqs_left: config.max_prefill_seqs,
             is_short_of_pages: false,
             leaders: Vec::new(),
@@ -110,7 +113,7 @@ impl StepPlan {
             let known = known.iter().copied().map(InputToken::Known);
             self.batch.tokens.extend(known);
             self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
-            self.has_no_prefill = false;
+            self.num_prefill_tokens += num_tokens;
             self.prefill_seqs_left -= 1;
         } else {
             let token = match state.tokens.get(start as usize) {

@@ -1,0 +1,338 @@
+//! Refusing early what would be too late: only when the configuration asks for it.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::request_state::RequestIndex;
+use crate::{
+    AdmissionError, FinishReason, PrefillAdmissionPolicy, Request, RequestError, Scheduler,
+    SchedulingPolicy,
+};
+
+/// What a caller needs for the answer to be of use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LatencyObjectives {
+    /// Arrival to first token.
+    pub ttft_us: Option<u64>,
+    /// Between two tokens.
+    pub tpot_us: Option<u64>,
+}
+
+/// An objective and what is to be expected instead, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissedObjective {
+    pub kind: ObjectiveKind,
+    pub expected_us: u64,
+    pub objective_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectiveKind {
+    Ttft,
+    Tpot,
+}
+
+impl Scheduler {
+    /// Whether a new request would be too late behind all that is before it. Where the policy may
+    /// let it overtake, only its own prompt and those already begun count: one that could make it
+    /// is never refused.
+    pub(crate) fn check_objectives(&mut self, request: &Request) -> Result<(), AdmissionError> {
+        if !self.config.enable_slo_admission {
+            return Ok(());
+        }
+        let begun = self.running.iter().map(|&index| &self.requests[index]);
+        let begun = begun.filter(|state| state.is_prefilling());
+        let num_begun: u64 = begun
+            .map(|state| u64::from(state.prefill_end - state.num_scheduled_tokens))
+            .sum();
+        let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
+            && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
+        let num_before = match is_in_order {
+            true => num_begun + self.num_uncached(self.num_queued_tokens),
+            false => num_begun,
+        };
+        let num_cached = match self.config.enable_prefix_caching {
+            false => 0,
+            true => {
+                let tokens = &request.prompt[..request.prompt.len() - 1];
+                let matched = self
+                    .kv
+                    .match_prefix(&request.namespace, tokens, self.next_step);
+                matched.pages.len() as u64 * u64::from(self.config.page_size)
+            }
+        };
+        let num_tokens = num_before + request.prompt.len() as u64 - num_cached;
+        let missed = self.missed_objective(request.objectives, self.pace.prefill_us(num_tokens));
+        missed.map_or(Ok(()), |missed| {
+            self.counters.num_missed_objectives += 1;
+            Err(AdmissionError::ObjectiveMissed(missed))
+        })
+    }
+
+    /// Ends the requests that wait for their first admission and would be too late if they were
+    /// admitted now.
+    pub(crate) fn drop_late(&mut self) {
+        if !self.config.enable_slo_admission {
+            return;
+        }
+        let waiting = self.waiting.aged.iter().chain(&self.waiting.new);
+        let is_new = |index: &RequestIndex| self.requests[*index].num_cached_tokens.is_none();
+        let waiting: Vec<_> = waiting.copied().filter(is_new).collect();
+        for index in waiting {
+            let state = &self.requests[index];
+            let objectives = state.request.objectives;
+            let waited_us = self.now_us().saturating_sub(state.request.arrival_us);
+            let num_prompt_tokens = u64::from(state.num_prompt_tokens);
+            let expected_us = waited_us + self.pace.prefill_us(num_prompt_tokens);
+            if self.missed_objective(objectives, expected_us).is_none() {
+                continue;
+            }
+            let num_cached = self.num_cached(index);
+            let expected_us = waited_us + self.pace.prefill_us(num_prompt_tokens - num_cached);
+            if let Some(missed) = self.missed_objective(objectives, expected_us) {
+                self.counters.num_missed_objectives += 1;
+                let error = RequestError::ObjectiveMissed(missed);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+    }
+
+    fn num_cached(&mut self, index: RequestIndex) -> u64 {
+        if !self.config.enable_prefix_caching {
+            return 0;
+        }
+        let matched = self.match_waiting(index, self.next_step);
+        matched.pages.len() as u64 * u64::from(self.config.page_size)
+    }
+
+    fn missed_objective(
+        &self,
+        objectives: LatencyObjectives,
+        expected_ttft_us: u64,
+    ) -> Option<MissedObjective> {
+        let expected = [
+            (ObjectiveKind::Ttft, objectives.ttft_us, expected_ttft_us),
+            (
+                ObjectiveKind::Tpot,
+                objectives.tpot_us,
+                self.expected_tpot_us(),
+            ),
+        ];
+        expected
+            .into_iter()
+            .find_map(|(kind, objective_us, expected_us)| {
+                let objective_us =
+                    objective_us.filter(|&objective_us| expected_us > objective_us)?;
+                Some(MissedObjective {
+                    kind,
+                    expected_us,
+                    objective_us,
+                })
+            })
+    }
+
+    /// While others decode: a step's time, as often as it takes for all of them to have a turn.
+    fn expected_tpot_us(&self) -> u64 {
+        let decoding = self.running.iter().map(|&index| &self.requests[index]);
+        let num_decoding = decoding.filter(|state| !state.is_prefilling()).count() as u64;
+        if num_decoding == 0 {
+            return 0;
+        }
+        let num_turns = (num_decoding + 1).div_ceil(self.config.max_decode_seqs.into());
+        self.pace.decode_step_us() * num_turns
+    }
+
+    /// What of so many prompt tokens will have to be computed, going by those before.
+    fn num_uncached(&self, num_tokens: u64) -> u64 {
+        let asked = self.counters.num_prefix_query_tokens.max(1);
+        let missed = asked.saturating_sub(self.counters.num_prefix_hit_tokens);
+        let product = u128::from(num_tokens) * u128::from(missed);
+        (product / u128::from(asked)) as u64
+    }
+}
+
+impl fmt::Display for MissedObjective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            ObjectiveKind::Ttft => "the first token",
+            ObjectiveKind::Tpot => "each further token",
+        };
+        let (expected_ms, objective_ms) = (self.expected_us / 1000, self.objective_us / 1000);
+        write!(
+            f,
+            "{name} would take {expected_ms} ms, and {objective_ms} ms were asked for"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::{Batch, BatchOutput, RequestId, Sample, SchedulerConfig};
+
+    const STEP_US: u64 = 1000;
+
+    /// Steps of 64 tokens that take a millisecond each.
+    struct Run {
+        scheduler: Scheduler,
+        now_us: u64,
+        ends: Vec<(u64, FinishReason)>,
+    }
+
+    impl Run {
+        fn new(is_on: bool) -> Self {
+            let mut config = SchedulerConfig::new(512, 4, 1024);
+            config.max_num_batched_tokens = 64;
+            config.max_num_seqs = 4;
+            config.enable_slo_admission = is_on;
+            let mut run = Self {
+                scheduler: Scheduler::new(config).unwrap(),
+                now_us: 0,
+                ends: Vec::new(),
+            };
+            // Until something has returned, nothing is known and nothing refused.
+            run.add(0, 640, 1, 1).unwrap();
+            run.steps(20);
+            run.ends.clear();
+            run
+        }
+
+        fn add(
+            &mut self,
+            id: u64,
+            num_tokens: u32,
+            max_tokens: u32,
+            ttft_us: u64,
+        ) -> Result<(), AdmissionError> {
+            let prompt = (0..num_tokens).map(|i| i + id as u32 * 7919).collect();
+            let mut request = Request::greedy(RequestId(id), prompt, max_tokens);
+            request.arrival_us = self.now_us;
+            request.objectives.ttft_us = Some(ttft_us);
+            self.scheduler.add_requests(vec![request])
+        }
+
+        fn steps(&mut self, num_steps: usize) {
+            for _ in 0..num_steps {
+                let batch = self.scheduler.schedule(self.now_us);
+                self.now_us += STEP_US;
+                if let Some(batch) = batch {
+                    self.scheduler.update_from_output(&output(&batch));
+                }
+                while let Some(output) = self.scheduler.poll_output() {
+                    if let Some(finish) = output.finish {
+                        self.ends.push((output.request.0, finish));
+                    }
+                }
+                self.scheduler.check_invariants();
+            }
+        }
+    }
+
+    fn output(batch: &Batch) -> BatchOutput {
+        let drawing = batch.spans.iter().filter(|span| span.sample);
+        let sample = Sample {
+            token: 1,
+            logprobs: None,
+        };
+        BatchOutput {
+            step: batch.step,
+            samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+        }
+    }
+
+    fn ttft(expected_us: u64, objective_us: u64) -> MissedObjective {
+        MissedObjective {
+            kind: ObjectiveKind::Ttft,
+            expected_us,
+            objective_us,
+        }
+    }
+
+    #[test]
+    fn too_late_behind_the_queue_is_refused_at_once() {
+        let mut run = Run::new(true);
+        assert_eq!(run.add(1, 640, 1, 10_000), Ok(()));
+        let missed = ttft(20_000, 19_000);
+        assert_eq!(
+            run.add(2, 640, 1, 19_000),
+            Err(AdmissionError::ObjectiveMissed(missed))
+        );
+        assert_eq!(run.add(3, 640, 1, 20_000), Ok(()));
+        run.steps(3);
+        let missed = ttft(17_000 + 10_000, 26_000);
+        assert_eq!(
+            run.add(4, 640, 1, 26_000),
+            Err(AdmissionError::ObjectiveMissed(missed))
+        );
+        run.steps(30);
+        assert_eq!(
+            run.ends,
+            [(1, FinishReason::Length), (3, FinishReason::Length)]
+        );
+        assert_eq!(run.scheduler.stats().num_missed_objectives, 2);
+    }
+
+    #[test]
+    fn what_becomes_too_late_while_it_waits_is_ended() {
+        let mut run = Run::new(true);
+        // All four slots decode for long; then a prompt waits that could have been in time.
+        for id in 1..5 {
+            run.add(id, 16, 40, 50_000).unwrap();
+        }
+        run.steps(2);
+        run.add(5, 128, 1, 10_000).unwrap();
+        run.add(6, 128, 1, 500_000).unwrap();
+        run.steps(9);
+        assert_eq!(run.ends, []);
+        run.steps(1);
+        let missed = ttft(9_000 + 2_000, 10_000);
+        let error = FinishReason::Error(RequestError::ObjectiveMissed(missed));
+        assert_eq!(run.ends, [(5, error)]);
+        run.steps(60);
+        assert_eq!(run.ends.len(), 6);
+    }
+
+    #[test]
+    fn cached_prompts_are_cheap() {
+        let mut run = Run::new(true);
+        run.add(1, 640, 1, 10_000).unwrap();
+        run.steps(12);
+        let mut again = Request::greedy(RequestId(2), (0..640).map(|i| i + 7919).collect(), 1);
+        again.arrival_us = run.now_us;
+        again.objectives.ttft_us = Some(1000);
+        assert_eq!(run.scheduler.add_requests(vec![again]), Ok(()));
+    }
+
+    #[test]
+    fn decoding_slower_than_asked_for_is_refused() {
+        let mut run = Run::new(true);
+        for id in 1..4 {
+            run.add(id, 16, 40, 50_000).unwrap();
+        }
+        run.steps(4);
+        let mut request = Request::greedy(RequestId(9), vec![1, 2, 3], 4);
+        request.objectives.tpot_us = Some(STEP_US - 1);
+        let missed = MissedObjective {
+            kind: ObjectiveKind::Tpot,
+            expected_us: STEP_US,
+            objective_us: STEP_US - 1,
+        };
+        let refused = Err(AdmissionError::ObjectiveMissed(missed));
+        assert_eq!(run.scheduler.add_requests(vec![request.clone()]), refused);
+        request.objectives.tpot_us = Some(STEP_US);
+        assert_eq!(run.scheduler.add_requests(vec![request]), Ok(()));
+    }
+
+    #[test]
+    fn nobody_is_refused_unless_asked_for() {
+        let mut run = Run::new(false);
+        for id in 1..20 {
+            run.add(id, 640, 1, 1).unwrap();
+        }
+        run.steps(250);
+        assert!(run.ends.iter().all(|(_, end)| *end == FinishReason::Length));
+        assert_eq!(run.ends.len(), 19);
+    }
+}
