@@ -136,6 +136,7 @@ fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
             ..StoppingCriteria::default()
         },
         priority: 0,
+        objectives: Default::default(),
         namespace: Namespace::default(),
     }
 }

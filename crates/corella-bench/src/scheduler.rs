@@ -143,6 +143,7 @@ fn step(scheduler: &mut Scheduler) -> (f64, f64) {
     let output = BatchOutput {
         step: batch.step,
         samples: samples.collect(),
+        undrawn: Vec::new(),
     };
     let start = Instant::now();
     scheduler.update_from_output(&output);

@@ -383,6 +383,7 @@ impl Scheduler {
         state.num_computed_tokens = num_matched_tokens;
         state.num_scheduled_tokens = num_matched_tokens;
         state.prefill_end = num_known_tokens;
+        state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
         plan.extend_table(state, slot, 0);
         if let Some((from, num_rows)) = matched.donor {

@@ -107,11 +107,13 @@ impl Batch {
     }
 }
 
-/// What a step drew: one entry for each span that samples, in their order.
+/// What a step drew: for each span that samples an entry in one of the two, in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
+    /// Logits that nothing can be drawn from, such as NaN, and why.
+    pub undrawn: Vec<(SlotId, Box<str>)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -4,18 +4,24 @@ use alloc::vec::Vec;
 
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step_plan::{InflightSpan, InflightStep};
-use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, StepId};
+use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, SlotId, StepId};
 
 impl Scheduler {
     /// Takes what the oldest step in flight drew.
     ///
     /// # Panics
     /// When `output` is not that step's: steps return in order, with one sample for each span
-    /// that samples.
+    /// that samples, or the reason that there is none.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut samples = output.samples.iter();
+        let mut undrawn = output.undrawn.iter().peekable();
         for span in &returned.spans {
+            let is_undrawn = |(slot, _): &&(SlotId, _)| span.sample && *slot == span.slot;
+            if let Some((_, reason)) = undrawn.next_if(is_undrawn) {
+                self.handle_undrawn(span, returned.step, reason);
+                continue;
+            }
             let sample = span.sample.then(|| {
                 let (slot, sample) = samples.next().expect("a sample for each sampling span");
                 assert_eq!(*slot, span.slot, "samples are in the order of the spans");
@@ -24,6 +30,32 @@ impl Scheduler {
             self.update_request(span, sample, returned.step);
         }
         assert!(samples.next().is_none(), "a sample without a span");
+        assert!(undrawn.next().is_none(), "a reason without a span");
+    }
+
+    /// A request whose logits are no numbers ends with an error. What it has computed since it
+    /// took its slot may be none either, and is unpublished; who read that starts over.
+    fn handle_undrawn(&mut self, span: &InflightSpan, step: StepId, reason: &str) {
+        let index = span.index;
+        self.forget_span(span, step);
+        let started = self.requests[index].started_step;
+        let mut undefined = Vec::new();
+        self.unpublish_undefined(index, started, &mut undefined);
+        let others: Vec<_> = self.index_of.values().copied().collect();
+        for other in others {
+            if other != index && self.reads_any(other, &undefined) {
+                self.unpublish_undefined(other, started, &mut undefined);
+                self.reset(other);
+            }
+        }
+        match self.requests[index].stage {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
+            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+                let error = RequestError::NotDrawn(reason.into());
+                self.finish(index, FinishReason::Error(error), None);
+            }
+            Stage::Waiting => unreachable!("a step names a request without a slot"),
+        }
     }
 
     fn update_request(&mut self, span: &InflightSpan, sample: Option<&Sample>, step: StepId) {

@@ -239,6 +239,7 @@ mod tests {
         BatchOutput {
             step: batch.step,
             samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+            undrawn: Vec::new(),
         }
     }
 

@@ -93,6 +93,8 @@ pub enum FinishReason {
 pub enum RequestError {
     /// The executor failed in a step that computed this request.
     StepFailed(Box<str>),
+    /// Its logits are not such that a token can be drawn.
+    NotDrawn(Box<str>),
     /// Its KV does not fit the pool even when it runs alone.
     PoolExhausted { num_pages: u32 },
     /// Preempted more often than the configuration allows.
@@ -193,6 +195,7 @@ impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::StepFailed(reason) => write!(f, "the step failed: {reason}"),
+            Self::NotDrawn(reason) => write!(f, "no token can be drawn: {reason}"),
             Self::PoolExhausted { num_pages } => {
                 write!(f, "its KV cache does not fit the pool of {num_pages} pages")
             }

@@ -37,6 +37,8 @@ pub(crate) struct RequestState {
     pub num_inflight_steps: u32,
     pub num_inflight_samples: u32,
     pub last_sample_step: StepId,
+    /// In which it took its slot.
+    pub started_step: StepId,
 
     pub stage: Stage,
     pub slot: Option<SlotId>,
@@ -97,6 +99,7 @@ impl RequestState {
             num_inflight_steps: 0,
             num_inflight_samples: 0,
             last_sample_step: StepId(0),
+            started_step: StepId(0),
             stage: Stage::Waiting,
             slot: None,
             table: Vec::new(),

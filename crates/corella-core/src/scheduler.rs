@@ -428,6 +428,7 @@ mod tests {
             scheduler.update_from_output(&BatchOutput {
                 step: batch.step,
                 samples: samples.collect(),
+                undrawn: Vec::new(),
             });
             while let Some(output) = scheduler.poll_output() {
                 if output.finish.is_some() {

@@ -59,6 +59,7 @@ fn work_off(scheduler: &mut Scheduler) -> BTreeMap<RequestId, u32> {
         scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples: samples.collect(),
+            undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {
             let is_good = matches!(output.finish, None | Some(FinishReason::Length));

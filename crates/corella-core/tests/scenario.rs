@@ -268,6 +268,7 @@ impl World {
                     stopping: stopping.clone(),
                     priority,
                     arrival_us: self.now_us,
+                    objectives: Default::default(),
                     namespace: namespace.clone(),
                 }
             })
@@ -373,6 +374,7 @@ impl World {
         self.scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples,
+            undrawn: Vec::new(),
         });
         self.print_outputs();
     }

@@ -279,7 +279,7 @@ impl Driver {
         let result = catch_unwind(AssertUnwindSafe(|| self.compute(batch)));
         let result = result.unwrap_or_else(|_| Err(String::from("the executor's code panicked")));
         result.map_err(|reason| {
-            self.slots.handle_step_failed(step);
+            self.slots.handle_step_failed(batch);
             ExecutorError::StepFailed { step, reason }
         })
     }
@@ -294,10 +294,7 @@ impl Driver {
         let samples = std::mem::take(&mut self.plan.samples);
         let drawn = self.draw(batch.step, &samples);
         self.plan.samples = samples;
-        Ok(BatchOutput {
-            step: batch.step,
-            samples: drawn?,
-        })
+        drawn
     }
 
     fn copy_pages(&mut self, batch: &Batch) -> Result<(), String> {
@@ -328,12 +325,14 @@ impl Driver {
 
     /// Logits block by block, so that their memory does not grow with the step. The first
     /// block is computed before the masks are waited for.
-    fn draw(
-        &mut self,
-        step: StepId,
-        samples: &[SamplePlan],
-    ) -> Result<Vec<(corella_core::SlotId, Sample)>, String> {
-        let mut drawn = Vec::with_capacity(samples.len());
+    fn draw(&mut self, step: StepId, samples: &[SamplePlan]) -> Result<BatchOutput, String> {
+        // What a step that was planned ahead computes for a request that ends here.
+        const NOTHING: corella_core::TokenId = 0;
+        let mut output = BatchOutput {
+            step,
+            samples: Vec::with_capacity(samples.len()),
+            undrawn: Vec::new(),
+        };
         let mut masks = None;
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
@@ -343,19 +342,23 @@ impl Driver {
                 masks = Some(self.wait_for_masks(step)?);
             }
             let masks = masks.as_deref().unwrap_or_default();
-            for (plan, sample) in block.iter().zip(self.draw_block(block, masks)?) {
-                self.slots.get_mut(plan.slot)?.set_drawn(step, sample.token);
-                drawn.push((plan.slot, sample));
+            for (plan, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
+                let token = drawn.as_ref().map_or(NOTHING, |sample| sample.token);
+                self.slots.get_mut(plan.slot)?.set_drawn(step, token);
+                match drawn {
+                    Ok(sample) => output.samples.push((plan.slot, sample)),
+                    Err(reason) => output.undrawn.push((plan.slot, reason.into())),
+                }
             }
         }
-        Ok(drawn)
+        Ok(output)
     }
 
     fn draw_block(
         &mut self,
         block: &[SamplePlan],
         masks: &[TokenMask],
-    ) -> Result<Vec<Sample>, String> {
+    ) -> Result<Vec<Result<Sample, String>>, String> {
         let (forward, slots) = (&self.forward, &self.slots);
         let draw = |index: usize| {
             let id = block[index].slot;
@@ -365,7 +368,7 @@ impl Driver {
                 .sample_request(mask.map(|mask| &*mask.allowed));
             // SAFETY: each index is drawn by one worker.
             let logits = unsafe { forward.logits_mut(index) };
-            sample(logits, request).map_err(|error| format!("slot {id}: {error}"))
+            sample(logits, request).map_err(|error| error.to_string())
         };
         let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
         self.pool.run(&|worker| {
@@ -380,7 +383,7 @@ impl Driver {
             let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
             result.unwrap_or_else(|| Err(String::from("a row was not drawn")))
         });
-        results.collect()
+        Ok(results.collect())
     }
 
     fn wait_for_masks(&mut self, step: StepId) -> Result<Vec<TokenMask>, String> {

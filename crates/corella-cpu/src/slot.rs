@@ -84,11 +84,20 @@ impl Slots {
         started(&mut self.slots, slot)
     }
 
-    pub fn handle_step_failed(&mut self, step: StepId) {
+    /// Steps behind it in flight count on its spans: those go on from tokens that mean nothing.
+    pub fn handle_step_failed(&mut self, batch: &Batch) {
         if self.failed_steps.len() == MAX_FAILED_STEPS {
             self.failed_steps.remove(0);
         }
-        self.failed_steps.push(step);
+        self.failed_steps.push(batch.step);
+        for span in &batch.spans {
+            let end = span.start as usize + batch.span_tokens(span).len();
+            if let Ok(slot) = started(&mut self.slots, span.slot)
+                && end <= self.limits.max_model_len as usize
+            {
+                slot.history.resize(end, 0);
+            }
+        }
     }
 
     /// Releases, starts and page tables. One impossible entry does not keep the others from

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage};
 
 const NUM_POSITIONS: u32 = 256;
 
@@ -82,6 +82,45 @@ fn impossible_batches_fail_alone() {
         }
     }
     assert_eq!(play_on(&mut executor, &mut builder, 16, &prompt), expected);
+}
+
+/// A token whose embedding is no number, beside a request that does not use it.
+#[test]
+fn a_row_without_numbers_fails_alone() {
+    const BAD: TokenId = 77;
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama-mha-untied");
+    let checkpoint = Checkpoint::open(golden).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    let mut weights = checkpoint.weights().unwrap();
+    let build = |weights| CpuExecutor::new(spec.clone(), weights, config(DType::F32, 16)).unwrap();
+    let prompt: Vec<TokenId> = (0..20).collect();
+    let mut healthy = build(weights.clone());
+    let expected = play_on(&mut healthy, &mut BatchBuilder::new(0), 16, &prompt);
+
+    let mut bytes = weights.embed.bytes().to_vec();
+    let row_bytes = bytes.len() / weights.embed.shape[0];
+    bytes[BAD as usize * row_bytes..][..row_bytes].fill(0xff);
+    weights.embed.range = 0..bytes.len();
+    weights.embed.storage = Arc::new(Storage::Owned(bytes));
+    let mut executor = build(weights);
+    let mut builder = BatchBuilder::new(0);
+    builder.start(3, 2, &sampling()).pages(3, 0, &[15]);
+    builder.span(3, 0, &[5, BAD], true);
+    builder
+        .start(0, prompt.len(), &sampling())
+        .pages(0, 0, &[0, 1]);
+    builder.span(0, 0, &prompt, true);
+    let output = run(&mut executor, &builder.build()).unwrap();
+    assert_eq!(output.samples.len(), 1);
+    assert_eq!(output.samples[0].1.token, expected[0].0);
+    assert_eq!(output.undrawn.len(), 1);
+    assert_eq!(output.undrawn[0].0.0, 3);
+    // What was planned before this was known still runs.
+    builder.span_from_step(3, 2, output.step.0);
+    builder.span(0, prompt.len(), &[expected[0].0], true);
+    let output = run(&mut executor, &builder.build()).unwrap();
+    assert_eq!(output.samples[0].1.token, expected[1].0);
+    assert_eq!(output.undrawn.len(), 1);
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, ConfigError, FinishReason, KvEvent, Namespace, PinError, Request, RequestId,
-    SamplingParams, Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
+    AdmissionError, ConfigError, FinishReason, KvEvent, LatencyObjectives, Namespace, PinError,
+    Request, RequestId, SamplingParams, Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_model::{Executor, ExecutorError, KvLayout};
 use crossbeam_channel::Sender;
@@ -28,6 +28,8 @@ pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
     /// A step that runs longer is named in the log.
     pub step_timeout: Duration,
+    /// A step that runs so long never returns: the engine is lost.
+    pub step_deadline: Duration,
     /// Batches kept for a dump after a panic.
     pub step_log_len: usize,
     /// Where the dump goes; each replaces the one before.
@@ -40,6 +42,7 @@ impl EngineConfig {
         Self {
             scheduler,
             step_timeout: Duration::from_secs(30),
+            step_deadline: Duration::from_secs(300),
             step_log_len: 64,
             step_log_path: std::env::temp_dir().join(file),
         }
@@ -64,6 +67,7 @@ pub struct Submission {
     pub stopping: StoppingCriteria,
     /// Smaller is more urgent.
     pub priority: i32,
+    pub objectives: LatencyObjectives,
     pub namespace: Namespace,
 }
 
@@ -158,8 +162,8 @@ impl Engine {
         // Between two drains there may be the live requests' adds and aborts, and the aborts of
         // requests that have ended since, of which there are no more. So sending never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
-        let watchdog =
-            Watchdog::start(config.step_timeout, shared.clone()).map_err(EngineError::Thread)?;
+        let watchdog = Watchdog::start(config.step_timeout, config.step_deadline, shared.clone())
+            .map_err(EngineError::Thread)?;
         let engine_loop = EngineLoop {
             scheduler,
             executor,
@@ -197,6 +201,7 @@ impl Engine {
             stopping: submission.stopping,
             priority: submission.priority,
             arrival_us: self.shared.now_us(),
+            objectives: submission.objectives,
             namespace: submission.namespace,
         };
         self.shared
@@ -244,6 +249,7 @@ impl Engine {
                 ..StoppingCriteria::default()
             },
             priority: 0,
+            objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
         };
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
@@ -407,6 +413,12 @@ impl Shared {
 
     pub(crate) fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64
+    }
+
+    /// What runs on does so unseen: whoever owns the process should end it.
+    pub(crate) fn give_up(&self, reason: String) {
+        self.lock().state = EngineState::Lost(reason);
+        self.changed.notify_all();
     }
 
     fn take_ids(&self, num_ids: u32) -> u64 {

@@ -9,7 +9,8 @@ use corella_core::{Batch, RequestId};
 
 use crate::engine::Shared;
 
-/// Logs a step that runs longer than the timeout, again at twice the time, at four times …
+/// Logs a step that runs longer than the timeout, again at twice the time, at four times …, and
+/// gives the engine up when the deadline is over.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -24,14 +25,18 @@ pub(crate) struct WatchedStep {
 }
 
 impl Watchdog {
-    pub(crate) fn start(timeout: Duration, shared: Arc<Shared>) -> io::Result<Self> {
+    pub(crate) fn start(
+        timeout: Duration,
+        deadline: Duration,
+        shared: Arc<Shared>,
+    ) -> io::Result<Self> {
         // Zero would never double.
         let timeout = timeout.max(Duration::from_millis(1));
         let watch = Arc::new(Watch::default());
         let seen = watch.clone();
         let thread = thread::Builder::new()
             .name("corella-watchdog".to_owned())
-            .spawn(move || seen.run(timeout, &shared))?;
+            .spawn(move || seen.run(timeout, deadline, &shared))?;
         Ok(Self {
             watch,
             thread: Some(thread),
@@ -71,8 +76,9 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, timeout: Duration, shared: &Shared) {
+    fn run(&self, timeout: Duration, deadline: Duration, shared: &Shared) {
         let mut reported = None;
+        let mut given_up = None;
         let mut due = timeout;
         let mut state = self.lock();
         while !state.stopped {
@@ -107,7 +113,15 @@ impl Watch {
                         state = self.lock();
                         continue;
                     }
-                    due - elapsed
+                    if elapsed >= deadline && given_up != reported {
+                        given_up = reported;
+                        let (id, seconds) = (step.batch.step, elapsed.as_secs_f64());
+                        shared.give_up(format!("step {id} has not returned for {seconds:.0} s"));
+                    }
+                    match given_up == reported {
+                        true => due - elapsed,
+                        false => due.min(deadline) - elapsed,
+                    }
                 }
             };
             (state, _) = self

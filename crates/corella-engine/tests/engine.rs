@@ -55,6 +55,7 @@ fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
             ..Default::default()
         },
         priority: 0,
+        objectives: Default::default(),
         namespace: Namespace::default(),
     }
 }
@@ -268,6 +269,33 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
     }
 }
 
+#[test]
+fn what_cannot_be_drawn_from_ends_one_request() {
+    for max_inflight_steps in [1, 2] {
+        let limits = limits(200, max_inflight_steps);
+        let mut mock = model(&limits);
+        let lone = mock.clone();
+        mock.faults = vec![(StepId(5), Fault::Undrawn)];
+        let engine = start(limits, mock);
+        let prompts = [vec![1, 2, 3], vec![1, 2, 4], vec![9, 8, 7]];
+        let mut streams = prompts
+            .clone()
+            .map(|prompt| submit_one(&engine, submission(prompt, 40)));
+        let ends = streams.each_mut().map(finish);
+        let failed = ends.iter().filter(|(tokens, _)| tokens.len() < 40);
+        assert_eq!(failed.count(), 1);
+        for (prompt, (tokens, reason)) in prompts.iter().zip(&ends) {
+            let expected = lone.lone_tokens(prompt, &SamplingParams::GREEDY, 40);
+            assert_eq!(*tokens, expected[..tokens.len()]);
+            if tokens.len() < 40 {
+                assert_failed(reason, "no token can be drawn: a fault was injected");
+            }
+        }
+        assert_at_rest(&engine);
+        assert_eq!(engine.stats().num_failed_steps, 0);
+    }
+}
+
 fn dump_path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("corella-test-{}-{name}.log", std::process::id()))
 }
@@ -390,6 +418,26 @@ fn a_hanging_step_is_noticed_and_stays_correct() {
     let mut stream = submit_one(&engine, submission(vec![7], 10));
     assert_eq!(finish(&mut stream), (expected, FinishReason::Length));
     assert!(engine.stats().num_slow_steps >= 1);
+}
+
+/// Whoever supervises the process has to see that it is of no more use.
+#[test]
+fn a_step_that_never_returns_loses_the_engine() {
+    let limits = limits(20, 1);
+    let mut mock = model(&limits);
+    mock.faults = vec![(StepId(1), Fault::Hang(Duration::from_secs(2)))];
+    let mut config = EngineConfig::new(limits);
+    config.step_timeout = Duration::from_millis(20);
+    config.step_deadline = Duration::from_millis(150);
+    let engine = start_with(config, mock);
+    let _stream = submit_one(&engine, submission(vec![1, 2, 3], 6));
+    wait_until(|| engine.state() != EngineState::Ready);
+    let EngineState::Lost(reason) = engine.state() else {
+        panic!("{:?}", engine.state());
+    };
+    assert!(reason.starts_with("step 1 has not returned"), "{reason}");
+    let refused = engine.submit(submission(vec![1], 1));
+    assert!(matches!(refused, Err(SubmitError::Lost(_))));
 }
 
 #[test]

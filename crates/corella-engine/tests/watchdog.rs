@@ -46,6 +46,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
                 ..Default::default()
             },
             priority: 0,
+            objectives: Default::default(),
             namespace: Namespace::default(),
         })
         .unwrap();

@@ -6,7 +6,7 @@
 mod driver;
 mod sampling;
 
-use corella_core::{PageId, Sample, SamplingParams, StepId, TokenId};
+use corella_core::{PageId, Sample, SamplingParams, SlotId, StepId, TokenId};
 
 use crate::generator::mix;
 use crate::{Executor, ExecutorError};
@@ -54,6 +54,7 @@ pub fn run(
     suite.pages_can_be_moved(&expected);
     suite.a_failed_step_leaves_the_others_right(&expected);
     suite.steps_in_flight_survive_a_failed_one(&expected);
+    suite.a_row_that_cannot_be_drawn_from_ends_alone(&expected);
     suite.a_batch_without_spans_draws_nothing();
     suite.seeds_and_choices_decide();
     suite.top_k_of_one_is_greedy();
@@ -410,7 +411,13 @@ impl Suite<'_> {
         }
     }
 
-    /// The failure is a mask that allows nothing, which no executor can draw from.
+    /// A prompt with a token beyond the vocabulary, which no executor can compute.
+    fn impossible_script(&self) -> Script {
+        let mut script = self.script(1, 3, SamplingParams::GREEDY);
+        script.prompt.push(self.vocab_size as TokenId);
+        script
+    }
+
     fn a_failed_step_leaves_the_others_right(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let mut driver = self.driver();
@@ -425,7 +432,8 @@ impl Suite<'_> {
         for sequence in &mut failing {
             driver.advance(sequence, usize::MAX);
         }
-        driver.allow_only(1, self.vocab_size, &[]);
+        let mut impossible = driver.begin(3, &self.impossible_script());
+        driver.advance(&mut impossible, usize::MAX);
         driver.submit();
         let failed = driver.wait();
         assert!(
@@ -436,10 +444,10 @@ impl Suite<'_> {
                     ..
                 })
             ),
-            "a mask that allows nothing fails its step, not {failed:?}"
+            "a token beyond the vocabulary fails its step, not {failed:?}"
         );
 
-        for sequence in failing {
+        for sequence in failing.into_iter().chain([impossible]) {
             driver.release(sequence);
         }
         let mut again: Vec<Sequence> = (0..3)
@@ -467,16 +475,15 @@ impl Suite<'_> {
         driver.advance(&mut healthy, usize::MAX);
         driver.step(&mut [&mut healthy]);
 
-        let mut victim = driver.begin(0, &scripts[4]);
+        let mut victim = driver.begin(0, &self.impossible_script());
         driver.advance(&mut victim, usize::MAX);
-        driver.allow_only(0, self.vocab_size, &[]);
         driver.submit();
         driver.advance(&mut victim, usize::MAX);
         driver.advance(&mut healthy, usize::MAX);
         driver.submit();
         assert!(
             driver.wait().is_err(),
-            "a mask that allows nothing fails its step"
+            "a token beyond the vocabulary fails its step"
         );
         // What the victim draws now is undefined, and nobody's business.
         driver.receive([&mut healthy, &mut victim]);
@@ -491,6 +498,31 @@ impl Suite<'_> {
             &healthy.samples,
         );
         assert_same("again after its step failed", &expected[4], &again.samples);
+    }
+
+    /// Its logits may be no numbers, or, as here, its mask allows nothing.
+    fn a_row_that_cannot_be_drawn_from_ends_alone(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let mut driver = self.driver();
+        let mut healthy = driver.begin(1, &scripts[3]);
+        let mut victim = driver.begin(0, &scripts[4]);
+        driver.allow_only(0, self.vocab_size, &[]);
+        for _ in 0..2 {
+            driver.advance(&mut victim, usize::MAX);
+            driver.advance(&mut healthy, usize::MAX);
+            driver.submit();
+        }
+        let undrawn = driver.receive([&mut healthy]);
+        assert_eq!(
+            undrawn,
+            [SlotId(0)],
+            "a mask that allows nothing leaves its row undrawn"
+        );
+        // What the victim draws now is undefined, and nobody's business.
+        driver.receive([&mut healthy, &mut victim]);
+        driver.release(victim);
+        driver.finish(&mut healthy);
+        assert_same("beside an undrawn row", &expected[3], &healthy.samples);
     }
 
     fn a_batch_without_spans_draws_nothing(&self) {

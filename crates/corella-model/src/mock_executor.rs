@@ -196,16 +196,20 @@ impl MockExecutor {
         for span in &batch.spans {
             self.write_span(batch, span, precedes_bad_news)?;
         }
-        let mut samples = Vec::new();
+        let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
         for span in &batch.spans {
             self.attend(span, batch.span_tokens(span).len(), precedes_bad_news)?;
             if span.sample {
-                samples.push((span.slot, self.draw(batch.step, span.slot, masks)?));
+                match self.draw(batch.step, span.slot, masks)? {
+                    Ok(sample) => samples.push((span.slot, sample)),
+                    Err(reason) => undrawn.push((span.slot, reason.into())),
+                }
             }
         }
         Ok(BatchOutput {
             step: batch.step,
             samples,
+            undrawn,
         })
     }
 
@@ -290,23 +294,31 @@ impl MockExecutor {
         Ok(())
     }
 
-    fn draw(&mut self, step: StepId, slot: SlotId, masks: &[TokenMask]) -> Result<Sample, String> {
+    /// The inner error is the row's, the outer one the step's.
+    fn draw(
+        &mut self,
+        step: StepId,
+        slot: SlotId,
+        masks: &[TokenMask],
+    ) -> Result<Result<Sample, String>, String> {
         let slot_id = slot;
         let slot = slot_mut(&mut self.slots, slot)?;
         let last = slot.sequence.tokens.len() - 1;
         let drawn = if slot.undefined {
-            Sample {
+            Ok(Sample {
                 token: 0,
                 logprobs: None,
-            }
+            })
         } else {
             let chain = self.rows[row_index(slot, last, self.config.page_size)?].chain;
             let mask = masks.iter().find(|mask| mask.slot == slot_id);
             let allowed = mask.map(|mask| &mask.allowed[..]);
             self.config
-                .draw(&slot.sequence, chain, allowed, &mut self.logits)?
+                .draw(&slot.sequence, chain, allowed, &mut self.logits)
         };
-        slot.drawn = Some((step, drawn.token));
+        // A step planned ahead goes on from whatever it is.
+        let token = drawn.as_ref().map_or(0, |sample| sample.token);
+        slot.drawn = Some((step, token));
         Ok(drawn)
     }
 
@@ -460,10 +472,18 @@ impl Executor for MockExecutor {
                 panic!("a fault was injected in step {step}");
             }
             Some(Fault::Hang(duration)) => std::thread::sleep(duration),
-            None => {}
+            Some(Fault::Undrawn) | None => {}
         }
+        let is_undrawn = self.config.faults.contains(&(step, Fault::Undrawn));
         applied
             .and_then(|()| self.compute(batch, &masks, inflight.precedes_bad_news))
+            .map(|mut output| {
+                if is_undrawn && !output.samples.is_empty() {
+                    let (slot, _) = output.samples.remove(0);
+                    output.undrawn.push((slot, "a fault was injected".into()));
+                }
+                output
+            })
             .map_err(|reason| {
                 self.undo(batch);
                 ExecutorError::StepFailed { step, reason }

@@ -43,6 +43,8 @@ pub enum Fault {
     Panic,
     /// Returns late, and right.
     Hang(Duration),
+    /// Nothing can be drawn for the first span that samples.
+    Undrawn,
     /// This step and all later ones.
     Lost,
 }

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use corella_core::{AdmissionError, RequestError};
+use corella_core::{AdmissionError, MissedObjective, ObjectiveKind, RequestError};
 use serde::Serialize;
 
 /// `{"error": {"message", "type", "param", "code"}}` and its status.
@@ -161,6 +161,7 @@ impl ApiError {
                 refused.body.code = Some("queue_full");
                 refused
             }
+            AdmissionError::ObjectiveMissed(missed) => Self::too_late(missed),
             AdmissionError::ContextExceeded {
                 num_prompt_tokens,
                 max_tokens,
@@ -191,7 +192,25 @@ impl ApiError {
     }
 
     pub fn request(error: &RequestError) -> Self {
-        Self::engine(format!("The request could not be finished: {error}."))
+        match error {
+            RequestError::ObjectiveMissed(missed) => Self::too_late(missed),
+            error => Self::engine(format!("The request could not be finished: {error}.")),
+        }
+    }
+
+    fn too_late(missed: &MissedObjective) -> Self {
+        let param = match missed.kind {
+            ObjectiveKind::Ttft => "ttft_slo_ms",
+            ObjectiveKind::Tpot => "tpot_slo_ms",
+        };
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            format!("The server is busy: {missed}. Try again shortly."),
+        );
+        error.body.param = Some(param.into());
+        error.body.code = Some("slo_unreachable");
+        error
     }
 
     pub fn to_json(&self) -> String {

@@ -102,6 +102,7 @@ impl Generation {
                     num_choices: params.num_choices,
                     stopping: params.stopping.clone(),
                     priority: params.priority,
+                    objectives: params.objectives,
                     namespace: params.namespace.clone(),
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;

@@ -178,6 +178,7 @@ struct EngineMetrics {
     /// By source.
     prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
+    num_missed_objectives: Counter,
     num_evicted_pages: Counter,
     num_steps: Counter,
     num_failed_steps: Counter,
@@ -220,6 +221,12 @@ impl EngineMetrics {
             "corella_kv_pages_pinned",
             "KV pages of pinned prefixes, which are in use for good",
             num_pinned_pages.clone(),
+        );
+        let num_missed_objectives = Counter::default();
+        registry.register(
+            "corella_requests_too_late",
+            "Requests refused or ended because they could not meet their objectives",
+            num_missed_objectives.clone(),
         );
         let prefix_cache_hit_tokens = Family::default();
         registry.register(
@@ -274,6 +281,7 @@ impl EngineMetrics {
                 "Running requests that gave their pages back",
                 Counter::default(),
             ),
+            num_missed_objectives,
         }
     }
 
@@ -294,6 +302,7 @@ impl EngineMetrics {
             ),
             (&self.prefix_cache_hits, scheduler.num_prefix_hit_tokens),
             (&self.num_preemptions, scheduler.num_preemptions),
+            (&self.num_missed_objectives, scheduler.num_missed_objectives),
             (&self.num_evicted_pages, scheduler.num_evicted_pages),
             (&self.num_steps, stats.num_steps),
             (&self.num_failed_steps, stats.num_failed_steps),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use corella_core::{Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 
@@ -37,6 +37,8 @@ pub struct SamplingFields {
     skip_special_tokens: Option<bool>,
     ignore_eos: Option<bool>,
     priority: Option<i32>,
+    ttft_slo_ms: Option<u32>,
+    tpot_slo_ms: Option<u32>,
     cache_salt: Option<String>,
 }
 
@@ -60,6 +62,7 @@ pub struct GenerationParams {
     pub include_stop: bool,
     pub skip_special_tokens: bool,
     pub priority: i32,
+    pub objectives: LatencyObjectives,
     pub namespace: Namespace,
     pub stream: bool,
     pub include_usage: bool,
@@ -115,7 +118,11 @@ impl SamplingFields {
                 |penalty| penalty > 0.0 && penalty.is_finite(),
                 "above 0",
             )?,
-            seed: self.seed.map_or_else(random_seed, |seed| seed as u64),
+            seed: self
+                .seed
+                .map(|seed| seed as u64)
+                .or(config.seed)
+                .unwrap_or_else(random_seed),
             choice: 0,
             logprobs,
         };
@@ -134,6 +141,10 @@ impl SamplingFields {
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
             priority: self.priority.unwrap_or(0),
+            objectives: LatencyObjectives {
+                ttft_us: objective_us("ttft_slo_ms", self.ttft_slo_ms)?,
+                tpot_us: objective_us("tpot_slo_ms", self.tpot_slo_ms)?,
+            },
             stream,
             include_usage: self
                 .stream_options
@@ -312,6 +323,13 @@ fn stop_strings(stop: Option<StopField>) -> Result<Vec<String>, ApiError> {
 
 /// Different for every call, in this process and the next: a counter and the clock, mixed by
 /// splitmix64.
+fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
+    match ms {
+        Some(0) => Err(ApiError::invalid(field, "must be at least 1")),
+        ms => Ok(ms.map(|ms| u64::from(ms) * 1000)),
+    }
+}
+
 fn random_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);

@@ -49,10 +49,10 @@ pub async fn serve(
     let connections = Connections::new(&state);
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
-        reason = engine_lost(&state) => {
+        error = engine_lost(&state) => {
             // Its streams have got their error; this is for it to be read.
             connections.close().await;
-            return Err(io::Error::other(format!("the engine has stopped: {reason}")));
+            return Err(error);
         }
         () = shutdown.requested() => {}
     }
@@ -69,20 +69,29 @@ pub async fn serve(
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
+    // A lost engine ends what is in flight, too.
+    let engine = state.engine.state();
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();
     connections.close().await;
-    Ok(DrainReport { num_cut_off })
+    match engine {
+        EngineState::Lost(reason) => Err(stopped(&reason)),
+        EngineState::Ready | EngineState::Draining => Ok(DrainReport { num_cut_off }),
+    }
 }
 
 /// Why the engine stopped, once it has.
-async fn engine_lost(state: &ServerState) -> String {
+async fn engine_lost(state: &ServerState) -> io::Error {
     loop {
         if let EngineState::Lost(reason) = state.engine.state() {
-            return reason;
+            return stopped(&reason);
         }
         sleep(ENGINE_CHECK_PERIOD).await;
     }
+}
+
+fn stopped(reason: &str) -> io::Error {
+    io::Error::other(format!("the engine has stopped: {reason}"))
 }
 
 struct Connections {

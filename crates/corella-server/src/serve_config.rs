@@ -17,6 +17,8 @@ pub struct ServeConfig {
     pub vocab_size: usize,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
+    /// Of requests that name none; `None` is another each time.
+    pub seed: Option<u64>,
     /// Most alternatives that `logprobs` may ask for.
     pub max_logprobs: u32,
     /// Choices of one API call: its prompts times `n`.
@@ -44,6 +46,7 @@ impl ServeConfig {
             vocab_size,
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),
+            seed: None,
             max_logprobs: 20,
             max_num_choices: 256,
             max_body_bytes: 8 << 20,

@@ -37,6 +37,7 @@ struct Slot {
     table: Vec<PageId>,
     /// Hash after each token.
     history: Vec<Row>,
+    num_cached_tokens: usize,
     num_prompt_tokens: usize,
     min_tokens: usize,
     masked: Arc<[TokenId]>,
@@ -46,6 +47,7 @@ struct Inflight {
     output: BatchOutput,
     fails: bool,
     requests: BTreeSet<RequestId>,
+    undrawn: BTreeSet<RequestId>,
     /// Slots and pages that the step names, by the slot's start.
     slots: BTreeMap<SlotId, u64>,
     pages: Vec<(PageId, u64)>,
@@ -54,7 +56,7 @@ struct Inflight {
 
 /// What the oldest step came to.
 pub enum Returned {
-    Output(BatchOutput),
+    Output(BatchOutput, BTreeSet<RequestId>),
     Failed(StepId, BTreeSet<RequestId>),
 }
 
@@ -72,7 +74,9 @@ impl CheckingExecutor {
         }
     }
 
-    pub fn submit(&mut self, batch: &Batch, fails: bool) {
+    /// `undrawn` is the index of a span whose logits shall be no numbers: what its request has
+    /// computed since it took its slot is none either.
+    pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
         self.check_limits(batch);
         self.apply_slots(batch);
         self.apply_tables(batch);
@@ -81,10 +85,14 @@ impl CheckingExecutor {
         for span in &batch.spans {
             self.write_span(batch, span, fails, &mut written);
         }
-        let mut samples = Vec::new();
-        for span in &batch.spans {
-            let token = self.attend(span);
-            if span.sample {
+        let tokens: Vec<_> = batch.spans.iter().map(|span| self.attend(span)).collect();
+        let (mut samples, mut failed) = (Vec::new(), Vec::new());
+        for (index, (span, token)) in batch.spans.iter().zip(tokens).enumerate() {
+            if span.sample && undrawn == Some(index) {
+                self.poison(span.slot);
+                self.drawn.insert((batch.step, span.slot), UNDEFINED);
+                failed.push((span.slot, "injected".into()));
+            } else if span.sample {
                 self.drawn.insert((batch.step, span.slot), token);
                 let sample = Sample {
                     token,
@@ -93,13 +101,17 @@ impl CheckingExecutor {
                 samples.push((span.slot, sample));
             }
         }
+        let request = |(slot, _): &(SlotId, Box<str>)| self.slots[slot].request;
+        let undrawn_requests = failed.iter().map(request).collect();
         let named = || batch.spans.iter().map(|span| &self.slots[&span.slot]);
         let inflight = Inflight {
             output: BatchOutput {
                 step: batch.step,
                 samples,
+                undrawn: failed,
             },
             fails,
+            undrawn: undrawn_requests,
             requests: named().map(|slot| slot.request).collect(),
             slots: batch
                 .spans
@@ -119,7 +131,7 @@ impl CheckingExecutor {
         if returned.fails {
             Returned::Failed(returned.output.step, returned.requests)
         } else {
-            Returned::Output(returned.output)
+            Returned::Output(returned.output, returned.undrawn)
         }
     }
 
@@ -182,6 +194,7 @@ impl CheckingExecutor {
                 request: start.request,
                 table: Vec::new(),
                 history: history.collect(),
+                num_cached_tokens: start.cached_tokens.len(),
                 num_prompt_tokens: start.num_prompt_tokens as usize,
                 min_tokens: start.min_tokens as usize,
                 masked: start.masked_until_min_tokens.clone(),
@@ -271,6 +284,15 @@ impl CheckingExecutor {
                 "page {page} is written while step {} reads it",
                 step.output.step
             );
+        }
+    }
+
+    fn poison(&mut self, slot: SlotId) {
+        let slot = &self.slots[&slot];
+        let page_size = self.config.page_size as usize;
+        for position in slot.num_cached_tokens..slot.history.len() {
+            let page = slot.table[position / page_size];
+            self.pages[page.0 as usize][position % page_size] = None;
         }
     }
 

@@ -1,8 +1,8 @@
 //! What happens to a scheduler in one run, written by a seed.
 
 use corella_core::{
-    FinishReason, Namespace, PrefillAdmissionPolicy, Request, RequestId, SamplingParams,
-    SchedulerConfig, SchedulingPolicy, StoppingCriteria, TokenId,
+    FinishReason, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request, RequestId,
+    SamplingParams, SchedulerConfig, SchedulingPolicy, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -18,6 +18,8 @@ pub struct Load {
     pub alphabet: u32,
     /// One step in so many fails; 0 is none.
     pub fails_once_in: u64,
+    /// A span of a step cannot be drawn from, once in so many steps; 0 for never.
+    pub undrawn_once_in: u64,
     /// In order of time.
     pub calls: Vec<Call>,
     /// The prefix cache is reset at these times, if it can be.
@@ -156,6 +158,7 @@ impl Writer {
         let num_resets = self.random.below(3);
         Load {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
+            undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
             resets_us: (0..num_resets)
                 .map(|_| self.random.below(at_us * 2 + 1))
                 .collect(),
@@ -183,6 +186,7 @@ impl Writer {
                 stopping: stopping.clone(),
                 priority,
                 arrival_us: at_us,
+                objectives: LatencyObjectives::default(),
                 namespace: Namespace {
                     lora: None,
                     cache_salt: salt.clone(),
@@ -302,6 +306,7 @@ fn tight_config(random: &mut Random) -> SchedulerConfig {
     config.max_prefill_tokens = 1 + random.below(24) as u32;
     config.long_prefill_token_threshold = (random.below(2) * random.below(8)) as u32;
     config.max_queued_requests = 4 + random.below(60) as u32;
+    config.max_queued_tokens = random.pick(&[u64::MAX, u64::MAX, 20, 100]);
     config.max_preemptions = random.pick(&[1, 100_000]);
     vary(&mut config, random);
     config

@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::fmt;
 
-use corella_core::{AdmissionError, Batch, InputToken, Request, RequestId, Scheduler, SlotId};
+use corella_core::{
+    AdmissionError, Batch, InputToken, KvEvent, PageHash, Request, RequestId, Scheduler, SlotId,
+};
 
 use crate::checker::{self, Checker, Planned, Verdict};
 use crate::executor::{CheckingExecutor, Returned};
@@ -54,6 +56,8 @@ struct Simulation<'a> {
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
     requests: BTreeMap<RequestId, Progress>,
+    /// What a subscriber to KV events knows.
+    heard: BTreeSet<PageHash>,
     checkers: Vec<Box<dyn Checker>>,
     totals: Totals,
 }
@@ -73,7 +77,8 @@ struct Progress {
 
 impl<'a> Simulation<'a> {
     fn new(load: &'a Load, seed: u64) -> Self {
-        let scheduler = Scheduler::new(load.config.clone()).expect("loads have valid limits");
+        let mut scheduler = Scheduler::new(load.config.clone()).expect("loads have valid limits");
+        scheduler.watch_kv(seed);
         let mut simulation = Self {
             load,
             random: Random(!seed),
@@ -86,6 +91,7 @@ impl<'a> Simulation<'a> {
             last_return_us: 0,
             slots: BTreeMap::new(),
             requests: BTreeMap::new(),
+            heard: BTreeSet::new(),
             checkers: checker::all(load),
             totals: Totals {
                 num_runs: 1,
@@ -136,7 +142,9 @@ impl<'a> Simulation<'a> {
         let answers = &load.calls[index].answers;
         self.totals.num_requests += answers.len() as u64;
         let requests: Vec<Request> = answers.iter().map(|a| a.request.clone()).collect();
-        let num_waiting = self.scheduler.stats().num_waiting;
+        let before = self.scheduler.stats();
+        let num_waiting = before.num_waiting;
+        let num_tokens: u64 = requests.iter().map(|r| r.prompt.len() as u64).sum();
         match self.scheduler.add_requests(requests) {
             Ok(()) => {
                 for answer in answers {
@@ -153,6 +161,10 @@ impl<'a> Simulation<'a> {
                 let is_right = match &error {
                     AdmissionError::QueueFull { limit } => {
                         num_waiting + answers.len() > *limit as usize
+                    }
+                    AdmissionError::QueuedTokensFull { limit, .. } => {
+                        before.num_queued_tokens > 0
+                            && before.num_queued_tokens + num_tokens > *limit
                     }
                     error => load.config.check_request(&answers[0].request).as_ref() == Err(error),
                 };
@@ -221,7 +233,14 @@ impl<'a> Simulation<'a> {
             0 => false,
             times => self.random.once_in(times),
         };
-        self.executor.submit(batch, fails);
+        let undrawn = match self.load.undrawn_once_in {
+            0 => None,
+            times if !fails && self.random.once_in(times) => {
+                Some(self.random.below(batch.spans.len() as u64) as usize)
+            }
+            _ => None,
+        };
+        self.executor.submit(batch, fails, undrawn);
         self.inflight.push_back(named);
         let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
         // Each stage takes a step time.
@@ -240,7 +259,13 @@ impl<'a> Simulation<'a> {
     fn return_step(&mut self) -> Result<(), Violation> {
         self.inflight.pop_front();
         match self.executor.wait() {
-            Returned::Output(output) => self.scheduler.update_from_output(&output),
+            Returned::Output(output, undrawn) => {
+                self.totals.num_undrawn += undrawn.len() as u64;
+                for checker in &mut self.checkers {
+                    checker.step_failed(&undrawn);
+                }
+                self.scheduler.update_from_output(&output);
+            }
             Returned::Failed(step, requests) => {
                 self.totals.num_failed_steps += 1;
                 for checker in &mut self.checkers {
@@ -257,6 +282,9 @@ impl<'a> Simulation<'a> {
         self.take_outputs()?;
         self.abort_at_stations()?;
         self.take_outputs()?;
+        if self.random.once_in(4) {
+            self.hear()?;
+        }
         let stats = self.scheduler.stats();
         self.check(|checker| checker.settled(&stats))?;
         self.scheduler.check_invariants();
@@ -279,6 +307,33 @@ impl<'a> Simulation<'a> {
             self.totals.num_completed += u64::from(is_complete);
         }
         Ok(())
+    }
+
+    fn hear(&mut self) -> Result<(), Violation> {
+        while let Some(event) = self.scheduler.poll_kv_event() {
+            self.totals.num_kv_events += 1;
+            let is_right = match &event {
+                KvEvent::Cleared => {
+                    self.heard.clear();
+                    true
+                }
+                KvEvent::Stored { page, parent, .. } => {
+                    let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent));
+                    self.heard.insert(*page) && has_parent
+                }
+                KvEvent::Removed { page } => self.heard.remove(page),
+            };
+            if !is_right {
+                let what = format!("{event:?}");
+                return Err(self.violation("KV events follow from those before", what));
+            }
+        }
+        let stats = self.scheduler.stats();
+        if self.heard.len() <= stats.num_cached_pages + stats.num_in_use_pages {
+            return Ok(());
+        }
+        let what = format!("{} pages are told of: {stats:?}", self.heard.len());
+        Err(self.violation("KV events tell of what is there", what))
     }
 
     fn abort_at_stations(&mut self) -> Result<(), Violation> {

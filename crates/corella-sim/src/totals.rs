@@ -15,12 +15,14 @@ pub struct Totals {
     pub num_completed: u64,
     pub num_steps: u64,
     pub num_failed_steps: u64,
+    pub num_undrawn: u64,
     pub num_scheduled_tokens: u64,
     pub num_preemptions: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
     pub num_row_copies: u64,
     pub num_resets: u64,
+    pub num_kv_events: u64,
     pub aborted: BTreeMap<Station, u64>,
 }
 
@@ -33,12 +35,14 @@ impl Totals {
         self.num_completed += run.num_completed;
         self.num_steps += run.num_steps;
         self.num_failed_steps += run.num_failed_steps;
+        self.num_undrawn += run.num_undrawn;
         self.num_scheduled_tokens += run.num_scheduled_tokens;
         self.num_preemptions += run.num_preemptions;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
         self.num_row_copies += run.num_row_copies;
         self.num_resets += run.num_resets;
+        self.num_kv_events += run.num_kv_events;
         for (&station, count) in &run.aborted {
             *self.aborted.entry(station).or_default() += count;
         }
@@ -58,11 +62,13 @@ impl Totals {
             ("refused requests", self.num_refused),
             ("completed requests", self.num_completed),
             ("failed steps", self.num_failed_steps),
+            ("rows that nothing is drawn from", self.num_undrawn),
             ("preemptions", self.num_preemptions),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
             ("row copies", self.num_row_copies),
             ("cache resets", self.num_resets),
+            ("KV events", self.num_kv_events),
         ];
         let stations = Station::ALL.iter().map(|station| {
             let count = self.aborted.get(station).copied().unwrap_or(0);

@@ -60,6 +60,7 @@ fn duration_us(concurrency: usize, has_room: bool) -> u64 {
         scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples: samples.collect(),
+            undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {
             num_live -= usize::from(output.finish.is_some());

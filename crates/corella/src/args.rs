@@ -69,6 +69,12 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     pub api_key: Option<String>,
+    /// Seed of requests that name none [default: another each time]
+    #[arg(long, value_name = "SEED", help_heading = "Server")]
+    pub seed: Option<u64>,
+    /// A step that takes longer ends the server, for its supervisor to start it again; 0 for never
+    #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
+    pub step_timeout: u64,
 
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
@@ -379,6 +385,9 @@ pub struct SchedulerArgs {
     /// Prompt tokens that may wait; more are answered with 429 [default: no bound]
     #[arg(long, value_name = "TOKENS")]
     pub max_queued_tokens: Option<u64>,
+    /// Answer requests with 429 that can no longer meet the ttft_slo_ms or tpot_slo_ms in them
+    #[arg(long)]
+    pub slo_admission: bool,
     /// Share of its output that a request reserves KV pages for when it starts, at first; 1
     /// reserves all and never preempts
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.5")]

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
 use corella_bench::offline::OfflineOptions;
@@ -23,6 +24,7 @@ pub struct Serve {
     pub served_model_names: Vec<String>,
     pub address: SocketAddr,
     pub api_key: Option<String>,
+    pub seed: Option<u64>,
 }
 
 pub struct Generate {
@@ -46,12 +48,17 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_scheduler(&mut options, &args.scheduler);
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
+    options.step_deadline = match args.step_timeout {
+        0 => Duration::MAX,
+        seconds => Duration::from_secs(seconds),
+    };
     Ok(Serve {
         source: source(args.model.model),
         options,
         served_model_names: args.served_model_name,
         address: SocketAddr::new(args.host, args.port),
         api_key: args.api_key,
+        seed: args.seed,
     })
 }
 
@@ -218,6 +225,7 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
     limits.max_queued_requests = args.max_queued_requests;
     limits.max_queued_tokens = args.max_queued_tokens.unwrap_or(u64::MAX);
+    limits.enable_slo_admission = args.slo_admission;
     limits.new_token_ratio = args.new_token_ratio;
     limits.min_new_token_ratio = args.min_new_token_ratio;
     limits.new_token_ratio_decay_steps = args.new_token_ratio_decay_steps;

@@ -62,7 +62,9 @@ impl Llm {
         let chat_template = chat_template(&checkpoint)?;
         let loaded = device::load(&checkpoint, &tokenizer, options)?;
         let max_model_len = loaded.scheduler.max_model_len;
-        let engine = Engine::start(EngineConfig::new(loaded.scheduler), loaded.executor)?;
+        let mut config = EngineConfig::new(loaded.scheduler);
+        config.step_deadline = options.step_deadline;
+        let engine = Engine::start(config, loaded.executor)?;
         let llm = Self {
             name,
             config: checkpoint.config().clone(),
@@ -194,6 +196,7 @@ impl Llm {
                 stop_token_ids: Vec::new(),
             },
             priority: 0,
+            objectives: Default::default(),
             namespace: Namespace::default(),
         })?;
         Ok(TextEvents {

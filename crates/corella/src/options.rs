@@ -1,6 +1,7 @@
 //! How a model is loaded and run.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use corella_core::SchedulerConfig;
 use corella_model::{CostModel, DType};
@@ -38,6 +39,8 @@ pub struct LlmOptions {
     pub pinned_prefixes: Vec<String>,
     /// The most KV pages that those may take, in 1/65536 of all.
     pub max_pinned_share: u32,
+    /// A step that takes longer loses the engine.
+    pub step_deadline: Duration,
     /// How long the mock's steps take. Default: no time.
     pub mock_cost: Option<CostModel>,
     /// Its `num_pages` and `max_model_len` are set when the model is loaded.
@@ -60,6 +63,7 @@ impl Default for LlmOptions {
             max_model_len: None,
             pinned_prefixes: Vec::new(),
             max_pinned_share: SchedulerConfig::RATIO_ONE / 4,
+            step_deadline: Duration::from_secs(300),
             mock_cost: None,
             scheduler,
         }

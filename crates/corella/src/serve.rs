@@ -67,6 +67,7 @@ fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
     let serve_config = ServeConfig {
         served_model_names: names,
         api_key: config.api_key,
+        seed: config.seed,
         end_token_ids: llm.config.eos_token_ids.clone(),
         generation_defaults: GenerationDefaults {
             temperature: generation.temperature,

@@ -251,8 +251,12 @@ impl Driver {
         self.next_step += 1;
     }
 
-    /// The oldest step in flight, handed out to the sequences that asked for it.
-    pub fn receive<'a>(&mut self, sequences: impl IntoIterator<Item = &'a mut Sequence>) {
+    /// The oldest step in flight, handed out to the sequences that asked for it. Returns the slots
+    /// that nothing was drawn for.
+    pub fn receive<'a>(
+        &mut self,
+        sequences: impl IntoIterator<Item = &'a mut Sequence>,
+    ) -> Vec<SlotId> {
         let output = self.wait().unwrap_or_else(|error| panic!("{error}"));
         let mut by_slot: BTreeMap<SlotId, Sample> = output.samples.into_iter().collect();
         for sequence in sequences {
@@ -265,16 +269,21 @@ impl Driver {
             by_slot.is_empty(),
             "samples that nobody asked for: {by_slot:?}"
         );
+        output.undrawn.iter().map(|(slot, _)| *slot).collect()
     }
 
     pub fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
         let (step, asked) = self.inflight.pop_front().expect("a step is in flight");
         let result = self.executor.wait();
         if let Ok(output) = &result {
-            let slots: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
+            let drawn: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
+            let undrawn: Vec<SlotId> = output.undrawn.iter().map(|(slot, _)| *slot).collect();
             assert_eq!(output.step, StepId(step), "steps return in order");
+            let (without, with): (Vec<_>, Vec<_>) =
+                asked.iter().partition(|slot| undrawn.contains(slot));
             assert_eq!(
-                slots, asked,
+                (drawn, undrawn),
+                (with, without),
                 "one sample for each sampling span of step {step}, in order"
             );
         }
@@ -283,7 +292,8 @@ impl Driver {
 
     pub fn step(&mut self, sequences: &mut [&mut Sequence]) {
         self.submit();
-        self.receive(sequences.iter_mut().map(|sequence| &mut **sequence));
+        let undrawn = self.receive(sequences.iter_mut().map(|sequence| &mut **sequence));
+        assert_eq!(undrawn, [], "everything can be drawn from");
     }
 
     /// On to the end, alone.

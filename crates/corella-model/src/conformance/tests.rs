@@ -94,6 +94,7 @@ impl Executor for Broken {
                 result = Ok(BatchOutput {
                     step: *step,
                     samples,
+                    undrawn: Vec::new(),
                 });
             }
             (Fault::Rounding(applies), Ok(output)) if applies(&batch, self.num_threads) => {
@@ -125,7 +126,7 @@ impl Executor for Broken {
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 22] = [
+    let cases: [(&str, Fault); 23] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -186,6 +187,18 @@ fn whatever_is_broken_is_found() {
         ),
         ("another history", Fault::EmptyPages),
         ("fails its step", Fault::SwallowedFailures),
+        (
+            "samples that nobody asked for",
+            Fault::Output(|output| {
+                for (slot, _) in output.undrawn.drain(..) {
+                    let sample = Sample {
+                        token: 0,
+                        logprobs: None,
+                    };
+                    output.samples.insert(0, (slot, sample));
+                }
+            }),
+        ),
         (
             "one sample for each",
             Fault::Output(|output| {

@@ -101,6 +101,20 @@ async fn a_lost_engine_ends_the_server_with_the_reason() {
     assert!(error.to_string().contains(&reason), "{error}");
 }
 
+/// Whoever supervises it must not take this for a clean end.
+#[tokio::test]
+async fn an_engine_lost_while_draining_is_an_error() {
+    let mut setup = Setup::new().with_step_ms(30);
+    setup.mock.faults = vec![(StepId(8), Fault::Lost)];
+    let server = setup.start().await;
+    let body = json!({"prompt": "long", "max_tokens": 60, "stream": true});
+    let mut socket = open_post(server.address, PATH, &body).await;
+    read_until(&mut socket, "data:").await;
+    server.ask_to_stop();
+    let error = server.ended().await.expect_err("the engine is lost");
+    assert!(error.to_string().contains("engine has stopped"), "{error}");
+}
+
 #[tokio::test]
 async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
     let server = Setup::new().with_step_ms(30).start().await;

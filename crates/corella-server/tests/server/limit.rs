@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use corella_core::SamplingParams;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -47,6 +48,58 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
     let aborted = ["finished_reason=\"abort\""];
     let aborted = server.metric("vllm:request_success_total", &aborted);
     assert_eq!(aborted.await, Some(3.0));
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
+    for is_on in [false, true] {
+        let mut setup = Setup::new().with_step_ms(20);
+        setup.scheduler.enable_slo_admission = is_on;
+        let server = setup.start().await;
+        let path = "/v1/completions";
+        // The first tells how long steps take.
+        let late = json!({"prompt": "a first text", "max_tokens": 3, "ttft_slo_ms": 1});
+        assert_eq!(post(server.address, path, &late).await.status, 200);
+        let late = json!({"prompt": "another text", "max_tokens": 3, "ttft_slo_ms": 1});
+        let reply = post(server.address, path, &late).await;
+        assert_eq!(reply.status, if is_on { 429 } else { 200 });
+        if is_on {
+            assert_eq!(reply.error()["code"], "slo_unreachable");
+            assert_eq!(reply.error()["param"], "ttft_slo_ms");
+            assert!(reply.header("retry-after").is_some());
+            wait_for("it is counted", async || {
+                let refused = server.metric("corella_requests_too_late_total", &[]);
+                refused.await == Some(1.0)
+            })
+            .await;
+        }
+        let easy = json!({"prompt": "a third text", "max_tokens": 3, "ttft_slo_ms": 60_000});
+        assert_eq!(post(server.address, path, &easy).await.status, 200);
+        let wrong = json!({"prompt": "a", "max_tokens": 3, "tpot_slo_ms": 0});
+        let reply = post(server.address, path, &wrong).await;
+        assert_eq!(reply.status, 400);
+        assert_eq!(reply.error()["param"], "tpot_slo_ms");
+    }
+}
+
+#[tokio::test]
+async fn without_a_seed_the_servers_own_decides() {
+    let mut setup = Setup::new();
+    setup.serve.seed = Some(11);
+    let server = setup.start().await;
+    let body = json!({"prompt": "dice", "temperature": 1.0, "max_tokens": 40});
+    let text = async || {
+        let reply = post(server.address, "/v1/completions", &body).await;
+        reply.json()["choices"][0]["text"].clone()
+    };
+    let sampling = SamplingParams {
+        temperature: 1.0,
+        seed: 11,
+        ..SamplingParams::GREEDY
+    };
+    let expected = server.oracle(&server.encode("dice"), &sampling, 40);
+    assert_eq!(text().await, expected);
+    assert_eq!(text().await, expected);
 }
 
 #[tokio::test]
