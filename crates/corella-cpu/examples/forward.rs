@@ -37,6 +37,7 @@ fn main() {
         max_num_batched_tokens: 2048,
         max_model_len: 4096,
         isa,
+        num_stages: 1,
     };
     let weights = random_weights(&spec);
     let start = Instant::now();

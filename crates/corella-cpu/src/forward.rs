@@ -51,10 +51,11 @@ impl Forward {
         kv: KvMemory,
         max_rows: usize,
         num_threads: usize,
+        draws: bool,
     ) -> io::Result<Self> {
         let attention = &spec.attention;
         let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
-        let logit_rows = 2 * kernels.tile_rows;
+        let logit_rows = if draws { 2 * kernels.tile_rows } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
@@ -86,20 +87,17 @@ impl Forward {
         self.kernels
     }
 
-    pub fn weight_bytes(&self) -> usize {
-        self.weights.num_bytes()
-    }
-
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
         2 * self.kernels.tile_rows
     }
 
-    /// All layers, for all rows of the step.
-    pub fn layers(&self, plan: &StepPlan, worker: &Worker<'_>) {
+    /// All layers, for all rows of the step. `incoming` is what the stage before has made of
+    /// them, `[rows][hidden_size]`; without one, they are embedded.
+    pub fn layers(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         let scratch = &self.scratch[worker.index()];
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        self.embed(plan, worker);
+        self.enter(plan, incoming, worker);
         worker.barrier();
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.attention(plan, index, layer, worker, &mut scratch);
@@ -111,11 +109,11 @@ impl Forward {
     pub fn logits(&self, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
         let tiles = Tiles::new(rows.len(), self.kernels.tile_rows);
-        let norm = &self.weights.norm;
+        let norm = &self.weights.ends.norm;
         self.normalise(norm, |r| rows[r], tiles, &act.head_input, worker);
         worker.barrier();
         let out = Epilogue::Store(&act.logits);
-        let head = &self.weights.head;
+        let head = &self.weights.ends.head;
         gemm(self.kernels, &act.head_input, tiles, head, out, worker);
         worker.barrier();
     }
@@ -129,7 +127,20 @@ impl Forward {
         &mut row[..self.spec.vocab_size]
     }
 
-    fn embed(&self, plan: &StepPlan, worker: &Worker<'_>) {
+    /// The rows as the last layer has left them, `[rows][hidden_size]`.
+    pub fn outgoing(&mut self, num_rows: usize, mut rows: Vec<f32>) -> Vec<f32> {
+        let len = self.spec.hidden_size;
+        rows.clear();
+        rows.reserve(num_rows * len);
+        for r in 0..num_rows {
+            // SAFETY: `&mut self` keeps the workers out.
+            let row = unsafe { self.activations.hidden.row(r) };
+            rows.extend_from_slice(&row[..len]);
+        }
+        rows
+    }
+
+    fn enter(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         for r in worker.share(plan.rows.len()) {
             let row = &plan.rows[r];
             // SAFETY: the row is this worker's.
@@ -140,7 +151,10 @@ impl Forward {
                 )
             };
             let hidden = &mut hidden[..self.spec.hidden_size];
-            self.weights.embed(row.token as usize, hidden);
+            match incoming {
+                Some(rows) => hidden.copy_from_slice(&rows[r * hidden.len()..][..hidden.len()]),
+                None => self.weights.ends.embed(row.token as usize, hidden),
+            }
             let angles = &mut angles[..self.spec.attention.head_dim];
             self.rotary.angles(row.position, angles);
         }

@@ -11,6 +11,7 @@ mod machine;
 mod region;
 mod rotary;
 mod slot;
+mod stage;
 mod step_plan;
 mod thread_pool;
 mod weights;

@@ -59,17 +59,20 @@ pub struct Slots {
     slots: Vec<Option<Slot>>,
     /// Steps that a later one may still name as the source of a token.
     failed_steps: Vec<StepId>,
+    /// A stage between the first and the last never learns what was drawn, and need not.
+    knows_drawn: bool,
 }
 
 /// More steps than anyone has in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
 impl Slots {
-    pub fn new(limits: SlotLimits) -> Self {
+    pub fn new(limits: SlotLimits, knows_drawn: bool) -> Self {
         Self {
             slots: (0..limits.max_num_seqs).map(|_| None).collect(),
             limits,
             failed_steps: Vec::new(),
+            knows_drawn,
         }
     }
 
@@ -84,12 +87,17 @@ impl Slots {
         started(&mut self.slots, slot)
     }
 
-    /// Steps behind it in flight count on its spans: those go on from tokens that mean nothing.
-    pub fn handle_step_failed(&mut self, batch: &Batch) {
+    /// No later step gets a token that this one should have drawn.
+    pub fn note_failed(&mut self, step: StepId) {
         if self.failed_steps.len() == MAX_FAILED_STEPS {
             self.failed_steps.remove(0);
         }
-        self.failed_steps.push(batch.step);
+        self.failed_steps.push(step);
+    }
+
+    /// Steps behind it in flight count on its spans: those go on from tokens that mean nothing.
+    pub fn handle_step_failed(&mut self, batch: &Batch) {
+        self.note_failed(batch.step);
         for span in &batch.spans {
             let end = span.start as usize + batch.span_tokens(span).len();
             if let Ok(slot) = started(&mut self.slots, span.slot)
@@ -168,6 +176,7 @@ impl Slots {
     /// Appends a span's tokens to its slot's history.
     pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<&Slot, String> {
         let (limits, failed_steps) = (&self.limits, &self.failed_steps);
+        let knows_drawn = self.knows_drawn;
         let slot = started(&mut self.slots, span.slot)?;
         let tokens = batch.span_tokens(span);
         let (id, start) = (span.slot, span.start as usize);
@@ -201,7 +210,7 @@ impl Slots {
                 InputToken::FromStep { step, slot: from } if from == id => match slot.last_drawn {
                     Some((drawn_in, token)) if drawn_in == step => token,
                     // The request has ended already; nobody reads what this span computes.
-                    _ if failed_steps.contains(&step) => 0,
+                    _ if failed_steps.contains(&step) || !knows_drawn => 0,
                     _ => return Err(format!("step {step} drew no token for slot {id}")),
                 },
                 InputToken::FromStep { slot: from, .. } => {

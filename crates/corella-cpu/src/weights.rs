@@ -1,6 +1,7 @@
 //! A checkpoint's tensors in the form the forward pass reads, checked and packed once.
 
 use std::io;
+use std::sync::Arc;
 
 use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor};
 
@@ -9,8 +10,14 @@ use crate::gemm::{Lane, PackedMatrix, element, elements};
 use crate::thread_pool::ThreadPool;
 
 pub struct PackedWeights {
-    pub embedding: Embedding,
     pub layers: Vec<PackedLayer>,
+    /// Shared by the stages of a pipeline.
+    pub ends: Arc<PackedEnds>,
+}
+
+/// What comes before the first layer and after the last.
+pub struct PackedEnds {
+    pub embedding: Embedding,
     pub norm: Vec<f32>,
     /// Also the embedding, when tied.
     pub head: PackedMatrix,
@@ -69,8 +76,8 @@ impl PackedWeights {
                 .layer(spec, layer)
                 .map_err(|error| CpuError(format!("layer {index}: {error}")))
         });
-        Ok(Self {
-            layers: layers.collect::<Result<_, _>>()?,
+        let layers = layers.collect::<Result<_, _>>()?;
+        let ends = PackedEnds {
             embedding: if spec.tied_embeddings {
                 Embedding::Tied
             } else {
@@ -78,7 +85,19 @@ impl PackedWeights {
             },
             norm: elements(&weights.norm),
             head: packer.matrix(&[(head, None)], spec.hidden_size)?,
+        };
+        Ok(Self {
+            layers,
+            ends: Arc::new(ends),
         })
+    }
+
+    /// Takes the first `num_layers` layers, for a stage of its own.
+    pub fn take_layers(&mut self, num_layers: usize) -> Self {
+        Self {
+            layers: self.layers.drain(..num_layers).collect(),
+            ends: Arc::clone(&self.ends),
+        }
     }
 
     pub fn num_bytes(&self) -> usize {
@@ -88,13 +107,15 @@ impl PackedWeights {
                 + layer.gate_up.num_bytes()
                 + layer.down.num_bytes()
         });
-        let embedding = match &self.embedding {
+        let embedding = match &self.ends.embedding {
             Embedding::Tied => 0,
             Embedding::Own(tensor) => tensor.bytes().len(),
         };
-        layers.sum::<usize>() + self.head.num_bytes() + embedding
+        layers.sum::<usize>() + self.ends.head.num_bytes() + embedding
     }
+}
 
+impl PackedEnds {
     /// The embedding of a token.
     pub fn embed(&self, token: usize, out: &mut [f32]) {
         match &self.embedding {

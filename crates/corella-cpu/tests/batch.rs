@@ -23,6 +23,25 @@ fn page_size_reaches_no_bit() {
 }
 
 #[test]
+fn stages_reach_no_bit() {
+    let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
+    let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+    let checkpoint = Checkpoint::open(nano).unwrap();
+    let play = |num_stages| {
+        let spec = checkpoint.config().spec.clone();
+        let mut config = config(DType::Bf16, 16);
+        config.num_stages = num_stages;
+        let weights = checkpoint.weights().unwrap();
+        let mut executor = CpuExecutor::new(spec, weights, config).unwrap();
+        play_on(&mut executor, &mut BatchBuilder::new(0), 16, &prompt)
+    };
+    let expected = play(1);
+    for num_stages in [2, 3, 6] {
+        assert_eq!(play(num_stages), expected, "{num_stages} stages");
+    }
+}
+
+#[test]
 fn impossible_batches_fail_alone() {
     let prompt: Vec<TokenId> = (0..20).collect();
     let expected = play(DType::F32, 16, &prompt);
@@ -181,7 +200,12 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
     assert!(error.contains("q_norm is missing"), "{error}");
     let mut weights = checkpoint.weights().unwrap();
     weights.layers.pop();
-    assert!(build(spec, weights).contains("layers"));
+    assert!(build(spec.clone(), weights).contains("layers"));
+    let mut config = config(DType::F32, 16);
+    config.num_stages = spec.num_layers + 1;
+    let built = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config);
+    let error = built.err().expect("more stages than layers");
+    assert!(error.0.contains("pipeline stages"), "{error}");
 }
 
 #[test]
@@ -218,6 +242,7 @@ fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
         max_num_batched_tokens: NUM_POSITIONS,
         max_model_len: NUM_POSITIONS,
         isa: None,
+        num_stages: 1,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The conformance suite on the CPU executor: every instruction set of this machine, every
 //! KV format, page sizes that divide nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
 use corella_model::{Checkpoint, DType, conformance};
@@ -39,9 +39,28 @@ fn avx2_kernels() {
     }
 }
 
+#[test]
+fn two_stages() {
+    run_stages(golden("qwen3-gqa-untied"), detect_isa(), DType::F32, 16, 2);
+}
+
+#[test]
+fn four_stages_of_unequal_length() {
+    let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+    run_stages(nano, detect_isa(), DType::Bf16, 7, 4);
+}
+
+fn golden(model: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    folder.join(model)
+}
+
 fn run(model: &str, isa: Isa, kv_dtype: DType, page_size: u32) {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let checkpoint = Checkpoint::open(golden.join(model)).unwrap();
+    run_stages(golden(model), isa, kv_dtype, page_size, 1);
+}
+
+fn run_stages(model: PathBuf, isa: Isa, kv_dtype: DType, page_size: u32, num_stages: usize) {
+    let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.config().spec.clone();
     conformance::run(spec.vocab_size, page_size, |limits| {
         let config = CpuConfig {
@@ -54,6 +73,7 @@ fn run(model: &str, isa: Isa, kv_dtype: DType, page_size: u32) {
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_model_len: limits.max_model_len,
             isa: Some(isa),
+            num_stages,
         };
         let weights = checkpoint.weights().unwrap();
         Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())

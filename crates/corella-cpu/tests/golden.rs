@@ -92,6 +92,7 @@ impl Model {
             max_num_batched_tokens: 512,
             max_model_len: spec.max_position as u32,
             isa: Some(isa),
+            num_stages: 1,
         };
         let vocab_size = spec.vocab_size;
         let executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();

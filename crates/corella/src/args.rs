@@ -419,7 +419,8 @@ pub struct SchedulerArgs {
     /// Steps planned before the first of them has returned
     #[arg(long, value_name = "N", default_value_t = defaults().max_inflight_steps)]
     pub max_inflight_steps: u32,
-    /// Stages that the layers are split over, each working on another step; the CPU has one
+    /// Stages that the layers are split over, each with its share of the threads and working on
+    /// another step
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_parallel_size: u32,
 }

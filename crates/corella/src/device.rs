@@ -65,9 +65,12 @@ pub(crate) fn load(
         scheduler.max_pinned_pages = (share / u64::from(SchedulerConfig::RATIO_ONE)) as u32;
     }
 
-    if options.device == Device::Cpu && scheduler.num_pipeline_stages > 1 {
-        let reason = "--pipeline-parallel-size must be 1 on the CPU, which has one stage";
-        return Err(Error::Config(reason.into()));
+    let num_stages = scheduler.num_pipeline_stages as usize;
+    if options.device == Device::Cpu && num_stages > spec.num_layers {
+        return Err(Error::Config(format!(
+            "--pipeline-parallel-size is {num_stages}, and the model has {} layers",
+            spec.num_layers
+        )));
     }
     let executor: Box<dyn Executor> = match weights {
         Some(weights) => {
@@ -81,6 +84,7 @@ pub(crate) fn load(
                 max_num_batched_tokens: scheduler.max_num_batched_tokens,
                 max_model_len: scheduler.max_model_len,
                 isa: None,
+                num_stages,
             };
             Box::new(CpuExecutor::new(spec.clone(), weights, config)?)
         }

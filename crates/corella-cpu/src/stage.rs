@@ -1,0 +1,394 @@
+//! A stage of the pipeline: its layers, its threads, its share of the KV pages. Without a
+//! pipeline there is one, which is first and last.
+//!
+//! Commands enter at the first stage and go through all of them in order. Each stage keeps its
+//! own account of slots and pages from the same batches; only rows of the residual stream go
+//! from one to the next, and drawn tokens from the last to the first.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
+use corella_model::{ExecutorError, TokenMask, sample};
+
+use crate::forward::Forward;
+use crate::slot::Slots;
+use crate::step_plan::{SamplePlan, StepPlan};
+use crate::thread_pool::ThreadPool;
+
+pub enum Command {
+    Step {
+        batch: Arc<Batch>,
+        /// From the stage before, `[rows][hidden_size]`, or why it has none.
+        rows: Result<Vec<f32>, String>,
+    },
+    Sample(StepId, Vec<TokenMask>),
+    Drawn(Drawn),
+    WarmUp(SyncSender<Result<(), String>>),
+    /// With the bytes of the layers before.
+    ReadPage(PageId, Vec<u8>, SyncSender<Vec<u8>>),
+    /// The bytes of the layers from here on.
+    WritePage(PageId, Vec<u8>),
+    Close,
+}
+
+/// What a step drew, for the stage that embeds it; `None` when it failed.
+pub struct Drawn {
+    step: StepId,
+    tokens: Option<Vec<(SlotId, TokenId)>>,
+}
+
+/// Where a stage's work goes.
+pub enum Output {
+    Next(SyncSender<Command>),
+    Caller {
+        results: SyncSender<Result<BatchOutput, ExecutorError>>,
+        /// Another stage, which has to know what was drawn.
+        first: Option<SyncSender<Command>>,
+    },
+}
+
+/// Its thread is also worker 0 of its pool.
+pub struct Stage {
+    pub forward: Forward,
+    pub pool: ThreadPool,
+    pub slots: Slots,
+    pub max_num_batched_tokens: u32,
+    pub is_first: bool,
+    pub commands: Receiver<Command>,
+    pub output: Output,
+    pub plan: StepPlan,
+    /// What came while a step waited for something else.
+    pub postponed: VecDeque<Command>,
+    /// The newest step of which the first stage knows what the last one drew.
+    pub newest_drawn: Option<StepId>,
+}
+
+/// What a step that was planned ahead computes for a request that ends here.
+const NOTHING: TokenId = 0;
+
+/// The rest of the pipeline has gone, or was told to.
+struct Closed;
+
+impl Stage {
+    pub fn run(mut self) {
+        while let Some(command) = self.next_command() {
+            if self.handle(command).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn next_command(&mut self) -> Option<Command> {
+        let postponed = self.postponed.pop_front();
+        postponed.or_else(|| self.commands.recv().ok())
+    }
+
+    fn handle(&mut self, command: Command) -> Result<(), Closed> {
+        match command {
+            Command::Step { batch, rows } => self.step(batch, rows),
+            // At the last stage: of a step that drew nothing, or failed before it could.
+            Command::Sample(..) => self.pass_on(command),
+            Command::Drawn(drawn) => {
+                self.take_drawn(drawn);
+                Ok(())
+            }
+            // A caller that no longer waits for its answer needs none.
+            Command::WarmUp(reply) => match self.warm_up() {
+                Ok(()) if matches!(self.output, Output::Next(_)) => {
+                    self.pass_on(Command::WarmUp(reply))
+                }
+                result => {
+                    let _ = reply.send(result);
+                    Ok(())
+                }
+            },
+            Command::ReadPage(page, mut bytes, reply) => {
+                let kv = &self.forward.kv;
+                let before = bytes.len();
+                bytes.resize(before + kv.page_bytes(), 0);
+                kv.read_page(page.0 as usize, &mut bytes[before..]);
+                match self.output {
+                    Output::Next(_) => self.pass_on(Command::ReadPage(page, bytes, reply)),
+                    Output::Caller { .. } => {
+                        let _ = reply.send(bytes);
+                        Ok(())
+                    }
+                }
+            }
+            Command::WritePage(page, mut bytes) => {
+                let kv = &mut self.forward.kv;
+                let rest = bytes.split_off(kv.page_bytes());
+                kv.write_page(page.0 as usize, &bytes);
+                self.pass_on(Command::WritePage(page, rest))
+            }
+            Command::Close => {
+                let _ = self.pass_on(Command::Close);
+                Err(Closed)
+            }
+        }
+    }
+
+    /// To the next stage; from the last one it goes nowhere.
+    fn pass_on(&self, command: Command) -> Result<(), Closed> {
+        match &self.output {
+            Output::Next(next) => next.send(command).map_err(|_| Closed),
+            Output::Caller { .. } => Ok(()),
+        }
+    }
+
+    fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
+        let computed = match rows {
+            Ok(rows) => {
+                let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&batch, rows)));
+                computed.unwrap_or_else(|_| Err(String::from("the executor's code panicked")))
+            }
+            Err(reason) => {
+                // What the batch says of slots and pages holds for the steps behind it.
+                let _ = self.slots.apply(&batch);
+                Err(reason)
+            }
+        };
+        if computed.is_err() {
+            self.slots.handle_step_failed(&batch);
+        }
+        match &self.output {
+            Output::Next(next) => {
+                let command = Command::Step {
+                    batch,
+                    rows: computed,
+                };
+                next.send(command).map_err(|_| Closed)
+            }
+            Output::Caller { .. } => {
+                let result = computed.and_then(|_| self.draw_step(&batch));
+                self.answer(&batch, result)
+            }
+        }
+    }
+
+    /// Returns the rows for the next stage, if there is one.
+    fn compute(&mut self, batch: &Batch, rows: Vec<f32>) -> Result<Vec<f32>, String> {
+        if self.is_first && !self.is_last() {
+            self.wait_for_drawn(batch)?;
+        }
+        self.slots.apply(batch)?;
+        self.copy_pages(batch)?;
+        self.plan.clear();
+        self.plan
+            .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
+        self.run_layers(&rows)?;
+        match self.is_last() {
+            true => Ok(Vec::new()),
+            false => Ok(self.forward.outgoing(self.plan.rows.len(), rows)),
+        }
+    }
+
+    fn is_last(&self) -> bool {
+        matches!(self.output, Output::Caller { .. })
+    }
+
+    fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
+        let samples = std::mem::take(&mut self.plan.samples);
+        let drawn = catch_unwind(AssertUnwindSafe(|| self.draw(batch.step, &samples)));
+        self.plan.samples = samples;
+        let drawn = drawn.unwrap_or_else(|_| Err(String::from("the executor's code panicked")));
+        if drawn.is_err() {
+            self.slots.handle_step_failed(batch);
+        }
+        drawn
+    }
+
+    fn answer(&mut self, batch: &Batch, result: Result<BatchOutput, String>) -> Result<(), Closed> {
+        let Output::Caller { results, first } = &self.output else {
+            return Ok(());
+        };
+        let step = batch.step;
+        if let Some(first) = first {
+            let drawn = |output: &BatchOutput| {
+                let samples = output.samples.iter();
+                let undrawn = output.undrawn.iter().map(|(slot, _)| (*slot, NOTHING));
+                samples
+                    .map(|(slot, sample)| (*slot, sample.token))
+                    .chain(undrawn)
+                    .collect()
+            };
+            let tokens = result.as_ref().ok().map(drawn);
+            first
+                .send(Command::Drawn(Drawn { step, tokens }))
+                .map_err(|_| Closed)?;
+        }
+        let result = result.map_err(|reason| ExecutorError::StepFailed { step, reason });
+        results.send(result).map_err(|_| Closed)
+    }
+
+    fn copy_pages(&mut self, batch: &Batch) -> Result<(), String> {
+        let kv = &mut self.forward.kv;
+        for copy in &batch.copies {
+            let (from, to) = (copy.from.0 as usize, copy.to.0 as usize);
+            // The last page is for warm-up.
+            if from.max(to) + 1 >= kv.num_pages() || copy.num_rows as usize > kv.page_size() {
+                return Err(format!("impossible copy: {copy:?}"));
+            }
+            kv.copy_rows(from, to, copy.num_rows as usize);
+        }
+        Ok(())
+    }
+
+    fn run_layers(&mut self, rows: &[f32]) -> Result<(), String> {
+        if self.plan.rows.is_empty() {
+            return Ok(());
+        }
+        self.plan.finish(
+            &self.forward.spec().attention,
+            self.forward.kernels().tile_rows,
+            self.pool.num_threads(),
+        );
+        let incoming = (!self.is_first).then_some(rows);
+        let (forward, plan) = (&self.forward, &self.plan);
+        self.pool
+            .run(&|worker| forward.layers(plan, incoming, worker))
+    }
+
+    /// Logits block by block, so that their memory does not grow with the step. The first
+    /// block is computed before the masks are waited for.
+    fn draw(&mut self, step: StepId, samples: &[SamplePlan]) -> Result<BatchOutput, String> {
+        let mut output = BatchOutput {
+            step,
+            samples: Vec::with_capacity(samples.len()),
+            undrawn: Vec::new(),
+        };
+        let mut masks = None;
+        for block in samples.chunks(self.forward.logit_rows()) {
+            let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
+            let forward = &self.forward;
+            self.pool.run(&|worker| forward.logits(&rows, worker))?;
+            if masks.is_none() {
+                masks = Some(self.wait_for_masks(step)?);
+            }
+            let masks = masks.as_deref().unwrap_or_default();
+            for (plan, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
+                let token = drawn.as_ref().map_or(NOTHING, |sample| sample.token);
+                self.slots.get_mut(plan.slot)?.set_drawn(step, token);
+                match drawn {
+                    Ok(sample) => output.samples.push((plan.slot, sample)),
+                    Err(reason) => output.undrawn.push((plan.slot, reason.into())),
+                }
+            }
+        }
+        Ok(output)
+    }
+
+    fn draw_block(
+        &mut self,
+        block: &[SamplePlan],
+        masks: &[TokenMask],
+    ) -> Result<Vec<Result<Sample, String>>, String> {
+        let (forward, slots) = (&self.forward, &self.slots);
+        let draw = |index: usize| {
+            let id = block[index].slot;
+            let mask = masks.iter().find(|mask| mask.slot == id);
+            let request = slots
+                .get(id)?
+                .sample_request(mask.map(|mask| &*mask.allowed));
+            // SAFETY: each index is drawn by one worker.
+            let logits = unsafe { forward.logits_mut(index) };
+            sample(logits, request).map_err(|error| error.to_string())
+        };
+        let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
+        self.pool.run(&|worker| {
+            for index in worker.share(block.len()) {
+                let mut result = results[index]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                *result = Some(draw(index));
+            }
+        })?;
+        let results = results.into_iter().map(|result| {
+            let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+            result.unwrap_or_else(|| Err(String::from("a row was not drawn")))
+        });
+        Ok(results.collect())
+    }
+
+    fn take_drawn(&mut self, Drawn { step, tokens }: Drawn) {
+        self.newest_drawn = Some(step);
+        match tokens {
+            None => self.slots.note_failed(step),
+            Some(tokens) => {
+                for (slot, token) in tokens {
+                    // Its request may have let go of it since.
+                    if let Ok(slot) = self.slots.get_mut(slot) {
+                        slot.set_drawn(step, token);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Until what the batch embeds has been drawn at the other end.
+    fn wait_for_drawn(&mut self, batch: &Batch) -> Result<(), String> {
+        let needed = batch.tokens.iter().filter_map(|input| match input {
+            InputToken::Known(_) => None,
+            InputToken::FromStep { step, .. } => Some(*step),
+        });
+        let Some(needed) = needed.max() else {
+            return Ok(());
+        };
+        while self.newest_drawn < Some(needed) {
+            match self.commands.recv() {
+                Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
+                // What is waited for may wait for this. Masks of later steps stay behind them.
+                Ok(Command::Sample(step, masks)) if step < batch.step => {
+                    let _ = self.pass_on(Command::Sample(step, masks));
+                }
+                Ok(Command::Close) | Err(_) => {
+                    self.postponed.push_back(Command::Close);
+                    return Err(String::from("the executor was dropped"));
+                }
+                Ok(command) => self.postponed.push_back(command),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_masks(&mut self, step: StepId) -> Result<Vec<TokenMask>, String> {
+        let is_it = |command: &Command| matches!(command, Command::Sample(s, _) if *s == step);
+        if let Some(index) = self.postponed.iter().position(is_it)
+            && let Some(Command::Sample(_, masks)) = self.postponed.remove(index)
+        {
+            return Ok(masks);
+        }
+        loop {
+            match self.commands.recv() {
+                Ok(Command::Sample(s, masks)) if s == step => return Ok(masks),
+                Ok(Command::Close) | Err(_) => {
+                    self.postponed.push_back(Command::Close);
+                    return Err(String::from("the executor was dropped"));
+                }
+                Ok(command) => self.postponed.push_back(command),
+            }
+        }
+    }
+
+    /// A step of one row and one of several tiles, on the page that no request gets.
+    fn warm_up(&mut self) -> Result<(), String> {
+        let page = PageId(self.forward.kv.num_pages() as u32 - 1);
+        let max_rows = (self.forward.kernels().tile_rows + 1)
+            .min(self.forward.kv.page_size())
+            .min(self.max_num_batched_tokens as usize);
+        for num_rows in [1, max_rows] {
+            let rows = vec![0.0; num_rows * self.forward.spec().hidden_size];
+            self.plan.clear();
+            self.plan.add_span(&vec![0; num_rows], 0, &[page]);
+            self.run_layers(&rows)?;
+            if self.is_last() {
+                let forward = &self.forward;
+                self.pool.run(&|worker| forward.logits(&[0], worker))?;
+            }
+        }
+        Ok(())
+    }
+}
