@@ -5,6 +5,7 @@ mod error;
 pub mod offline;
 mod page;
 mod progress;
+mod repeat;
 mod report;
 pub mod scheduler;
 pub mod serve;
@@ -12,5 +13,6 @@ mod summary;
 mod timeline;
 
 pub use error::BenchError;
-pub use report::{Metric, Objective, Report, ReportHead, RequestRecord};
+pub use repeat::{Repeats, Spread};
+pub use report::{Metric, Objective, Report, ReportHead, RequestRecord, ServerMean};
 pub use summary::Summary;

@@ -45,18 +45,21 @@ pub async fn run(
         // Found out now rather than after the run.
         write(path, "")?;
     }
-    let progress = Arc::new(Progress::new(prompts.len()));
+    let progress = Arc::new(Progress::new(String::new(), prompts.len()));
     let start = Instant::now();
     let mut requests = JoinSet::new();
     for (index, prompt) in prompts.into_iter().enumerate() {
         let submission = submission(prompt, options);
         let (submitted, progress) = (Instant::now(), progress.clone());
         let streams = engine.submit(submission);
+        let submit = submitted.elapsed();
         requests.spawn(async move {
-            let record = match streams {
+            let mut record = match streams {
                 Ok(mut streams) => follow(streams.remove(0), submitted, &progress).await,
                 Err(error) => failed(format!("{error:?}")),
             };
+            record.start = submitted - start;
+            record.submit = Some(submit);
             progress.add_request();
             (index, record)
         });
@@ -81,10 +84,13 @@ pub async fn run(
     let head = ReportHead {
         backend: "corella-offline",
         model,
+        request_rate: None,
+        burstiness: 1.0,
         max_concurrency: None,
     };
     let records = records.into_iter().map(|(_, record)| record).collect();
-    let report = Report::new(head, duration, records);
+    let mut report = Report::new(head, duration, records);
+    report.max_passed_over = Some(engine.stats().scheduler.max_passed_over);
     if let Some(path) = &options.output_json {
         write(
             path,
@@ -92,7 +98,7 @@ pub async fn run(
         )?;
     }
     if let Some(path) = &options.report {
-        write(path, &page::html(&report, &timeline))?;
+        write(path, &page::html(&report, &timeline, None))?;
     }
     Ok(report)
 }
@@ -177,14 +183,8 @@ async fn follow(mut stream: TokenStream, submitted: Instant, progress: &Progress
 
 fn failed(error: String) -> RequestRecord {
     RequestRecord {
-        num_input_tokens: 0,
-        num_output_tokens: 0,
-        ttft: None,
-        itls: Vec::new(),
-        latency: Duration::ZERO,
-        queue: None,
-        lag: None,
         error: Some(error),
+        ..RequestRecord::default()
     }
 }
 

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use crate::repeat::Spread;
+use crate::report::ServerMean;
 use crate::timeline::{Moment, Timeline};
-use crate::{Report, RequestRecord};
+use crate::{Repeats, Report, RequestRecord};
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 260.0;
@@ -27,7 +29,8 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-pub fn html(report: &Report, timeline: &Timeline) -> String {
+/// The plots are those of one run; of several, its numbers are beside what all of them say.
+pub fn html(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> String {
     let mut page = String::new();
     let model = escape(&report.head.model);
     let _ = write!(
@@ -46,6 +49,15 @@ pub fn html(report: &Report, timeline: &Timeline) -> String {
         report.total_input_tokens,
         report.total_output_tokens
     );
+    if let Some(times) = report.max_passed_over {
+        let _ = write!(
+            page,
+            "<p>A waiting request was overtaken {times} times at most.</p>"
+        );
+    }
+    if let Some(repeats) = repeats.filter(|repeats| repeats.runs.len() > 1) {
+        write_spreads(&mut page, repeats);
+    }
     page.push_str(
         "<table><tr><th>milliseconds</th><th>mean</th><th>p50</th><th>p95</th><th>p99</th></tr>",
     );
@@ -56,6 +68,12 @@ pub fn html(report: &Report, timeline: &Timeline) -> String {
         }
         page.push_str("</tr>");
     }
+    for ServerMean { name, mean_ms, .. } in &report.server_means {
+        let _ = write!(
+            page,
+            "<tr><td>{name}, by the server</td><td>{mean_ms:.2}</td></tr>"
+        );
+    }
     page.push_str("</table><div class=\"plots\">");
     for (title, curves) in latencies(report) {
         page.push_str(&plot(title, "milliseconds", "share of them", &curves));
@@ -65,6 +83,24 @@ pub fn html(report: &Report, timeline: &Timeline) -> String {
     }
     page.push_str("</div></html>\n");
     page
+}
+
+fn write_spreads(page: &mut String, repeats: &Repeats) {
+    let _ = write!(
+        page,
+        "<p>This is run {} of {}, the one with the median throughput; over all of them:</p>\
+         <table><tr><th></th><th>median</th><th>lowest</th><th>highest</th></tr>",
+        repeats.typical() + 1,
+        repeats.runs.len()
+    );
+    for (key, spread) in repeats.spreads() {
+        let Spread { median, min, max } = spread;
+        let _ = write!(
+            page,
+            "<tr><td>{key}</td><td>{median:.2}</td><td>{min:.2}</td><td>{max:.2}</td></tr>"
+        );
+    }
+    page.push_str("</table>");
 }
 
 /// Cumulative distributions.

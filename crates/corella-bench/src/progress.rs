@@ -9,6 +9,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct Progress {
     is_shown: bool,
+    /// Which run it is, when there are several.
+    label: String,
     num_prompts: usize,
     num_finished: AtomicUsize,
     num_tokens: AtomicU64,
@@ -17,10 +19,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(num_prompts: usize) -> Self {
+    pub(crate) fn new(label: String, num_prompts: usize) -> Self {
         let now = Instant::now();
         Self {
             is_shown: std::io::stderr().is_terminal(),
+            label,
             num_prompts,
             num_finished: AtomicUsize::new(0),
             num_tokens: AtomicU64::new(0),
@@ -56,7 +59,8 @@ impl Progress {
         *drawn = Instant::now();
         let num_tokens = self.num_tokens.load(Ordering::Relaxed);
         eprint!(
-            "\r\x1b[K{}/{} requests, {num_tokens} tokens, {:.1} tokens/s",
+            "\r\x1b[K{}{}/{} requests, {num_tokens} tokens, {:.1} tokens/s",
+            self.label,
             self.num_finished.load(Ordering::Relaxed),
             self.num_prompts,
             num_tokens as f64 / self.start.elapsed().as_secs_f64(),

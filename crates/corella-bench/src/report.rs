@@ -9,11 +9,16 @@ use serde_json::{Map, Value, json};
 use crate::Summary;
 
 /// One request: when its tokens came, or why it failed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct RequestRecord {
     pub num_input_tokens: u64,
     /// As the server counts them, else one per event with text.
     pub num_output_tokens: u64,
+    /// When it was sent, after the start of the run.
+    pub start: Duration,
+    /// What handing it over took: opening the connection, before `start`, or the call into the
+    /// engine, from `start` on.
+    pub submit: Option<Duration>,
     /// From sending the request to its first token; absent when none came.
     pub ttft: Option<Duration>,
     /// Between tokens; they sum up to `latency - ttft`.
@@ -68,11 +73,14 @@ pub enum Metric {
 }
 
 /// What was measured.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ReportHead {
     /// As `vllm bench serve` calls it.
     pub backend: &'static str,
     pub model: String,
+    /// Requests a second; absent: all at once.
+    pub request_rate: Option<f64>,
+    pub burstiness: f64,
     pub max_concurrency: Option<usize>,
 }
 
@@ -90,14 +98,27 @@ pub struct Report {
     pub total_output_tokens: u64,
     /// Absent when nobody says.
     pub lag_ms: Option<Summary>,
+    pub submit_ms: Option<Summary>,
     pub queue_ms: Option<Summary>,
     pub prefill_ms: Option<Summary>,
     pub ttft_ms: Summary,
     pub tpot_ms: Summary,
     pub itl_ms: Summary,
     pub e2el_ms: Summary,
+    /// What only the server could time.
+    pub server_means: Vec<ServerMean>,
+    /// The most often that one waiting request was overtaken since the engine started.
+    pub max_passed_over: Option<u32>,
     /// In the order of the prompts.
     pub requests: Vec<RequestRecord>,
+}
+
+/// A stage of the requests as the server's metrics have it, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ServerMean {
+    pub key: &'static str,
+    pub name: &'static str,
+    pub mean_ms: f64,
 }
 
 impl Report {
@@ -131,12 +152,15 @@ impl Report {
             total_output_tokens: completed().map(|request| request.num_output_tokens).sum(),
             num_good: None,
             lag_ms: stage(|request| request.lag),
+            submit_ms: stage(|request| request.submit),
             queue_ms: stage(|request| request.queue),
             prefill_ms: stage(RequestRecord::prefill),
             ttft_ms: Summary::new(ttfts),
             tpot_ms: Summary::new(tpots),
             itl_ms: Summary::new(itls),
             e2el_ms: Summary::new(e2els),
+            server_means: Vec::new(),
+            max_passed_over: None,
             requests,
         }
     }
@@ -163,6 +187,44 @@ impl Report {
         self.per_second((self.total_input_tokens + self.total_output_tokens) as f64)
     }
 
+    fn completed(&self) -> impl Iterator<Item = &RequestRecord> {
+        self.requests
+            .iter()
+            .filter(|request| request.error.is_none())
+    }
+
+    /// The most requests between their start and their last token at once.
+    fn max_concurrent_requests(&self) -> usize {
+        let times = self.completed().flat_map(|request| {
+            let end = request.start + request.latency;
+            [(request.start, 1), (end, -1)]
+        });
+        // At the same time the one that ends comes first.
+        let mut times: Vec<(Duration, isize)> = times.collect();
+        times.sort_unstable();
+        let running = times.iter().scan(0, |running, (_, change)| {
+            *running += change;
+            Some(*running)
+        });
+        running.max().unwrap_or(0) as usize
+    }
+
+    /// The most tokens in one second, counted in whole seconds from the first request on.
+    fn max_output_tokens_per_s(&self) -> usize {
+        let mut per_second = BTreeMap::new();
+        let first = self.completed().map(|request| request.start).min();
+        for request in self.completed() {
+            let Some(ttft) = request.ttft else { continue };
+            let mut at = request.start - first.unwrap_or_default() + ttft;
+            *per_second.entry(at.as_secs()).or_insert(0) += 1;
+            for &itl in &request.itls {
+                at += itl;
+                *per_second.entry(at.as_secs()).or_insert(0) += 1;
+            }
+        }
+        per_second.into_values().max().unwrap_or(0)
+    }
+
     fn per_second(&self, count: f64) -> f64 {
         let seconds = self.duration.as_secs_f64();
         if seconds > 0.0 { count / seconds } else { 0.0 }
@@ -171,6 +233,7 @@ impl Report {
     pub(crate) fn metrics(&self) -> Vec<(&'static str, &'static str, &Summary)> {
         let stages = [
             ("lag", "Sent after its time", self.lag_ms.as_ref()),
+            ("submit", "Submission", self.submit_ms.as_ref()),
             ("queue", "Queue wait", self.queue_ms.as_ref()),
             (
                 "prefill",
@@ -194,6 +257,8 @@ impl Report {
             "backend": self.head.backend,
             "model_id": self.head.model,
             "num_prompts": self.requests.len(),
+            "request_rate": self.head.request_rate.map_or_else(|| "inf".into(), Value::from),
+            "burstiness": self.head.burstiness,
             "max_concurrency": self.head.max_concurrency,
             "duration": self.duration.as_secs_f64(),
             "completed": self.num_completed,
@@ -204,7 +269,15 @@ impl Report {
             "request_throughput": self.request_throughput(),
             "output_throughput": self.output_throughput(),
             "total_token_throughput": self.total_token_throughput(),
+            "max_output_tokens_per_s": self.max_output_tokens_per_s(),
+            "max_concurrent_requests": self.max_concurrent_requests(),
         });
+        if let Some(max_passed_over) = self.max_passed_over {
+            json["max_passed_over"] = max_passed_over.into();
+        }
+        for ServerMean { key, mean_ms, .. } in &self.server_means {
+            json[format!("mean_{key}_ms")] = (*mean_ms).into();
+        }
         for (key, _, summary) in self.metrics() {
             for (kind, value) in [
                 ("mean", summary.mean),
@@ -229,6 +302,7 @@ impl Report {
         };
         add("input_lens", &|request| request.num_input_tokens.into());
         add("output_lens", &|request| request.num_output_tokens.into());
+        add("start_times", &|request| request.start.as_secs_f64().into());
         add("ttfts", &|request| {
             request.ttft.map(|ttft| ttft.as_secs_f64()).into()
         });
@@ -286,6 +360,9 @@ impl fmt::Display for Report {
                 self.per_second(num_good as f64)
             )?;
         }
+        if let Some(max_passed_over) = self.max_passed_over {
+            writeln!(f, "{:<28}{max_passed_over:>12}", "Passed over at most")?;
+        }
         writeln!(f)?;
         let header = ["mean", "median", "p95", "p99"]
             .map(|name| format!("{name:>11}"))
@@ -300,13 +377,16 @@ impl fmt::Display for Report {
                 format!("{name} ({})", key.to_uppercase())
             )?;
         }
+        for ServerMean { name, mean_ms, .. } in &self.server_means {
+            writeln!(f, "{:<38}{mean_ms:>11.2}", format!("{name}, by the server"))?;
+        }
         self.write_errors(f)
     }
 }
 
 impl Report {
     /// Each different error once, the most frequent first.
-    fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub(crate) fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MAX_ERRORS: usize = 5;
         let mut counts = BTreeMap::new();
         for error in self
@@ -329,5 +409,40 @@ impl Report {
             Some(more @ 1..) => writeln!(f, "       and {more} other kinds"),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_are_counted() {
+        let ms = Duration::from_millis;
+        // Two at a time: the third starts when the first has ended.
+        let request = |start, ttft, itl| RequestRecord {
+            start: ms(start),
+            ttft: Some(ms(ttft)),
+            itls: vec![ms(itl)],
+            latency: ms(ttft + itl),
+            ..RequestRecord::default()
+        };
+        let failed = RequestRecord {
+            error: Some("no".into()),
+            ..request(600, 100, 100)
+        };
+        let requests = vec![
+            request(500, 100, 1000),
+            request(600, 500, 300),
+            request(1600, 100, 100),
+            failed,
+        ];
+        let report = Report::new(ReportHead::default(), ms(1800), requests);
+        assert_eq!(report.max_concurrent_requests(), 2);
+        // Tokens at 0.1, 1.1, 0.6, 0.9, 1.2 and 1.3 s after the first start.
+        assert_eq!(report.max_output_tokens_per_s(), 3);
+        let empty = Report::new(ReportHead::default(), ms(1), Vec::new());
+        assert_eq!(empty.max_concurrent_requests(), 0);
+        assert_eq!(empty.max_output_tokens_per_s(), 0);
     }
 }

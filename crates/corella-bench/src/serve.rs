@@ -5,7 +5,10 @@ mod event;
 mod load;
 mod option;
 mod prompt;
+mod random_prompt;
+mod server_metrics;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,21 +18,26 @@ use tokio::task::JoinSet;
 use crate::page;
 use crate::progress::Progress;
 use crate::timeline::{Timeline, parse_metrics};
-use crate::{BenchError, Report, ReportHead};
+use crate::{BenchError, Repeats, Report, ReportHead};
 use client::Client;
+use load::{Item, Prompt};
+use server_metrics::add_server_metrics;
+
 pub use option::{BenchServeOptions, Endpoint, PromptSource};
+pub use random_prompt::{COMMON_VOCAB_SIZE, RandomPrompts, Unit};
 
 /// How often the server is asked what it is doing, when somebody wants to see it.
 const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs the whole benchmark: reads the prompts, warms up, sends every request, and writes
-/// `output_json`. The table is the report's `Display`.
+/// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as asked,
+/// and writes `output_json` and `report`. The table is the result's `Display`.
 ///
 /// Failed requests do not fail the run; they are counted in the report.
-pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
+pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     options.check()?;
-    let items = load::load(&options)?;
     let mut client = Client::new(&options)?;
+    // What is wrong with the prompts is found before the server is asked for anything.
+    load::load(&options, 1)?;
     let model = match &options.model {
         Some(model) => model.clone(),
         None => client.served_model().await?,
@@ -41,18 +49,75 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
         .flatten()
     {
         // Found out now rather than after the run.
-        std::fs::write(path, "")
-            .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;
+        write(path, "")?;
     }
 
-    for warmup in 0..options.num_warmups {
-        let record = client.send(&items[warmup % items.len()], |_| {}).await;
+    for item in prepare(&options, &client, 0).await? {
+        let record = client.send(&item, |_| {}).await;
         if let Some(error) = record.error {
             return Err(BenchError::Warmup(error));
         }
     }
+    let mut repeats = Repeats { runs: Vec::new() };
+    let mut timelines = Vec::new();
+    for run in 1..=options.num_repeats {
+        let items = prepare(&options, &client, run).await?;
+        let label = match options.num_repeats {
+            1 => String::new(),
+            num_repeats => format!("run {run} of {num_repeats}: "),
+        };
+        let head = ReportHead {
+            backend: options.endpoint.backend(),
+            model: model.clone(),
+            request_rate: options.request_rate,
+            burstiness: options.burstiness,
+            max_concurrency: options.max_concurrency,
+        };
+        let progress = Progress::new(label, items.len());
+        let (report, timeline) = measure(&options, &client, head, items, progress).await?;
+        repeats.runs.push(report);
+        timelines.push(timeline);
+    }
 
-    let progress = Arc::new(Progress::new(items.len()));
+    if let Some(path) = &options.report {
+        let run = repeats.typical();
+        let page = page::html(&repeats.runs[run], &timelines[run], Some(&repeats));
+        write(path, &page)?;
+    }
+    if let Some(path) = &options.output_json {
+        let json = repeats.to_json(options.save_detailed);
+        write(path, &format!("{json}\n"))?;
+    }
+    Ok(repeats)
+}
+
+/// The requests of a run, as they are sent.
+async fn prepare(
+    options: &BenchServeOptions,
+    client: &Client,
+    run: usize,
+) -> Result<Vec<Item>, BenchError> {
+    let mut items = load::load(options, run)?;
+    for item in &mut items {
+        if let Prompt::Text(text) = &item.prompt
+            && options.pre_tokenize
+        {
+            item.prompt = Prompt::Tokens(client.tokenize(text).await?);
+        }
+    }
+    Ok(items)
+}
+
+/// One run.
+async fn measure(
+    options: &BenchServeOptions,
+    client: &Arc<Client>,
+    head: ReportHead,
+    items: Vec<Item>,
+    progress: Progress,
+) -> Result<(Report, Timeline), BenchError> {
+    let metrics_before = client.metrics().await.unwrap_or_default();
+    let progress = Arc::new(progress);
     let places = options.max_concurrency.unwrap_or(items.len());
     let places = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
     let has_times = items.iter().any(|item| item.at > Duration::ZERO);
@@ -64,11 +129,12 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
             tokio::time::sleep_until((start + item.at).into()).await;
             // Fair: requests go in their order. It is never closed.
             let _place = places.acquire().await;
-            let lag = start.elapsed().saturating_sub(item.at);
+            let begun = start.elapsed();
             let mut record = client
                 .send(&item, |num_tokens| progress.add_tokens(num_tokens))
                 .await;
-            record.lag = has_times.then_some(lag);
+            record.start = begun + record.submit.unwrap_or_default();
+            record.lag = has_times.then(|| begun.saturating_sub(item.at));
             progress.add_request();
             (index, record)
         });
@@ -90,24 +156,16 @@ pub async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     }
     let duration = start.elapsed();
     progress.finish();
+    let metrics_after = client.metrics().await.unwrap_or_default();
 
     records.sort_by_key(|(index, _)| *index);
     let records = records.into_iter().map(|(_, record)| record).collect();
-    let head = ReportHead {
-        backend: options.endpoint.backend(),
-        model,
-        max_concurrency: options.max_concurrency,
-    };
-    let report = Report::new(head, duration, records).judge(&options.goodput);
-    if let Some(path) = &options.report {
-        std::fs::write(path, page::html(&report, &timeline))
-            .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;
-    }
-    if let Some(path) = &options.output_json {
-        let mut json = report.to_json(options.save_detailed).to_string();
-        json.push('\n');
-        std::fs::write(path, json)
-            .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))?;
-    }
-    Ok(report)
+    let mut report = Report::new(head, duration, records).judge(&options.goodput);
+    add_server_metrics(&mut report, &metrics_before, &metrics_after);
+    Ok((report, timeline))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    std::fs::write(path, text)
+        .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
 }

@@ -47,21 +47,7 @@ impl Timeline {
 /// The moment that a page of Prometheus metrics describes, by vLLM's names; `None` when it
 /// does not have them.
 pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
-    let value = |name: &str| {
-        let lines = text.lines().filter_map(|line| {
-            let rest = line.strip_prefix(name)?;
-            let rest = match rest.strip_prefix('{') {
-                Some(labels) => labels.split_once('}')?.1,
-                None => rest,
-            };
-            rest.strip_prefix(' ')?
-                .split(' ')
-                .next()?
-                .parse::<f64>()
-                .ok()
-        });
-        lines.reduce(|sum, value| sum + value)
-    };
+    let value = |name| metric(text, name);
     Some(Moment {
         at,
         num_running: value("vllm:num_requests_running")?,
@@ -70,6 +56,23 @@ pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
         num_prefilled: value("vllm:prompt_tokens_total").unwrap_or(0.0),
         num_generated: value("vllm:generation_tokens_total").unwrap_or(0.0),
     })
+}
+
+/// A metric's value, summed over its labels.
+pub fn metric(text: &str, name: &str) -> Option<f64> {
+    let lines = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let rest = match rest.strip_prefix('{') {
+            Some(labels) => labels.split_once('}')?.1,
+            None => rest,
+        };
+        rest.strip_prefix(' ')?
+            .split(' ')
+            .next()?
+            .parse::<f64>()
+            .ok()
+    });
+    lines.reduce(|sum, value| sum + value)
 }
 
 #[cfg(test)]

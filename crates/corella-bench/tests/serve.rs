@@ -1,10 +1,11 @@
 //! The load generator against a server whose delays and faults are known.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, run};
+use corella_bench::serve::{self, BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_bench::{BenchError, Report};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -25,7 +26,7 @@ enum Fault {
     Close,
     /// Nothing more after two tokens.
     Silence,
-    /// The stream ends as it should, but without usage.
+    /// The stream ends as it should, but without usage, and there are no metrics.
     NoUsage,
 }
 
@@ -35,6 +36,13 @@ struct Seen {
     num_running: AtomicUsize,
     max_running: AtomicUsize,
     bodies: std::sync::Mutex<Vec<Value>>,
+}
+
+/// One run of the load.
+async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
+    let mut repeats = serve::run(options).await?;
+    assert_eq!(repeats.runs.len(), 1);
+    Ok(repeats.runs.remove(0))
 }
 
 /// Answers like an OpenAI server, one request a connection; returns its base URL.
@@ -75,6 +83,29 @@ async fn answer(stream: TcpStream, fault: Fault, seen: &Seen) -> std::io::Result
     if request_line.starts_with("GET /v1/models ") {
         let body = r#"{"object": "list", "data": [{"id": "parrot"}]}"#;
         return reply(stream, "200 OK", body).await;
+    }
+    if request_line.starts_with("GET /metrics ") && fault == Fault::NoUsage {
+        return reply(stream, "404 Not Found", "").await;
+    }
+    if request_line.starts_with("GET /metrics ") {
+        let num_requests = seen.num_requests.load(Ordering::SeqCst);
+        let seconds = 0.5 * num_requests as f64;
+        let body = format!(
+            "vllm:request_queue_time_seconds_count {num_requests}\n\
+             vllm:request_queue_time_seconds_sum {seconds}\ncorella_max_passed_over 3\n"
+        );
+        return reply(stream, "200 OK", &body).await;
+    }
+    if request_line.starts_with("POST /tokenize ") {
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        let tokens: Vec<usize> = body["prompt"]
+            .as_str()
+            .unwrap()
+            .split(' ')
+            .map(str::len)
+            .collect();
+        let body = json!({ "count": tokens.len(), "tokens": tokens }).to_string();
+        return reply(stream, "200 OK", &body).await;
     }
     let is_chat = request_line.starts_with("POST /v1/chat/completions ");
     assert!(
@@ -295,6 +326,8 @@ async fn without_usage_events_are_counted() {
         (report.total_input_tokens, report.total_output_tokens),
         (0, 6 * 5)
     );
+    assert_eq!(report.server_means, [], "it has no metrics either");
+    assert_eq!(report.max_passed_over, None);
 }
 
 #[tokio::test]
@@ -359,6 +392,106 @@ async fn writes_the_keys_of_vllm_bench_serve() {
         assert_eq!(json[key].as_array().unwrap().len(), 6, "{key}");
     }
     assert!(report.to_json(false).get("itls").is_none());
+    assert_eq!(
+        (&json["request_rate"], &json["burstiness"]),
+        (&json!("inf"), &json!(1.0))
+    );
+    assert_eq!(json["max_concurrent_requests"], 2);
+    assert!(json["max_output_tokens_per_s"].is_u64());
+    assert_eq!(json["start_times"].as_array().unwrap().len(), 6);
+    assert_eq!(json["mean_queue_ms"], 500.0);
+    assert_eq!(json["max_passed_over"], 3);
+    assert_eq!(json.get("mean_prefill_ms"), None);
+}
+
+#[tokio::test]
+async fn repeats_send_other_random_prompts_each_time() {
+    let (base_url, seen) = server(Fault::None).await;
+    let vocab_size = 200;
+    let path = std::env::temp_dir().join(format!("corella-repeats-{}", std::process::id()));
+    let repeats = serve::run(BenchServeOptions {
+        prompts: PromptSource::Random(RandomPrompts {
+            unit: Unit::Tokens {
+                vocab_size,
+                unique: true,
+            },
+            len: 20,
+            ..RandomPrompts::default()
+        }),
+        num_prompts: 4,
+        num_warmups: 2,
+        num_repeats: 3,
+        max_tokens: 2,
+        output_json: Some(path.with_extension("json")),
+        report: Some(path.with_extension("html")),
+        ..options(base_url)
+    });
+    let repeats = repeats.await.unwrap();
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+    let html = std::fs::read_to_string(path.with_extension("html")).unwrap();
+    for kind in ["json", "html"] {
+        std::fs::remove_file(path.with_extension(kind)).unwrap();
+    }
+    assert_eq!(json["runs"].as_array().unwrap().len(), 3);
+    let mut throughputs: Vec<f64> = repeats.runs.iter().map(Report::output_throughput).collect();
+    throughputs.sort_by(f64::total_cmp);
+    assert_eq!(json["output_throughput"], throughputs[1]);
+    assert_eq!(json["spread"]["output_throughput"]["max"], throughputs[2]);
+    assert!(
+        html.contains("mean_ttft_ms") && html.contains("of 3, the one"),
+        "{html}"
+    );
+
+    let bodies = seen.bodies.lock().unwrap();
+    assert_eq!(bodies.len(), 2 + 3 * 4);
+    let firsts = bodies
+        .iter()
+        .map(|body| body["prompt"][0].as_u64().unwrap());
+    assert_eq!(firsts.collect::<BTreeSet<_>>().len(), 14);
+    assert!(
+        bodies
+            .iter()
+            .all(|body| body["prompt"].as_array().unwrap().len() == 20)
+    );
+}
+
+#[tokio::test]
+async fn prompts_are_tokenised_before_the_run() {
+    let (base_url, seen) = server(Fault::None).await;
+    let options = BenchServeOptions {
+        pre_tokenize: true,
+        submit_interval: Some(Duration::from_millis(40)),
+        max_concurrency: None,
+        ..options(base_url)
+    };
+    let report = run(options.clone()).await.unwrap();
+    assert!(report.duration >= 5 * Duration::from_millis(40) + FIRST + 4 * NEXT);
+    assert!(report.lag_ms.is_some());
+    let starts = report.requests.iter().map(|request| request.start);
+    for (index, start) in starts.enumerate() {
+        assert!(
+            start >= index as u32 * Duration::from_millis(40),
+            "{start:?}"
+        );
+    }
+    let bodies = std::mem::take(&mut *seen.bodies.lock().unwrap());
+    let num_long = bodies
+        .iter()
+        .filter(|body| body["prompt"] == json!([3, 3, 3]))
+        .count();
+    let num_short = bodies
+        .iter()
+        .filter(|body| body["prompt"] == json!([3]))
+        .count();
+    assert_eq!((num_long, num_short), (3, 3));
+
+    let chat = BenchServeOptions {
+        endpoint: Endpoint::Chat,
+        ..options
+    };
+    let error = run(chat).await.unwrap_err().to_string();
+    assert!(error.contains("--pre-tokenize"), "{error}");
 }
 
 #[tokio::test]

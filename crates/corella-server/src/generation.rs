@@ -79,8 +79,9 @@ impl Generation {
         prompts: Vec<PromptTokens>,
         params: &GenerationParams,
         prompt_field: &'static str,
-        timer: CallTimer,
+        mut timer: CallTimer,
     ) -> Result<Self, ApiError> {
+        timer.handle_submission();
         let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
         for prompt in prompts {
             let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);

@@ -22,7 +22,9 @@ pub struct Metrics {
     finished: Family<FinishLabels, Counter>,
     prompt_tokens: Counter,
     generation_tokens: Counter,
+    tokenize_seconds: Histogram,
     queue_seconds: Histogram,
+    prefill_seconds: Histogram,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
@@ -101,6 +103,21 @@ impl Metrics {
                 "From submission to first scheduling",
                 Histogram::new(REQUEST_BUCKETS),
             ),
+            prefill_seconds: both(
+                &mut registry,
+                "request_prefill_time_seconds",
+                "From first scheduling to the first token",
+                Histogram::new(REQUEST_BUCKETS),
+            ),
+            tokenize_seconds: {
+                let metric = Histogram::new(FIRST_TOKEN_BUCKETS);
+                registry.register(
+                    "corella_request_tokenize_time_seconds",
+                    "From the request's arrival to its submission: reading, checking, tokenising",
+                    metric.clone(),
+                );
+                metric
+            },
             time_to_first_token: both(
                 &mut registry,
                 "time_to_first_token_seconds",
@@ -173,6 +190,7 @@ struct EngineMetrics {
     num_cached_pages: Gauge,
     num_in_use_pages: Gauge,
     num_pinned_pages: Gauge,
+    max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
     /// By source.
@@ -222,6 +240,12 @@ impl EngineMetrics {
             "KV pages of pinned prefixes, which are in use for good",
             num_pinned_pages.clone(),
         );
+        let max_passed_over = Gauge::default();
+        registry.register(
+            "corella_max_passed_over",
+            "The most often that one waiting request was overtaken",
+            max_passed_over.clone(),
+        );
         let num_missed_objectives = Counter::default();
         registry.register(
             "corella_requests_too_late",
@@ -238,6 +262,7 @@ impl EngineMetrics {
         Self {
             prefix_cache_hit_tokens,
             num_pinned_pages,
+            max_passed_over,
             num_evicted_pages,
             num_steps,
             num_failed_steps,
@@ -292,6 +317,7 @@ impl EngineMetrics {
         self.num_cached_pages.set(scheduler.num_cached_pages as i64);
         self.num_in_use_pages.set(scheduler.num_in_use_pages as i64);
         self.num_pinned_pages.set(scheduler.num_pinned_pages as i64);
+        self.max_passed_over.set(scheduler.max_passed_over.into());
         let num_pages = scheduler.num_pages.max(1) as f64;
         self.kv_cache_usage
             .set(scheduler.num_in_use_pages as f64 / num_pages);
@@ -336,6 +362,7 @@ impl EngineMetrics {
 pub struct CallTimer {
     metrics: Arc<Metrics>,
     arrival: Instant,
+    submission: Instant,
     /// By choice: first and last token, and how many.
     tokens: Vec<Option<TokenTimes>>,
     first_token_seen: bool,
@@ -350,12 +377,21 @@ struct TokenTimes {
 
 impl CallTimer {
     pub fn new(metrics: Arc<Metrics>) -> Self {
+        let arrival = Instant::now();
         Self {
             metrics,
-            arrival: Instant::now(),
+            arrival,
+            submission: arrival,
             tokens: Vec::new(),
             first_token_seen: false,
         }
+    }
+
+    /// The prompts are tokens, and go to the engine now.
+    pub fn handle_submission(&mut self) {
+        self.submission = Instant::now();
+        let took = self.submission - self.arrival;
+        self.metrics.tokenize_seconds.observe(took.as_secs_f64());
     }
 
     pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
@@ -387,6 +423,8 @@ impl CallTimer {
                     .inc_by(u64::from(output.num_prompt_tokens));
                 let queue = Duration::from_micros(output.queue_us);
                 metrics.queue_seconds.observe(queue.as_secs_f64());
+                let prefill = (now - self.submission).saturating_sub(queue);
+                metrics.prefill_seconds.observe(prefill.as_secs_f64());
             }
         }
         if !self.first_token_seen {

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
 use corella_bench::scheduler::SchedulerBenchOptions;
-use corella_bench::serve::BenchServeOptions;
+use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
 use corella_bench::{Metric, Objective};
 use corella_core::SchedulerConfig;
 
@@ -141,12 +142,59 @@ pub struct BenchServeArgs {
     #[arg(long, value_enum, default_value_t)]
     pub endpoint: EndpointArg,
 
-    /// A file of prompts, one a line; lines of a .jsonl file are objects with a `prompt`
+    /// A file of prompts, one a line; lines of a .jsonl file are objects with a `prompt`, which
+    /// is text or a list of token ids
     #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
     pub prompts: Option<PathBuf>,
     /// Prompts of this many English words, every one different [default: 128]
     #[arg(long, value_name = "N", group = "source", help_heading = "Load")]
     pub prompt_words: Option<usize>,
+    /// Prompts of this many random token ids, for which there is nothing to tokenise
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "random-input-len",
+        group = "source",
+        help_heading = "Load"
+    )]
+    pub prompt_tokens: Option<usize>,
+    /// Words or tokens in front of the random ones, the same in all prompts
+    #[arg(
+        long,
+        value_name = "N",
+        visible_alias = "random-prefix-len",
+        default_value_t = 0,
+        conflicts_with_all = ["prompts", "prompt_repeats", "trace"],
+        help_heading = "Load"
+    )]
+    pub prefix_len: usize,
+    /// How many such beginnings there are; prompts have them in turn
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "prefix_len",
+        help_heading = "Load"
+    )]
+    pub num_prefixes: usize,
+    /// With --prompt-tokens: no two prompts begin with the same token, so that the prefix cache
+    /// has no part of any
+    #[arg(
+        long,
+        requires = "prompt_tokens",
+        conflicts_with = "prefix_len",
+        help_heading = "Load"
+    )]
+    pub unique_prompts: bool,
+    /// With --prompt-tokens: ids are below this
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = COMMON_VOCAB_SIZE,
+        requires = "prompt_tokens",
+        help_heading = "Load"
+    )]
+    pub vocab_size: u32,
     /// Prompts of a phrase repeated this often, in turn, e.g. 5,50,500
     #[arg(
         long,
@@ -202,6 +250,18 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub burstiness: f64,
+    /// Ask the server's /tokenize for the tokens of all prompts before the run, and send those
+    #[arg(long, help_heading = "Load")]
+    pub pre_tokenize: bool,
+    /// Milliseconds from one request to the next
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = parse_milliseconds,
+        conflicts_with_all = ["trace", "request_rate"],
+        help_heading = "Load"
+    )]
+    pub submit_interval: Option<Duration>,
     /// Requests to send
     #[arg(
         long,
@@ -237,7 +297,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub temperature: f32,
-    /// Makes the words, and is sent with every request
+    /// Makes the random prompts, and is sent with every request
     #[arg(
         long,
         value_name = "SEED",
@@ -245,7 +305,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub seed: u64,
-    /// Requests sent before the run and not measured
+    /// Requests sent before the first run and not measured
     #[arg(
         long,
         value_name = "N",
@@ -253,6 +313,15 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub num_warmups: usize,
+    /// Runs, one after the other, with other random prompts in each; reports give medians and
+    /// spread
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = bench_defaults().num_repeats,
+        help_heading = "Load"
+    )]
+    pub repeats: usize,
 
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE", help_heading = "Report")]
@@ -532,6 +601,15 @@ fn bench_defaults() -> BenchServeOptions {
 
 fn defaults() -> SchedulerConfig {
     LlmOptions::default().scheduler
+}
+
+fn parse_milliseconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.trim().parse::<f64>().map(|ms| ms / 1e3);
+    let duration = seconds.ok().map(Duration::try_from_secs_f64);
+    match duration {
+        Some(Ok(duration)) if !duration.is_zero() => Ok(duration),
+        _ => Err("must be a number above 0".to_owned()),
+    }
 }
 
 fn parse_objective(text: &str) -> Result<Objective, String> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
 use corella_bench::offline::OfflineOptions;
-use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource};
+use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
 use corella_model::{CostModel, DType};
 use tracing_subscriber::EnvFilter;
@@ -107,24 +107,32 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
 }
 
 pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
-    const NUM_WORDS: usize = 128;
-    let made_up = match (args.prompts, args.prompt_words, args.prompt_repeats) {
-        (Some(file), _, _) => PromptSource::File(file),
-        (None, None, repeats) if !repeats.is_empty() => PromptSource::Repeats {
-            phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
-            repeats,
-        },
-        (None, num_words, _) => PromptSource::Words {
-            num_words: num_words.unwrap_or(NUM_WORDS),
-        },
-    };
-    let prompts = match args.trace {
-        Some(file) => PromptSource::Trace {
+    let prompts = match (args.prompts, args.trace) {
+        (Some(file), _) => PromptSource::File(file),
+        (_, Some(file)) => PromptSource::Trace {
             file,
             time_scale: args.time_scale,
             length_scale: args.length_scale,
         },
-        None => made_up,
+        _ if !args.prompt_repeats.is_empty() => PromptSource::Repeats {
+            phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
+            repeats: args.prompt_repeats,
+        },
+        _ => PromptSource::Random(RandomPrompts {
+            unit: match args.prompt_tokens {
+                None => Unit::Words,
+                Some(_) => Unit::Tokens {
+                    vocab_size: args.vocab_size,
+                    unique: args.unique_prompts,
+                },
+            },
+            len: args
+                .prompt_tokens
+                .or(args.prompt_words)
+                .unwrap_or(RandomPrompts::default().len),
+            prefix_len: args.prefix_len,
+            num_prefixes: args.num_prefixes,
+        }),
     };
     BenchServeOptions {
         base_url: args.base_url,
@@ -134,9 +142,11 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
             EndpointArg::Chat => Endpoint::Chat,
         },
         prompts,
+        pre_tokenize: args.pre_tokenize,
         num_prompts: args.num_prompts,
         request_rate: args.request_rate,
         burstiness: args.burstiness,
+        submit_interval: args.submit_interval,
         max_concurrency: args.max_concurrency,
         max_tokens: args.max_tokens,
         ignore_eos: args.ignore_eos,
@@ -144,6 +154,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         temperature: args.temperature,
         api_key: args.api_key,
         num_warmups: args.num_warmups,
+        num_repeats: args.repeats,
         output_json: args.output_json,
         save_detailed: args.save_detailed,
         report: args.report,

@@ -9,6 +9,7 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
@@ -107,10 +108,31 @@ impl Client {
         String::from_utf8(body.into()).map_err(|_| "/metrics is not UTF-8".into())
     }
 
+    /// The tokens of a text, as `/tokenize` of Corella and vLLM says.
+    pub(super) async fn tokenize(&self, text: &str) -> Result<Vec<u32>, BenchError> {
+        #[derive(Deserialize)]
+        struct Tokenized {
+            tokens: Vec<u32>,
+        }
+        let body = json!({ "model": self.body["model"], "prompt": text }).to_string();
+        let answer = self.call(Method::POST, "/tokenize", body.into()).await;
+        let tokenized = answer.and_then(|body| {
+            serde_json::from_slice::<Tokenized>(&body).map_err(|error| error.to_string())
+        });
+        tokenized
+            .map(|tokenized| tokenized.tokens)
+            .map_err(|reason| BenchError::Server(format!("--pre-tokenize: /tokenize: {reason}")))
+    }
+
     async fn get(&self, path: &str) -> Result<Bytes, String> {
-        const MAX_BYTES: usize = 1 << 20;
+        self.call(Method::GET, path, Bytes::new()).await
+    }
+
+    /// One request with a short answer.
+    async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, String> {
+        const MAX_BYTES: usize = 16 << 20;
         let mut sender = self.connect().await?;
-        let request = self.request(Method::GET, path, Bytes::new())?;
+        let request = self.request(method, path, body)?;
         let response = self.in_time(sender.send_request(request)).await?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
@@ -133,7 +155,9 @@ impl Client {
         on_tokens: impl Fn(u64),
     ) -> Result<(), String> {
         let request = self.request(Method::POST, self.endpoint.path(), self.body_of(item))?;
+        let connecting = Instant::now();
         let mut sender = self.connect().await?;
+        timing.connect = Some(connecting.elapsed());
         // The clock starts on a standing connection, as it does for a client that keeps one.
         timing.start = Some(Instant::now());
         let response = self.in_time(sender.send_request(request)).await?;
@@ -267,6 +291,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[derive(Default)]
 struct Timing {
+    connect: Option<Duration>,
     start: Option<Instant>,
     last_token: Option<Instant>,
     end: Option<Instant>,
@@ -298,6 +323,9 @@ impl Timing {
             num_output_tokens: self
                 .usage
                 .map_or(self.num_events, |usage| usage.completion_tokens),
+            // Known to whoever knows the start of the run.
+            start: Duration::ZERO,
+            submit: self.connect,
             ttft: self.ttft,
             itls: self.itls,
             latency,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::prompt::split_mix;
+use super::prompt;
+use super::random_prompt::split_mix;
 use super::{BenchServeOptions, Endpoint, PromptSource};
 use crate::BenchError;
 
@@ -18,7 +19,8 @@ pub(super) struct Item {
     pub max_tokens: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "`prompt` must be text or a list of token ids")]
 pub(super) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
@@ -38,33 +40,60 @@ struct TraceLine {
 
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
 
-/// All requests of the run, the same for the same options.
-pub(super) fn load(options: &BenchServeOptions) -> Result<Vec<Item>, BenchError> {
-    if let PromptSource::Trace {
-        file,
-        time_scale,
-        length_scale,
-    } = &options.prompts
-    {
-        if options.endpoint == Endpoint::Chat {
-            let reason = "a trace has token ids for prompts, which --endpoint chat cannot send";
-            return Err(BenchError::Option(reason.into()));
+/// All requests of a run, the same for the same options. Run 0 is the warm-up; random prompts
+/// are other ones in every run, given ones the same.
+pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>, BenchError> {
+    let (first, count) = match run {
+        0 => (0, options.num_warmups),
+        run => (
+            options.num_warmups + (run - 1) * options.num_prompts,
+            options.num_prompts,
+        ),
+    };
+    let given = match &options.prompts {
+        PromptSource::Trace {
+            file,
+            time_scale,
+            length_scale,
+        } => {
+            let items = read_trace(file, count, *time_scale, *length_scale)?;
+            return check_endpoint(options.endpoint, items);
         }
-        return read_trace(file, options.num_prompts, *time_scale, *length_scale);
-    }
-    let prompts = options.prompts.prompts(options.num_prompts, options.seed)?;
-    let times = arrivals(options, prompts.len());
-    let items = prompts.into_iter().zip(times).map(|(prompt, at)| Item {
+        PromptSource::Random(random) => {
+            let (run, first) = (run as u64, first as u64);
+            (first..first + count as u64)
+                .map(|index| random.prompt(options.seed, run, index))
+                .collect()
+        }
+        PromptSource::File(path) => prompt::read(path)?,
+        PromptSource::Repeats { phrase, repeats } => prompt::repeated(phrase, repeats)?,
+    };
+    let prompts = given.into_iter().cycle().take(count);
+    let times = arrivals(options, count);
+    let items = prompts.zip(times).map(|(prompt, at)| Item {
         at,
-        prompt: Prompt::Text(prompt),
+        prompt,
         max_tokens: options.max_tokens,
     });
-    Ok(items.collect())
+    check_endpoint(options.endpoint, items.collect())
+}
+
+fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, BenchError> {
+    let has_tokens = |item: &Item| matches!(item.prompt, Prompt::Tokens(_));
+    if endpoint == Endpoint::Chat && items.iter().any(has_tokens) {
+        let reason = "--endpoint chat cannot send token ids, and these prompts are some";
+        return Err(BenchError::Option(reason.into()));
+    }
+    Ok(items)
 }
 
 /// Gamma-distributed intervals, as `vllm bench serve` draws them: burstiness 1 is a Poisson
 /// process, below it requests come in bursts, above it evenly.
 fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
+    if let Some(interval) = options.submit_interval {
+        let at = |index| interval.saturating_mul(index as u32);
+        return (0..count).map(at).collect();
+    }
     let Some(rate) = options.request_rate else {
         return vec![Duration::ZERO; count];
     };
@@ -147,7 +176,6 @@ mod tests {
 
     fn options() -> BenchServeOptions {
         BenchServeOptions {
-            prompts: PromptSource::Words { num_words: 3 },
             num_prompts: 4000,
             ..BenchServeOptions::default()
         }
@@ -156,7 +184,7 @@ mod tests {
     #[test]
     fn without_a_rate_all_are_sent_at_once() {
         assert!(
-            load(&options())
+            load(&options(), 1)
                 .unwrap()
                 .iter()
                 .all(|item| item.at == Duration::ZERO)
@@ -172,7 +200,7 @@ mod tests {
                 burstiness,
                 ..options()
             };
-            let items = load(&options).unwrap();
+            let items = load(&options, 1).unwrap();
             let gaps: Vec<f64> = items
                 .windows(2)
                 .map(|pair| (pair[1].at - pair[0].at).as_secs_f64())
@@ -186,7 +214,7 @@ mod tests {
                 (variance / expected - 1.0).abs() < 0.2,
                 "{burstiness}: {variance}"
             );
-            assert_eq!(items, load(&options).unwrap());
+            assert_eq!(items, load(&options, 1).unwrap());
         }
     }
 
@@ -204,8 +232,7 @@ mod tests {
             },
             ..options()
         };
-        let items = load(&options).unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let items = load(&options, 1).unwrap();
         assert_eq!(items[1].at, Duration::from_millis(1500));
         assert_eq!((items[0].max_tokens, items[1].max_tokens), (16, 1));
         let (Prompt::Tokens(first), Prompt::Tokens(second)) = (&items[0].prompt, &items[1].prompt)
@@ -219,6 +246,53 @@ mod tests {
             endpoint: Endpoint::Chat,
             ..options
         };
-        assert!(matches!(load(&chat), Err(BenchError::Option(_))));
+        assert!(matches!(load(&chat, 1), Err(BenchError::Option(_))));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_submit_interval_is_kept() {
+        let options = BenchServeOptions {
+            submit_interval: Some(Duration::from_millis(250)),
+            num_prompts: 3,
+            ..options()
+        };
+        let times = load(&options, 1).unwrap().into_iter().map(|item| item.at);
+        let expected = [0, 250, 500].map(Duration::from_millis);
+        assert_eq!(times.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn each_run_has_its_own_random_prompts_and_the_same_given_ones() {
+        let options = BenchServeOptions {
+            num_warmups: 2,
+            num_prompts: 3,
+            ..options()
+        };
+        let runs = |options| [0, 1, 2].map(|run| load(&options, run).unwrap());
+        let random = runs(options.clone());
+        assert_eq!(random.each_ref().map(Vec::len), [2, 3, 3]);
+        let mut prompts: Vec<String> = random
+            .iter()
+            .flatten()
+            .map(|item| format!("{:?}", item.prompt))
+            .collect();
+        prompts.sort();
+        prompts.dedup();
+        assert_eq!(prompts.len(), 8);
+
+        let repeats = PromptSource::Repeats {
+            phrase: "fly".into(),
+            repeats: vec![3, 1],
+        };
+        let given = runs(BenchServeOptions {
+            prompts: repeats,
+            ..options
+        });
+        let prompt = |text: &str| Prompt::Text(text.into());
+        let expected = [prompt("fly fly fly"), prompt("fly"), prompt("fly fly fly")];
+        for run in &given[1..] {
+            assert!(run.iter().map(|item| &item.prompt).eq(&expected));
+        }
     }
 }

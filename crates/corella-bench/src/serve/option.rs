@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::random_prompt::RandomPrompts;
 use crate::{BenchError, Objective};
 
 #[derive(Debug, Clone)]
@@ -13,12 +14,16 @@ pub struct BenchServeOptions {
     pub model: Option<String>,
     pub endpoint: Endpoint,
     pub prompts: PromptSource,
+    /// Ask the server for the tokens of the prompts before the run, and send those.
+    pub pre_tokenize: bool,
     /// How many requests to send; prompts are reused in order when there are fewer.
     pub num_prompts: usize,
     /// Requests a second on average; absent: as fast as `max_concurrency` lets them go.
     pub request_rate: Option<f64>,
     /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, less is burstier.
     pub burstiness: f64,
+    /// Between two requests; absent: as `request_rate` says.
+    pub submit_interval: Option<Duration>,
     /// Requests sent but not finished at any time; absent: no limit.
     pub max_concurrency: Option<usize>,
     pub max_tokens: u32,
@@ -31,6 +36,8 @@ pub struct BenchServeOptions {
     pub api_key: Option<String>,
     /// Requests sent one by one, untimed, before the run.
     pub num_warmups: usize,
+    /// Runs, one after the other, each with other random prompts.
+    pub num_repeats: usize,
     /// A request fails when the server sends nothing for this long.
     pub idle_timeout: Duration,
     /// Where to write the results as JSON.
@@ -49,10 +56,12 @@ impl Default for BenchServeOptions {
             base_url: "http://127.0.0.1:8000".into(),
             model: None,
             endpoint: Endpoint::Completions,
-            prompts: PromptSource::Words { num_words: 128 },
+            prompts: PromptSource::Random(RandomPrompts::default()),
+            pre_tokenize: false,
             num_prompts: 100,
             request_rate: None,
             burstiness: 1.0,
+            submit_interval: None,
             goodput: Vec::new(),
             max_concurrency: None,
             max_tokens: 128,
@@ -61,6 +70,7 @@ impl Default for BenchServeOptions {
             temperature: 0.0,
             api_key: None,
             num_warmups: 1,
+            num_repeats: 1,
             idle_timeout: Duration::from_secs(600),
             output_json: None,
             save_detailed: false,
@@ -75,6 +85,7 @@ impl BenchServeOptions {
             ("num-prompts", self.num_prompts),
             ("max-concurrency", self.max_concurrency.unwrap_or(1)),
             ("max-tokens", self.max_tokens as usize),
+            ("repeats", self.num_repeats),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(BenchError::Option(format!("--{name} must be at least 1")));
@@ -92,12 +103,21 @@ impl BenchServeOptions {
             above_zero.push(("time-scale", time_scale));
             above_zero.push(("length-scale", length_scale));
         }
-        match above_zero
+        if let Some((name, _)) = above_zero
             .iter()
             .find(|(_, value)| !(*value > 0.0 && value.is_finite()))
         {
-            Some((name, _)) => Err(BenchError::Option(format!("--{name} must be above 0"))),
-            None => Ok(()),
+            return Err(BenchError::Option(format!("--{name} must be above 0")));
+        }
+        if self.endpoint == Endpoint::Chat && self.pre_tokenize {
+            let reason = "--pre-tokenize needs --endpoint completions: a conversation is text";
+            return Err(BenchError::Option(reason.into()));
+        }
+        match &self.prompts {
+            PromptSource::Random(random) => {
+                random.check(self.num_warmups + self.num_repeats * self.num_prompts)
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -130,12 +150,15 @@ impl Endpoint {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum PromptSource {
-    /// One prompt a line; lines of a `.jsonl` file are objects with a `prompt`.
+    /// One prompt a line; lines of a `.jsonl` file are objects with a `prompt`, which is text
+    /// or a list of token ids.
     File(PathBuf),
-    /// This many English words, other ones in every prompt.
-    Words { num_words: usize },
+    Random(RandomPrompts),
     /// Prompt i is the phrase, `repeats[i % repeats.len()]` times.
-    Repeats { phrase: String, repeats: Vec<usize> },
+    Repeats {
+        phrase: String,
+        repeats: Vec<usize>,
+    },
     /// Requests of a trace: times and lengths times a factor, prompts with its common prefixes.
     Trace {
         file: PathBuf,

@@ -37,6 +37,7 @@ async fn counts_appear_under_both_names() {
             ("request_time_per_output_token_seconds_count", 2.0),
             ("e2e_request_latency_seconds_count", 1.0),
             ("request_queue_time_seconds_count", 2.0),
+            ("request_prefill_time_seconds_count", 2.0),
         ];
         for (name, value) in expected {
             let labels = [format!("model_name=\"{MODEL}\"")];
@@ -56,6 +57,21 @@ async fn counts_appear_under_both_names() {
         assert!(text.contains(&format!("{prefix}prefix_cache_hits_total{{")));
     }
     assert!(text.contains("corella_slow_steps_total{"));
+    let seconds = async |stage: &str| {
+        let name = format!("{stage}_seconds_sum");
+        server.metric(&name, &[]).await.unwrap()
+    };
+    let tokenize = seconds("corella_request_tokenize_time").await;
+    let queue = seconds("corella_request_queue_time").await;
+    let prefill = seconds("corella_request_prefill_time").await;
+    let to_first_token = seconds("corella_time_to_first_token").await;
+    // Of two choices, of which the sooner one has the request's first token.
+    assert!(tokenize > 0.0 && tokenize < to_first_token);
+    assert!(tokenize + (queue + prefill) / 2.0 >= to_first_token * 0.999);
+    assert_eq!(
+        server.metric("corella_max_passed_over", &[]).await,
+        Some(0.0)
+    );
     let step_seconds = server.metric("corella_step_seconds_total", &[]).await;
     assert!(step_seconds.is_some_and(|seconds| seconds > 0.0 && seconds < 60.0));
     assert!(text.contains("vllm:time_per_output_token_seconds_count"));
