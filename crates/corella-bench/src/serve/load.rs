@@ -40,6 +40,9 @@ struct TraceLine {
 
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
 
+/// Thirty years: a clock can hold it, and nobody waits for it.
+const LATEST: Duration = Duration::from_secs(1_000_000_000);
+
 /// All requests of a run, the same for the same options. Run 0 is the warm-up; random prompts
 /// are other ones in every run, given ones the same.
 pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>, BenchError> {
@@ -91,7 +94,7 @@ fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, Ben
 /// process, below it requests come in bursts, above it evenly.
 fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
     if let Some(interval) = options.submit_interval {
-        let at = |index| interval.saturating_mul(index as u32);
+        let at = |index| interval.saturating_mul(index as u32).min(LATEST);
         return (0..count).map(at).collect();
     }
     let Some(rate) = options.request_rate else {
@@ -102,7 +105,7 @@ fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
     let intervals = (0..count).map(|_| {
         let now = at;
         at += gamma(&mut state, options.burstiness) / (options.burstiness * rate);
-        Duration::from_secs_f64(now)
+        Duration::from_secs_f64(now.min(LATEST.as_secs_f64()))
     });
     intervals.collect()
 }
@@ -145,7 +148,9 @@ fn read_trace(
         let scaled = |length: f64| (length * length_scale).round().max(1.0);
         let at = Duration::try_from_secs_f64(line.timestamp * time_scale / 1e3);
         items.push(Item {
-            at: at.map_err(|cause| error(format!("line {}: {cause}", index + 1)))?,
+            at: at
+                .map_err(|cause| error(format!("line {}: {cause}", index + 1)))?
+                .min(LATEST),
             prompt: Prompt::Tokens(trace_prompt(&line, scaled(line.input_length), length_scale)),
             max_tokens: scaled(line.output_length) as u32,
         });
@@ -260,6 +265,21 @@ mod tests {
         let times = load(&options, 1).unwrap().into_iter().map(|item| item.at);
         let expected = [0, 250, 500].map(Duration::from_millis);
         assert_eq!(times.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_time_beyond_any_clock_is_only_late() {
+        let rate = BenchServeOptions {
+            request_rate: Some(1e-300),
+            ..options()
+        };
+        let interval = BenchServeOptions {
+            submit_interval: Some(Duration::from_secs(u64::MAX)),
+            ..options()
+        };
+        for options in [rate, interval] {
+            assert_eq!(load(&options, 1).unwrap()[1].at, LATEST);
+        }
     }
 
     #[test]
