@@ -18,6 +18,7 @@ pub(crate) struct Loaded {
 #[derive(Clone, Debug)]
 pub struct Hardware {
     pub executor: ExecutorInfo,
+    pub num_stages: usize,
     pub weight_dtype: DType,
     pub kv_dtype: DType,
     pub num_kv_pages: u32,
@@ -97,6 +98,7 @@ pub(crate) fn load(
     };
     let hardware = Hardware {
         executor: executor.info(),
+        num_stages,
         weight_dtype,
         kv_dtype,
         num_kv_pages: scheduler.num_pages,

@@ -119,13 +119,17 @@ impl Llm {
         let hardware = &self.hardware;
         let executor = &hardware.executor;
         format!(
-            "{name} on {device} ({isa}, {threads} thread{s}): weights {weights} {weight_dtype}, \
+            "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_dtype}, \
              {pages} KV pages of {page_size} tokens ({kv} {kv_dtype}), context {context}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
             threads = executor.num_threads,
             s = if executor.num_threads == 1 { "" } else { "s" },
+            stages = match hardware.num_stages {
+                1 => String::new(),
+                num_stages => format!(" in {num_stages} stages"),
+            },
             weights = display_bytes(executor.weight_bytes as u64),
             weight_dtype = dtype_name(hardware.weight_dtype),
             pages = hardware.num_kv_pages,

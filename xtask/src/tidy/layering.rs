@@ -82,7 +82,7 @@ pub fn foreign_crates(tree: &Tree) -> Vec<String> {
     for (folder, name, manifest) in packages(tree) {
         for dependency in dependencies(manifest) {
             let reason = match name {
-                "corella-core" if !dependency.dev && !CORE_MAY_USE.contains(&&*dependency.name) => {
+                "corella-core" if !dependency.dev && !CORE_MAY_USE.contains(&dependency.name) => {
                     Some("the core needs hashbrown and xxhash-rust and nothing else")
                 }
                 _ => BANNED
