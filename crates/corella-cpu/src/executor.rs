@@ -155,6 +155,7 @@ impl CpuExecutor {
                 plan: StepPlan::default(),
                 postponed: VecDeque::new(),
                 newest_drawn: None,
+                previous_step: None,
             };
             let thread = std::thread::Builder::new()
                 .name(format!("corella-stage-{stage}"))

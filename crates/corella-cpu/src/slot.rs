@@ -99,7 +99,7 @@ impl Slots {
     pub fn handle_step_failed(&mut self, batch: &Batch) {
         self.note_failed(batch.step);
         for span in &batch.spans {
-            let end = span.start as usize + batch.span_tokens(span).len();
+            let end = span.start as usize + span.tokens.len();
             if let Ok(slot) = started(&mut self.slots, span.slot)
                 && end <= self.limits.max_model_len as usize
             {

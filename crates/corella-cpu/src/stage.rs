@@ -64,6 +64,8 @@ pub struct Stage {
     pub postponed: VecDeque<Command>,
     /// The newest step of which the first stage knows what the last one drew.
     pub newest_drawn: Option<StepId>,
+    /// The step that this stage computed last.
+    pub previous_step: Option<StepId>,
 }
 
 /// What a step that was planned ahead computes for a request that ends here.
@@ -140,17 +142,10 @@ impl Stage {
     }
 
     fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
-        let computed = match rows {
-            Ok(rows) => {
-                let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&batch, rows)));
-                computed.unwrap_or_else(|_| Err(String::from("the executor's code panicked")))
-            }
-            Err(reason) => {
-                // What the batch says of slots and pages holds for the steps behind it.
-                let _ = self.slots.apply(&batch);
-                Err(reason)
-            }
-        };
+        let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&batch, rows)));
+        let computed =
+            computed.unwrap_or_else(|_| Err(String::from("the executor's code panicked")));
+        self.previous_step = Some(batch.step);
         if computed.is_err() {
             self.slots.handle_step_failed(&batch);
         }
@@ -170,11 +165,18 @@ impl Stage {
     }
 
     /// Returns the rows for the next stage, if there is one.
-    fn compute(&mut self, batch: &Batch, rows: Vec<f32>) -> Result<Vec<f32>, String> {
+    fn compute(
+        &mut self,
+        batch: &Batch,
+        rows: Result<Vec<f32>, String>,
+    ) -> Result<Vec<f32>, String> {
         if self.is_first && !self.is_last() {
             self.wait_for_drawn(batch)?;
         }
-        self.slots.apply(batch)?;
+        // Even where a stage before has failed: it holds for the steps behind.
+        let applied = self.slots.apply(batch);
+        let rows = rows?;
+        applied?;
         self.copy_pages(batch)?;
         self.plan.clear();
         self.plan
@@ -334,24 +336,44 @@ impl Stage {
             InputToken::Known(_) => None,
             InputToken::FromStep { step, .. } => Some(*step),
         });
-        let Some(needed) = needed.max() else {
-            return Ok(());
-        };
-        while self.newest_drawn < Some(needed) {
+        // Nothing is drawn by a step that no one has submitted.
+        let needed = needed.max().min(self.previous_step);
+        if self.newest_drawn < needed {
+            self.pass_on_postponed_masks(batch.step);
+        }
+        while self.newest_drawn < needed {
+            if self.is_closing() {
+                return Err(String::from("the executor was dropped"));
+            }
             match self.commands.recv() {
                 Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
                 // What is waited for may wait for this. Masks of later steps stay behind them.
                 Ok(Command::Sample(step, masks)) if step < batch.step => {
                     let _ = self.pass_on(Command::Sample(step, masks));
                 }
-                Ok(Command::Close) | Err(_) => {
-                    self.postponed.push_back(Command::Close);
-                    return Err(String::from("the executor was dropped"));
-                }
+                Ok(Command::Close) | Err(_) => self.postponed.push_back(Command::Close),
                 Ok(command) => self.postponed.push_back(command),
             }
         }
         Ok(())
+    }
+
+    /// Nothing comes in any more; steps that were postponed fail on the way to the end.
+    fn is_closing(&self) -> bool {
+        let mut postponed = self.postponed.iter();
+        postponed.any(|command| matches!(command, Command::Close))
+    }
+
+    /// Those of steps before `step`: what is waited for may wait for them.
+    fn pass_on_postponed_masks(&mut self, step: StepId) {
+        for command in std::mem::take(&mut self.postponed) {
+            match command {
+                Command::Sample(s, masks) if s < step => {
+                    let _ = self.pass_on(Command::Sample(s, masks));
+                }
+                command => self.postponed.push_back(command),
+            }
+        }
     }
 
     fn wait_for_masks(&mut self, step: StepId) -> Result<Vec<TokenMask>, String> {
@@ -361,16 +383,14 @@ impl Stage {
         {
             return Ok(masks);
         }
-        loop {
+        while !self.is_closing() {
             match self.commands.recv() {
                 Ok(Command::Sample(s, masks)) if s == step => return Ok(masks),
-                Ok(Command::Close) | Err(_) => {
-                    self.postponed.push_back(Command::Close);
-                    return Err(String::from("the executor was dropped"));
-                }
+                Ok(Command::Close) | Err(_) => self.postponed.push_back(Command::Close),
                 Ok(command) => self.postponed.push_back(command),
             }
         }
+        Err(String::from("the executor was dropped"))
     }
 
     /// A step of one row and one of several tiles, on the page that no request gets.
