@@ -1,10 +1,10 @@
 //! The built program: what it says when it cannot start, and that it starts when it can.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 fn corella() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
@@ -145,6 +145,10 @@ fn options_that_cannot_work_are_named() {
         (&["--threads", "0"][..], ["--threads", "at least 1"]),
         (&["--block-size", "0"][..], ["page_size", "at least 1"]),
         (
+            &["--pipeline-parallel-size", "7"][..],
+            ["--pipeline-parallel-size", "6 layers"],
+        ),
+        (
             &["--max-num-seqs", "5000"][..],
             ["max_num_batched_tokens", "max_num_seqs"],
         ),
@@ -201,51 +205,76 @@ fn equal_seeds_give_equal_answers() {
 }
 
 /// A server that a failing test does not leave behind.
-struct Server(Child);
+struct Server {
+    process: Child,
+    /// Not closed before the process has ended.
+    log: Lines<BufReader<ChildStderr>>,
+    summary: String,
+    address: String,
+}
+
+impl Server {
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = corella();
+        command.args(["serve", "--port", "0"]).args(arguments);
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(process.stderr.take().unwrap()).lines();
+        let mut server = Self {
+            process,
+            log,
+            summary: String::new(),
+            address: String::new(),
+        };
+        server.summary = server.line_with("KV pages");
+        let ready = server.line_with("http://");
+        let (_, rest) = ready.split_once("http://").unwrap();
+        server.address = rest.split_once('/').unwrap().0.to_owned();
+        server
+    }
+
+    fn line_with(&mut self, word: &str) -> String {
+        let mut lines = self.log.by_ref().map(|line| line.unwrap());
+        let line = lines.find(|line| line.contains(word));
+        line.unwrap_or_else(|| panic!("no line with {word}"))
+    }
+
+    /// The body of a good answer.
+    fn complete(&self, body: &str) -> serde_json::Value {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+        let (_, body) = response.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    }
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 #[test]
 fn serve_says_where_answers_and_ends_on_a_signal() {
-    let mut command = corella();
-    command.args(["serve", "--port", "0", "--served-model-name", "parrot"]);
-    let mut server = Server(command.stderr(Stdio::piped()).spawn().unwrap());
-    let mut log = BufReader::new(server.0.stderr.take().unwrap()).lines();
-    let mut line_with = |word: &str| {
-        log.by_ref()
-            .map(|line| line.unwrap())
-            .find(|line| line.contains(word))
-            .unwrap_or_else(|| panic!("no line with {word}"))
-    };
-    let summary = line_with("KV pages");
+    let mut server = Server::start(&["--served-model-name", "parrot"]);
+    let summary = &server.summary;
     assert!(
         summary.contains("thread") && summary.contains("context 2048"),
         "{summary}"
     );
-    let ready = line_with("http://");
-    let (_, rest) = ready.split_once("http://").unwrap();
-    let (address, _) = rest.split_once('/').unwrap();
-
     let body = r#"{"model":"parrot","prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
-    assert!(response.contains(r#""completion_tokens":3"#), "{response}");
+    assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 
-    let pid = server.0.id().to_string();
+    let pid = server.process.id().to_string();
     assert!(
         Command::new("kill")
             .args(["-TERM", &pid])
@@ -253,5 +282,21 @@ fn serve_says_where_answers_and_ends_on_a_signal() {
             .unwrap()
             .success()
     );
-    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn pipeline_stages_reach_no_answer() {
+    let bodies = [
+        r#"{"prompt":"Once upon a time","max_tokens":40,"temperature":0,"logprobs":3}"#,
+        r#"{"prompt":["Once","The fox"],"max_tokens":40,"temperature":1,"seed":5,"n":3}"#,
+    ];
+    let answers = |num_stages| {
+        let server = Server::start(&["--pipeline-parallel-size", num_stages]);
+        bodies.map(|body| server.complete(body)["choices"].clone())
+    };
+    let one = answers("1");
+    assert_eq!(one[1].as_array().unwrap().len(), 6);
+    assert_eq!(answers("2"), one);
+    assert_eq!(answers("6"), one);
 }
