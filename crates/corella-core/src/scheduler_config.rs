@@ -46,7 +46,7 @@ pub struct SchedulerConfig {
     pub new_token_ratio_decay_steps: u32,
     /// Preempted more often than this, a request ends with an error.
     pub max_preemptions: u32,
-    /// Steps planned before the first of them has returned.
+    /// Steps planned before the first of them has returned; at most 16.
     pub max_inflight_steps: u32,
     /// Stages that the executor's layers are split over. With more than one a step cannot wait
     /// for another's token: whoever is in flight is skipped, and the decodes are shared out over
@@ -138,6 +138,13 @@ impl SchedulerConfig {
                 self.max_inflight_steps, self.num_pipeline_stages
             )));
         }
+        if self.max_inflight_steps > MAX_INFLIGHT_STEPS {
+            return Err(ConfigError(format!(
+                "max_inflight_steps is {}; the most is {MAX_INFLIGHT_STEPS}, and so it is of \
+                 pipeline stages",
+                self.max_inflight_steps
+            )));
+        }
         if self.max_pinned_pages >= self.num_pages {
             return Err(ConfigError(format!(
                 "max_pinned_pages is {}, of {} pages: requests need some too",
@@ -199,6 +206,9 @@ impl SchedulerConfig {
         Ok(())
     }
 }
+
+/// Executors have queues for so many: who waits for a step must not wait to submit one.
+const MAX_INFLIGHT_STEPS: u32 = 16;
 
 /// Keeps sums of two lengths within 32 bits.
 const MAX_MODEL_LEN: u32 = 1 << 30;

@@ -58,7 +58,7 @@ pub struct CpuExecutor {
     stages: Vec<JoinHandle<()>>,
 }
 
-/// More than any number of steps in flight needs.
+/// More than `SchedulerConfig::max_inflight_steps` can need: submitted, masked and drawn.
 const QUEUE_LEN: usize = 64;
 
 impl CpuExecutor {

@@ -186,7 +186,7 @@ pub struct SchedulerArgs {
     /// A request overtaken this often is the next to be admitted
     #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
     pub max_passed_over: u32,
-    /// Steps planned before the first of them has returned
+    /// Steps planned before the first of them has returned, at most 16
     #[arg(long, value_name = "N", default_value_t = defaults().max_inflight_steps)]
     pub max_inflight_steps: u32,
     /// Stages that the layers are split over, each with its share of the threads and working on
