@@ -245,15 +245,12 @@ impl AttentionLayer<'_> {
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
         for (r, (row, head)) in self.rows(task, span).enumerate() {
             let rows = self.tiles.rows(self.tiles.tile_of(row));
-            // SAFETY: the row's place in its tile.
-            let column = unsafe { self.out.tile_ptr(&rows).add(row - rows.start) };
             let scale = 1.0 / sum_lanes(&scratch.sums[r]);
-            for (i, value) in scratch.out[r * stride..][..head_dim].iter().enumerate() {
-                let k = head * head_dim + i;
-                // Adding 0 turns -0, which a masked position could have hidden, into 0.
-                // SAFETY: element k of the row; a row's head belongs to one task.
-                unsafe { *column.add(k * rows.len()) = value * scale + 0.0 };
-            }
+            // Adding 0 turns -0, which a masked position could have hidden, into 0.
+            let values = scratch.out[r * stride..][..head_dim].iter();
+            let values = values.map(|value| value * scale + 0.0);
+            // SAFETY: a row's head belongs to one task.
+            unsafe { self.out.write(&rows, row, head * head_dim, values) };
         }
     }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 
+use crate::kernels::TILE_K;
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -46,29 +47,105 @@ impl Buffer {
     }
 }
 
-/// Rows in the form that `Kernels::gemm` reads: tile by tile, in a tile k by k, and for each
-/// k the tile's rows side by side.
+/// How a dense layer's input and weights lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As `Kernels::gemm` reads them. Rows are f32, tile by tile, in a tile k by k, and for each k
+    /// the tile's rows side by side.
+    Columns,
+    /// As `Kernels::tile_gemm` does. Rows are bf16, tile by tile, in a tile 32 k by 32 k, and for
+    /// those one row after the other.
+    MatrixTiles,
+}
+
+/// Rows in the form that a GEMM reads.
 pub struct PackedRows {
     region: Region,
+    form: Form,
     max_rows: usize,
     pub k: usize,
 }
 
 impl PackedRows {
-    pub fn new(max_rows: usize, k: usize) -> io::Result<Self> {
-        Ok(Self {
-            region: Region::new(max_rows * k * size_of::<f32>())?,
+    pub fn new(max_rows: usize, k: usize, form: Form) -> io::Result<Self> {
+        let mut packed = Self {
+            region: Region::new(0)?,
+            form,
             max_rows,
             k,
-        })
+        };
+        packed.region = Region::new(max_rows * packed.row_bytes())?;
+        Ok(packed)
     }
 
-    /// Element k of the tile's row r is at `[k * rows.len() + r]`.
-    pub fn tile_ptr(&self, rows: &Range<usize>) -> *mut f32 {
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// From one row to the next, or what each adds to its tile.
+    pub fn row_bytes(&self) -> usize {
+        match self.form {
+            Form::Columns => self.k * size_of::<f32>(),
+            Form::MatrixTiles => self.k.next_multiple_of(TILE_K) * 2,
+        }
+    }
+
+    /// Of a tile's first row.
+    pub fn tile_ptr(&self, rows: &Range<usize>) -> *mut u8 {
         assert!(rows.end <= self.max_rows);
         // SAFETY: just checked.
-        unsafe { self.region.as_ptr().cast::<f32>().add(rows.start * self.k) }
+        unsafe { self.region.as_ptr().add(rows.start * self.row_bytes()) }
     }
+
+    /// Writes elements `first..` of row `row` of a tile.
+    ///
+    /// # Safety
+    /// Nobody else uses these elements meanwhile.
+    pub unsafe fn write(
+        &self,
+        tile: &Range<usize>,
+        row: usize,
+        first: usize,
+        values: impl ExactSizeIterator<Item = f32>,
+    ) {
+        assert!(tile.contains(&row) && first + values.len() <= self.k);
+        let start = self.tile_ptr(tile);
+        match self.form {
+            Form::Columns => {
+                let column = start.cast::<f32>();
+                for (i, value) in values.enumerate() {
+                    let at = (first + i) * tile.len() + row - tile.start;
+                    // SAFETY: inside the tile; exclusive by the caller's promise.
+                    unsafe { *column.add(at) = value };
+                }
+            }
+            Form::MatrixTiles => {
+                let mut values = values;
+                let mut k = first;
+                while values.len() > 0 {
+                    let in_block = k % TILE_K;
+                    let len = (TILE_K - in_block).min(values.len());
+                    let at = (k / TILE_K * tile.len() + row - tile.start) * TILE_K + in_block;
+                    // SAFETY: inside the tile; exclusive by the caller's promise.
+                    let out =
+                        unsafe { std::slice::from_raw_parts_mut(start.cast::<u16>().add(at), len) };
+                    for (out, value) in out.iter_mut().zip(&mut values) {
+                        *out = round_to_bf16(value);
+                    }
+                    k += len;
+                }
+            }
+        }
+    }
+}
+
+/// To nearest even. Branchless, so that a loop of it becomes vectors.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet_nan = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet_nan } else { rounded }) as u16
 }
 
 /// How a step's rows are cut into tiles: as few as possible, as even as possible.
@@ -102,6 +179,17 @@ impl Tiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounding_is_that_of_the_library() {
+        let mut bits = 0_u32;
+        for _ in 0..1 << 20 {
+            let value = f32::from_bits(bits);
+            let expected = half::bf16::from_f32(value);
+            assert_eq!(round_to_bf16(value), expected.to_bits(), "{value}");
+            bits = bits.wrapping_add(4099);
+        }
+    }
 
     #[test]
     fn tiles_cover_all_rows_within_the_limit() {

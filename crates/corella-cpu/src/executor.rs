@@ -82,7 +82,8 @@ impl CpuExecutor {
             |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
         let mut pool = ThreadPool::new(config.num_threads).map_err(no_threads)?;
-        let mut packed = PackedWeights::pack(&spec, &weights, config.weight_dtype, &mut pool)?;
+        let mut packed =
+            PackedWeights::pack(&spec, &weights, config.weight_dtype, kernels, &mut pool)?;
         drop(weights);
         let kv_layout = KvLayout {
             num_pages: config.num_pages,

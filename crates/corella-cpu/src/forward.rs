@@ -21,6 +21,8 @@ use crate::weights::{PackedLayer, PackedWeights};
 pub struct Forward {
     spec: DecoderSpec,
     kernels: &'static Kernels,
+    /// Rows that its GEMMs take at once.
+    tile_rows: usize,
     weights: PackedWeights,
     rotary: Rotary,
     pub kv: KvMemory,
@@ -55,15 +57,17 @@ impl Forward {
     ) -> io::Result<Self> {
         let attention = &spec.attention;
         let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
-        let logit_rows = if draws { 2 * kernels.tile_rows } else { 0 };
+        let form = weights.ends.head.form();
+        let tile_rows = kernels.rows_at_once(form);
+        let logit_rows = if draws { 2 * tile_rows } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
-            normed: PackedRows::new(max_rows, spec.hidden_size)?,
+            normed: PackedRows::new(max_rows, spec.hidden_size, form)?,
             qkv: Buffer::new(max_rows, num_heads * attention.head_dim)?,
-            attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim)?,
-            gated: PackedRows::new(max_rows, spec.mlp.intermediate_size)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size)?,
+            attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim, form)?,
+            gated: PackedRows::new(max_rows, spec.mlp.intermediate_size, form)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size, form)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {
@@ -73,6 +77,7 @@ impl Forward {
                 .collect(),
             spec,
             kernels,
+            tile_rows,
             weights,
             kv,
             activations,
@@ -89,7 +94,11 @@ impl Forward {
 
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
-        2 * self.kernels.tile_rows
+        2 * self.tile_rows
+    }
+
+    pub fn tile_rows(&self) -> usize {
+        self.tile_rows
     }
 
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
@@ -108,7 +117,7 @@ impl Forward {
     /// Logits of up to `logit_rows` rows, in their order; all layers are done.
     pub fn logits(&self, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
-        let tiles = Tiles::new(rows.len(), self.kernels.tile_rows);
+        let tiles = Tiles::new(rows.len(), self.tile_rows);
         let norm = &self.weights.ends.norm;
         self.normalise(norm, |r| rows[r], tiles, &act.head_input, worker);
         worker.barrier();
@@ -231,16 +240,14 @@ impl Forward {
     ) {
         for tile in worker.share(tiles.len()) {
             let rows = tiles.rows(tile);
-            let tile = out.tile_ptr(&rows);
-            for (r, row) in rows.clone().enumerate() {
+            for row in rows.clone() {
                 // SAFETY: nobody writes the residual stream before the next barrier.
                 let x = unsafe { self.activations.hidden.row(row_of(row)) };
                 let x = &x[..weight.len()];
                 let scale = self.norm_scale(x);
-                for (k, (x, weight)) in x.iter().zip(weight).enumerate() {
-                    // SAFETY: element k of row r of the tile, which is this worker's.
-                    unsafe { *tile.add(k * rows.len() + r) = x * scale * weight };
-                }
+                let values = x.iter().zip(weight).map(|(x, weight)| x * scale * weight);
+                // SAFETY: the tile is this worker's.
+                unsafe { out.write(&rows, row, 0, values) };
             }
         }
     }

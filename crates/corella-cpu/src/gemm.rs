@@ -3,6 +3,7 @@
 //! A worker owns whole output lanes and walks k in order, so neither the number of workers
 //! nor the rows around a row reach its result.
 
+use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -10,14 +11,18 @@ use std::ops::Range;
 use corella_model::{DType, Tensor};
 use half::{bf16, f16};
 
-use crate::buffer::{Buffer, PackedRows, Tiles};
-use crate::kernels::{Kernels, MAX_TILE_ROWS, PANEL_LANES, panel_position};
+use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::kernels::{
+    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, panel_position,
+    tile_position,
+};
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
 
 /// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
 pub struct PackedMatrix {
     dtype: DType,
+    form: Form,
     k: usize,
     num_panels: usize,
     panels: Region,
@@ -39,10 +44,11 @@ impl PackedMatrix {
         lanes: &[Option<Lane<'_>>],
         k: usize,
         dtype: DType,
+        form: Form,
         pool: &mut ThreadPool,
     ) -> io::Result<Self> {
         let num_panels = lanes.len().div_ceil(PANEL_LANES);
-        let panel_bytes = k * PANEL_LANES * dtype.size();
+        let panel_bytes = panel_bytes(k, dtype, form);
         let panels = Region::new(num_panels * panel_bytes)?;
         pool.run(&|worker| {
             for panel in worker.share(num_panels) {
@@ -53,7 +59,7 @@ impl PackedMatrix {
                     let start = panels.as_ptr().add(panel * panel_bytes);
                     std::slice::from_raw_parts_mut(start, panel_bytes)
                 };
-                pack_panel(lanes, k, dtype, bytes);
+                pack_panel(lanes, k, dtype, form, bytes);
             }
         })
         .map_err(io::Error::other)?;
@@ -74,6 +80,7 @@ impl PackedMatrix {
         });
         Ok(Self {
             dtype,
+            form,
             k,
             num_panels,
             panels,
@@ -88,12 +95,12 @@ impl PackedMatrix {
     /// The weights of one output: a row of the matrix, back from the panels.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
-        let position = panel_position(self.dtype, row % PANEL_LANES);
         let panel = self.panel(row / PANEL_LANES);
         for (i, value) in out.iter_mut().enumerate() {
-            // SAFETY: row i of the panel, element `position` of its 32.
+            let at = position(self.dtype, self.form, i, row % PANEL_LANES);
+            // SAFETY: an element of the panel.
             unsafe {
-                let element = panel.add((i * PANEL_LANES + position) * self.dtype.size());
+                let element = panel.add(at * self.dtype.size());
                 *value = match self.dtype {
                     DType::F32 => *element.cast::<f32>(),
                     DType::Bf16 => bf16::from_bits(*element.cast()).to_f32(),
@@ -103,14 +110,34 @@ impl PackedMatrix {
         }
     }
 
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
     fn panel_bytes(&self) -> usize {
-        self.k * PANEL_LANES * self.dtype.size()
+        panel_bytes(self.k, self.dtype, self.form)
     }
 
     fn panel(&self, panel: usize) -> *const u8 {
         assert!(panel < self.num_panels);
         // SAFETY: just checked.
         unsafe { self.panels.as_ptr().add(panel * self.panel_bytes()) }
+    }
+}
+
+fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
+    let num_k = match form {
+        Form::Columns => k,
+        Form::MatrixTiles => k.next_multiple_of(TILE_K),
+    };
+    num_k * PANEL_LANES * dtype.size()
+}
+
+/// Where element k of a lane stands in its panel.
+fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
+    match form {
+        Form::Columns => k * PANEL_LANES + panel_position(dtype, lane),
+        Form::MatrixTiles => tile_position(k, lane),
     }
 }
 
@@ -126,9 +153,8 @@ pub enum Epilogue<'a> {
     SiluMul(&'a PackedRows),
 }
 
-/// Packed rows that a worker keeps in its cache while all its panels pass by.
+/// Packed rows that a worker keeps in its second-level cache while all its panels pass by.
 const ROW_BLOCK_BYTES: usize = 1 << 20;
-
 /// Every worker computes its share of the output lanes for all rows.
 pub fn gemm(
     kernels: &Kernels,
@@ -138,23 +164,32 @@ pub fn gemm(
     epilogue: Epilogue<'_>,
     worker: &Worker<'_>,
 ) {
-    assert_eq!(a.k, weights.k);
+    assert_eq!((a.k, a.form()), (weights.k, weights.form));
     let panels = worker.share(weights.num_panels);
-    let max_rows = ROW_BLOCK_BYTES / (a.k * size_of::<f32>());
-    let block_tiles = (max_rows / kernels.tile_rows).max(1);
+    let max_rows = ROW_BLOCK_BYTES / a.row_bytes();
+    let block_tiles = (max_rows / kernels.rows_at_once(weights.form)).max(1);
     let call = Call {
         kernels,
         a,
         weights,
         epilogue,
+        matrix_tiles: kernels
+            .tile_gemm
+            .filter(|_| weights.form == Form::MatrixTiles),
+        configured_rows: Cell::new(0),
     };
     for first in (0..tiles.len()).step_by(block_tiles) {
         let block = first..tiles.len().min(first + block_tiles);
         for panel in panels.clone() {
             for tile in block.clone() {
-                call.tile(panel, tiles.rows(tile), tile == first);
+                let next = panels.contains(&(panel + 1)).then_some(tile - first);
+                call.tile(panel, tiles.rows(tile), tile == first, next);
             }
         }
+    }
+    if let Some(tiles) = call.matrix_tiles {
+        // SAFETY: the processor has tiles.
+        unsafe { (tiles.release)() };
     }
 }
 
@@ -163,25 +198,49 @@ struct Call<'a> {
     a: &'a PackedRows,
     weights: &'a PackedMatrix,
     epilogue: Epilogue<'a>,
+    matrix_tiles: Option<TileRows>,
+    configured_rows: Cell<usize>,
 }
 
 impl Call<'_> {
-    fn tile(&self, panel: usize, rows: Range<usize>, fetch_ahead: bool) {
+    /// `next` says which part of the next panel, if there is one, this tile may ask for.
+    fn tile(&self, panel: usize, rows: Range<usize>, fetch_ahead: bool, next: Option<usize>) {
         let num_rows = rows.len();
-        let mut out = MaybeUninit::<[Lanes; MAX_TILE_ROWS]>::uninit();
-        // SAFETY: the tile holds k * num_rows elements, written before the last barrier; the
+        let mut out = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
+        let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
+        let k = self.weights.k;
+        // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
         // panel holds k rows; `out` has room for a full tile, and its first rows are written.
         let values = unsafe {
-            (self.kernels.gemm.of(self.weights.dtype))(
-                self.a.tile_ptr(&rows),
-                num_rows,
-                self.weights.panel(panel),
-                self.weights.k,
-                fetch_ahead,
-                out.as_mut_ptr().cast(),
-            );
+            let to = out.as_mut_ptr().cast();
+            match &self.matrix_tiles {
+                Some(tiles) => {
+                    if self.configured_rows.replace(num_rows) != num_rows {
+                        (tiles.configure)(num_rows);
+                    }
+                    let num_blocks = k.div_ceil(TILE_K);
+                    // A block of weights is 32 lines.
+                    let part = next.filter(|part| part * NEXT_LINES < 32);
+                    let next = match num_rows > 16 {
+                        true => part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1)),
+                        false => fetch_ahead.then_some((0, panel)),
+                    };
+                    let next = next.map_or(std::ptr::null(), |(at, panel)| {
+                        self.weights.panel(panel).wrapping_add(at)
+                    });
+                    (tiles.gemm)(a, num_rows, b, num_blocks, next, to);
+                }
+                None => {
+                    let gemm = self.kernels.gemm.of(self.weights.dtype);
+                    gemm(a.cast(), num_rows, b, k, fetch_ahead, to);
+                }
+            }
             std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<Lanes>(), num_rows)
         };
+        self.finish(panel, rows, values);
+    }
+
+    fn finish(&self, panel: usize, rows: Range<usize>, values: &mut [Lanes]) {
         if let Some(bias) = &self.weights.bias {
             let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
             for values in &mut *values {
@@ -190,19 +249,15 @@ impl Call<'_> {
                 }
             }
         }
-        self.finish(panel, rows, values);
-    }
-
-    fn finish(&self, panel: usize, rows: Range<usize>, values: &[Lanes]) {
         match self.epilogue {
             Epilogue::Store(out) => {
-                for (row, values) in rows.zip(values) {
+                for (row, values) in rows.zip(&*values) {
                     // SAFETY: a panel's lanes of a row belong to one worker.
                     unsafe { lanes_of(out, row, panel) }.copy_from_slice(&values.0);
                 }
             }
             Epilogue::Add(out) => {
-                for (row, values) in rows.zip(values) {
+                for (row, values) in rows.zip(&*values) {
                     // SAFETY: as above.
                     let out = unsafe { lanes_of(out, row, panel) };
                     for (out, value) in out.iter_mut().zip(&values.0) {
@@ -211,7 +266,7 @@ impl Call<'_> {
                 }
             }
             Epilogue::SiluMul(out) => {
-                let mut products = [[0.0; PANEL_LANES / 2]; MAX_TILE_ROWS];
+                let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
                 // SAFETY: rows of 32 in, rows of 16 out, at most a tile of them.
                 unsafe {
                     (self.kernels.silu_mul)(
@@ -222,13 +277,10 @@ impl Call<'_> {
                 }
                 let first = panel * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
-                let tile = out.tile_ptr(&rows);
-                for lane in 0..num_lanes {
-                    for (r, products) in products[..rows.len()].iter().enumerate() {
-                        // SAFETY: element first + lane of row r of the tile; a panel's lanes
-                        // belong to one worker.
-                        unsafe { *tile.add((first + lane) * rows.len() + r) = products[lane] };
-                    }
+                for (row, products) in rows.clone().zip(&products) {
+                    let products = products[..num_lanes].iter().copied();
+                    // SAFETY: a panel's lanes belong to one worker.
+                    unsafe { out.write(&rows, row, first, products) };
                 }
             }
         }
@@ -250,7 +302,7 @@ unsafe fn lanes_of(buffer: &Buffer, row: usize, panel: usize) -> &mut [f32] {
     }
 }
 
-fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, out: &mut [u8]) {
+fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, form: Form, out: &mut [u8]) {
     // Blocks of k, so that both sides stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();
@@ -258,22 +310,39 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, out: &mut [u8]
         let block = start..k.min(start + BLOCK);
         for (lane, source) in lanes.iter().enumerate() {
             let Some(source) = source else { continue };
-            let position = panel_position(dtype, lane);
             let from = source.weight.dtype;
             let row = &source.weight.bytes()[source.row * k * from.size()..][..k * from.size()];
             let row = &row[block.start * from.size()..block.end * from.size()];
-            let mut at = (start * PANEL_LANES + position) * size;
-            if from == dtype {
-                for element in row.chunks_exact(size) {
-                    out[at..at + size].copy_from_slice(element);
-                    at += PANEL_LANES * size;
-                }
-            } else {
-                for element in row.chunks_exact(from.size()) {
+            let block = block.clone();
+            // Lengths are constants where nothing is converted: this runs for every weight.
+            if from != dtype {
+                for (k, element) in block.zip(row.chunks_exact(from.size())) {
+                    let at = position(dtype, form, k, lane) * size;
                     encode(decode(element, from), dtype, &mut out[at..at + size]);
-                    at += PANEL_LANES * size;
                 }
+            } else if form == Form::MatrixTiles {
+                copy_elements::<4>(row, block.step_by(2), out, |k| 2 * tile_position(k, lane));
+            } else if size == 2 {
+                copy_elements::<2>(row, block, out, |k| 2 * position(dtype, form, k, lane));
+            } else {
+                copy_elements::<4>(row, block, out, |k| 4 * position(dtype, form, k, lane));
             }
+        }
+    }
+}
+
+/// Copies `N` bytes of a row for each k to the place that `at` says; fewer at its end.
+fn copy_elements<const N: usize>(
+    row: &[u8],
+    ks: impl Iterator<Item = usize>,
+    out: &mut [u8],
+    at: impl Fn(usize) -> usize,
+) {
+    for (k, bytes) in ks.zip(row.chunks(N)) {
+        let at = at(k);
+        match bytes.try_into() {
+            Ok::<[u8; N], _>(bytes) => out[at..at + N].copy_from_slice(&bytes),
+            Err(_) => out[at..at + bytes.len()].copy_from_slice(bytes),
         }
     }
 }

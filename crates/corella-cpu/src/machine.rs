@@ -12,6 +12,8 @@ use crate::thread_pool::{ThreadPool, Worker};
 pub struct MachineLimits {
     /// f32 multiply-adds from registers, each counted as two operations.
     pub flops_per_s: f64,
+    /// bf16 products through matrix tiles, where there are any.
+    pub tile_flops_per_s: Option<f64>,
     /// Reads of memory too large for any cache.
     pub read_bytes_per_s: f64,
 }
@@ -28,6 +30,11 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         let sum = unsafe { (kernels.peak)(ITERATIONS) };
         std::hint::black_box(sum);
     })?;
+    let tile_s = match &kernels.tile_gemm {
+        // SAFETY: as above.
+        Some(tiles) => Some(best_of(&mut pool, |_| unsafe { (tiles.peak)(ITERATIONS) })?),
+        None => None,
+    };
     let region = Region::new(pool.num_threads() * READ_BYTES)?;
     let part = |worker: &Worker<'_>| {
         // SAFETY: each worker has a part of its own.
@@ -44,7 +51,11 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         std::hint::black_box(mixed);
     })?;
     let num_threads = pool.num_threads() as f64;
+    let tile_flops = kernels
+        .tile_gemm
+        .map_or(0.0, |tiles| tiles.peak_flops as f64);
     Ok(MachineLimits {
+        tile_flops_per_s: tile_s.map(|s| num_threads * tile_flops * ITERATIONS as f64 / s),
         flops_per_s: num_threads * operations(kernels, ITERATIONS) / peak_s,
         read_bytes_per_s: num_threads * READ_BYTES as f64 / read_s,
     })

@@ -19,7 +19,12 @@ unsafe impl Sync for Region {}
 
 impl Region {
     pub fn new(len: usize) -> io::Result<Self> {
-        let is_large = len >= HUGE_PAGE;
+        let is_large = len >= HUGE_PAGE / 8;
+        let len = if is_large {
+            len.next_multiple_of(HUGE_PAGE)
+        } else {
+            len
+        };
         let map_len = len.max(1) + if is_large { HUGE_PAGE } else { 0 };
         // SAFETY: an anonymous private mapping at an address of the system's choice.
         let map = unsafe {

@@ -245,6 +245,7 @@ impl Stage {
         }
         self.plan.finish(
             &self.forward.spec().attention,
+            self.forward.tile_rows(),
             self.forward.kernels().tile_rows,
             self.pool.num_threads(),
         );
@@ -396,7 +397,7 @@ impl Stage {
     /// A step of one row and one of several tiles, on the page that no request gets.
     fn warm_up(&mut self) -> Result<(), String> {
         let page = PageId(self.forward.kv.num_pages() as u32 - 1);
-        let max_rows = (self.forward.kernels().tile_rows + 1)
+        let max_rows = (self.forward.tile_rows() + 1)
             .min(self.forward.kv.page_size())
             .min(self.max_num_batched_tokens as usize);
         for num_rows in [1, max_rows] {

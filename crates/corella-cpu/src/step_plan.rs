@@ -103,9 +103,15 @@ impl StepPlan {
     }
 
     /// Cuts the rows into tiles and shares out attention.
-    pub fn finish(&mut self, spec: &AttentionSpec, tile_rows: usize, num_threads: usize) {
+    pub fn finish(
+        &mut self,
+        spec: &AttentionSpec,
+        tile_rows: usize,
+        attention_rows: usize,
+        num_threads: usize,
+    ) {
         self.tiles = Tiles::new(self.rows.len(), tile_rows);
         self.attention
-            .build(&self.spans, spec, tile_rows, num_threads);
+            .build(&self.spans, spec, attention_rows, num_threads);
     }
 }

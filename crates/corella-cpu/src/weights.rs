@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor};
 
+use crate::buffer::Form;
 use crate::executor::CpuError;
 use crate::gemm::{Lane, PackedMatrix, element, elements};
+use crate::kernels::Kernels;
 use crate::thread_pool::ThreadPool;
 
 pub struct PackedWeights {
@@ -47,6 +49,7 @@ impl PackedWeights {
         spec: &DecoderSpec,
         weights: &DecoderWeights,
         dtype: Option<DType>,
+        kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
@@ -70,7 +73,15 @@ impl PackedWeights {
             }
         };
         check_shape("lm_head", head, &embedding_shape)?;
-        let mut packer = Packer { dtype, pool };
+        let all_bf16 = match dtype {
+            Some(dtype) => dtype == DType::Bf16,
+            None => matrices(weights, head).all(|matrix| matrix.dtype == DType::Bf16),
+        };
+        let form = match kernels.tile_gemm.is_some() && all_bf16 {
+            true => Form::MatrixTiles,
+            false => Form::Columns,
+        };
+        let mut packer = Packer { dtype, form, pool };
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             packer
                 .layer(spec, layer)
@@ -133,6 +144,7 @@ impl PackedEnds {
 struct Packer<'a> {
     /// `None`: as the checkpoint has it.
     dtype: Option<DType>,
+    form: Form,
     pool: &'a mut ThreadPool,
 }
 
@@ -211,8 +223,15 @@ impl Packer<'_> {
 
     fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
         let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
-        PackedMatrix::pack(lanes, k, dtype, self.pool).map_err(out_of_memory)
+        PackedMatrix::pack(lanes, k, dtype, self.form, self.pool).map_err(out_of_memory)
     }
+}
+
+fn matrices<'a>(weights: &'a DecoderWeights, head: &'a Tensor) -> impl Iterator<Item = &'a Tensor> {
+    let layers = weights.layers.iter();
+    layers
+        .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
+        .chain([head])
 }
 
 /// The parts' format; f32, which holds every other, if they differ.

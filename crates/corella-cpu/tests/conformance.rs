@@ -34,8 +34,16 @@ fn portable_kernels() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx2_kernels() {
-    if detect_isa() == Isa::Avx512 {
+    if detect_isa() != Isa::Portable {
         run("qwen3-mha-tied", Isa::Avx2, DType::Bf16, 16);
+    }
+}
+
+#[test]
+fn matrix_tiles() {
+    if detect_isa() == Isa::Amx {
+        run("llama-gqa-tied-bf16", Isa::Amx, DType::Bf16, 16);
+        run("qwen3-gqa-tied-bf16", Isa::Avx512, DType::Bf16, 16);
     }
 }
 

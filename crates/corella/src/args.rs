@@ -232,6 +232,10 @@ pub struct DeviceArgs {
     /// CPU threads [default: the cores this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// CPU instructions; amx rounds what goes into dense layers of bf16 weights to bf16
+    /// [default: the best of this machine]
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
 }
 
 #[derive(Args)]
@@ -252,6 +256,14 @@ pub struct SamplingArgs {
     /// Equal seeds give equal answers [default: an arbitrary one]
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IsaArg {
+    Portable,
+    Avx2,
+    Avx512,
+    Amx,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -9,13 +9,14 @@ use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
+use corella_cpu::Isa;
 use corella_model::{CostModel, DType};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchOfflineArgs, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg,
-    DeviceArgs, EndpointArg, GenerateArgs, LenRange, ModelArgs, SchedulerArgs, SchedulingPolicyArg,
-    ServeArgs,
+    DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange, ModelArgs, SchedulerArgs,
+    SchedulingPolicyArg, ServeArgs,
 };
 
 pub struct Serve {
@@ -286,6 +287,12 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         return Err(Error::Config("--threads must be at least 1".to_owned()));
     }
     options.num_threads = args.threads;
+    options.isa = args.isa.map(|isa| match isa {
+        IsaArg::Portable => Isa::Portable,
+        IsaArg::Avx2 => Isa::Avx2,
+        IsaArg::Avx512 => Isa::Avx512,
+        IsaArg::Amx => Isa::Amx,
+    });
     Ok(())
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn load(
                 max_num_seqs: scheduler.max_num_seqs,
                 max_num_batched_tokens: scheduler.max_num_batched_tokens,
                 max_model_len: scheduler.max_model_len,
-                isa: None,
+                isa: options.isa,
                 num_stages,
             };
             Box::new(CpuExecutor::new(spec.clone(), weights, config)?)

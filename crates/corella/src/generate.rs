@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
+use corella_model::DType;
 
 use crate::config::{Generate, Prompt};
 
@@ -88,12 +89,16 @@ impl Speed {
                 weight_dtype: hardware.weight_dtype,
                 kv_dtype: hardware.kv_dtype,
             };
+            let (peak, name) = match limits.tile_flops_per_s {
+                Some(peak) if hardware.weight_dtype == DType::Bf16 => (peak, "bf16 tile"),
+                _ => (limits.flops_per_s, "f32 FMA"),
+            };
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();
             prefill_line += &format!(
-                "  {:.2} of {:.2} TFLOP/s f32 FMA peak ({:.0} %)",
+                "  {:.2} of {:.2} TFLOP/s {name} peak ({:.0} %)",
                 flops / 1e12,
-                limits.flops_per_s / 1e12,
-                100.0 * flops / limits.flops_per_s
+                peak / 1e12,
+                100.0 * flops / peak
             );
             if num_decoded > 0 {
                 let context = self.num_prompt_tokens as f64 + self.num_output_tokens as f64 / 2.0;

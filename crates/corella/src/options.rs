@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use corella_core::SchedulerConfig;
+use corella_cpu::Isa;
 use corella_model::{CostModel, DType};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct LlmOptions {
     pub device: Device,
     /// Default: the cores this process may use.
     pub num_threads: Option<usize>,
+    /// Default: the best of this machine.
+    pub isa: Option<Isa>,
     /// Default: the checkpoint's.
     pub weight_dtype: Option<DType>,
     /// Default: f32 for f32 weights, else bf16.
@@ -57,6 +60,7 @@ impl Default for LlmOptions {
         Self {
             device: Device::Cpu,
             num_threads: None,
+            isa: None,
             weight_dtype: None,
             kv_dtype: None,
             kv_cache_bytes: None,

@@ -14,6 +14,7 @@ pub static KERNELS: Kernels = Kernels {
         bf16: gemm::<BF16>,
         f16: gemm::<F16>,
     },
+    tile_gemm: None,
     sum_of_squares,
     silu_mul,
     scores: ByFormat {

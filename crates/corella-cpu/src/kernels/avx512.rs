@@ -7,13 +7,14 @@ use super::{
     ValueRun, element_size, exp, line_ahead, sum_lanes, with_rows,
 };
 
-pub static KERNELS: Kernels = Kernels {
+pub const KERNELS: Kernels = Kernels {
     tile_rows: 14,
     gemm: ByFormat {
         f32: gemm::<F32>,
         bf16: gemm::<BF16>,
         f16: gemm::<F16>,
     },
+    tile_gemm: None,
     sum_of_squares,
     silu_mul,
     scores: ByFormat {

@@ -9,6 +9,8 @@
 )]
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -18,10 +20,18 @@ use std::fmt;
 
 use corella_model::DType;
 
+use crate::buffer::Form;
+
 /// Output lanes of a weight panel.
 pub const PANEL_LANES: usize = 32;
-/// Rows of the largest tile of any table.
+/// Rows of the largest tile of any table, matrix tiles aside.
 pub const MAX_TILE_ROWS: usize = 14;
+/// Rows of the largest pair of matrix tiles.
+pub const MAX_MATRIX_ROWS: usize = 32;
+/// Cache lines of weights that a block of more than 16 rows asks for.
+pub const NEXT_LINES: usize = 4;
+/// Inputs of a row that one matrix tile holds.
+pub const TILE_K: usize = 32;
 /// Positions that the softmax takes in one go, counted from position 0 of the sequence.
 pub const ATTENTION_BLOCK: usize = 64;
 /// Positions, or head dimensions, that attention computes side by side. Reads of KV rows run
@@ -33,6 +43,8 @@ pub enum Isa {
     Portable,
     Avx2,
     Avx512,
+    /// AVX-512, and matrix tiles for bf16 weights.
+    Amx,
 }
 
 impl fmt::Display for Isa {
@@ -41,13 +53,14 @@ impl fmt::Display for Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         })
     }
 }
 
 /// The best instruction set of this machine that there are kernels for.
 pub fn detect_isa() -> Isa {
-    [Isa::Avx512, Isa::Avx2]
+    [Isa::Amx, Isa::Avx512, Isa::Avx2]
         .into_iter()
         .find(|&isa| is_supported(isa))
         .unwrap_or(Isa::Portable)
@@ -70,8 +83,10 @@ pub fn is_supported(isa: Isa) -> bool {
                 && is_x86_feature_detected!("avx512vl")
                 && is_supported(Isa::Avx2)
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => is_supported(Isa::Avx512) && amx::is_supported(),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => false,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
     }
 }
 
@@ -86,8 +101,10 @@ pub fn kernels(isa: Isa) -> Option<&'static Kernels> {
         Isa::Avx2 => Some(&avx2::KERNELS),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Some(&avx512::KERNELS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Some(&amx::KERNELS),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => None,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
     }
 }
 
@@ -97,6 +114,9 @@ pub struct Kernels {
     /// Rows of a full tile.
     pub tile_rows: usize,
     pub gemm: ByFormat<Gemm>,
+    /// Where the processor has matrix tiles: for bf16 weights, which then lie in tiles, and rows
+    /// that are rounded to bf16.
+    pub tile_gemm: Option<TileRows>,
     /// Σ x², for RMS norms.
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
@@ -117,6 +137,16 @@ pub struct Kernels {
     pub read: unsafe fn(bytes: *const u8, len: usize) -> u32,
 }
 
+impl Kernels {
+    /// Rows that a GEMM takes at once.
+    pub fn rows_at_once(&self, form: Form) -> usize {
+        match (form, &self.tile_gemm) {
+            (Form::MatrixTiles, Some(tiles)) => tiles.max_rows,
+            _ => self.tile_rows,
+        }
+    }
+}
+
 /// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, k ascending in each lane. `a` holds
 /// `num_rows` values for each of `k` steps. With `fetch_ahead` the panel comes from memory,
 /// and what lies behind it is asked for in time.
@@ -126,6 +156,36 @@ pub type Gemm = unsafe fn(
     panel: *const u8,
     k: usize,
     fetch_ahead: bool,
+    out: *mut f32,
+);
+
+/// A GEMM through matrix tiles.
+#[derive(Clone, Copy)]
+pub struct TileRows {
+    /// Rows that it takes at once.
+    pub max_rows: usize,
+    /// Before the first call of `gemm` in a thread, and whenever the number of rows changes.
+    pub configure: unsafe fn(num_rows: usize),
+    pub gemm: TileGemm,
+    /// After the last: a thread without tiles is cheaper to switch.
+    pub release: unsafe fn(),
+    /// As `Kernels::peak`.
+    pub peak: unsafe fn(iterations: usize),
+    pub peak_flops: usize,
+}
+
+/// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
+/// in blocks of 32. For each block there are 64 bytes of each row, and of the panel two tiles,
+/// lanes 0–15 and 16–31: 16 pairs of k, of each pair the 16 lanes, of each lane its two elements.
+/// The thread's tiles are configured for so many rows. With `next` the weights that come after are
+/// asked for in time: for up to 16 rows what lies behind the panel, for more `NEXT_LINES` lines a
+/// block from there on.
+pub type TileGemm = unsafe fn(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
     out: *mut f32,
 );
 
@@ -218,6 +278,12 @@ pub fn panel_position(dtype: DType, lane: usize) -> usize {
         DType::Bf16 => lane % 16 * 2 + lane / 16,
         DType::F32 | DType::F16 => lane,
     }
+}
+
+/// Where a lane's element k stands in a panel of matrix tiles.
+pub fn tile_position(k: usize, lane: usize) -> usize {
+    let tile = k / TILE_K * 2 + lane / 16;
+    tile * TILE_K * 16 + k % TILE_K / 2 * 32 + lane % 16 * 2 + k % 2
 }
 
 /// Σ of 16 partial sums, halves onto halves.

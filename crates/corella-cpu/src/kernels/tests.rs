@@ -51,6 +51,75 @@ fn gemm_sums_products_whatever_rows_stand_beside() {
 }
 
 #[test]
+fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
+    for (isa, kernels) in tables() {
+        let Some(tiles) = kernels.tile_gemm else {
+            continue;
+        };
+        for k in [1_usize, 31, 32, 70, 256] {
+            let num_blocks = k.div_ceil(TILE_K);
+            let values = random(k * PANEL_LANES, 1);
+            let weight = |i: usize, lane: usize| bf16::from_f32(values[i * PANEL_LANES + lane]);
+            // As a region: aligned, and zero beyond k.
+            let mut panel = vec![[0_u16; 2048 / 2]; num_blocks + 1];
+            let skip = panel.as_ptr().cast::<u8>().align_offset(64) / 2;
+            let panel = &mut panel.as_flattened_mut()[skip..];
+            for i in 0..k {
+                for lane in 0..PANEL_LANES {
+                    panel[tile_position(i, lane)] = weight(i, lane).to_bits();
+                }
+            }
+            let row_len = num_blocks * TILE_K;
+            // Rows one after the other here, and for the kernel block by block.
+            let tile = |a: &[u16], fetch_ahead| {
+                let num_rows = a.len() / row_len;
+                let mut rows = vec![0; a.len()];
+                for (row, values) in a.chunks(row_len).enumerate() {
+                    for (block, values) in values.chunks(TILE_K).enumerate() {
+                        let at = (block * num_rows + row) * TILE_K;
+                        rows[at..at + TILE_K].copy_from_slice(values);
+                    }
+                }
+                let mut out = vec![f32::NAN; num_rows * PANEL_LANES];
+                let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
+                // SAFETY: extents as the kernel wants them.
+                unsafe {
+                    (tiles.configure)(num_rows);
+                    (tiles.gemm)(
+                        rows,
+                        num_rows,
+                        panel,
+                        num_blocks,
+                        if fetch_ahead { panel } else { std::ptr::null() },
+                        out.as_mut_ptr(),
+                    );
+                    (tiles.release)();
+                }
+                out
+            };
+            for num_rows in 1..=tiles.max_rows {
+                let mut a = vec![0_u16; num_rows * row_len];
+                for (row, values) in a.chunks_mut(row_len).zip(random(k * num_rows, 2).chunks(k)) {
+                    for (to, value) in row.iter_mut().zip(values) {
+                        *to = bf16::from_f32(*value).to_bits();
+                    }
+                }
+                let out = tile(&a, true);
+                assert_eq!(out, tile(&a, false));
+                for (row, actual) in a.chunks(row_len).zip(out.chunks(PANEL_LANES)) {
+                    assert_eq!(actual, tile(row, false), "{isa} {num_rows} rows");
+                    for (lane, &actual) in actual.iter().enumerate() {
+                        let a = |i: usize| bf16::from_bits(row[i]).to_f32();
+                        let terms = (0..k).map(|i| (a(i), weight(i, lane).to_f32()));
+                        assert_dot(actual, terms, &format!("{isa} k {k}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn squares_are_summed_to_the_last_element() {
     for (isa, kernels) in tables() {
         for n in (1..70).chain([1000]) {
@@ -251,7 +320,7 @@ fn each_line_is_fetched_once() {
 }
 
 fn tables() -> Vec<(Isa, &'static Kernels)> {
-    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter();
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter();
     isas.filter_map(|isa| Some((isa, kernels(isa)?))).collect()
 }
 

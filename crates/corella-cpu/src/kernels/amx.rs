@@ -1,0 +1,295 @@
+//! bf16 weights through AMX matrix tiles; everything else as in AVX-512.
+//!
+//! A tile instruction adds, for each of its rows by itself, the products of 32 consecutive k to
+//! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
+
+use std::arch::asm;
+use std::sync::OnceLock;
+
+use super::{Kernels, PANEL_LANES, TILE_K, TileRows, avx512};
+
+pub static KERNELS: Kernels = Kernels {
+    tile_gemm: Some(TileRows {
+        max_rows: 32,
+        configure,
+        gemm,
+        release,
+        peak,
+        peak_flops: 4 * 16 * 16 * TILE_K * 2,
+    }),
+    ..avx512::KERNELS
+};
+
+/// Whether the processor has bf16 tiles and the system lets this process use them.
+pub fn is_supported() -> bool {
+    static SUPPORTED: OnceLock<bool> = OnceLock::new();
+    *SUPPORTED.get_or_init(|| has_tiles() && may_use_tiles())
+}
+
+fn has_tiles() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    let most = std::arch::x86_64::__cpuid(0).eax;
+    let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
+    most >= 7 && features & AMX_BF16 != 0 && features & AMX_TILE != 0
+}
+
+/// Linux gives tile data to a process that asks for it, and to all its threads.
+#[cfg(target_os = "linux")]
+fn may_use_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+    // SAFETY: takes two numbers and changes nothing but the permission.
+    let refused = unsafe {
+        libc::syscall(
+            libc::SYS_arch_prctl,
+            ARCH_REQ_XCOMP_PERM,
+            XFEATURE_XTILEDATA,
+        )
+    };
+    refused == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    false
+}
+
+const TILE_ROW_BYTES: usize = 64;
+
+/// The operand of `ldtilecfg`, palette 1.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Sums in tiles 0–3, rows in 4 and 5, weights in 6 and 7.
+fn tile_config(num_rows: usize) -> TileConfig {
+    let low = num_rows.min(16) as u8;
+    let high = (num_rows as u8) - low;
+    let rows = [low, low, high, high, low, high, 16, 16];
+    let mut config = TileConfig {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
+    for (tile, rows) in rows.into_iter().enumerate() {
+        config.rows[tile] = rows;
+        config.row_bytes[tile] = if rows > 0 { 64 } else { 0 };
+    }
+    config
+}
+
+/// # Safety
+/// The process may use tiles.
+unsafe fn configure(num_rows: usize) {
+    let config = tile_config(num_rows);
+    // SAFETY: a valid configuration; no tile holds anything between two kernels.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+}
+
+/// # Safety
+/// The process may use tiles.
+unsafe fn release() {
+    // SAFETY: no tile holds anything between two kernels.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// Where `line_ahead` of the first line of the block of weights at `b` is.
+macro_rules! find_ahead {
+    () => {
+        concat!(
+            "mov {ahead}, {b}\n",
+            "and {ahead}, 0x3fff\n",
+            "mov {t}, {ahead}\n",
+            "shr {t}, 2\n",
+            "neg {ahead}\n",
+            "lea {ahead}, [{ahead} + {b} + 0x4000]\n",
+            "add {ahead}, {t}\n",
+        )
+    };
+}
+
+/// Eight lines of one of four pages: a quarter of what `line_ahead` names for a block's lines.
+macro_rules! fetch_page {
+    ($page:literal) => {
+        concat!(
+            "prefetcht0 [{ahead} + ",
+            $page,
+            "]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 64]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 128]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 192]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 256]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 320]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 384]\n",
+            "prefetcht0 [{ahead} + ",
+            $page,
+            " + 448]\n",
+        )
+    };
+}
+
+/// Up to 16 rows: two sums. What is fetched ahead is spread over the block.
+macro_rules! multiply_low {
+    ([$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident) => {
+        asm!(
+            "tilezero tmm0", "tilezero tmm1",
+            "2:",
+            $($find,)? "/* {ahead} {t} */",
+            $($p0,)?
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{b} + {line}]",
+            $($p1,)?
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            $($p2,)?
+            "tileloadd tmm7, [{b} + {line} + 1024]",
+            $($p3,)?
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
+            "tilestored [{out} + {out_bytes}], tmm0",
+            "tilestored [{out} + {out_bytes} + 64], tmm1",
+            a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
+            block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
+            out = in(reg) $out, out_bytes = in(reg) PANEL_LANES * 4,
+            ahead = out(reg) _, t = out(reg) _,
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+/// More than 16: four sums, and every tile that is loaded used twice. The tiles are busy for
+/// longer than memory takes, so what other rows will want is fetched from `next`, four lines a
+/// block.
+macro_rules! multiply_both {
+    ([$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident) => {
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "2:",
+            $($fetch,)? "/* {next} */",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{b} + {line}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b} + {line} + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a} + {line} + 1024]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
+            "tilestored [{out} + {out_bytes}], tmm0",
+            "tilestored [{out} + {out_bytes} + 64], tmm1",
+            "tilestored [{out} + {out_bytes} + 2048], tmm2",
+            "tilestored [{out} + {out_bytes} + 2112], tmm3",
+            a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
+            next = inout(reg) $next => _,
+            block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
+            out = in(reg) $out, out_bytes = in(reg) PANEL_LANES * 4,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+macro_rules! fetch_next {
+    () => {
+        concat!(
+            "prefetcht1 [{next}]\n",
+            "prefetcht1 [{next} + 64]\n",
+            "prefetcht1 [{next} + 128]\n",
+            "prefetcht1 [{next} + 192]\n",
+            "add {next}, 256\n",
+        )
+    };
+}
+
+/// # Safety
+/// See [`super::TileGemm`].
+unsafe fn gemm(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
+    out: *mut f32,
+) {
+    debug_assert!((1..=32).contains(&num_rows) && num_blocks > 0);
+    let block_bytes = num_rows * TILE_ROW_BYTES;
+    // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each block,
+    // and writes `num_rows` rows of 32 to `out`; prefetches may name any address.
+    unsafe {
+        match (num_rows > 16, next.is_null()) {
+            (false, true) => multiply_low!([], rows, block_bytes, panel, num_blocks, out),
+            (false, false) => multiply_low!(
+                [
+                    find_ahead!(),
+                    fetch_page!("0"),
+                    fetch_page!("4096"),
+                    fetch_page!("8192"),
+                    fetch_page!("12288")
+                ],
+                rows,
+                block_bytes,
+                panel,
+                num_blocks,
+                out
+            ),
+            (true, true) => multiply_both!([], rows, block_bytes, panel, num_blocks, next, out),
+            (true, false) => {
+                multiply_both!(
+                    [fetch_next!()],
+                    rows,
+                    block_bytes,
+                    panel,
+                    num_blocks,
+                    next,
+                    out
+                )
+            }
+        }
+    }
+    const {
+        assert!(TILE_K * 2 == TILE_ROW_BYTES && 16 * PANEL_LANES * 4 == 2048);
+    }
+}
+
+/// # Safety
+/// The process may use tiles.
+unsafe fn peak(iterations: usize) {
+    // SAFETY: touches tiles only, and none holds anything between two kernels.
+    unsafe {
+        configure(32);
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {n}", "jnz 2b",
+            n = inout(reg) iterations.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, nomem),
+        );
+        release();
+    }
+}
