@@ -23,7 +23,7 @@ OFFLINE = {
     "page-size-shared": ("long", "--block-size", [16, 4, 8, 32, 64, 128],
                          ["--num-prompts", "32", "--input-lens", "900-931", "--shared-prefix", "--max-tokens", "1"]),
     "step-tokens": ("large", "--max-num-batched-tokens", [512, 128, 256, 1024, 2048],
-                    ["--num-prompts", "12", "--input-lens", "1024,64,64", "--max-tokens", "48"]),
+                    ["--num-prompts", "12", "--input-lens", "1024,64,64", "--max-tokens", "48", "--max-num-seqs", "64"]),
 }
 OFFLINE_MEASURES = [("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"), ("ITL p99, ms", "p99_itl_ms"),
                     ("TPOT p50, ms", "p50_tpot_ms"), ("output tokens/s", "output_throughput")]
