@@ -15,13 +15,13 @@ import time
 import urllib.request
 from pathlib import Path
 
+from scheduling import run
+
 PORT = 8391
 # name -> (model, the option, its values, the first of which the others are compared with, the rest)
 OFFLINE = {
     "page-size": ("long", "--block-size", [16, 4, 8, 32, 64, 128],
                   ["--num-prompts", "8", "--input-lens", "4000", "--max-tokens", "64"]),
-    "page-size-shared": ("long", "--block-size", [16, 4, 8, 32, 64, 128],
-                         ["--num-prompts", "32", "--input-lens", "900-931", "--shared-prefix", "--max-tokens", "1"]),
     "step-tokens": ("large", "--max-num-batched-tokens", [512, 128, 256, 1024, 2048],
                     ["--num-prompts", "12", "--input-lens", "1024,64,64", "--max-tokens", "48", "--max-num-seqs", "64"]),
 }
@@ -32,16 +32,6 @@ RATIOS = [("0.5 sinking to 0.125", ["--new-token-ratio", "0.5", "--min-new-token
     (f"{ratio} for good", ["--new-token-ratio", ratio, "--new-token-ratio-decay-steps", "0"]) for ratio in ("1", "0.5", "0.25", "0.125", "0")]
 RATIO_MEASURES = [("output tokens/s", "output_throughput"), ("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"),
                   ("ITL p99, ms", "p99_itl_ms"), ("E2EL p99, ms", "p99_e2el_ms"), ("preemptions", "preemptions")]
-
-
-def offline(binary, arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "out.json"
-        subprocess.run([binary, "bench", "offline", *arguments, "--output-json", path],
-                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        result = json.loads(path.read_text())
-    assert result["failed"] == 0, result
-    return result
 
 
 def served(binary, arguments, prompts):
@@ -102,7 +92,7 @@ def main():
         if case in OFFLINE:
             model, option, values, rest = OFFLINE[case]
             folder = getattr(options, model)
-            rounds = [[offline(options.binary, [folder, *rest, option, str(value)]) for value in values] for _ in range(options.runs)]
+            rounds = [[run(options.binary, [folder], [*rest, option, str(value)]) for value in values] for _ in range(options.runs)]
             table(case, f"corella bench offline {model.upper()} {' '.join(rest)} {option} N", list(map(str, values)), rounds, OFFLINE_MEASURES)
         else:
             with tempfile.NamedTemporaryFile("w", suffix=".txt") as prompts:

@@ -3,7 +3,8 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::request_state::RequestIndex;
+use crate::prefix_tree::PrefixMatch;
+use crate::request_state::{RequestIndex, RequestState};
 use crate::{
     AdmissionError, FinishReason, PrefillAdmissionPolicy, Request, RequestError, Scheduler,
     SchedulingPolicy,
@@ -34,10 +35,10 @@ pub enum ObjectiveKind {
 
 impl Scheduler {
     /// Whether a new request would be too late behind all that is before it. Where the policy may
-    /// let it overtake, only its own prompt and those already begun count: one that could make it
-    /// is never refused.
+    /// let it overtake those that wait, only its own prompt and the begun ones count.
     pub(crate) fn check_objectives(&mut self, request: &Request) -> Result<(), AdmissionError> {
-        if !self.config.enable_slo_admission {
+        let objectives = request.objectives;
+        if !self.config.enable_slo_admission || objectives == LatencyObjectives::default() {
             return Ok(());
         }
         let begun = self.running.iter().map(|&index| &self.requests[index]);
@@ -51,19 +52,19 @@ impl Scheduler {
             true => num_begun + self.num_uncached(self.num_queued_tokens),
             false => num_begun,
         };
-        let num_cached = match self.config.enable_prefix_caching {
-            false => 0,
-            true => {
-                let tokens = &request.prompt[..request.prompt.len() - 1];
-                let matched = self
-                    .kv
-                    .match_prefix(&request.namespace, tokens, self.next_step);
-                matched.pages.len() as u64 * u64::from(self.config.page_size)
-            }
-        };
+        let mut num_cached = 0;
+        if self.config.enable_prefix_caching {
+            let tokens = &request.prompt[..request.prompt.len() - 1];
+            let namespace = &request.namespace;
+            num_cached =
+                self.num_tokens_of(&self.kv.match_prefix(namespace, tokens, self.next_step));
+        }
         let num_tokens = num_before + request.prompt.len() as u64 - num_cached;
-        let missed = self.missed_objective(request.objectives, self.pace.prefill_us(num_tokens));
-        missed.map_or(Ok(()), |missed| {
+        let expected = Expected {
+            ttft_us: self.pace.prefill_us(num_tokens),
+            tpot_us: self.expected_tpot_us(),
+        };
+        expected.missed(objectives).map_or(Ok(()), |missed| {
             self.counters.num_missed_objectives += 1;
             Err(AdmissionError::ObjectiveMissed(missed))
         })
@@ -76,20 +77,25 @@ impl Scheduler {
             return;
         }
         let waiting = self.waiting.aged.iter().chain(&self.waiting.new);
-        let is_new = |index: &RequestIndex| self.requests[*index].num_cached_tokens.is_none();
-        let waiting: Vec<_> = waiting.copied().filter(is_new).collect();
-        for index in waiting {
-            let state = &self.requests[index];
-            let objectives = state.request.objectives;
-            let waited_us = self.now_us().saturating_sub(state.request.arrival_us);
-            let num_prompt_tokens = u64::from(state.num_prompt_tokens);
-            let expected_us = waited_us + self.pace.prefill_us(num_prompt_tokens);
-            if self.missed_objective(objectives, expected_us).is_none() {
-                continue;
+        let tpot_us = self.expected_tpot_us();
+        // Late if nothing of them is cached; what is, is looked up for these only.
+        let may_be_late = |index: &RequestIndex| {
+            let state = &self.requests[*index];
+            let missed = self
+                .expected(state, 0, tpot_us)
+                .missed(state.request.objectives);
+            state.num_cached_tokens.is_none() && missed.is_some()
+        };
+        let late: Vec<_> = waiting.copied().filter(may_be_late).collect();
+        for index in late {
+            let mut num_cached = 0;
+            if self.config.enable_prefix_caching {
+                let matched = self.match_waiting(index, self.next_step);
+                num_cached = self.num_tokens_of(&matched);
             }
-            let num_cached = self.num_cached(index);
-            let expected_us = waited_us + self.pace.prefill_us(num_prompt_tokens - num_cached);
-            if let Some(missed) = self.missed_objective(objectives, expected_us) {
+            let state = &self.requests[index];
+            let expected = self.expected(state, num_cached, tpot_us);
+            if let Some(missed) = expected.missed(state.request.objectives) {
                 self.counters.num_missed_objectives += 1;
                 let error = RequestError::ObjectiveMissed(missed);
                 self.finish(index, FinishReason::Error(error), None);
@@ -97,38 +103,18 @@ impl Scheduler {
         }
     }
 
-    fn num_cached(&mut self, index: RequestIndex) -> u64 {
-        if !self.config.enable_prefix_caching {
-            return 0;
+    /// Of a request that waits, were it admitted now.
+    fn expected(&self, state: &RequestState, num_cached: u64, tpot_us: u64) -> Expected {
+        let waited_us = self.now_us().saturating_sub(state.request.arrival_us);
+        let num_tokens = u64::from(state.num_prompt_tokens) - num_cached;
+        Expected {
+            ttft_us: waited_us + self.pace.prefill_us(num_tokens),
+            tpot_us,
         }
-        let matched = self.match_waiting(index, self.next_step);
-        matched.pages.len() as u64 * u64::from(self.config.page_size)
     }
 
-    fn missed_objective(
-        &self,
-        objectives: LatencyObjectives,
-        expected_ttft_us: u64,
-    ) -> Option<MissedObjective> {
-        let expected = [
-            (ObjectiveKind::Ttft, objectives.ttft_us, expected_ttft_us),
-            (
-                ObjectiveKind::Tpot,
-                objectives.tpot_us,
-                self.expected_tpot_us(),
-            ),
-        ];
-        expected
-            .into_iter()
-            .find_map(|(kind, objective_us, expected_us)| {
-                let objective_us =
-                    objective_us.filter(|&objective_us| expected_us > objective_us)?;
-                Some(MissedObjective {
-                    kind,
-                    expected_us,
-                    objective_us,
-                })
-            })
+    fn num_tokens_of(&self, matched: &PrefixMatch) -> u64 {
+        matched.pages.len() as u64 * u64::from(self.config.page_size)
     }
 
     /// While others decode: a step's time, as often as it takes for all of them to have a turn.
@@ -148,6 +134,30 @@ impl Scheduler {
         let missed = asked.saturating_sub(self.counters.num_prefix_hit_tokens);
         let product = u128::from(num_tokens) * u128::from(missed);
         (product / u128::from(asked)) as u64
+    }
+}
+
+struct Expected {
+    ttft_us: u64,
+    tpot_us: u64,
+}
+
+impl Expected {
+    fn missed(&self, objectives: LatencyObjectives) -> Option<MissedObjective> {
+        let pairs = [
+            (ObjectiveKind::Ttft, objectives.ttft_us, self.ttft_us),
+            (ObjectiveKind::Tpot, objectives.tpot_us, self.tpot_us),
+        ];
+        pairs
+            .into_iter()
+            .find_map(|(kind, objective_us, expected_us)| {
+                let objective_us = objective_us.filter(|&objective| expected_us > objective)?;
+                Some(MissedObjective {
+                    kind,
+                    expected_us,
+                    objective_us,
+                })
+            })
     }
 }
 

@@ -155,6 +155,9 @@ pub enum Epilogue<'a> {
 
 /// Packed rows that a worker keeps in its second-level cache while all its panels pass by.
 const ROW_BLOCK_BYTES: usize = 1 << 20;
+/// Cache lines of 32 k of a panel, in matrix tiles.
+const BLOCK_LINES: usize = TILE_K * PANEL_LANES * 2 / 64;
+
 /// Every worker computes its share of the output lanes for all rows.
 pub fn gemm(
     kernels: &Kernels,
@@ -219,8 +222,7 @@ impl Call<'_> {
                         (tiles.configure)(num_rows);
                     }
                     let num_blocks = k.div_ceil(TILE_K);
-                    // A block of weights is 32 lines.
-                    let part = next.filter(|part| part * NEXT_LINES < 32);
+                    let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
                     let next = match num_rows > 16 {
                         true => part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1)),
                         false => fetch_ahead.then_some((0, panel)),

@@ -142,9 +142,7 @@ impl Stage {
     }
 
     fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
-        let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&batch, rows)));
-        let computed =
-            computed.unwrap_or_else(|_| Err(String::from("the executor's code panicked")));
+        let computed = without_panic(|| self.compute(&batch, rows));
         self.previous_step = Some(batch.step);
         if computed.is_err() {
             self.slots.handle_step_failed(&batch);
@@ -194,9 +192,8 @@ impl Stage {
 
     fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
         let samples = std::mem::take(&mut self.plan.samples);
-        let drawn = catch_unwind(AssertUnwindSafe(|| self.draw(batch.step, &samples)));
+        let drawn = without_panic(|| self.draw(batch.step, &samples));
         self.plan.samples = samples;
-        let drawn = drawn.unwrap_or_else(|_| Err(String::from("the executor's code panicked")));
         if drawn.is_err() {
             self.slots.handle_step_failed(batch);
         }
@@ -412,4 +409,10 @@ impl Stage {
         }
         Ok(())
     }
+}
+
+/// The executor is used again after a failed step, whatever failed.
+fn without_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let result = catch_unwind(AssertUnwindSafe(work));
+    result.unwrap_or_else(|_| Err(String::from("the executor's code panicked")))
 }

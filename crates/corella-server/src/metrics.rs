@@ -170,6 +170,17 @@ impl Metrics {
     }
 }
 
+/// Registers one metric as `corella_NAME`.
+fn ours<M: Metric + Clone>(
+    registry: &mut Registry,
+    name: &str,
+    help: &'static str,
+    metric: M,
+) -> M {
+    registry.register(format!("corella_{name}"), help, metric.clone());
+    metric
+}
+
 /// Registers one metric as `corella_NAME` and `vllm:NAME`.
 fn both<M: Metric + Clone>(
     registry: &mut Registry,
@@ -177,9 +188,8 @@ fn both<M: Metric + Clone>(
     help: &'static str,
     metric: M,
 ) -> M {
-    registry.register(format!("corella_{name}"), help, metric.clone());
     registry.register(format!("vllm:{name}"), help, metric.clone());
-    metric
+    ours(registry, name, help, metric)
 }
 
 /// Copies of the engine's own counts, made when someone asks.
@@ -206,51 +216,60 @@ struct EngineMetrics {
 
 impl EngineMetrics {
     fn new(registry: &mut Registry) -> Self {
-        let mut only_ours = |name: &str, help: &'static str| {
-            let counter = Counter::default();
-            registry.register(format!("corella_{name}"), help, counter.clone());
-            counter
-        };
-        let num_evicted_pages =
-            only_ours("kv_pages_evicted", "Cached KV pages given up for others");
-        let num_steps = only_ours("steps", "Batches run");
-        let num_failed_steps = only_ours("failed_steps", "Batches that failed");
-        let num_slow_steps = only_ours("slow_steps", "Batches that ran past the step timeout");
-        let step_seconds = Counter::default();
-        registry.register(
-            "corella_step_seconds",
+        let num_evicted_pages = ours(
+            registry,
+            "kv_pages_evicted",
+            "Cached KV pages given up for others",
+            Counter::default(),
+        );
+        let num_steps = ours(registry, "steps", "Batches run", Counter::default());
+        let num_failed_steps = ours(
+            registry,
+            "failed_steps",
+            "Batches that failed",
+            Counter::default(),
+        );
+        let num_slow_steps = ours(
+            registry,
+            "slow_steps",
+            "Batches that ran past the step timeout",
+            Counter::default(),
+        );
+        let step_seconds = ours(
+            registry,
+            "step_seconds",
             "Time of all batches, from submission or the end of the one before to the result",
-            step_seconds.clone(),
+            Counter::default(),
         );
-        let num_cached_pages = Gauge::default();
-        registry.register(
-            "corella_kv_pages_cached",
+        let num_cached_pages = ours(
+            registry,
+            "kv_pages_cached",
             "KV pages that hold a prefix and no running request",
-            num_cached_pages.clone(),
+            Gauge::default(),
         );
-        let num_in_use_pages = Gauge::default();
-        registry.register(
-            "corella_kv_pages_in_use",
+        let num_in_use_pages = ours(
+            registry,
+            "kv_pages_in_use",
             "KV pages that running requests hold",
-            num_in_use_pages.clone(),
+            Gauge::default(),
         );
-        let num_pinned_pages = Gauge::default();
-        registry.register(
-            "corella_kv_pages_pinned",
+        let num_pinned_pages = ours(
+            registry,
+            "kv_pages_pinned",
             "KV pages of pinned prefixes, which are in use for good",
-            num_pinned_pages.clone(),
+            Gauge::default(),
         );
-        let max_passed_over = Gauge::default();
-        registry.register(
-            "corella_max_passed_over",
+        let max_passed_over = ours(
+            registry,
+            "max_passed_over",
             "The most often that one waiting request was overtaken",
-            max_passed_over.clone(),
+            Gauge::default(),
         );
-        let num_missed_objectives = Counter::default();
-        registry.register(
-            "corella_requests_too_late",
+        let num_missed_objectives = ours(
+            registry,
+            "requests_too_late",
             "Requests refused or ended because they could not meet their objectives",
-            num_missed_objectives.clone(),
+            Counter::default(),
         );
         let prefix_cache_hit_tokens = Family::default();
         registry.register(

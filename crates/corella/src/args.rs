@@ -66,7 +66,7 @@ pub struct ServeArgs {
     pub seed: Option<u64>,
     /// A step that takes longer ends the server, for its supervisor to start it again; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
-    pub step_timeout: u64,
+    pub step_deadline: u64,
 
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
@@ -214,8 +214,9 @@ pub struct CacheArgs {
     /// Compute every prompt from its first token
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
-    /// Keep the KV of this beginning of prompts for good; @FILE reads it from a file, and it may
-    /// be given more than once. Only whole pages are kept
+    /// Keep the KV of this beginning of prompts for good, as the model sees it: of a conversation
+    /// with the chat template's marks. @FILE reads it from a file; may be given more than once.
+    /// Only whole pages are kept
     #[arg(long, value_name = "TEXT", conflicts_with = "no_enable_prefix_caching")]
     pub pin_prefix: Vec<String>,
     /// Share of the KV pages that pinned prefixes may take

@@ -49,7 +49,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_scheduler(&mut options, &args.scheduler);
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
-    options.step_deadline = match args.step_timeout {
+    options.step_deadline = match args.step_deadline {
         0 => Duration::MAX,
         seconds => Duration::from_secs(seconds),
     };

@@ -6,7 +6,7 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::{Kernels, PANEL_LANES, TILE_K, TileRows, avx512};
+use super::{Kernels, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -119,32 +119,10 @@ macro_rules! find_ahead {
 /// Eight lines of one of four pages: a quarter of what `line_ahead` names for a block's lines.
 macro_rules! fetch_page {
     ($page:literal) => {
-        concat!(
-            "prefetcht0 [{ahead} + ",
-            $page,
-            "]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 64]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 128]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 192]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 256]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 320]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 384]\n",
-            "prefetcht0 [{ahead} + ",
-            $page,
-            " + 448]\n",
-        )
+        fetch_page!($page: "0" "64" "128" "192" "256" "320" "384" "448")
+    };
+    ($page:literal: $($line:literal)*) => {
+        concat!($("prefetcht0 [{ahead} + ", $page, " + ", $line, "]\n",)*)
     };
 }
 
@@ -269,6 +247,7 @@ unsafe fn gemm(
     }
     const {
         assert!(TILE_K * 2 == TILE_ROW_BYTES && 16 * PANEL_LANES * 4 == 2048);
+        assert!(NEXT_LINES * 64 == 256);
     }
 }
 
