@@ -9,6 +9,7 @@ use std::ops::Range;
 use corella_core::PageId;
 use corella_model::AttentionSpec;
 
+use crate::attention_plan::AttentionTask;
 use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
@@ -16,88 +17,24 @@ use crate::kernels::{
 use crate::kv_memory::{HeadPage, KvMemory};
 use crate::step_plan::{SpanPlan, StepPlan};
 use crate::thread_pool::Worker;
-
-/// Query rows that attend together: some positions of a span, times some of the query heads
-/// that share a KV head.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionTask {
-    pub span: usize,
-    /// Of the span's positions.
-    pub positions: Range<usize>,
-    pub kv_head: usize,
-    /// Of the KV head's query heads.
-    pub heads: Range<usize>,
-}
-
-/// All tasks of a step, and where each worker's share begins and ends.
-#[derive(Debug, Default)]
-pub struct AttentionPlan {
-    tasks: Vec<AttentionTask>,
-    bounds: Vec<usize>,
-}
-
-impl AttentionPlan {
-    pub fn clear(&mut self) {
-        self.tasks.clear();
-        self.bounds.clear();
-    }
-
-    pub fn build(
-        &mut self,
-        spans: &[SpanPlan],
-        spec: &AttentionSpec,
-        tile_rows: usize,
-        num_threads: usize,
-    ) {
-        let group = spec.num_heads / spec.num_kv_heads;
-        let heads_at_once = group.min(tile_rows);
-        let positions_at_once = (tile_rows / group).max(1);
-        for (span, plan) in spans.iter().enumerate() {
-            for kv_head in 0..spec.num_kv_heads {
-                for start in (0..plan.num_rows).step_by(positions_at_once) {
-                    for head in (0..group).step_by(heads_at_once) {
-                        self.tasks.push(AttentionTask {
-                            span,
-                            positions: start..plan.num_rows.min(start + positions_at_once),
-                            kv_head,
-                            heads: head..group.min(head + heads_at_once),
-                        });
-                    }
-                }
-            }
-        }
-        self.share_out(spans, num_threads);
-    }
-
-    /// Cuts the tasks into runs of about equal cost.
-    fn share_out(&mut self, spans: &[SpanPlan], num_threads: usize) {
-        let cost = |task: &AttentionTask| {
-            let length = spans[task.span].start + task.positions.end;
-            // Reading a position costs about as much as two rows' arithmetic on it.
-            (length * (task.positions.len() * task.heads.len() + 2)) as u64
-        };
-        let total: u64 = self.tasks.iter().map(cost).sum();
-        let mut sum = 0;
-        self.bounds.push(0);
-        for (index, task) in self.tasks.iter().enumerate() {
-            sum += cost(task);
-            while (self.bounds.len() as u64) < num_threads as u64
-                && sum * num_threads as u64 >= total * self.bounds.len() as u64
-            {
-                self.bounds.push(index + 1);
-            }
-        }
-        self.bounds.resize(num_threads, self.tasks.len());
-        self.bounds.push(self.tasks.len());
-    }
-
-    pub fn tasks_of(&self, worker: &Worker<'_>) -> &[AttentionTask] {
-        &self.tasks[self.bounds[worker.index()]..self.bounds[worker.index() + 1]]
-    }
-}
+use crate::tile_attention::TileScratch;
 
 /// A worker's own memory for one task.
-pub struct AttentionScratch {
+pub enum AttentionScratch {
+    Rows(RowScratch),
+    Tiles(TileScratch),
+}
+
+impl AttentionScratch {
+    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> Self {
+        match kernels.attention_through_tiles(head_dim, kv.dtype) {
+            None => Self::Rows(RowScratch::new(head_dim)),
+            Some(_) => Self::Tiles(TileScratch::new(head_dim, kv.form)),
+        }
+    }
+}
+
+pub struct RowScratch {
     /// `[head_dim][row]`, scaled.
     q: Vec<f32>,
     /// Scores, then weights.
@@ -113,10 +50,10 @@ pub struct AttentionScratch {
 }
 
 // SAFETY: the pointers in `groups` and `runs` are dead once a task is done.
-unsafe impl Send for AttentionScratch {}
+unsafe impl Send for RowScratch {}
 
-impl AttentionScratch {
-    pub fn new(head_dim: usize) -> Self {
+impl RowScratch {
+    fn new(head_dim: usize) -> Self {
         Self {
             q: vec![0.0; head_dim * MAX_TILE_ROWS],
             scores: [0.0; MAX_TILE_ROWS * ATTENTION_BLOCK],
@@ -144,9 +81,18 @@ pub struct AttentionLayer<'a> {
 
 impl AttentionLayer<'_> {
     pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        for task in plan.attention.tasks_of(worker) {
+        let tasks = plan.attention.tasks_of(worker).iter().map(|task| {
             let span = &plan.spans[task.span];
-            self.run_task(task, span, plan.pages_of(span), scratch);
+            (task, span, plan.pages_of(span))
+        });
+        match scratch {
+            AttentionScratch::Rows(scratch) => {
+                tasks.for_each(|(task, span, pages)| self.run_task(task, span, pages, scratch));
+            }
+            AttentionScratch::Tiles(scratch) => {
+                tasks.for_each(|(task, span, pages)| self.run_tiles(task, span, pages, scratch));
+                self.release_tiles();
+            }
         }
     }
 
@@ -155,7 +101,7 @@ impl AttentionLayer<'_> {
         task: &AttentionTask,
         span: &SpanPlan,
         pages: &[PageId],
-        scratch: &mut AttentionScratch,
+        scratch: &mut RowScratch,
     ) {
         let num_rows = task.positions.len() * task.heads.len();
         self.load_queries(task, span, scratch);
@@ -211,7 +157,8 @@ impl AttentionLayer<'_> {
         self.store(task, span, scratch);
     }
 
-    fn rows<'a>(
+    /// The step's row and the query head of each of the task's rows.
+    pub(crate) fn rows<'a>(
         &self,
         task: &'a AttentionTask,
         span: &'a SpanPlan,
@@ -225,7 +172,7 @@ impl AttentionLayer<'_> {
         })
     }
 
-    fn load_queries(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut AttentionScratch) {
+    fn load_queries(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut RowScratch) {
         let head_dim = self.spec.head_dim;
         let num_rows = task.positions.len() * task.heads.len();
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
@@ -239,19 +186,30 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Divides by the sums and hands the rows to the next layer.
-    fn store(&self, task: &AttentionTask, span: &SpanPlan, scratch: &AttentionScratch) {
+    fn store(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut RowScratch) {
         let head_dim = self.spec.head_dim;
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
-        for (r, (row, head)) in self.rows(task, span).enumerate() {
-            let rows = self.tiles.rows(self.tiles.tile_of(row));
-            let scale = 1.0 / sum_lanes(&scratch.sums[r]);
-            // Adding 0 turns -0, which a masked position could have hidden, into 0.
-            let values = scratch.out[r * stride..][..head_dim].iter();
-            let values = values.map(|value| value * scale + 0.0);
-            // SAFETY: a row's head belongs to one task.
-            unsafe { self.out.write(&rows, row, head * head_dim, values) };
+        for (r, at) in self.rows(task, span).enumerate() {
+            let values = &mut scratch.out[r * stride..][..head_dim];
+            self.store_row(at, values, &scratch.sums[r]);
         }
+    }
+
+    /// Divides by the sums and hands the row to the next layer.
+    pub(crate) fn store_row(
+        &self,
+        (row, head): (usize, usize),
+        values: &mut [f32],
+        sums: &[f32; 16],
+    ) {
+        let rows = self.tiles.rows(self.tiles.tile_of(row));
+        let scale = 1.0 / sum_lanes(sums);
+        for value in &mut *values {
+            // Adding 0 turns -0, which a masked position could have hidden, into 0.
+            *value = *value * scale + 0.0;
+        }
+        // SAFETY: a row's head belongs to one task.
+        unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }
 
     /// Lists the keys and values of a block's positions, page by page.
@@ -260,7 +218,7 @@ impl AttentionLayer<'_> {
         head: usize,
         pages: &[PageId],
         positions: Range<usize>,
-        scratch: &mut AttentionScratch,
+        scratch: &mut RowScratch,
     ) {
         scratch.groups.clear();
         scratch.runs.clear();

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::kernels::TILE_K;
+use crate::kernels::{Kernels, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -103,49 +103,41 @@ impl PackedRows {
     /// Nobody else uses these elements meanwhile.
     pub unsafe fn write(
         &self,
+        kernels: &Kernels,
         tile: &Range<usize>,
         row: usize,
         first: usize,
-        values: impl ExactSizeIterator<Item = f32>,
+        values: &[f32],
     ) {
         assert!(tile.contains(&row) && first + values.len() <= self.k);
         let start = self.tile_ptr(tile);
         match self.form {
             Form::Columns => {
                 let column = start.cast::<f32>();
-                for (i, value) in values.enumerate() {
+                for (i, value) in values.iter().enumerate() {
                     let at = (first + i) * tile.len() + row - tile.start;
                     // SAFETY: inside the tile; exclusive by the caller's promise.
-                    unsafe { *column.add(at) = value };
+                    unsafe { *column.add(at) = *value };
                 }
             }
             Form::MatrixTiles => {
                 let mut values = values;
                 let mut k = first;
-                while values.len() > 0 {
+                while !values.is_empty() {
                     let in_block = k % TILE_K;
-                    let len = (TILE_K - in_block).min(values.len());
+                    let (part, rest) = values.split_at((TILE_K - in_block).min(values.len()));
                     let at = (k / TILE_K * tile.len() + row - tile.start) * TILE_K + in_block;
                     // SAFETY: inside the tile; exclusive by the caller's promise.
-                    let out =
-                        unsafe { std::slice::from_raw_parts_mut(start.cast::<u16>().add(at), len) };
-                    for (out, value) in out.iter_mut().zip(&mut values) {
-                        *out = round_to_bf16(value);
+                    unsafe {
+                        let out = start.cast::<u16>().add(at);
+                        (kernels.round)(part.as_ptr(), part.len(), out);
                     }
-                    k += len;
+                    values = rest;
+                    k += part.len();
                 }
             }
         }
     }
-}
-
-/// To nearest even. Branchless, so that a loop of it becomes vectors.
-#[inline(always)]
-fn round_to_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet_nan = bits >> 16 | 0x40;
-    (if value.is_nan() { quiet_nan } else { rounded }) as u16
 }
 
 /// How a step's rows are cut into tiles: as few as possible, as even as possible.
@@ -179,17 +171,6 @@ impl Tiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rounding_is_that_of_the_library() {
-        let mut bits = 0_u32;
-        for _ in 0..1 << 20 {
-            let value = f32::from_bits(bits);
-            let expected = half::bf16::from_f32(value);
-            assert_eq!(round_to_bf16(value), expected.to_bits(), "{value}");
-            bits = bits.wrapping_add(4099);
-        }
-    }
 
     #[test]
     fn tiles_cover_all_rows_within_the_limit() {

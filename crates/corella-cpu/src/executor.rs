@@ -13,7 +13,7 @@ use corella_model::{
 
 use crate::forward::Forward;
 use crate::kernels::{Isa, detect_isa, kernels};
-use crate::kv_memory::{KvMemory, kv_page_bytes};
+use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
 use crate::slot::{SlotLimits, Slots};
 use crate::stage::{Command, Output, Stage};
 use crate::step_plan::StepPlan;
@@ -131,7 +131,10 @@ impl CpuExecutor {
             let layers = packed.take_layers(spec.num_layers);
             // One page more, for warm-up.
             let num_pages = config.num_pages as usize + 1;
-            let kv = KvMemory::new(&spec, num_pages, config.page_size, config.kv_dtype)
+            let head_dim = spec.attention.head_dim;
+            let tiles = kernels.attention_through_tiles(head_dim, config.kv_dtype);
+            let kv_form = KvForm::new(tiles.is_some(), config.page_size);
+            let kv = KvMemory::new(&spec, num_pages, config.page_size, config.kv_dtype, kv_form)
                 .map_err(no_memory("the KV pages"))?;
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();

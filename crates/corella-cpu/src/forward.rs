@@ -13,10 +13,13 @@ use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::gemm::{Epilogue, gemm};
 use crate::kernels::Kernels;
 use crate::kv_memory::{HeadPage, KvMemory};
-use crate::rotary::{Rotary, rotate};
+use crate::rotary::Rotary;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::Worker;
 use crate::weights::{PackedLayer, PackedWeights};
+
+/// Elements of a row that are normed and packed in one go.
+const NORM_CHUNK: usize = 256;
 
 pub struct Forward {
     spec: DecoderSpec,
@@ -73,7 +76,7 @@ impl Forward {
         Ok(Self {
             rotary: Rotary::new(&spec.rotary, attention.head_dim),
             scratch: (0..num_threads)
-                .map(|_| Mutex::new(AttentionScratch::new(attention.head_dim)))
+                .map(|_| Mutex::new(AttentionScratch::new(kernels, &kv, attention.head_dim)))
                 .collect(),
             spec,
             kernels,
@@ -88,10 +91,6 @@ impl Forward {
         &self.spec
     }
 
-    pub fn kernels(&self) -> &'static Kernels {
-        self.kernels
-    }
-
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
         2 * self.tile_rows
@@ -99,6 +98,15 @@ impl Forward {
 
     pub fn tile_rows(&self) -> usize {
         self.tile_rows
+    }
+
+    /// Rows that attend together.
+    pub fn attention_rows(&self) -> usize {
+        let head_dim = self.spec.attention.head_dim;
+        let tiles = self
+            .kernels
+            .attention_through_tiles(head_dim, self.kv.dtype);
+        tiles.map_or(self.kernels.tile_rows, |tiles| tiles.max_rows)
     }
 
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
@@ -245,9 +253,17 @@ impl Forward {
                 let x = unsafe { self.activations.hidden.row(row_of(row)) };
                 let x = &x[..weight.len()];
                 let scale = self.norm_scale(x);
-                let values = x.iter().zip(weight).map(|(x, weight)| x * scale * weight);
-                // SAFETY: the tile is this worker's.
-                unsafe { out.write(&rows, row, 0, values) };
+                let mut values = [0.0; NORM_CHUNK];
+                for first in (0..x.len()).step_by(NORM_CHUNK) {
+                    let len = NORM_CHUNK.min(x.len() - first);
+                    let (x, weight) = (&x[first..][..len], &weight[first..][..len]);
+                    // SAFETY: `len` elements each; the tile is this worker's.
+                    unsafe {
+                        let to = values.as_mut_ptr();
+                        (self.kernels.weigh)(x.as_ptr(), weight.as_ptr(), scale, len, to);
+                        out.write(self.kernels, &rows, row, first, &values[..len]);
+                    }
+                }
             }
         }
     }
@@ -289,17 +305,20 @@ impl Forward {
             let offset = row.position % page_size;
             if head < spec.num_heads {
                 self.norm_head(x, layer.q_norm.as_deref());
-                rotate(x, angles);
+                self.rotate(x, angles);
             } else if head < spec.num_heads + spec.num_kv_heads {
                 self.norm_head(x, layer.k_norm.as_deref());
-                rotate(x, angles);
+                self.rotate(x, angles);
                 // SAFETY: a position of a sequence is one row, and this head of it this
                 // worker's; shared pages are written by the one span that fills them.
-                unsafe { self.kv.write_key(at(head - spec.num_heads), offset, x) };
+                unsafe {
+                    self.kv
+                        .write_key(self.kernels, at(head - spec.num_heads), offset, x)
+                };
             } else {
                 let head = head - spec.num_heads - spec.num_kv_heads;
                 // SAFETY: as for keys.
-                unsafe { self.kv.write_value(at(head), offset, x) };
+                unsafe { self.kv.write_value(self.kernels, at(head), offset, x) };
             }
         }
     }
@@ -307,9 +326,17 @@ impl Forward {
     fn norm_head(&self, x: &mut [f32], weight: Option<&[f32]>) {
         if let Some(weight) = weight {
             let scale = self.norm_scale(x);
-            for (x, weight) in x.iter_mut().zip(weight) {
-                *x = *x * scale * weight;
-            }
+            assert_eq!(weight.len(), x.len());
+            let out = x.as_mut_ptr();
+            // SAFETY: exactly the elements of `x`, and as many weights.
+            unsafe { (self.kernels.weigh)(out, weight.as_ptr(), scale, x.len(), out) };
         }
+    }
+
+    fn rotate(&self, head: &mut [f32], angles: &[f32]) {
+        let half = head.len() / 2;
+        assert!(angles.len() >= 2 * half);
+        // SAFETY: just checked.
+        unsafe { (self.kernels.rotate)(head.as_mut_ptr(), angles.as_ptr(), half) };
     }
 }

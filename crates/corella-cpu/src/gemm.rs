@@ -280,9 +280,9 @@ impl Call<'_> {
                 let first = panel * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
                 for (row, products) in rows.clone().zip(&products) {
-                    let products = products[..num_lanes].iter().copied();
+                    let products = &products[..num_lanes];
                     // SAFETY: a panel's lanes belong to one worker.
-                    unsafe { out.write(&rows, row, first, products) };
+                    unsafe { out.write(self.kernels, &rows, row, first, products) };
                 }
             }
         }

@@ -1,15 +1,14 @@
 //! The pages that hold keys and values.
 //!
 //! One region: layer by layer, KV head by KV head, page by page, so that what a head reads
-//! lies close together. A head's part of a page is its keys `[head_dim][page_size]`, so that
-//! positions lie side by side for the scores, and its values `[page_size][head_dim]`.
+//! lies close together. A head's part of a page is its keys, and then its values.
 
 use std::io;
 
 use corella_model::{DType, DecoderSpec};
 use half::{bf16, f16};
 
-use crate::kernels::{ATTENTION_LANES, KeyGroup, ValueRun};
+use crate::kernels::{ATTENTION_LANES, Kernels, KeyGroup, TILE_POSITIONS, ValueRun};
 use crate::region::Region;
 
 /// Memory of one page: K and V of all layers.
@@ -19,8 +18,30 @@ pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, kv_dtype: DType) -> usi
     2 * spec.num_layers * elements * kv_dtype.size()
 }
 
+/// How a head's part of a page lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvForm {
+    /// Keys `[head_dim][page_size]`, so that positions lie side by side for the scores, and values
+    /// `[page_size][head_dim]`.
+    Plain,
+    /// As matrix tiles read them: keys `[head_dim / 2][page_size][2]`, values
+    /// `[page_size / 2][head_dim][2]`.
+    Tiles,
+}
+
+impl KvForm {
+    /// Tiles for attention through tiles, wherever their positions lie in one page.
+    pub fn new(through_tiles: bool, page_size: u32) -> Self {
+        match through_tiles && (page_size as usize).is_multiple_of(TILE_POSITIONS) {
+            true => Self::Tiles,
+            false => Self::Plain,
+        }
+    }
+}
+
 pub struct KvMemory {
     region: Region,
+    pub form: KvForm,
     pub dtype: DType,
     num_layers: usize,
     num_pages: usize,
@@ -35,12 +56,14 @@ impl KvMemory {
         num_pages: usize,
         page_size: u32,
         dtype: DType,
+        form: KvForm,
     ) -> io::Result<Self> {
         let bytes = kv_page_bytes(spec, page_size, dtype)
             .checked_mul(num_pages)
             .ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             region: Region::new(bytes + ATTENTION_LANES * dtype.size())?,
+            form,
             dtype,
             num_layers: spec.num_layers,
             num_pages,
@@ -62,16 +85,19 @@ impl KvMemory {
         2 * self.num_layers * self.num_kv_heads * self.half_len() * self.dtype.size()
     }
 
-    /// Bytes from one dimension of a key to the next.
+    /// Bytes from one dimension of a key, or one pair of them, to the next.
     pub fn key_stride(&self) -> usize {
-        self.page_size * self.dtype.size()
+        match self.form {
+            KvForm::Plain => self.page_size * self.dtype.size(),
+            KvForm::Tiles => 2 * self.page_size * self.dtype.size(),
+        }
     }
 
     /// The keys of positions `offset..offset + num_positions` of a page.
     pub fn keys(&self, at: HeadPage, offset: usize, num_positions: usize) -> KeyGroup {
         assert!(offset + num_positions <= self.page_size);
         KeyGroup {
-            keys: self.element(at, offset),
+            keys: self.element(at, self.key_index(0, offset)),
             num_positions,
             offset: 0,
         }
@@ -81,8 +107,55 @@ impl KvMemory {
     pub fn values(&self, at: HeadPage, offset: usize, num_positions: usize) -> ValueRun {
         assert!(offset + num_positions <= self.page_size);
         ValueRun {
-            values: self.element(at, self.half_len() + offset * self.head_dim),
+            values: self.element(at, self.value_index(0, offset)),
             num_positions,
+        }
+    }
+
+    /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
+    pub fn key_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        self.element(at, self.key_index(0, offset))
+    }
+
+    /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
+    pub fn value_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        self.element(at, self.value_index(0, offset))
+    }
+
+    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][TILE_POSITIONS][2]`.
+    pub fn copy_key(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
+        self.copy_elements(at, to, tile, |i| {
+            let outside = (i / 2 * TILE_POSITIONS + to) * 2 + i % 2;
+            (self.key_index(i, offset), outside)
+        });
+    }
+
+    /// Puts one position's value, in bf16, into a tile of `[TILE_POSITIONS / 2][head_dim][2]`.
+    pub fn copy_value(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
+        self.copy_elements(at, to, tile, |i| {
+            let outside = (to / 2 * self.head_dim + i) * 2 + to % 2;
+            (self.value_index(i, offset), outside)
+        });
+    }
+
+    /// `indices` says for each dimension where it stands here and in the tile.
+    fn copy_elements(
+        &self,
+        at: HeadPage,
+        to: usize,
+        tile: &mut [u16],
+        indices: impl Fn(usize) -> (usize, usize),
+    ) {
+        assert!(self.dtype == DType::Bf16 && to < TILE_POSITIONS);
+        assert_eq!(tile.len(), TILE_POSITIONS * self.head_dim);
+        let start = self.element(at, 0).cast::<u16>();
+        for i in 0..self.head_dim {
+            let (from, to) = indices(i);
+            debug_assert!(from < 2 * self.half_len());
+            // SAFETY: inside the head's part of the page, which no one writes during attention.
+            tile[to] = unsafe { *start.add(from) };
         }
     }
 
@@ -90,19 +163,43 @@ impl KvMemory {
     ///
     /// # Safety
     /// Nobody else uses this position of the head meanwhile.
-    pub unsafe fn write_key(&self, at: HeadPage, offset: usize, key: &[f32]) {
+    pub unsafe fn write_key(&self, kernels: &Kernels, at: HeadPage, offset: usize, key: &[f32]) {
         assert!(offset < self.page_size && key.len() == self.head_dim);
-        // SAFETY: element (i, offset) of the head's keys; exclusive by the caller's promise.
-        unsafe { self.write(self.element(at, offset), self.page_size, key) }
+        let start = self.element(at, self.key_index(0, offset));
+        match self.form {
+            // SAFETY: element (i, offset) of the head's keys; exclusive by the caller's promise.
+            KvForm::Plain => unsafe { self.write(start, self.page_size, key) },
+            KvForm::Tiles => for_each_rounded(kernels, key, |first, rounded| {
+                for (pair, values) in rounded.chunks_exact(2).enumerate() {
+                    let at = (first / 2 + pair) * self.page_size;
+                    // SAFETY: as above; two dimensions stand together.
+                    unsafe { *start.cast::<[u16; 2]>().add(at) = [values[0], values[1]] };
+                }
+            }),
+        }
     }
 
     /// # Safety
     /// Nobody else uses this position of the head meanwhile.
-    pub unsafe fn write_value(&self, at: HeadPage, offset: usize, value: &[f32]) {
+    pub unsafe fn write_value(
+        &self,
+        kernels: &Kernels,
+        at: HeadPage,
+        offset: usize,
+        value: &[f32],
+    ) {
         assert!(offset < self.page_size && value.len() == self.head_dim);
-        let start = self.half_len() + offset * self.head_dim;
-        // SAFETY: element (offset, i) of the head's values; exclusive by the caller's promise.
-        unsafe { self.write(self.element(at, start), 1, value) }
+        let start = self.element(at, self.value_index(0, offset));
+        match self.form {
+            // SAFETY: element (offset, i) of the head's values; exclusive by the caller's promise.
+            KvForm::Plain => unsafe { self.write(start, 1, value) },
+            KvForm::Tiles => for_each_rounded(kernels, value, |first, rounded| {
+                for (i, value) in rounded.iter().enumerate() {
+                    // SAFETY: as above; two positions stand together.
+                    unsafe { *start.cast::<u16>().add((first + i) * 2) = *value };
+                }
+            }),
+        }
     }
 
     /// # Safety
@@ -124,25 +221,25 @@ impl KvMemory {
     pub fn copy_rows(&mut self, from: usize, to: usize, num_rows: usize) {
         assert!(num_rows <= self.page_size);
         let size = self.dtype.size();
+        let num_values = match self.form {
+            KvForm::Plain => num_rows * self.head_dim,
+            KvForm::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
+        };
         for (layer, head) in self.layers_and_heads() {
             let [from, to] = [from, to].map(|page| HeadPage { layer, page, head });
-            for i in 0..self.head_dim {
-                let at = i * self.page_size;
-                // SAFETY: rows of keys of this head; `&mut self` keeps everyone else out.
-                unsafe {
-                    std::ptr::copy(
-                        self.element(from, at),
-                        self.element(to, at),
-                        num_rows * size,
-                    );
+            // SAFETY: the first positions of this head; `&mut self` keeps everyone else out.
+            let copy = |at: usize, len: usize| unsafe {
+                std::ptr::copy(self.element(from, at), self.element(to, at), len * size);
+            };
+            match self.form {
+                KvForm::Plain => {
+                    (0..self.head_dim).for_each(|i| copy(self.key_index(i, 0), num_rows));
                 }
+                KvForm::Tiles => (0..self.head_dim)
+                    .step_by(2)
+                    .for_each(|i| copy(self.key_index(i, 0), 2 * num_rows)),
             }
-            let at = self.half_len();
-            // SAFETY: the first rows of values of this head; exclusive as above.
-            unsafe {
-                let len = num_rows * self.head_dim * size;
-                std::ptr::copy(self.element(from, at), self.element(to, at), len);
-            }
+            copy(self.value_index(0, 0), num_values);
         }
     }
 
@@ -179,9 +276,10 @@ impl KvMemory {
             for position in 0..self.page_size {
                 for i in 0..self.head_dim {
                     let outside = position * self.head_dim + i;
-                    let key = self.element(at, i * self.page_size + position);
+                    let key = self.element(at, self.key_index(i, position));
                     visit((keys + outside) * size, key);
-                    visit((values + outside) * size, self.element(at, half + outside));
+                    let value = self.element(at, self.value_index(i, position));
+                    visit((values + outside) * size, value);
                 }
             }
         }
@@ -195,6 +293,22 @@ impl KvMemory {
     /// Elements of the keys, or the values, of a head in a page.
     fn half_len(&self) -> usize {
         self.page_size * self.head_dim
+    }
+
+    /// Where dimension i of a position's key stands in a head's part of a page.
+    fn key_index(&self, i: usize, position: usize) -> usize {
+        match self.form {
+            KvForm::Plain => i * self.page_size + position,
+            KvForm::Tiles => (i / 2 * self.page_size + position) * 2 + i % 2,
+        }
+    }
+
+    fn value_index(&self, i: usize, position: usize) -> usize {
+        let at = match self.form {
+            KvForm::Plain => position * self.head_dim + i,
+            KvForm::Tiles => (position / 2 * self.head_dim + i) * 2 + position % 2,
+        };
+        self.half_len() + at
     }
 
     fn element(&self, at: HeadPage, index: usize) -> *mut u8 {
@@ -217,4 +331,16 @@ pub struct HeadPage {
     pub layer: usize,
     pub page: usize,
     pub head: usize,
+}
+
+/// Calls `visit` with some rounded values at a time, an even number as long as `values` has one,
+/// and the index of the first.
+fn for_each_rounded(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, &[u16])) {
+    const AT_ONCE: usize = 128;
+    let mut rounded = [0; AT_ONCE];
+    for (part, values) in values.chunks(AT_ONCE).enumerate() {
+        // SAFETY: as many elements as there is room for.
+        unsafe { (kernels.round)(values.as_ptr(), values.len(), rounded.as_mut_ptr()) };
+        visit(part * AT_ONCE, &rounded[..values.len()]);
+    }
 }

@@ -1,6 +1,7 @@
 //! The CPU executor: kernels by instruction set, worker pool, paged KV memory.
 
 mod attention;
+mod attention_plan;
 mod buffer;
 mod executor;
 mod forward;
@@ -14,6 +15,7 @@ mod slot;
 mod stage;
 mod step_plan;
 mod thread_pool;
+mod tile_attention;
 mod weights;
 
 pub use executor::{CpuConfig, CpuError, CpuExecutor};

@@ -29,18 +29,6 @@ impl Rotary {
     }
 }
 
-/// Rotates the first half of a head against the second.
-pub fn rotate(head: &mut [f32], angles: &[f32]) {
-    let half = head.len() / 2;
-    let (cos, sin) = angles[..2 * half].split_at(half);
-    let (first, second) = head.split_at_mut(half);
-    for i in 0..half {
-        let (a, b) = (first[i], second[i]);
-        first[i] = a * cos[i] - b * sin[i];
-        second[i] = b * cos[i] + a * sin[i];
-    }
-}
-
 fn scale(frequency: f64, scaling: &RotaryScaling) -> f64 {
     match *scaling {
         RotaryScaling::None => frequency,

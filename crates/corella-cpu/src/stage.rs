@@ -243,7 +243,7 @@ impl Stage {
         self.plan.finish(
             &self.forward.spec().attention,
             self.forward.tile_rows(),
-            self.forward.kernels().tile_rows,
+            self.forward.attention_rows(),
             self.pool.num_threads(),
         );
         let incoming = (!self.is_first).then_some(rows);

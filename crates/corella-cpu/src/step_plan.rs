@@ -5,7 +5,7 @@ use std::ops::Range;
 use corella_core::{Batch, PageId, SlotId, TokenId};
 use corella_model::AttentionSpec;
 
-use crate::attention::AttentionPlan;
+use crate::attention_plan::AttentionPlan;
 use crate::buffer::Tiles;
 use crate::slot::Slots;
 

@@ -6,24 +6,27 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
+use super::amx_attention::TILE_ATTENTION;
 use super::{Kernels, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
         max_rows: 32,
-        configure,
+        configure: configure_rows,
         gemm,
         release,
         peak,
         peak_flops: 4 * 16 * 16 * TILE_K * 2,
     }),
+    tile_attention: Some(TILE_ATTENTION),
     ..avx512::KERNELS
 };
 
 /// Whether the processor has bf16 tiles and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED.get_or_init(|| has_tiles() && may_use_tiles())
+    *SUPPORTED
+        .get_or_init(|| is_x86_feature_detected!("avx512bf16") && has_tiles() && may_use_tiles())
 }
 
 fn has_tiles() -> bool {
@@ -67,11 +70,20 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// Sums in tiles 0–3, rows in 4 and 5, weights in 6 and 7.
-fn tile_config(num_rows: usize) -> TileConfig {
+/// Sums in tiles 0–3, `num_rows` rows of `k` elements of bf16 in 4 and 5, k times 16 lanes of
+/// weights in 6 and 7.
+#[derive(Clone, Copy)]
+pub struct TileShape {
+    pub num_rows: usize,
+    /// At most `TILE_K`.
+    pub k: usize,
+}
+
+fn tile_config(TileShape { num_rows, k }: TileShape) -> TileConfig {
     let low = num_rows.min(16) as u8;
     let high = (num_rows as u8) - low;
-    let rows = [low, low, high, high, low, high, 16, 16];
+    let weights = (k / 2) as u8;
+    let rows = [low, low, high, high, low, high, weights, weights];
     let mut config = TileConfig {
         palette: 1,
         start_row: 0,
@@ -80,23 +92,32 @@ fn tile_config(num_rows: usize) -> TileConfig {
         rows: [0; 16],
     };
     for (tile, rows) in rows.into_iter().enumerate() {
+        let row_bytes = if tile == 4 || tile == 5 { k * 2 } else { 64 };
         config.rows[tile] = rows;
-        config.row_bytes[tile] = if rows > 0 { 64 } else { 0 };
+        config.row_bytes[tile] = if rows > 0 { row_bytes as u16 } else { 0 };
     }
     config
 }
 
 /// # Safety
 /// The process may use tiles.
-unsafe fn configure(num_rows: usize) {
-    let config = tile_config(num_rows);
+pub unsafe fn configure(shape: TileShape) {
+    let config = tile_config(shape);
     // SAFETY: a valid configuration; no tile holds anything between two kernels.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
 }
 
 /// # Safety
 /// The process may use tiles.
-unsafe fn release() {
+unsafe fn configure_rows(num_rows: usize) {
+    let k = TILE_K;
+    // SAFETY: the caller's promise, passed on.
+    unsafe { configure(TileShape { num_rows, k }) };
+}
+
+/// # Safety
+/// The process may use tiles.
+pub unsafe fn release() {
     // SAFETY: no tile holds anything between two kernels.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
@@ -256,7 +277,7 @@ unsafe fn gemm(
 unsafe fn peak(iterations: usize) {
     // SAFETY: touches tiles only, and none holds anything between two kernels.
     unsafe {
-        configure(32);
+        configure_rows(32);
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",

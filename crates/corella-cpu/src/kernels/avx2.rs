@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, exp, line_ahead, sum_lanes, with_rows,
+    ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -16,6 +16,9 @@ pub static KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     sum_of_squares,
+    weigh,
+    rotate,
+    round,
     silu_mul,
     scores: ByFormat {
         f32: scores::<F32>,
@@ -28,6 +31,7 @@ pub static KERNELS: Kernels = Kernels {
         bf16: values::<BF16>,
         f16: values::<F16>,
     },
+    tile_attention: None,
     peak,
     peak_flops: 12 * 8 * 2,
     read,
@@ -171,6 +175,8 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
         sum_lanes(&lanes)
     }
 }
+
+elementwise!("avx2,fma,f16c");
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {

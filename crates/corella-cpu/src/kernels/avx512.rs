@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, exp, line_ahead, sum_lanes, with_rows,
+    ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -16,6 +16,9 @@ pub const KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     sum_of_squares,
+    weigh,
+    rotate,
+    round,
     silu_mul,
     scores: ByFormat {
         f32: scores::<F32>,
@@ -28,6 +31,7 @@ pub const KERNELS: Kernels = Kernels {
         bf16: values::<BF16>,
         f16: values::<F16>,
     },
+    tile_attention: None,
     peak,
     peak_flops: 24 * 16 * 2,
     read,
@@ -147,9 +151,11 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     }
 }
 
-fn first_lanes(n: usize) -> __mmask16 {
+pub fn first_lanes(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
 }
+
+elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
@@ -169,7 +175,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-fn exp_lanes(x: __m512) -> __m512 {
+pub fn exp_lanes(x: __m512) -> __m512 {
     // The operand order keeps a NaN in `x`.
     let x = _mm512_min_ps(
         _mm512_set1_ps(exp::MAX),

@@ -11,9 +11,12 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod amx_attention;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod elementwise;
 mod portable;
 
 use std::fmt;
@@ -119,6 +122,13 @@ pub struct Kernels {
     pub tile_gemm: Option<TileRows>,
     /// Σ x², for RMS norms.
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
+    /// `out[i] = x[i] * scale * weight[i]`; `out` may be `x`.
+    pub weigh: unsafe fn(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32),
+    /// Turns element i of a head of `2 * half` against element `half + i`; `angles` has `half`
+    /// cosines, then sines.
+    pub rotate: unsafe fn(head: *mut f32, angles: *const f32, half: usize),
+    /// To bf16, nearest even.
+    pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
     /// elements, those of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
@@ -129,6 +139,9 @@ pub struct Kernels {
     pub softmax_block:
         unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
     pub values: ByFormat<Values>,
+    /// Where the processor has matrix tiles: for KV in bf16, and queries and weights that are
+    /// rounded to bf16.
+    pub tile_attention: Option<TileAttention>,
     /// Independent chains of multiply-adds that no memory slows down; each iteration does
     /// `peak_flops` operations.
     pub peak: unsafe fn(iterations: usize) -> f32,
@@ -138,6 +151,11 @@ pub struct Kernels {
 }
 
 impl Kernels {
+    pub fn attention_through_tiles(&self, head_dim: usize, kv: DType) -> Option<&TileAttention> {
+        let fits = kv == DType::Bf16 && head_dim.is_multiple_of(TILE_K);
+        self.tile_attention.as_ref().filter(|_| fits)
+    }
+
     /// Rows that a GEMM takes at once.
     pub fn rows_at_once(&self, form: Form) -> usize {
         match (form, &self.tile_gemm) {
@@ -229,6 +247,61 @@ pub type Values = unsafe fn(
     head_dim: usize,
     out: *mut f32,
     out_stride: usize,
+);
+
+/// Positions that attention through matrix tiles takes in one go, counted from position 0 of the
+/// sequence.
+pub const TILE_ATTENTION_BLOCK: usize = 256;
+/// Positions of one tile of keys or values.
+pub const TILE_POSITIONS: usize = 16;
+
+/// Attention through matrix tiles, a block of `TILE_ATTENTION_BLOCK` positions at a time.
+#[derive(Clone, Copy)]
+pub struct TileAttention {
+    /// Rows that it takes at once.
+    pub max_rows: usize,
+    pub scores: TileScores,
+    /// As `Kernels::softmax_block`, for scores still to be multiplied by `scale`, and with weights
+    /// in bf16, of which those from `limit` up to `len`, a multiple of 16, are 0.
+    pub softmax: unsafe fn(
+        scores: *const f32,
+        scale: f32,
+        limit: usize,
+        len: usize,
+        max: &mut f32,
+        sums: *mut f32,
+        weights: *mut u16,
+    ) -> f32,
+    pub values: TileValues,
+    /// After the last: a thread without tiles is cheaper to switch.
+    pub release: unsafe fn(),
+}
+
+/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g.
+/// Queries are bf16, 32 dimensions by 32 dimensions, and for those one row after the other; keys
+/// pairs of dimensions, `stride` bytes from one to the next, of each pair the positions, of each
+/// position its two elements. Rows of `out` have `TILE_ATTENTION_BLOCK` elements. With an odd
+/// number of groups one more is written.
+pub type TileScores = unsafe fn(
+    q: *const u16,
+    num_rows: usize,
+    keys: &[*const u8],
+    stride: usize,
+    head_dim: usize,
+    out: *mut f32,
+);
+
+/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, for the 16 positions of
+/// each tile: pairs of positions, of each pair the dimensions, of each dimension its two elements.
+/// Rows of `weights` have `TILE_ATTENTION_BLOCK` elements, rows of `out`
+/// `head_dim`, a multiple of 32.
+pub type TileValues = unsafe fn(
+    weights: *const u16,
+    num_rows: usize,
+    scale: *const f32,
+    values: &[*const u8],
+    head_dim: usize,
+    out: *mut f32,
 );
 
 pub struct ByFormat<T> {

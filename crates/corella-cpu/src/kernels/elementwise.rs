@@ -1,0 +1,130 @@
+//! Loops over one row that a compiler turns into vectors by itself: each instruction set has its
+//! own copy, and all copies compute the same bits.
+
+/// Elements read before the first of them is written, so that results may replace their inputs.
+const CHUNK: usize = 16;
+
+/// # Safety
+/// See `Kernels::weigh`.
+#[inline(always)]
+pub unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
+    let mut i = 0;
+    // SAFETY: the caller's promise; chunks end at n.
+    unsafe {
+        while i + CHUNK <= n {
+            let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            let weight = weight.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            let mut y = [0.0; CHUNK];
+            for j in 0..CHUNK {
+                y[j] = x[j] * scale * weight[j];
+            }
+            out.add(i).cast::<[f32; CHUNK]>().write_unaligned(y);
+            i += CHUNK;
+        }
+        while i < n {
+            *out.add(i) = *x.add(i) * scale * *weight.add(i);
+            i += 1;
+        }
+    }
+}
+
+/// # Safety
+/// See `Kernels::rotate`.
+#[inline(always)]
+pub unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
+    let mut i = 0;
+    // SAFETY: the caller's promise; chunks end at `half`.
+    unsafe {
+        while i + CHUNK <= half {
+            let read = |p: *const f32| p.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            let (a, b) = (read(head), read(head.add(half)));
+            let (cos, sin) = (read(angles), read(angles.add(half)));
+            let (mut first, mut second) = ([0.0; CHUNK], [0.0; CHUNK]);
+            for j in 0..CHUNK {
+                first[j] = a[j] * cos[j] - b[j] * sin[j];
+                second[j] = b[j] * cos[j] + a[j] * sin[j];
+            }
+            head.add(i).cast::<[f32; CHUNK]>().write_unaligned(first);
+            let at = head.add(half + i);
+            at.cast::<[f32; CHUNK]>().write_unaligned(second);
+            i += CHUNK;
+        }
+        while i < half {
+            let (a, b) = (*head.add(i), *head.add(half + i));
+            let (cos, sin) = (*angles.add(i), *angles.add(half + i));
+            *head.add(i) = a * cos - b * sin;
+            *head.add(half + i) = b * cos + a * sin;
+            i += 1;
+        }
+    }
+}
+
+/// # Safety
+/// See `Kernels::round`.
+#[inline(always)]
+pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
+    let mut i = 0;
+    // SAFETY: the caller's promise; chunks end at n.
+    unsafe {
+        while i + CHUNK <= n {
+            let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            let mut y = [0; CHUNK];
+            for j in 0..CHUNK {
+                y[j] = round_to_bf16(x[j]);
+            }
+            out.add(i).cast::<[u16; CHUNK]>().write_unaligned(y);
+            i += CHUNK;
+        }
+        while i < n {
+            *out.add(i) = round_to_bf16(*x.add(i));
+            i += 1;
+        }
+    }
+}
+
+/// To nearest even. Branchless, so that a loop of it becomes vectors.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet_nan = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet_nan } else { rounded }) as u16
+}
+
+/// The loops of this file, compiled with the given features.
+macro_rules! elementwise {
+    ($($features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::weigh(x, weight, scale, n, out) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::rotate(head, angles, half) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::round(x, n, out) }
+        }
+    };
+}
+pub(super) use elementwise;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn rounding_is_that_of_the_library() {
+        let mut bits = 0_u32;
+        for _ in 0..1 << 20 {
+            let value = f32::from_bits(bits);
+            let expected = half::bf16::from_f32(value);
+            assert_eq!(super::round_to_bf16(value), expected.to_bits(), "{value}");
+            bits = bits.wrapping_add(4099);
+        }
+    }
+}
