@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::kernels::{Kernels, TILE_K};
+use crate::kernels::{Kernels, PANEL_LANES, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -17,7 +17,7 @@ pub struct Buffer {
 impl Buffer {
     /// Rows have room for `len` elements, rounded up to whole panels.
     pub fn new(num_rows: usize, len: usize) -> io::Result<Self> {
-        let stride = len.next_multiple_of(32) + 16;
+        let stride = len.next_multiple_of(PANEL_LANES) + 16;
         Ok(Self {
             region: Region::new(num_rows * stride * size_of::<f32>())?,
             stride,
@@ -44,6 +44,20 @@ impl Buffer {
         assert!(row < self.num_rows);
         // SAFETY: just checked.
         unsafe { self.region.as_ptr().cast::<f32>().add(row * self.stride) }
+    }
+}
+
+impl Buffer {
+    /// From one row to the next, in elements.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The lanes of a panel in the first of some rows.
+    pub fn lanes_ptr(&self, rows: &Range<usize>, panel: usize) -> *mut f32 {
+        assert!(rows.end <= self.num_rows && (panel + 1) * PANEL_LANES <= self.stride);
+        // SAFETY: just checked.
+        unsafe { self.row_ptr(rows.start).add(panel * PANEL_LANES) }
     }
 }
 
@@ -95,6 +109,15 @@ impl PackedRows {
         assert!(rows.end <= self.max_rows);
         // SAFETY: just checked.
         unsafe { self.region.as_ptr().add(rows.start * self.row_bytes()) }
+    }
+
+    /// In `Form::MatrixTiles`: element `k` of a tile's first row. The same elements of the others
+    /// follow `TILE_K` elements after each other.
+    pub fn block_ptr(&self, tile: &Range<usize>, k: usize) -> *mut u16 {
+        assert!(self.form == Form::MatrixTiles && k < self.k);
+        let at = k / TILE_K * tile.len() * TILE_K + k % TILE_K;
+        // SAFETY: inside the tile.
+        unsafe { self.tile_ptr(tile).cast::<u16>().add(at) }
     }
 
     /// Writes elements `first..` of row `row` of a tile.

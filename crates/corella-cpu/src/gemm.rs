@@ -170,7 +170,8 @@ pub fn gemm(
     assert_eq!((a.k, a.form()), (weights.k, weights.form));
     let panels = worker.share(weights.num_panels);
     let max_rows = ROW_BLOCK_BYTES / a.row_bytes();
-    let block_tiles = (max_rows / kernels.rows_at_once(weights.form)).max(1);
+    let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).max(1);
+    let num_blocks = tiles.len().div_ceil(max_tiles);
     let call = Call {
         kernels,
         a,
@@ -181,12 +182,12 @@ pub fn gemm(
             .filter(|_| weights.form == Form::MatrixTiles),
         configured_rows: Cell::new(0),
     };
-    for first in (0..tiles.len()).step_by(block_tiles) {
-        let block = first..tiles.len().min(first + block_tiles);
+    for block in 0..num_blocks {
+        let block = block * tiles.len() / num_blocks..(block + 1) * tiles.len() / num_blocks;
         for panel in panels.clone() {
             for tile in block.clone() {
-                let next = panels.contains(&(panel + 1)).then_some(tile - first);
-                call.tile(panel, tiles.rows(tile), tile == first, next);
+                let next = panels.contains(&(panel + 1)).then_some(tile - block.start);
+                call.tile(panel, tiles.rows(tile), tile == block.start, next);
             }
         }
     }
@@ -209,36 +210,50 @@ impl Call<'_> {
     /// `next` says which part of the next panel, if there is one, this tile may ask for.
     fn tile(&self, panel: usize, rows: Range<usize>, fetch_ahead: bool, next: Option<usize>) {
         let num_rows = rows.len();
-        let mut out = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
+        let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
+        let values = values.as_mut_ptr().cast::<Lanes>();
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
         let k = self.weights.k;
-        // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
-        // panel holds k rows; `out` has room for a full tile, and its first rows are written.
-        let values = unsafe {
-            let to = out.as_mut_ptr().cast();
-            match &self.matrix_tiles {
-                Some(tiles) => {
-                    if self.configured_rows.replace(num_rows) != num_rows {
-                        (tiles.configure)(num_rows);
-                    }
-                    let num_blocks = k.div_ceil(TILE_K);
-                    let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
-                    let next = match num_rows > 16 {
-                        true => part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1)),
-                        false => fetch_ahead.then_some((0, panel)),
-                    };
-                    let next = next.map_or(std::ptr::null(), |(at, panel)| {
-                        self.weights.panel(panel).wrapping_add(at)
-                    });
-                    (tiles.gemm)(a, num_rows, b, num_blocks, next, to);
+        match &self.matrix_tiles {
+            Some(tiles) => {
+                if self.configured_rows.replace(num_rows) != num_rows {
+                    // SAFETY: the processor has tiles.
+                    unsafe { (tiles.configure)(num_rows) };
                 }
-                None => {
-                    let gemm = self.kernels.gemm.of(self.weights.dtype);
-                    gemm(a.cast(), num_rows, b, k, fetch_ahead, to);
+                let num_blocks = k.div_ceil(TILE_K);
+                let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
+                let next = match num_rows > 16 {
+                    true => part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1)),
+                    false => fetch_ahead.then_some((0, panel)),
+                };
+                let next = next.map_or(std::ptr::null(), |(at, panel)| {
+                    self.weights.panel(panel).wrapping_add(at)
+                });
+                // Tiles are stored where they belong, if nothing is to be done to them.
+                let direct = match self.epilogue {
+                    Epilogue::Store(out) if self.weights.bias.is_none() => Some(out),
+                    _ => None,
+                };
+                let (to, stride) = match direct {
+                    Some(out) => (out.lanes_ptr(&rows, panel), out.stride()),
+                    None => (values.cast(), PANEL_LANES),
+                };
+                // SAFETY: the tile holds num_rows rows of k elements, written before the last
+                // barrier; the panel holds k rows; there is room for num_rows rows of 32 values,
+                // which in a buffer belong to this worker.
+                unsafe { (tiles.gemm)(a, num_rows, b, num_blocks, next, to, stride * 4) };
+                if direct.is_some() {
+                    return;
                 }
             }
-            std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<Lanes>(), num_rows)
-        };
+            None => {
+                let gemm = self.kernels.gemm.of(self.weights.dtype);
+                // SAFETY: as above.
+                unsafe { gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast()) };
+            }
+        }
+        // SAFETY: just written.
+        let values = unsafe { std::slice::from_raw_parts_mut(values, num_rows) };
         self.finish(panel, rows, values);
     }
 
@@ -251,34 +266,37 @@ impl Call<'_> {
                 }
             }
         }
+        let from = values.as_ptr().cast();
         match self.epilogue {
             Epilogue::Store(out) => {
-                for (row, values) in rows.zip(&*values) {
+                let to = out.lanes_ptr(&rows, panel);
+                for (i, values) in values.iter().enumerate() {
                     // SAFETY: a panel's lanes of a row belong to one worker.
-                    unsafe { lanes_of(out, row, panel) }.copy_from_slice(&values.0);
+                    unsafe { *to.add(i * out.stride()).cast::<[f32; PANEL_LANES]>() = values.0 };
                 }
             }
             Epilogue::Add(out) => {
-                for (row, values) in rows.zip(&*values) {
-                    // SAFETY: as above.
-                    let out = unsafe { lanes_of(out, row, panel) };
-                    for (out, value) in out.iter_mut().zip(&values.0) {
-                        *out += value;
-                    }
-                }
+                let to = out.lanes_ptr(&rows, panel);
+                // SAFETY: as above.
+                unsafe { (self.kernels.add_lanes)(from, rows.len(), to, out.stride()) };
             }
             Epilogue::SiluMul(out) => {
+                let first = panel * PANEL_LANES / 2;
+                let num_lanes = (PANEL_LANES / 2).min(out.k - first);
+                if let Some(tiles) = &self.matrix_tiles
+                    && num_lanes == PANEL_LANES / 2
+                {
+                    let to = out.block_ptr(&rows, first);
+                    // SAFETY: a panel's lanes belong to one worker; half a block is 16 lanes.
+                    unsafe { (tiles.silu_mul)(from, rows.len(), to) };
+                    return;
+                }
                 let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
                 // SAFETY: rows of 32 in, rows of 16 out, at most a tile of them.
                 unsafe {
-                    (self.kernels.silu_mul)(
-                        values.as_ptr().cast(),
-                        rows.len(),
-                        products.as_mut_ptr().cast(),
-                    );
+                    let to = products.as_mut_ptr().cast();
+                    (self.kernels.silu_mul)(from, rows.len(), to);
                 }
-                let first = panel * PANEL_LANES / 2;
-                let num_lanes = (PANEL_LANES / 2).min(out.k - first);
                 for (row, products) in rows.clone().zip(&products) {
                     let products = &products[..num_lanes];
                     // SAFETY: a panel's lanes belong to one worker.
@@ -292,17 +310,6 @@ impl Call<'_> {
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lanes([f32; PANEL_LANES]);
-
-/// # Safety
-/// Nobody else uses these lanes of the row.
-#[expect(clippy::mut_from_ref, reason = "workers write different lanes")]
-unsafe fn lanes_of(buffer: &Buffer, row: usize, panel: usize) -> &mut [f32] {
-    // SAFETY: buffers have room for whole panels; the rest is the caller's promise.
-    unsafe {
-        let start = buffer.row_ptr(row).add(panel * PANEL_LANES);
-        std::slice::from_raw_parts_mut(start, PANEL_LANES)
-    }
-}
 
 fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, form: Form, out: &mut [u8]) {
     // Blocks of k, so that both sides stay in the first-level cache.

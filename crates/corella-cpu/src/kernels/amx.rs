@@ -7,13 +7,14 @@ use std::arch::asm;
 use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
-use super::{Kernels, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, avx512};
+use super::{Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
         max_rows: 32,
         configure: configure_rows,
         gemm,
+        silu_mul,
         release,
         peak,
         peak_flops: 4 * 16 * 16 * TILE_K * 2,
@@ -149,7 +150,7 @@ macro_rules! fetch_page {
 
 /// Up to 16 rows: two sums. What is fetched ahead is spread over the block.
 macro_rules! multiply_low {
-    ([$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident) => {
+    ([$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident, $out_bytes:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1",
             "2:",
@@ -168,7 +169,7 @@ macro_rules! multiply_low {
             "tilestored [{out} + {out_bytes} + 64], tmm1",
             a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
             block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
-            out = in(reg) $out, out_bytes = in(reg) PANEL_LANES * 4,
+            out = in(reg) $out, out_bytes = in(reg) $out_bytes,
             ahead = out(reg) _, t = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -180,7 +181,7 @@ macro_rules! multiply_low {
 /// longer than memory takes, so what other rows will want is fetched from `next`, four lines a
 /// block.
 macro_rules! multiply_both {
-    ([$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident) => {
+    ([$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident, $out_bytes:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "2:",
@@ -196,12 +197,12 @@ macro_rules! multiply_both {
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",
-            "tilestored [{out} + {out_bytes} + 2048], tmm2",
-            "tilestored [{out} + {out_bytes} + 2112], tmm3",
+            "tilestored [{below} + {out_bytes}], tmm2",
+            "tilestored [{below} + {out_bytes} + 64], tmm3",
             a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
-            next = inout(reg) $next => _,
+            next = inout(reg) $next => _, below = in(reg) $out.byte_add(16 * $out_bytes),
             block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
-            out = in(reg) $out, out_bytes = in(reg) PANEL_LANES * 4,
+            out = in(reg) $out, out_bytes = in(reg) $out_bytes,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -230,14 +231,17 @@ unsafe fn gemm(
     num_blocks: usize,
     next: *const u8,
     out: *mut f32,
+    out_bytes: usize,
 ) {
     debug_assert!((1..=32).contains(&num_rows) && num_blocks > 0);
     let block_bytes = num_rows * TILE_ROW_BYTES;
     // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each block,
-    // and writes `num_rows` rows of 32 to `out`; prefetches may name any address.
+    // and writes `num_rows` rows of 32, `out_bytes` apart, to `out`; prefetches may name any address.
     unsafe {
         match (num_rows > 16, next.is_null()) {
-            (false, true) => multiply_low!([], rows, block_bytes, panel, num_blocks, out),
+            (false, true) => {
+                multiply_low!([], rows, block_bytes, panel, num_blocks, out, out_bytes)
+            }
             (false, false) => multiply_low!(
                 [
                     find_ahead!(),
@@ -250,9 +254,19 @@ unsafe fn gemm(
                 block_bytes,
                 panel,
                 num_blocks,
-                out
+                out,
+                out_bytes
             ),
-            (true, true) => multiply_both!([], rows, block_bytes, panel, num_blocks, next, out),
+            (true, true) => multiply_both!(
+                [],
+                rows,
+                block_bytes,
+                panel,
+                num_blocks,
+                next,
+                out,
+                out_bytes
+            ),
             (true, false) => {
                 multiply_both!(
                     [fetch_next!()],
@@ -261,14 +275,27 @@ unsafe fn gemm(
                     panel,
                     num_blocks,
                     next,
-                    out
+                    out,
+                    out_bytes
                 )
             }
         }
     }
     const {
-        assert!(TILE_K * 2 == TILE_ROW_BYTES && 16 * PANEL_LANES * 4 == 2048);
+        assert!(TILE_K * 2 == TILE_ROW_BYTES);
         assert!(NEXT_LINES * 64 == 256);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
+    let mut products = [0.0_f32; 16 * 32];
+    // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart; there are at most 32.
+    unsafe {
+        avx512::silu_mul(x, num_rows, products.as_mut_ptr());
+        for row in 0..num_rows {
+            avx512::round(products.as_ptr().add(row * 16), 16, out.add(row * TILE_K));
+        }
     }
 }
 

@@ -19,6 +19,7 @@ pub const KERNELS: Kernels = Kernels {
     weigh,
     rotate,
     round,
+    add_lanes,
     silu_mul,
     scores: ByFormat {
         f32: scores::<F32>,
@@ -158,7 +159,7 @@ pub fn first_lanes(n: usize) -> __mmask16 {
 elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
+pub unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
     let one = _mm512_set1_ps(1.0);
     for row in 0..num_rows {
         // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
@@ -175,7 +176,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-pub fn exp_lanes(x: __m512) -> __m512 {
+fn exp_lanes(x: __m512) -> __m512 {
     // The operand order keeps a NaN in `x`.
     let x = _mm512_min_ps(
         _mm512_set1_ps(exp::MAX),

@@ -1,6 +1,8 @@
 //! Loops over one row that a compiler turns into vectors by itself: each instruction set has its
 //! own copy, and all copies compute the same bits.
 
+use super::PANEL_LANES;
+
 /// Elements read before the first of them is written, so that results may replace their inputs.
 const CHUNK: usize = 16;
 
@@ -82,6 +84,24 @@ pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
     }
 }
 
+/// # Safety
+/// See `Kernels::add_lanes`.
+#[inline(always)]
+pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
+    for row in 0..num_rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = x.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>();
+            let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
+            let (x, mut sums) = (x.read_unaligned(), out.read_unaligned());
+            for j in 0..PANEL_LANES {
+                sums[j] += x[j];
+            }
+            out.write_unaligned(sums);
+        }
+    }
+}
+
 /// To nearest even. Branchless, so that a loop of it becomes vectors.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> u16 {
@@ -107,9 +127,15 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
-        unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
+        pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
             // SAFETY: the caller's promise, passed on.
             unsafe { super::elementwise::round(x, n, out) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::add_lanes(x, num_rows, out, stride) }
         }
     };
 }

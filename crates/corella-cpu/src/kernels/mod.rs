@@ -129,6 +129,8 @@ pub struct Kernels {
     pub rotate: unsafe fn(head: *mut f32, angles: *const f32, half: usize),
     /// To bf16, nearest even.
     pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
+    /// `out[row][lane] += x[row][lane]` for the lanes of a panel; rows of `out` are `stride` apart.
+    pub add_lanes: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32, stride: usize),
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
     /// elements, those of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
@@ -185,6 +187,8 @@ pub struct TileRows {
     /// Before the first call of `gemm` in a thread, and whenever the number of rows changes.
     pub configure: unsafe fn(num_rows: usize),
     pub gemm: TileGemm,
+    /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
+    pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
     /// As `Kernels::peak`.
@@ -195,7 +199,7 @@ pub struct TileRows {
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
 /// in blocks of 32. For each block there are 64 bytes of each row, and of the panel two tiles,
 /// lanes 0–15 and 16–31: 16 pairs of k, of each pair the 16 lanes, of each lane its two elements.
-/// The thread's tiles are configured for so many rows. With `next` the weights that come after are
+/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. With `next` the weights that come after are
 /// asked for in time: for up to 16 rows what lies behind the panel, for more `NEXT_LINES` lines a
 /// block from there on.
 pub type TileGemm = unsafe fn(
@@ -205,6 +209,7 @@ pub type TileGemm = unsafe fn(
     num_blocks: usize,
     next: *const u8,
     out: *mut f32,
+    out_bytes: usize,
 );
 
 /// Scores of consecutive positions that lie side by side in one page.

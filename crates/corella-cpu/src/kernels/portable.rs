@@ -19,6 +19,7 @@ pub static KERNELS: Kernels = Kernels {
     weigh,
     rotate,
     round,
+    add_lanes,
     silu_mul,
     scores: ByFormat {
         f32: scores::<F32>,
