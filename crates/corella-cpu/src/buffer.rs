@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::kernels::{Kernels, PANEL_LANES, TILE_K};
+use crate::kernels::{INT8_TILE_K, Kernels, PANEL_LANES, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -70,6 +70,20 @@ pub enum Form {
     /// As `Kernels::tile_gemm` does. Rows are bf16, tile by tile, in a tile 32 k by 32 k, and for
     /// those one row after the other.
     MatrixTiles,
+    /// As `Kernels::int8_gemm` does. Rows are 8-bit integers, in a tile 64 k by 64 k, and for those
+    /// one row after the other; a row has a scale, which is known once the row is complete.
+    Int8,
+}
+
+impl Form {
+    /// Inputs that lie together.
+    pub fn block_k(self) -> usize {
+        match self {
+            Self::Columns => 1,
+            Self::MatrixTiles => TILE_K,
+            Self::Int8 => INT8_TILE_K,
+        }
+    }
 }
 
 /// Rows in the form that a GEMM reads.
@@ -78,15 +92,32 @@ pub struct PackedRows {
     form: Form,
     max_rows: usize,
     pub k: usize,
+    quantised: Option<Quantised>,
+}
+
+/// What rows of 8-bit integers need beside them.
+struct Quantised {
+    /// Rows as they are written.
+    wide: Buffer,
+    /// One f32 a row.
+    scales: Region,
 }
 
 impl PackedRows {
     pub fn new(max_rows: usize, k: usize, form: Form) -> io::Result<Self> {
+        let quantised = match form {
+            Form::Columns | Form::MatrixTiles => None,
+            Form::Int8 => Some(Quantised {
+                wide: Buffer::new(max_rows, k)?,
+                scales: Region::new(max_rows * size_of::<f32>())?,
+            }),
+        };
         let mut packed = Self {
             region: Region::new(0)?,
             form,
             max_rows,
             k,
+            quantised,
         };
         packed.region = Region::new(max_rows * packed.row_bytes())?;
         Ok(packed)
@@ -98,9 +129,58 @@ impl PackedRows {
 
     /// From one row to the next, or what each adds to its tile.
     pub fn row_bytes(&self) -> usize {
+        let k = self.k.next_multiple_of(self.form.block_k());
         match self.form {
-            Form::Columns => self.k * size_of::<f32>(),
-            Form::MatrixTiles => self.k.next_multiple_of(TILE_K) * 2,
+            Form::Columns => k * size_of::<f32>(),
+            Form::MatrixTiles => k * 2,
+            Form::Int8 => k,
+        }
+    }
+
+    /// Whether rows, once written, must still be quantised before a GEMM reads them.
+    pub fn needs_scales(&self) -> bool {
+        self.quantised.is_some()
+    }
+
+    /// In `Form::Int8`: of a tile's first row.
+    pub fn scales_ptr(&self, rows: &Range<usize>) -> *const f32 {
+        assert!(rows.end <= self.max_rows);
+        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+        // SAFETY: just checked.
+        unsafe { quantised.scales.as_ptr().cast::<f32>().add(rows.start) }
+    }
+
+    /// Quantises a row of a tile, if its form asks for that: to ±127 times its largest magnitude.
+    ///
+    /// # Safety
+    /// All of the row has been written, and nobody else uses it meanwhile.
+    pub unsafe fn quantise(&self, kernels: &Kernels, tile: &Range<usize>, row: usize) {
+        const INFINITE: u32 = f32::INFINITY.to_bits();
+        let Some(quantised) = &self.quantised else {
+            return;
+        };
+        assert!(tile.contains(&row));
+        // SAFETY: exclusive by the caller's promise; blocks lie inside the tile.
+        unsafe {
+            let values = &quantised.wide.row(row)[..self.k];
+            let most = (kernels.largest_bits)(values.as_ptr(), values.len());
+            // What is no number, or no finite one, spoils all outputs of its row.
+            let (scale, inverse) = match most {
+                0 => (0.0, 0.0),
+                1..INFINITE => (f32::from_bits(most) / 127.0, 127.0 / f32::from_bits(most)),
+                _ => (f32::NAN, 0.0),
+            };
+            *self.scales_ptr(&(row..row + 1)).cast_mut() = scale;
+            // Of the smallest numbers the inverse is infinite.
+            let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+            let start = self.tile_ptr(tile).cast::<i8>();
+            for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
+                let at = (block * tile.len() + row - tile.start) * INT8_TILE_K;
+                let out = start.add(at);
+                (kernels.quantise)(values.as_ptr(), values.len(), inverse, out);
+                out.add(values.len())
+                    .write_bytes(0, INT8_TILE_K - values.len());
+            }
         }
     }
 
@@ -159,6 +239,15 @@ impl PackedRows {
                     k += part.len();
                 }
             }
+            Form::Int8 => {
+                let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+                // SAFETY: exclusive by the caller's promise.
+                let row = unsafe {
+                    let row = quantised.wide.row_ptr(row).add(first);
+                    std::slice::from_raw_parts_mut(row, values.len())
+                };
+                row.copy_from_slice(values);
+            }
         }
     }
 }
@@ -180,6 +269,10 @@ impl Tiles {
 
     pub fn len(&self) -> usize {
         self.num_tiles
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.num_rows
     }
 
     pub fn rows(&self, tile: usize) -> Range<usize> {

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use corella_core::{Batch, BatchOutput, PageId, StepId};
 use corella_model::{
     DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask,
+    WeightFormat,
 };
 
 use crate::forward::Forward;
@@ -24,7 +25,7 @@ use crate::weights::PackedWeights;
 pub struct CpuConfig {
     pub num_threads: usize,
     /// Of the packed matrices. `None` keeps the checkpoint's, so that nothing is rounded.
-    pub weight_dtype: Option<DType>,
+    pub weight_format: Option<WeightFormat>,
     pub kv_dtype: DType,
     pub num_pages: u32,
     pub page_size: u32,
@@ -83,7 +84,7 @@ impl CpuExecutor {
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
         let mut pool = ThreadPool::new(config.num_threads).map_err(no_threads)?;
         let mut packed =
-            PackedWeights::pack(&spec, &weights, config.weight_dtype, kernels, &mut pool)?;
+            PackedWeights::pack(&spec, &weights, config.weight_format, kernels, &mut pool)?;
         drop(weights);
         let kv_layout = KvLayout {
             num_pages: config.num_pages,

@@ -204,6 +204,7 @@ impl Forward {
         }
         .run(plan, worker, scratch);
         worker.barrier();
+        self.quantise(&act.attended, tiles, worker);
         let out = Epilogue::Add(&act.hidden);
         gemm(
             self.kernels,
@@ -232,6 +233,7 @@ impl Forward {
             worker,
         );
         worker.barrier();
+        self.quantise(&act.gated, tiles, worker);
         let out = Epilogue::Add(&act.hidden);
         gemm(self.kernels, &act.gated, tiles, &layer.down, out, worker);
         worker.barrier();
@@ -264,8 +266,23 @@ impl Forward {
                         out.write(self.kernels, &rows, row, first, &values[..len]);
                     }
                 }
+                // SAFETY: as above.
+                unsafe { out.quantise(self.kernels, &rows, row) };
             }
         }
+    }
+
+    /// Rows that several workers have written, where a GEMM wants them quantised.
+    fn quantise(&self, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>) {
+        if !rows.needs_scales() {
+            return;
+        }
+        for row in worker.share(tiles.num_rows()) {
+            let tile = tiles.rows(tiles.tile_of(row));
+            // SAFETY: written before the last barrier; the row is this worker's.
+            unsafe { rows.quantise(self.kernels, &tile, row) };
+        }
+        worker.barrier();
     }
 
     fn norm_scale(&self, x: &[f32]) -> f32 {

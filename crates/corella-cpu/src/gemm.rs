@@ -13,8 +13,8 @@ use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::kernels::{
-    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, panel_position,
-    tile_position,
+    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, int8_position,
+    panel_position, tile_position,
 };
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
@@ -28,6 +28,8 @@ pub struct PackedMatrix {
     panels: Region,
     /// By lane, as the panels.
     bias: Option<Vec<f32>>,
+    /// In `Form::Int8`: what each lane's integers are multiplied by, one f32 a lane.
+    scales: Region,
 }
 
 /// What one output lane computes.
@@ -39,17 +41,23 @@ pub struct Lane<'a> {
 }
 
 impl PackedMatrix {
-    /// `lanes[i]` says what lane i computes; lanes without a source give 0.
+    /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
+    /// are rounded to ±127 times their lane's largest magnitude, whatever the type.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         k: usize,
         dtype: DType,
         form: Form,
+        kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> io::Result<Self> {
         let num_panels = lanes.len().div_ceil(PANEL_LANES);
         let panel_bytes = panel_bytes(k, dtype, form);
         let panels = Region::new(num_panels * panel_bytes)?;
+        let scales = match form {
+            Form::Columns | Form::MatrixTiles => Region::new(0)?,
+            Form::Int8 => Region::new(num_panels * PANEL_LANES * size_of::<f32>())?,
+        };
         pool.run(&|worker| {
             for panel in worker.share(num_panels) {
                 let first = panel * PANEL_LANES;
@@ -59,7 +67,17 @@ impl PackedMatrix {
                     let start = panels.as_ptr().add(panel * panel_bytes);
                     std::slice::from_raw_parts_mut(start, panel_bytes)
                 };
-                pack_panel(lanes, k, dtype, form, bytes);
+                match form {
+                    Form::Columns | Form::MatrixTiles => pack_panel(lanes, k, dtype, form, bytes),
+                    Form::Int8 => {
+                        // SAFETY: as above.
+                        let scales = unsafe {
+                            let start = scales.as_ptr().cast::<f32>().add(first);
+                            std::slice::from_raw_parts_mut(start, PANEL_LANES)
+                        };
+                        quantise_panel(lanes, k, kernels, scales, bytes);
+                    }
+                }
             }
         })
         .map_err(io::Error::other)?;
@@ -85,6 +103,7 @@ impl PackedMatrix {
             num_panels,
             panels,
             bias,
+            scales,
         })
     }
 
@@ -96,6 +115,16 @@ impl PackedMatrix {
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
         let panel = self.panel(row / PANEL_LANES);
+        if self.form == Form::Int8 {
+            // SAFETY: the scale of a lane.
+            let scale = unsafe { *self.scales_ptr(row / PANEL_LANES).add(row % PANEL_LANES) };
+            for (i, value) in out.iter_mut().enumerate() {
+                let at = int8_position(i, row % PANEL_LANES);
+                // SAFETY: an element of the panel.
+                *value = f32::from(unsafe { *panel.cast::<i8>().add(at) }) * scale;
+            }
+            return;
+        }
         for (i, value) in out.iter_mut().enumerate() {
             let at = position(self.dtype, self.form, i, row % PANEL_LANES);
             // SAFETY: an element of the panel.
@@ -118,6 +147,12 @@ impl PackedMatrix {
         panel_bytes(self.k, self.dtype, self.form)
     }
 
+    fn scales_ptr(&self, panel: usize) -> *const f32 {
+        assert!(panel < self.num_panels && self.form == Form::Int8);
+        // SAFETY: just checked.
+        unsafe { self.scales.as_ptr().cast::<f32>().add(panel * PANEL_LANES) }
+    }
+
     fn panel(&self, panel: usize) -> *const u8 {
         assert!(panel < self.num_panels);
         // SAFETY: just checked.
@@ -126,11 +161,11 @@ impl PackedMatrix {
 }
 
 fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
-    let num_k = match form {
-        Form::Columns => k,
-        Form::MatrixTiles => k.next_multiple_of(TILE_K),
+    let element = match form {
+        Form::Columns | Form::MatrixTiles => dtype.size(),
+        Form::Int8 => 1,
     };
-    num_k * PANEL_LANES * dtype.size()
+    k.next_multiple_of(form.block_k()) * PANEL_LANES * element
 }
 
 /// Where element k of a lane stands in its panel.
@@ -138,6 +173,7 @@ fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
     match form {
         Form::Columns => k * PANEL_LANES + panel_position(dtype, lane),
         Form::MatrixTiles => tile_position(k, lane),
+        Form::Int8 => int8_position(k, lane),
     }
 }
 
@@ -155,7 +191,7 @@ pub enum Epilogue<'a> {
 
 /// Packed rows that a worker keeps in its second-level cache while all its panels pass by.
 const ROW_BLOCK_BYTES: usize = 1 << 20;
-/// Cache lines of 32 k of a panel, in matrix tiles.
+/// Cache lines of a block of k of a panel, in tiles.
 const BLOCK_LINES: usize = TILE_K * PANEL_LANES * 2 / 64;
 
 /// Every worker computes its share of the output lanes for all rows.
@@ -177,9 +213,7 @@ pub fn gemm(
         a,
         weights,
         epilogue,
-        matrix_tiles: kernels
-            .tile_gemm
-            .filter(|_| weights.form == Form::MatrixTiles),
+        matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
     };
     for block in 0..num_blocks {
@@ -213,48 +247,74 @@ impl Call<'_> {
         let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
         let values = values.as_mut_ptr().cast::<Lanes>();
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
-        let k = self.weights.k;
-        match &self.matrix_tiles {
-            Some(tiles) => {
-                if self.configured_rows.replace(num_rows) != num_rows {
-                    // SAFETY: the processor has tiles.
-                    unsafe { (tiles.configure)(num_rows) };
-                }
-                let num_blocks = k.div_ceil(TILE_K);
-                let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
-                let next = match num_rows > 16 {
-                    true => part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1)),
-                    false => fetch_ahead.then_some((0, panel)),
-                };
-                let next = next.map_or(std::ptr::null(), |(at, panel)| {
-                    self.weights.panel(panel).wrapping_add(at)
-                });
-                // Tiles are stored where they belong, if nothing is to be done to them.
-                let direct = match self.epilogue {
-                    Epilogue::Store(out) if self.weights.bias.is_none() => Some(out),
-                    _ => None,
-                };
-                let (to, stride) = match direct {
-                    Some(out) => (out.lanes_ptr(&rows, panel), out.stride()),
-                    None => (values.cast(), PANEL_LANES),
-                };
-                // SAFETY: the tile holds num_rows rows of k elements, written before the last
-                // barrier; the panel holds k rows; there is room for num_rows rows of 32 values,
-                // which in a buffer belong to this worker.
-                unsafe { (tiles.gemm)(a, num_rows, b, num_blocks, next, to, stride * 4) };
-                if direct.is_some() {
-                    return;
-                }
-            }
-            None => {
-                let gemm = self.kernels.gemm.of(self.weights.dtype);
-                // SAFETY: as above.
-                unsafe { gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast()) };
-            }
+        let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
+        if let Some(tiles) = &self.matrix_tiles
+            && self.configured_rows.replace(num_rows) != num_rows
+        {
+            // SAFETY: the processor has tiles.
+            unsafe { (tiles.configure)(num_rows) };
         }
-        // SAFETY: just written.
-        let values = unsafe { std::slice::from_raw_parts_mut(values, num_rows) };
-        self.finish(panel, rows, values);
+        let ahead = self.ahead(panel, num_rows, num_blocks, fetch_ahead, next);
+        // Outputs go where they belong, if nothing is to be done to them.
+        let direct = match self.epilogue {
+            Epilogue::Store(out) if self.weights.bias.is_none() => Some(out),
+            _ => None,
+        };
+        let (to, stride) = match direct {
+            Some(out) => (out.lanes_ptr(&rows, panel), out.stride()),
+            None => (values.cast(), PANEL_LANES),
+        };
+        // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
+        // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
+        // belong to this worker.
+        let is_done = unsafe {
+            match (self.weights.form, &self.matrix_tiles) {
+                (Form::MatrixTiles, Some(tiles)) => {
+                    (tiles.gemm)(a, num_rows, b, num_blocks, ahead, to, stride * 4);
+                    direct.is_some()
+                }
+                (Form::Int8, _) => {
+                    let sums = values.cast::<i32>();
+                    let gemm = self.kernels.int8_gemm;
+                    gemm(a, num_rows, b, num_blocks, ahead, sums, PANEL_LANES * 4);
+                    let (rows, lanes) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
+                    (self.kernels.scale_sums)(sums, num_rows, rows, lanes, to, stride);
+                    direct.is_some()
+                }
+                _ => {
+                    let gemm = self.kernels.gemm.of(self.weights.dtype);
+                    let k = self.weights.k;
+                    gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast());
+                    false
+                }
+            }
+        };
+        if !is_done {
+            // SAFETY: just written.
+            let values = unsafe { std::slice::from_raw_parts_mut(values, num_rows) };
+            self.finish(panel, rows, values);
+        }
+    }
+
+    /// What a tile asks for while it is computed: of few rows what lies behind the panel, of many
+    /// a part of the next one.
+    fn ahead(
+        &self,
+        panel: usize,
+        num_rows: usize,
+        num_blocks: usize,
+        fetch_ahead: bool,
+        next: Option<usize>,
+    ) -> *const u8 {
+        let at = if self.matrix_tiles.is_some() && num_rows > 16 {
+            let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
+            part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1))
+        } else {
+            fetch_ahead.then_some((0, panel))
+        };
+        at.map_or(std::ptr::null(), |(at, panel)| {
+            self.weights.panel(panel).wrapping_add(at)
+        })
     }
 
     fn finish(&self, panel: usize, rows: Range<usize>, values: &mut [Lanes]) {
@@ -284,6 +344,7 @@ impl Call<'_> {
                 let first = panel * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
                 if let Some(tiles) = &self.matrix_tiles
+                    && out.form() == Form::MatrixTiles
                     && num_lanes == PANEL_LANES / 2
                 {
                     let to = out.block_ptr(&rows, first);
@@ -335,6 +396,41 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, form: Form, ou
                 copy_elements::<2>(row, block, out, |k| 2 * position(dtype, form, k, lane));
             } else {
                 copy_elements::<4>(row, block, out, |k| 4 * position(dtype, form, k, lane));
+            }
+        }
+    }
+}
+
+fn quantise_panel(
+    lanes: &[Option<Lane<'_>>],
+    k: usize,
+    kernels: &Kernels,
+    scales: &mut [f32],
+    out: &mut [u8],
+) {
+    let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
+    for (lane, source) in lanes.iter().enumerate() {
+        let Some(source) = source else { continue };
+        let dtype = source.weight.dtype;
+        let bytes = &source.weight.bytes()[source.row * k * dtype.size()..][..k * dtype.size()];
+        for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+            *value = decode(bytes, dtype);
+        }
+        // SAFETY: k elements each.
+        unsafe {
+            let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
+            scales[lane] = most / 127.0;
+            let inverse = if scales[lane] > 0.0 {
+                127.0 / most
+            } else {
+                0.0
+            };
+            (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
+        }
+        for (quad, values) in quantised.chunks(4).enumerate() {
+            let at = int8_position(quad * 4, lane);
+            for (out, value) in out[at..at + values.len()].iter_mut().zip(values) {
+                *out = *value as u8;
             }
         }
     }

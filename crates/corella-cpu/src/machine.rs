@@ -14,6 +14,8 @@ pub struct MachineLimits {
     pub flops_per_s: f64,
     /// bf16 products through matrix tiles, where there are any.
     pub tile_flops_per_s: Option<f64>,
+    /// The same for 8-bit integers.
+    pub int8_ops_per_s: Option<f64>,
     /// Reads of memory too large for any cache.
     pub read_bytes_per_s: f64,
 }
@@ -35,6 +37,13 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         Some(tiles) => Some(best_of(&mut pool, |_| unsafe { (tiles.peak)(ITERATIONS) })?),
         None => None,
     };
+    let int8_s = match &kernels.tile_gemm {
+        // SAFETY: as above.
+        Some(tiles) => Some(best_of(&mut pool, |_| unsafe {
+            (tiles.int8_peak)(ITERATIONS)
+        })?),
+        None => None,
+    };
     let region = Region::new(pool.num_threads() * READ_BYTES)?;
     let part = |worker: &Worker<'_>| {
         // SAFETY: each worker has a part of its own.
@@ -54,8 +63,12 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
     let tile_flops = kernels
         .tile_gemm
         .map_or(0.0, |tiles| tiles.peak_flops as f64);
+    let int8_ops = kernels
+        .tile_gemm
+        .map_or(0.0, |tiles| tiles.int8_peak_ops as f64);
     Ok(MachineLimits {
         tile_flops_per_s: tile_s.map(|s| num_threads * tile_flops * ITERATIONS as f64 / s),
+        int8_ops_per_s: int8_s.map(|s| num_threads * int8_ops * ITERATIONS as f64 / s),
         flops_per_s: num_threads * operations(kernels, ITERATIONS) / peak_s,
         read_bytes_per_s: num_threads * READ_BYTES as f64 / read_s,
     })

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor};
+use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
@@ -48,7 +48,7 @@ impl PackedWeights {
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
-        dtype: Option<DType>,
+        format: Option<WeightFormat>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
@@ -73,15 +73,25 @@ impl PackedWeights {
             }
         };
         check_shape("lm_head", head, &embedding_shape)?;
+        let dtype = match format {
+            Some(WeightFormat::Float(dtype)) => Some(dtype),
+            Some(WeightFormat::Int8) | None => None,
+        };
         let all_bf16 = match dtype {
             Some(dtype) => dtype == DType::Bf16,
             None => matrices(weights, head).all(|matrix| matrix.dtype == DType::Bf16),
         };
-        let form = match kernels.tile_gemm.is_some() && all_bf16 {
-            true => Form::MatrixTiles,
-            false => Form::Columns,
+        let form = match format {
+            Some(WeightFormat::Int8) => Form::Int8,
+            _ if kernels.tile_gemm.is_some() && all_bf16 => Form::MatrixTiles,
+            _ => Form::Columns,
         };
-        let mut packer = Packer { dtype, form, pool };
+        let mut packer = Packer {
+            dtype,
+            form,
+            kernels,
+            pool,
+        };
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             packer
                 .layer(spec, layer)
@@ -145,6 +155,7 @@ struct Packer<'a> {
     /// `None`: as the checkpoint has it.
     dtype: Option<DType>,
     form: Form,
+    kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
 }
 
@@ -223,7 +234,8 @@ impl Packer<'_> {
 
     fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
         let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
-        PackedMatrix::pack(lanes, k, dtype, self.form, self.pool).map_err(out_of_memory)
+        PackedMatrix::pack(lanes, k, dtype, self.form, self.kernels, self.pool)
+            .map_err(out_of_memory)
     }
 }
 

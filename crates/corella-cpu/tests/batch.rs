@@ -234,7 +234,7 @@ fn checkpoint() -> Checkpoint {
 fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
     CpuConfig {
         num_threads: 2,
-        weight_dtype: None,
+        weight_format: None,
         kv_dtype,
         num_pages: NUM_POSITIONS.div_ceil(page_size),
         page_size,

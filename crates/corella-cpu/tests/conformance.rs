@@ -73,7 +73,7 @@ fn run_stages(model: PathBuf, isa: Isa, kv_dtype: DType, page_size: u32, num_sta
     conformance::run(spec.vocab_size, page_size, |limits| {
         let config = CpuConfig {
             num_threads: limits.num_threads,
-            weight_dtype: None,
+            weight_format: None,
             kv_dtype,
             num_pages: limits.num_pages,
             page_size: limits.page_size,

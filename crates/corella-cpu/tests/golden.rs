@@ -112,7 +112,7 @@ impl Model {
         let config = CpuConfig {
             // A step here is too short to share.
             num_threads: 1,
-            weight_dtype: None,
+            weight_format: None,
             kv_dtype,
             num_pages: cases.iter().map(Case::num_pages).sum(),
             page_size: PAGE_SIZE as u32,

@@ -253,7 +253,7 @@ fn executor(num_stages: usize, num_threads: usize) -> CpuExecutor {
     let config = CpuConfig {
         num_threads,
         num_stages,
-        weight_dtype: None,
+        weight_format: None,
         kv_dtype: DType::Bf16,
         num_pages: limits.num_pages,
         page_size: limits.page_size,

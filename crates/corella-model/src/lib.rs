@@ -29,4 +29,4 @@ pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
 pub use sampler::{SampleError, SampleRequest, sample};
-pub use tensor::{DType, DecoderWeights, LayerWeights, Storage, Tensor};
+pub use tensor::{DType, DecoderWeights, LayerWeights, Storage, Tensor, WeightFormat};

@@ -19,6 +19,25 @@ impl DType {
     }
 }
 
+/// What an executor keeps the weights of matrices in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightFormat {
+    Float(DType),
+    /// Integers of 8 bits, times a scale for each output; what they are multiplied with is rounded
+    /// to 8 bits as well, times a scale for each row.
+    Int8,
+}
+
+impl WeightFormat {
+    /// Of one weight, without the scales.
+    pub fn num_bits(self) -> usize {
+        match self {
+            Self::Float(dtype) => 8 * dtype.size(),
+            Self::Int8 => 8,
+        }
+    }
+}
+
 /// Where bytes live.
 pub enum Storage {
     Mapped(memmap2::Mmap),

@@ -125,7 +125,7 @@ pub struct ModelArgs {
     pub max_model_len: Option<u32>,
     /// Type of the weights; auto keeps the checkpoint's
     #[arg(long, value_enum, default_value_t)]
-    pub dtype: DTypeArg,
+    pub dtype: WeightFormatArg,
 }
 
 #[derive(Args)]
@@ -277,6 +277,20 @@ pub enum DTypeArg {
     F16,
     #[value(alias = "bfloat16")]
     Bf16,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum WeightFormatArg {
+    #[default]
+    Auto,
+    #[value(alias = "float32")]
+    F32,
+    #[value(alias = "float16", alias = "half")]
+    F16,
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// Rounded at load, one scale an output; what they meet is rounded as well
+    Int8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -10,13 +10,13 @@ use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
 use corella_cpu::Isa;
-use corella_model::{CostModel, DType};
+use corella_model::{CostModel, DType, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchOfflineArgs, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg,
     DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange, ModelArgs, SchedulerArgs,
-    SchedulingPolicyArg, ServeArgs,
+    SchedulingPolicyArg, ServeArgs, WeightFormatArg,
 };
 
 pub struct Serve {
@@ -222,7 +222,7 @@ fn source(model: Option<PathBuf>) -> ModelSource {
 
 fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
     options.max_model_len = args.max_model_len;
-    options.weight_dtype = dtype(args.dtype);
+    options.weight_format = weight_format(args.dtype);
 }
 
 fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
@@ -294,6 +294,16 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         IsaArg::Amx => Isa::Amx,
     });
     Ok(())
+}
+
+fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
+    match arg {
+        WeightFormatArg::Auto => None,
+        WeightFormatArg::F32 => Some(WeightFormat::Float(DType::F32)),
+        WeightFormatArg::F16 => Some(WeightFormat::Float(DType::F16)),
+        WeightFormatArg::Bf16 => Some(WeightFormat::Float(DType::Bf16)),
+        WeightFormatArg::Int8 => Some(WeightFormat::Int8),
+    }
 }
 
 fn dtype(arg: DTypeArg) -> Option<DType> {

@@ -2,7 +2,9 @@
 
 use corella_core::{SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
-use corella_model::{Checkpoint, DType, Executor, ExecutorInfo, MockConfig, MockEnd, MockExecutor};
+use corella_model::{
+    Checkpoint, DType, Executor, ExecutorInfo, MockConfig, MockEnd, MockExecutor, WeightFormat,
+};
 use corella_text::Tokenizer;
 
 use crate::kv_plan::{KvDemand, KvPlan, available_bytes};
@@ -19,7 +21,7 @@ pub(crate) struct Loaded {
 pub struct Hardware {
     pub executor: ExecutorInfo,
     pub num_stages: usize,
-    pub weight_dtype: DType,
+    pub weight_format: WeightFormat,
     pub kv_dtype: DType,
     pub num_kv_pages: u32,
     pub page_size: u32,
@@ -40,16 +42,19 @@ pub(crate) fn load(
         Device::Cpu => Some(checkpoint.weights()?),
         Device::Mock => None,
     };
-    let weight_dtype = options
-        .weight_dtype
-        .or(weights.as_ref().map(|weights| weights.embed.dtype))
-        .unwrap_or(DType::F32);
-    let kv_dtype = options.kv_dtype.unwrap_or(match weight_dtype {
-        DType::F32 => DType::F32,
-        DType::F16 | DType::Bf16 => DType::Bf16,
+    let stored = weights
+        .as_ref()
+        .map(|weights| WeightFormat::Float(weights.embed.dtype));
+    let weight_format = options
+        .weight_format
+        .or(stored)
+        .unwrap_or(WeightFormat::Float(DType::F32));
+    let kv_dtype = options.kv_dtype.unwrap_or(match weight_format {
+        WeightFormat::Float(DType::F32) => DType::F32,
+        WeightFormat::Float(DType::F16 | DType::Bf16) | WeightFormat::Int8 => DType::Bf16,
     });
     let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_dtype) as u64;
-    let packed_bytes = (TokenCost::num_weights(spec) * weight_dtype.size()) as u64;
+    let packed_bytes = (TokenCost::num_weights(spec) * weight_format.num_bits() / 8) as u64;
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
         page_bytes,
@@ -77,7 +82,7 @@ pub(crate) fn load(
         Some(weights) => {
             let config = CpuConfig {
                 num_threads: options.num_threads.unwrap_or_else(num_cores),
-                weight_dtype: options.weight_dtype,
+                weight_format: options.weight_format,
                 kv_dtype,
                 num_pages: scheduler.num_pages,
                 page_size: scheduler.page_size,
@@ -99,7 +104,7 @@ pub(crate) fn load(
     let hardware = Hardware {
         executor: executor.info(),
         num_stages,
-        weight_dtype,
+        weight_format,
         kv_dtype,
         num_kv_pages: scheduler.num_pages,
         page_size: scheduler.page_size,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
-use corella_model::DType;
+use corella_model::{DType, WeightFormat};
 
 use crate::config::{Generate, Prompt};
 
@@ -86,11 +86,13 @@ impl Speed {
                 .map_err(|error| Error::Io("measuring the machine".to_owned(), error))?;
             let cost = TokenCost {
                 spec: &llm.config.spec,
-                weight_dtype: hardware.weight_dtype,
+                weight_format: hardware.weight_format,
                 kv_dtype: hardware.kv_dtype,
             };
-            let (peak, name) = match limits.tile_flops_per_s {
-                Some(peak) if hardware.weight_dtype == DType::Bf16 => (peak, "bf16 tile"),
+            let tiles = (limits.tile_flops_per_s, limits.int8_ops_per_s);
+            let (peak, name) = match (hardware.weight_format, tiles) {
+                (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16 tile"),
+                (WeightFormat::Int8, (_, Some(peak))) => (peak, "int8 tile"),
                 _ => (limits.flops_per_s, "f32 FMA"),
             };
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();

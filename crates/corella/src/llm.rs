@@ -2,7 +2,7 @@
 
 use corella_core::{FinishReason, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, DType, ModelConfig};
+use corella_model::{Checkpoint, DType, ModelConfig, WeightFormat};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
@@ -119,7 +119,7 @@ impl Llm {
         let hardware = &self.hardware;
         let executor = &hardware.executor;
         format!(
-            "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_dtype}, \
+            "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}, \
              {pages} KV pages of {page_size} tokens ({kv} {kv_dtype}), context {context}",
             name = self.name,
             device = executor.device,
@@ -131,7 +131,7 @@ impl Llm {
                 num_stages => format!(" in {num_stages} stages"),
             },
             weights = display_bytes(executor.weight_bytes as u64),
-            weight_dtype = dtype_name(hardware.weight_dtype),
+            weight_format = format_name(hardware.weight_format),
             pages = hardware.num_kv_pages,
             page_size = hardware.page_size,
             kv = display_bytes(hardware.kv_bytes),
@@ -283,6 +283,13 @@ impl Iterator for TextEvents {
 fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
     const LEN: usize = 8;
     &prompt[prompt.len().saturating_sub(LEN)..]
+}
+
+fn format_name(format: WeightFormat) -> &'static str {
+    match format {
+        WeightFormat::Float(dtype) => dtype_name(dtype),
+        WeightFormat::Int8 => "int8",
+    }
 }
 
 fn dtype_name(dtype: DType) -> &'static str {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corella_core::SchedulerConfig;
 use corella_cpu::Isa;
-use corella_model::{CostModel, DType};
+use corella_model::{CostModel, DType, WeightFormat};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
@@ -31,7 +31,7 @@ pub struct LlmOptions {
     /// Default: the best of this machine.
     pub isa: Option<Isa>,
     /// Default: the checkpoint's.
-    pub weight_dtype: Option<DType>,
+    pub weight_format: Option<WeightFormat>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_dtype: Option<DType>,
     /// Default: half of the free memory, and no more than the requests can use.
@@ -61,7 +61,7 @@ impl Default for LlmOptions {
             device: Device::Cpu,
             num_threads: None,
             isa: None,
-            weight_dtype: None,
+            weight_format: None,
             kv_dtype: None,
             kv_cache_bytes: None,
             max_model_len: None,

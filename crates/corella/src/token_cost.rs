@@ -1,11 +1,11 @@
 //! What a token costs at least, to judge speeds by.
 
-use corella_model::{DType, DecoderSpec};
+use corella_model::{DType, DecoderSpec, WeightFormat};
 
 /// Operations and bytes that no implementation of a model can do without.
 pub struct TokenCost<'a> {
     pub spec: &'a DecoderSpec,
-    pub weight_dtype: DType,
+    pub weight_format: WeightFormat,
     pub kv_dtype: DType,
 }
 
@@ -37,7 +37,7 @@ impl TokenCost<'_> {
         let spec = self.spec;
         let weights = num_layer_weights(spec) + num_head_weights(spec);
         let kv_row = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim;
-        (weights * self.weight_dtype.size()) as f64
+        (weights * self.weight_format.num_bits() / 8) as f64
             + num_context_tokens * (kv_row * self.kv_dtype.size()) as f64
     }
 }

@@ -1,4 +1,4 @@
-//! bf16 weights through AMX matrix tiles; everything else as in AVX-512.
+//! bf16 and 8-bit weights through AMX matrix tiles; everything else as in AVX-512.
 //!
 //! A tile instruction adds, for each of its rows by itself, the products of 32 consecutive k to
 //! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
@@ -7,7 +7,7 @@ use std::arch::asm;
 use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
-use super::{Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
+use super::{INT8_TILE_K, Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -18,12 +18,15 @@ pub static KERNELS: Kernels = Kernels {
         release,
         peak,
         peak_flops: 4 * 16 * 16 * TILE_K * 2,
+        int8_peak,
+        int8_peak_ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
+    int8_gemm,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512::KERNELS
 };
 
-/// Whether the processor has bf16 tiles and the system lets this process use them.
+/// Whether the processor has tiles of both kinds and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED
@@ -33,9 +36,11 @@ pub fn is_supported() -> bool {
 fn has_tiles() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
+    const AMX_INT8: u32 = 1 << 25;
+    const ALL: u32 = AMX_BF16 | AMX_TILE | AMX_INT8;
     let most = std::arch::x86_64::__cpuid(0).eax;
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
-    most >= 7 && features & AMX_BF16 != 0 && features & AMX_TILE != 0
+    most >= 7 && features & ALL == ALL
 }
 
 /// Linux gives tile data to a process that asks for it, and to all its threads.
@@ -150,7 +155,7 @@ macro_rules! fetch_page {
 
 /// Up to 16 rows: two sums. What is fetched ahead is spread over the block.
 macro_rules! multiply_low {
-    ([$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident, $out_bytes:ident) => {
+    ($multiply:literal, [$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident, $out_bytes:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1",
             "2:",
@@ -159,11 +164,11 @@ macro_rules! multiply_low {
             "tileloadd tmm4, [{a} + {line}]",
             "tileloadd tmm6, [{b} + {line}]",
             $($p1,)?
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            concat!($multiply, " tmm0, tmm4, tmm6"),
             $($p2,)?
             "tileloadd tmm7, [{b} + {line} + 1024]",
             $($p3,)?
-            "tdpbf16ps tmm1, tmm4, tmm7",
+            concat!($multiply, " tmm1, tmm4, tmm7"),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",
@@ -181,19 +186,19 @@ macro_rules! multiply_low {
 /// longer than memory takes, so what other rows will want is fetched from `next`, four lines a
 /// block.
 macro_rules! multiply_both {
-    ([$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident, $out_bytes:ident) => {
+    ($multiply:literal, [$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident, $out_bytes:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "2:",
             $($fetch,)? "/* {next} */",
             "tileloadd tmm4, [{a} + {line}]",
             "tileloadd tmm6, [{b} + {line}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            concat!($multiply, " tmm0, tmm4, tmm6"),
             "tileloadd tmm7, [{b} + {line} + 1024]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
+            concat!($multiply, " tmm1, tmm4, tmm7"),
             "tileloadd tmm5, [{a} + {line} + 1024]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
+            concat!($multiply, " tmm2, tmm5, tmm6"),
+            concat!($multiply, " tmm3, tmm5, tmm7"),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",
@@ -222,70 +227,88 @@ macro_rules! fetch_next {
     };
 }
 
-/// # Safety
-/// See [`super::TileGemm`].
-unsafe fn gemm(
-    rows: *const u8,
-    num_rows: usize,
-    panel: *const u8,
-    num_blocks: usize,
-    next: *const u8,
-    out: *mut f32,
-    out_bytes: usize,
-) {
-    debug_assert!((1..=32).contains(&num_rows) && num_blocks > 0);
-    let block_bytes = num_rows * TILE_ROW_BYTES;
-    // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each block,
-    // and writes `num_rows` rows of 32, `out_bytes` apart, to `out`; prefetches may name any address.
-    unsafe {
-        match (num_rows > 16, next.is_null()) {
-            (false, true) => {
-                multiply_low!([], rows, block_bytes, panel, num_blocks, out, out_bytes)
-            }
-            (false, false) => multiply_low!(
-                [
-                    find_ahead!(),
-                    fetch_page!("0"),
-                    fetch_page!("4096"),
-                    fetch_page!("8192"),
-                    fetch_page!("12288")
-                ],
-                rows,
-                block_bytes,
-                panel,
-                num_blocks,
-                out,
-                out_bytes
-            ),
-            (true, true) => multiply_both!(
-                [],
-                rows,
-                block_bytes,
-                panel,
-                num_blocks,
-                next,
-                out,
-                out_bytes
-            ),
-            (true, false) => {
-                multiply_both!(
-                    [fetch_next!()],
-                    rows,
-                    block_bytes,
-                    panel,
-                    num_blocks,
-                    next,
-                    out,
-                    out_bytes
-                )
+/// Both kinds of numbers go by the same steps: a row of a tile is 64 bytes.
+macro_rules! tile_gemm {
+    ($name:ident, $multiply:literal, $sum:ty) => {
+        /// # Safety
+        /// See [`super::TileGemm`] and [`super::Int8Gemm`].
+        unsafe fn $name(
+            rows: *const u8,
+            num_rows: usize,
+            panel: *const u8,
+            num_blocks: usize,
+            next: *const u8,
+            out: *mut $sum,
+            out_bytes: usize,
+        ) {
+            debug_assert!((1..=32).contains(&num_rows) && num_blocks > 0);
+            let block_bytes = num_rows * TILE_ROW_BYTES;
+            // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each
+            // block, and writes `num_rows` rows of 32, `out_bytes` apart, to `out`; prefetches may
+            // name any address.
+            unsafe {
+                match (num_rows > 16, next.is_null()) {
+                    (false, true) => multiply_low!(
+                        $multiply,
+                        [],
+                        rows,
+                        block_bytes,
+                        panel,
+                        num_blocks,
+                        out,
+                        out_bytes
+                    ),
+                    (false, false) => multiply_low!(
+                        $multiply,
+                        [
+                            find_ahead!(),
+                            fetch_page!("0"),
+                            fetch_page!("4096"),
+                            fetch_page!("8192"),
+                            fetch_page!("12288")
+                        ],
+                        rows,
+                        block_bytes,
+                        panel,
+                        num_blocks,
+                        out,
+                        out_bytes
+                    ),
+                    (true, true) => multiply_both!(
+                        $multiply,
+                        [],
+                        rows,
+                        block_bytes,
+                        panel,
+                        num_blocks,
+                        next,
+                        out,
+                        out_bytes
+                    ),
+                    (true, false) => multiply_both!(
+                        $multiply,
+                        [fetch_next!()],
+                        rows,
+                        block_bytes,
+                        panel,
+                        num_blocks,
+                        next,
+                        out,
+                        out_bytes
+                    ),
+                }
             }
         }
-    }
-    const {
-        assert!(TILE_K * 2 == TILE_ROW_BYTES);
-        assert!(NEXT_LINES * 64 == 256);
-    }
+    };
 }
+
+tile_gemm!(gemm, "tdpbf16ps", f32);
+tile_gemm!(int8_gemm, "tdpbssd", i32);
+
+const _: () = {
+    assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);
+    assert!(NEXT_LINES * 64 == 256);
+};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
@@ -299,24 +322,31 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
     }
 }
 
-/// # Safety
-/// The process may use tiles.
-unsafe fn peak(iterations: usize) {
-    // SAFETY: touches tiles only, and none holds anything between two kernels.
-    unsafe {
-        configure_rows(32);
-        asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
-            "2:",
-            "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
-            "dec {n}", "jnz 2b",
-            n = inout(reg) iterations.max(1) => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack, nomem),
-        );
-        release();
-    }
+macro_rules! peak {
+    ($name:ident, $multiply:literal) => {
+        /// # Safety
+        /// The process may use tiles.
+        unsafe fn $name(iterations: usize) {
+            // SAFETY: touches tiles only, and none holds anything between two kernels.
+            unsafe {
+                configure_rows(32);
+                asm!(
+                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                    "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                    "2:",
+                    concat!($multiply, " tmm0, tmm4, tmm6"), concat!($multiply, " tmm1, tmm4, tmm7"),
+                    concat!($multiply, " tmm2, tmm5, tmm6"), concat!($multiply, " tmm3, tmm5, tmm7"),
+                    "dec {n}", "jnz 2b",
+                    n = inout(reg) iterations.max(1) => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, nomem),
+                );
+                release();
+            }
+        }
+    };
 }
+
+peak!(peak, "tdpbf16ps");
+peak!(int8_peak, "tdpbssd");

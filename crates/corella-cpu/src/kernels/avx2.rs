@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes,
+    with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -15,6 +16,10 @@ pub static KERNELS: Kernels = Kernels {
         f16: gemm::<F16>,
     },
     tile_gemm: None,
+    int8_gemm,
+    largest_bits,
+    quantise,
+    scale_sums,
     sum_of_squares,
     weigh,
     rotate,
@@ -146,6 +151,80 @@ unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m256 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
             }
             _ => _mm256_cvtph_ps(_mm_loadu_si128(elements.cast())),
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn int8_gemm(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    for first in (0..num_rows).step_by(4) {
+        let m = (num_rows - first).min(4);
+        let (fetch_ahead, bytes) = (!next.is_null() && first == 0, num_rows * INT8_TILE_K);
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            let (rows, out) = (
+                rows.add(first * INT8_TILE_K),
+                out.byte_add(first * out_bytes),
+            );
+            with_rows!(m, M in [1 2 3 4],
+                int8_gemm_tile::<M>(rows, bytes, panel, num_blocks, fetch_ahead, out, out_bytes));
+        }
+    }
+}
+
+/// Magnitudes of weights as unsigned bytes, times rows with the weights' signs: pairs of these
+/// products always fit in 16 bits.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn int8_gemm_tile<const M: usize>(
+    rows: *const u8,
+    block_bytes: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    fetch_ahead: bool,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    let ones = _mm256_set1_epi16(1);
+    // Two vectors of lanes at a time, so that the sums of 4 rows stay in registers.
+    for half in 0..2 {
+        // SAFETY: 64 bytes of each row and 1,024 of each tile in each block; `out` has M rows of
+        // 32; prefetches may name any address.
+        unsafe {
+            let mut acc = [[_mm256_setzero_si256(); 2]; M];
+            for block in 0..num_blocks {
+                let x = rows.add(block * block_bytes);
+                let tile = panel.add((block * 2 + half) * 1024);
+                for i in 0..16 {
+                    let w = tile.add(i * 64);
+                    if fetch_ahead {
+                        _mm_prefetch::<_MM_HINT_T0>(line_ahead(w).cast());
+                    }
+                    for q in 0..2 {
+                        let w = _mm256_loadu_si256(w.add(q * 32).cast());
+                        let magnitude = _mm256_abs_epi8(w);
+                        for r in 0..M {
+                            let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
+                            let x = _mm256_sign_epi8(_mm256_set1_epi32(x.read_unaligned()), w);
+                            let pairs = _mm256_maddubs_epi16(magnitude, x);
+                            acc[r][q] = _mm256_add_epi32(acc[r][q], _mm256_madd_epi16(pairs, ones));
+                        }
+                    }
+                }
+            }
+            for r in 0..M {
+                for q in 0..2 {
+                    let out = out.byte_add(r * out_bytes).add(half * 16 + q * 8);
+                    _mm256_storeu_si256(out.cast(), acc[r][q]);
+                }
+            }
         }
     }
 }

@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp, line_ahead,
+    sum_lanes, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -15,6 +16,10 @@ pub const KERNELS: Kernels = Kernels {
         f16: gemm::<F16>,
     },
     tile_gemm: None,
+    int8_gemm,
+    largest_bits,
+    quantise,
+    scale_sums,
     sum_of_squares,
     weigh,
     rotate,
@@ -130,6 +135,79 @@ unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m512 {
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
             }
             _ => _mm512_cvtph_ps(_mm256_loadu_si256(elements.cast())),
+        }
+    }
+}
+
+unsafe fn int8_gemm(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    // SAFETY: the caller's promise, passed on; sums are exact, so that both give the same.
+    unsafe {
+        if !is_x86_feature_detected!("avx512vnni") {
+            return avx2::int8_gemm(rows, num_rows, panel, num_blocks, next, out, out_bytes);
+        }
+        let fetch_ahead = !next.is_null();
+        with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            int8_gemm_tile::<M>(rows, panel, num_blocks, fetch_ahead, out, out_bytes));
+    }
+}
+
+/// The instruction takes one side unsigned: weights are raised by 128, and 128 times the sum of
+/// the row is taken off again.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn int8_gemm_tile<const M: usize>(
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
+    fetch_ahead: bool,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    let (raise, ones) = (_mm512_set1_epi8(i8::MIN), _mm512_set1_epi8(1));
+    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
+    // prefetches may name any address.
+    unsafe {
+        let mut acc = [[_mm512_setzero_si512(); 2]; M];
+        let mut row_sums = [0; M];
+        for block in 0..num_blocks {
+            let x = rows.add(block * M * INT8_TILE_K);
+            let tiles = panel.add(block * 2048);
+            for i in 0..16 {
+                let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
+                if fetch_ahead {
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
+                }
+                let low = _mm512_xor_si512(_mm512_loadu_si512(low.cast()), raise);
+                let high = _mm512_xor_si512(_mm512_loadu_si512(high.cast()), raise);
+                for r in 0..M {
+                    let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
+                    let x = _mm512_set1_epi32(x.read_unaligned());
+                    acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], low, x);
+                    acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], high, x);
+                }
+            }
+        }
+        for r in 0..M {
+            let mut sums = _mm512_setzero_si512();
+            for block in 0..num_blocks {
+                let x = rows.add((block * M + r) * INT8_TILE_K);
+                sums = _mm512_dpbusd_epi32(sums, ones, _mm512_loadu_si512(x.cast()));
+            }
+            row_sums[r] = _mm512_reduce_add_epi32(sums) * 128;
+        }
+        for r in 0..M {
+            let raised = _mm512_set1_epi32(row_sums[r]);
+            let out = out.byte_add(r * out_bytes);
+            _mm512_storeu_si512(out.cast(), _mm512_sub_epi32(acc[r][0], raised));
+            _mm512_storeu_si512(out.add(16).cast(), _mm512_sub_epi32(acc[r][1], raised));
         }
     }
 }

@@ -102,6 +102,80 @@ pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: u
     }
 }
 
+/// # Safety
+/// See `Kernels::largest_bits`.
+#[inline(always)]
+pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
+    const SIGN: u32 = 1 << 31;
+    // SAFETY: the caller's promise.
+    let x = unsafe { std::slice::from_raw_parts(x, n) };
+    let mut lanes = [0; CHUNK];
+    let chunks = x.chunks_exact(CHUNK);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for j in 0..CHUNK {
+            lanes[j] = lanes[j].max(chunk[j].to_bits() & !SIGN);
+        }
+    }
+    let most = lanes.into_iter().fold(0, u32::max);
+    rest.iter()
+        .fold(most, |most, x| most.max(x.to_bits() & !SIGN))
+}
+
+/// # Safety
+/// See `Kernels::quantise`.
+#[inline(always)]
+pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
+    // Adding 1.5 * 2^23 leaves no room for a fraction: the sum is rounded, and ends in the integer.
+    const SHIFT: f32 = 12_582_912.0;
+    let quantised = |x: f32| (x * scale + SHIFT).to_bits() as i8;
+    let mut i = 0;
+    // SAFETY: the caller's promise; chunks end at n.
+    unsafe {
+        while i + CHUNK <= n {
+            let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            let mut y = [0; CHUNK];
+            for j in 0..CHUNK {
+                y[j] = quantised(x[j]);
+            }
+            out.add(i).cast::<[i8; CHUNK]>().write_unaligned(y);
+            i += CHUNK;
+        }
+        while i < n {
+            *out.add(i) = quantised(*x.add(i));
+            i += 1;
+        }
+    }
+}
+
+/// # Safety
+/// See `Kernels::scale_sums`.
+#[inline(always)]
+pub unsafe fn scale_sums(
+    sums: *const i32,
+    num_rows: usize,
+    row_scales: *const f32,
+    lane_scales: *const f32,
+    out: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: the caller's promise.
+    let lane_scales = unsafe { lane_scales.cast::<[f32; PANEL_LANES]>().read_unaligned() };
+    for row in 0..num_rows {
+        // SAFETY: the caller's promise; a row is read before it is written.
+        unsafe {
+            let sums = sums.add(row * PANEL_LANES).cast::<[i32; PANEL_LANES]>();
+            let (sums, row_scale) = (sums.read_unaligned(), *row_scales.add(row));
+            let mut values = [0.0; PANEL_LANES];
+            for j in 0..PANEL_LANES {
+                values[j] = sums[j] as f32 * row_scale * lane_scales[j];
+            }
+            let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
+            out.write_unaligned(values);
+        }
+    }
+}
+
 /// To nearest even. Branchless, so that a loop of it becomes vectors.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> u16 {
@@ -136,6 +210,33 @@ macro_rules! elementwise {
         unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
             // SAFETY: the caller's promise, passed on.
             unsafe { super::elementwise::add_lanes(x, num_rows, out, stride) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::largest_bits(x, n) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::quantise(x, n, scale, out) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn scale_sums(
+            sums: *const i32,
+            num_rows: usize,
+            row_scales: *const f32,
+            lane_scales: *const f32,
+            out: *mut f32,
+            stride: usize,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                super::elementwise::scale_sums(sums, num_rows, row_scales, lane_scales, out, stride)
+            }
         }
     };
 }

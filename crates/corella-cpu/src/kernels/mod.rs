@@ -35,6 +35,8 @@ pub const MAX_MATRIX_ROWS: usize = 32;
 pub const NEXT_LINES: usize = 4;
 /// Inputs of a row that one matrix tile holds.
 pub const TILE_K: usize = 32;
+/// The same in 8-bit integers.
+pub const INT8_TILE_K: usize = 64;
 /// Positions that the softmax takes in one go, counted from position 0 of the sequence.
 pub const ATTENTION_BLOCK: usize = 64;
 /// Positions, or head dimensions, that attention computes side by side. Reads of KV rows run
@@ -120,6 +122,22 @@ pub struct Kernels {
     /// Where the processor has matrix tiles: for bf16 weights, which then lie in tiles, and rows
     /// that are rounded to bf16.
     pub tile_gemm: Option<TileRows>,
+    /// Takes `tile_rows` rows at once; with matrix tiles, as many as those.
+    pub int8_gemm: Int8Gemm,
+    /// The largest magnitude, by its bits: NaN and infinity come out as no finite number does.
+    pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
+    /// `out[i] = round(x[i] * scale)`, ties to even; what does not fit in 8 bits gives anything.
+    pub quantise: unsafe fn(x: *const f32, n: usize, scale: f32, out: *mut i8),
+    /// `out[row][lane] = sums[row][lane] * row_scales[row] * lane_scales[lane]` for the lanes of a
+    /// panel; rows of `out`, which may be `sums`, are `stride` apart.
+    pub scale_sums: unsafe fn(
+        sums: *const i32,
+        num_rows: usize,
+        row_scales: *const f32,
+        lane_scales: *const f32,
+        out: *mut f32,
+        stride: usize,
+    ),
     /// Σ x², for RMS norms.
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
     /// `out[i] = x[i] * scale * weight[i]`; `out` may be `x`.
@@ -161,7 +179,7 @@ impl Kernels {
     /// Rows that a GEMM takes at once.
     pub fn rows_at_once(&self, form: Form) -> usize {
         match (form, &self.tile_gemm) {
-            (Form::MatrixTiles, Some(tiles)) => tiles.max_rows,
+            (Form::MatrixTiles | Form::Int8, Some(tiles)) => tiles.max_rows,
             _ => self.tile_rows,
         }
     }
@@ -194,6 +212,9 @@ pub struct TileRows {
     /// As `Kernels::peak`.
     pub peak: unsafe fn(iterations: usize),
     pub peak_flops: usize,
+    /// The same for 8-bit integers.
+    pub int8_peak: unsafe fn(iterations: usize),
+    pub int8_peak_ops: usize,
 }
 
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
@@ -209,6 +230,19 @@ pub type TileGemm = unsafe fn(
     num_blocks: usize,
     next: *const u8,
     out: *mut f32,
+    out_bytes: usize,
+);
+
+/// As [`TileGemm`] with 8-bit integers of at most 127 in magnitude and exact sums, k by k in blocks
+/// of 64: for each block 64 bytes of each row, and of the panel two tiles, of 16 times 4 k, of those
+/// the 16 lanes, of each lane its 4 elements.
+pub type Int8Gemm = unsafe fn(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
+    out: *mut i32,
     out_bytes: usize,
 );
 
@@ -362,6 +396,12 @@ pub fn panel_position(dtype: DType, lane: usize) -> usize {
 pub fn tile_position(k: usize, lane: usize) -> usize {
     let tile = k / TILE_K * 2 + lane / 16;
     tile * TILE_K * 16 + k % TILE_K / 2 * 32 + lane % 16 * 2 + k % 2
+}
+
+/// The same for 8-bit integers.
+pub fn int8_position(k: usize, lane: usize) -> usize {
+    let tile = k / INT8_TILE_K * 2 + lane / 16;
+    tile * INT8_TILE_K * 16 + k % INT8_TILE_K / 4 * 64 + lane % 16 * 4 + k % 4
 }
 
 /// Σ of 16 partial sums, halves onto halves.

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, Kernels, KeyGroup, PANEL_LANES,
-    ValueRun, element_size, elementwise::elementwise, exp, sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -15,6 +15,10 @@ pub static KERNELS: Kernels = Kernels {
         f16: gemm::<F16>,
     },
     tile_gemm: None,
+    int8_gemm,
+    largest_bits,
+    quantise,
+    scale_sums,
     sum_of_squares,
     weigh,
     rotate,
@@ -116,6 +120,45 @@ unsafe fn load_lanes<const FORMAT: u8, const N: usize>(elements: *const u8) -> [
         }
     }
     lanes
+}
+
+unsafe fn int8_gemm(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    _next: *const u8,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    for row in 0..num_rows {
+        let mut sums = [0_i32; PANEL_LANES];
+        for block in 0..num_blocks {
+            // SAFETY: 64 bytes of each row and two tiles of the panel in each block.
+            let (x, tiles) = unsafe {
+                let x = rows.add((block * num_rows + row) * INT8_TILE_K);
+                let tiles = panel.add(block * INT8_TILE_K * PANEL_LANES);
+                (
+                    *x.cast::<[i8; INT8_TILE_K]>(),
+                    *tiles.cast::<[[[[i8; 4]; 16]; 16]; 2]>(),
+                )
+            };
+            for (half, tile) in tiles.iter().enumerate() {
+                for (x, weights) in x.chunks_exact(4).zip(tile) {
+                    for (lane, w) in weights.iter().enumerate() {
+                        let products = x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w));
+                        sums[half * 16 + lane] += products.sum::<i32>();
+                    }
+                }
+            }
+        }
+        // SAFETY: `out` has `num_rows` rows of 32.
+        unsafe {
+            out.byte_add(row * out_bytes)
+                .cast::<[i32; PANEL_LANES]>()
+                .write_unaligned(sums)
+        };
+    }
 }
 
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {

@@ -92,6 +92,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         num_blocks,
                         if fetch_ahead { panel } else { std::ptr::null() },
                         out.as_mut_ptr(),
+                        PANEL_LANES * 4,
                     );
                     (tiles.release)();
                 }
