@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage};
+use corella_model::{
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage, WeightFormat,
+};
 
 const NUM_POSITIONS: u32 = 256;
 
@@ -106,12 +108,23 @@ fn impossible_batches_fail_alone() {
 /// A token whose embedding is no number, beside a request that does not use it.
 #[test]
 fn a_row_without_numbers_fails_alone() {
+    a_row_without_numbers_fails_alone_in(None);
+    a_row_without_numbers_fails_alone_in(Some(WeightFormat::Int8));
+}
+
+fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     const BAD: TokenId = 77;
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama-mha-untied");
     let checkpoint = Checkpoint::open(golden).unwrap();
     let spec = checkpoint.config().spec.clone();
     let mut weights = checkpoint.weights().unwrap();
-    let build = |weights| CpuExecutor::new(spec.clone(), weights, config(DType::F32, 16)).unwrap();
+    let build = |weights| {
+        let config = CpuConfig {
+            weight_format,
+            ..config(DType::F32, 16)
+        };
+        CpuExecutor::new(spec.clone(), weights, config).unwrap()
+    };
     let prompt: Vec<TokenId> = (0..20).collect();
     let mut healthy = build(weights.clone());
     let expected = play_on(&mut healthy, &mut BatchBuilder::new(0), 16, &prompt);

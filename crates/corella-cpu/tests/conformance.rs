@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{Checkpoint, DType, conformance};
+use corella_model::{Checkpoint, DType, WeightFormat, conformance};
 
 #[test]
 fn f32_pages() {
@@ -67,13 +67,35 @@ fn run(model: &str, isa: Isa, kv_dtype: DType, page_size: u32) {
     run_stages(golden(model), isa, kv_dtype, page_size, 1);
 }
 
+/// Rows of 8-bit integers have scales, which must not depend on the rows beside them.
+#[test]
+fn weights_in_8_bits() {
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    let best = isas.iter().position(|&isa| isa == detect_isa());
+    for &isa in &isas[..=best.unwrap()] {
+        let (model, format) = (golden("qwen3-gqa-tied"), Some(WeightFormat::Int8));
+        run_format(model, format, isa, DType::Bf16, 16, 1);
+    }
+}
+
 fn run_stages(model: PathBuf, isa: Isa, kv_dtype: DType, page_size: u32, num_stages: usize) {
+    run_format(model, None, isa, kv_dtype, page_size, num_stages);
+}
+
+fn run_format(
+    model: PathBuf,
+    weight_format: Option<WeightFormat>,
+    isa: Isa,
+    kv_dtype: DType,
+    page_size: u32,
+    num_stages: usize,
+) {
     let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.config().spec.clone();
     conformance::run(spec.vocab_size, page_size, |limits| {
         let config = CpuConfig {
             num_threads: limits.num_threads,
-            weight_format: None,
+            weight_format,
             kv_dtype,
             num_pages: limits.num_pages,
             page_size: limits.page_size,

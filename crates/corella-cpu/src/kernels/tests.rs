@@ -121,6 +121,223 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
 }
 
 #[test]
+fn sums_of_8_bit_integers_are_exact() {
+    for (isa, kernels) in tables() {
+        for k in [1_usize, 63, 64, 200, 1024] {
+            let num_blocks = k.div_ceil(INT8_TILE_K);
+            // The largest in some places, so that anything narrower than 32 bits overflows.
+            let bytes = |len: usize, seed: u64| -> Vec<i8> {
+                let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
+                random(len, seed).into_iter().map(scaled).collect()
+            };
+            let weights = bytes(k * PANEL_LANES, 1);
+            let mut panel = vec![0_i8; num_blocks * INT8_TILE_K * PANEL_LANES];
+            for i in 0..k {
+                for lane in 0..PANEL_LANES {
+                    panel[int8_position(i, lane)] = weights[i * PANEL_LANES + lane];
+                }
+            }
+            for num_rows in 1..=kernels.rows_at_once(Form::Int8) {
+                let a = bytes(num_rows * k, 2);
+                let mut rows = vec![0_i8; num_rows * num_blocks * INT8_TILE_K];
+                for (row, values) in a.chunks(k).enumerate() {
+                    for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
+                        let at = (block * num_rows + row) * INT8_TILE_K;
+                        rows[at..at + values.len()].copy_from_slice(values);
+                    }
+                }
+                let expected: Vec<i32> = (0..num_rows * PANEL_LANES)
+                    .map(|i| {
+                        let (row, lane) = (i / PANEL_LANES, i % PANEL_LANES);
+                        let a = |i: usize| i32::from(a[row * k + i]);
+                        let w = |i: usize| i32::from(weights[i * PANEL_LANES + lane]);
+                        (0..k).map(|i| a(i) * w(i)).sum()
+                    })
+                    .collect();
+                let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
+                for ahead in [panel, std::ptr::null()] {
+                    let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
+                    let to = out.as_mut_ptr();
+                    // SAFETY: extents as the kernel wants them.
+                    unsafe {
+                        if let Some(tiles) = &kernels.tile_gemm {
+                            (tiles.configure)(num_rows);
+                        }
+                        (kernels.int8_gemm)(rows, num_rows, panel, num_blocks, ahead, to, 128);
+                    }
+                    assert_eq!(out, expected, "{isa} {num_rows} rows of {k}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_quantised_to_the_nearest() {
+    for (isa, kernels) in tables() {
+        for n in [1, 15, 16, 70] {
+            let mut x = random(n, 3);
+            x[n / 2] = -1.0;
+            let mut out = vec![0_i8; n];
+            // SAFETY: n elements each.
+            let most = unsafe {
+                (kernels.quantise)(x.as_ptr(), n, 127.0, out.as_mut_ptr());
+                (kernels.largest_bits)(x.as_ptr(), n)
+            };
+            assert_eq!(f32::from_bits(most), 1.0);
+            for (x, out) in x.iter().zip(out) {
+                assert_eq!(f32::from(out), (x * 127.0).round_ties_even(), "{isa} {x}");
+            }
+            for odd in [f32::NAN, -f32::NAN, f32::NEG_INFINITY] {
+                x[n - 1] = odd;
+                // SAFETY: n elements.
+                let most = unsafe { (kernels.largest_bits)(x.as_ptr(), n) };
+                assert!(most >= f32::INFINITY.to_bits(), "{isa} {odd} of {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_scaled_by_row_and_lane() {
+    for (isa, kernels) in tables() {
+        let sums: Vec<i32> = (0..3 * PANEL_LANES as i32)
+            .map(|i| i * 1001 - 40_000)
+            .collect();
+        let (rows, lanes) = (random(3, 4), random(PANEL_LANES, 5));
+        let mut out = vec![0.0_f32; 3 * 40];
+        // SAFETY: three rows of 32 in, three rows 40 apart out.
+        unsafe {
+            let (rows, lanes) = (rows.as_ptr(), lanes.as_ptr());
+            (kernels.scale_sums)(sums.as_ptr(), 3, rows, lanes, out.as_mut_ptr(), 40);
+        }
+        for (i, sum) in sums.iter().enumerate() {
+            let (row, lane) = (i / PANEL_LANES, i % PANEL_LANES);
+            let expected = *sum as f32 * rows[row] * lanes[lane];
+            assert_eq!(out[row * 40 + lane], expected, "{isa}");
+        }
+    }
+}
+
+/// Queries, keys and values of attention through tiles against sums in f64, and each row alone.
+#[test]
+fn tile_attention_weighs_what_may_be_seen() {
+    const HEAD_DIM: usize = 64;
+    const NUM_TILES: usize = 3;
+    const NUM_POSITIONS: usize = NUM_TILES * TILE_POSITIONS;
+    const SCALE: f32 = 0.3;
+    for (isa, kernels) in tables() {
+        let Some(tiles) = kernels.tile_attention else {
+            continue;
+        };
+        let round =
+            |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
+        let keys = round(random(NUM_POSITIONS * HEAD_DIM, 1));
+        let values = round(random(NUM_POSITIONS * HEAD_DIM, 2));
+        let (mut key_tiles, mut value_tiles) = (vec![0_u16; keys.len()], vec![0_u16; keys.len()]);
+        for position in 0..NUM_POSITIONS {
+            let (tile, p) = (position / TILE_POSITIONS, position % TILE_POSITIONS);
+            for i in 0..HEAD_DIM {
+                let start = tile * TILE_POSITIONS * HEAD_DIM;
+                let from = position * HEAD_DIM + i;
+                let key = start + (i / 2 * TILE_POSITIONS + p) * 2 + i % 2;
+                key_tiles[key] = keys[from].to_bits();
+                let value = start + (p / 2 * HEAD_DIM + i) * 2 + p % 2;
+                value_tiles[value] = values[from].to_bits();
+            }
+        }
+        let pointers = |tiles: &[u16]| -> Vec<*const u8> {
+            let tiles = tiles.chunks(TILE_POSITIONS * HEAD_DIM);
+            tiles.map(|tile| tile.as_ptr().cast()).collect()
+        };
+        let (key_tiles, value_tiles) = (pointers(&key_tiles), pointers(&value_tiles));
+        // A row may see so many positions.
+        let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
+            let num_rows = q.len();
+            let mut packed = vec![0_u16; num_rows * HEAD_DIM];
+            for (row, q) in q.iter().enumerate() {
+                for (i, q) in q.iter().enumerate() {
+                    let at = (i / TILE_K * num_rows + row) * TILE_K + i % TILE_K;
+                    packed[at] = q.to_bits();
+                }
+            }
+            let mut scores = vec![f32::NAN; tiles.max_rows * TILE_ATTENTION_BLOCK];
+            let mut weights = vec![0_u16; tiles.max_rows * TILE_ATTENTION_BLOCK];
+            let mut out = vec![0.0; num_rows * HEAD_DIM];
+            let (mut shrink, mut sums) = (vec![0.0; num_rows], vec![[0.0; 16]; num_rows]);
+            // SAFETY: extents as the kernels want them.
+            unsafe {
+                let to = scores.as_mut_ptr();
+                let stride = TILE_POSITIONS * 4;
+                (tiles.scores)(packed.as_ptr(), num_rows, &key_tiles, stride, HEAD_DIM, to);
+                for row in 0..num_rows {
+                    let at = row * TILE_ATTENTION_BLOCK;
+                    let mut max = f32::NEG_INFINITY;
+                    shrink[row] = (tiles.softmax)(
+                        scores[at..].as_ptr(),
+                        SCALE,
+                        limits[row],
+                        NUM_POSITIONS,
+                        &mut max,
+                        sums[row].as_mut_ptr(),
+                        weights[at..].as_mut_ptr(),
+                    );
+                }
+                let (shrink, to) = (shrink.as_ptr(), out.as_mut_ptr());
+                (tiles.values)(
+                    weights.as_ptr(),
+                    num_rows,
+                    shrink,
+                    &value_tiles,
+                    HEAD_DIM,
+                    to,
+                );
+                (tiles.release)();
+            }
+            let rows = out.chunks(HEAD_DIM).zip(&sums);
+            rows.map(|(out, sums)| {
+                let sum = sum_lanes(sums);
+                out.iter().map(|value| value / sum).collect()
+            })
+            .collect()
+        };
+        for num_rows in [1, 2, 15, 16, 17, 32] {
+            let rows = random(num_rows * HEAD_DIM, 3);
+            let q: Vec<Vec<bf16>> = rows.chunks(HEAD_DIM).map(|q| round(q.to_vec())).collect();
+            let limits: Vec<usize> = (0..num_rows)
+                .map(|row| 1 + row * 7 % NUM_POSITIONS)
+                .collect();
+            let together = attend(&q, &limits);
+            for row in 0..num_rows {
+                let alone = attend(&q[row..=row], &limits[row..=row]);
+                assert_eq!(together[row], alone[0], "{isa} {num_rows} rows");
+                let dot = |position: usize| -> f64 {
+                    let key = &keys[position * HEAD_DIM..][..HEAD_DIM];
+                    let terms = q[row].iter().zip(key);
+                    terms.map(|(a, b)| a.to_f64() * b.to_f64()).sum()
+                };
+                let weights = (0..limits[row]).map(|p| (dot(p) * f64::from(SCALE)).exp());
+                let weights: Vec<f64> = weights.collect();
+                let sum: f64 = weights.iter().sum();
+                for i in 0..HEAD_DIM {
+                    let terms = weights.iter().enumerate();
+                    let expected: f64 = terms
+                        .map(|(p, w)| w / sum * values[p * HEAD_DIM + i].to_f64())
+                        .sum();
+                    // Weights have 8 bits, values are at most 1.
+                    let error = (f64::from(together[row][i]) - expected).abs();
+                    assert!(
+                        error < 1.0 / 256.0,
+                        "{isa}: {} not {expected}",
+                        together[row][i]
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn squares_are_summed_to_the_last_element() {
     for (isa, kernels) in tables() {
         for n in (1..70).chain([1000]) {
