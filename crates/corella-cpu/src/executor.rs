@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, PageId, StepId};
+use corella_core::{Batch, BatchOutput, PageId, StepId, TokenId};
 use corella_model::{
     DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask,
     WeightFormat,
@@ -54,6 +54,7 @@ impl std::error::Error for CpuError {}
 pub struct CpuExecutor {
     info: ExecutorInfo,
     kv_layout: KvLayout,
+    vocab_size: usize,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
     stages: Vec<JoinHandle<()>>,
@@ -121,6 +122,7 @@ impl CpuExecutor {
         let mut executor = Self {
             info,
             kv_layout,
+            vocab_size: spec.vocab_size,
             commands,
             results,
             stages: Vec::new(),
@@ -229,6 +231,17 @@ impl Executor for CpuExecutor {
     fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
         self.check_page(page, bytes.len());
         self.send(Command::WritePage(page, bytes.to_vec()))
+    }
+
+    fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab_size) {
+            return Err(format!("token {token} is not in the vocabulary"));
+        }
+        let (sender, receiver) = sync_channel(1);
+        let lost = |error: ExecutorError| error.to_string();
+        self.send(Command::Score(tokens.to_vec(), sender))
+            .map_err(lost)?;
+        receiver.recv().map_err(|_| self::lost().to_string())?
     }
 }
 

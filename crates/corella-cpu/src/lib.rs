@@ -6,6 +6,7 @@ mod buffer;
 mod executor;
 mod forward;
 mod gemm;
+mod kernel_speed;
 mod kernels;
 mod kv_memory;
 mod machine;
@@ -19,6 +20,7 @@ mod tile_attention;
 mod weights;
 
 pub use executor::{CpuConfig, CpuError, CpuExecutor};
+pub use kernel_speed::{KernelSpeed, measure_kernels};
 pub use kernels::{Isa, detect_isa};
 pub use kv_memory::kv_page_bytes;
 pub use machine::{MachineLimits, measure_limits};

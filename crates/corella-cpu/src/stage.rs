@@ -31,6 +31,7 @@ pub enum Command {
     ReadPage(PageId, Vec<u8>, SyncSender<Vec<u8>>),
     /// The bytes of the layers from here on.
     WritePage(PageId, Vec<u8>),
+    Score(Vec<TokenId>, SyncSender<Result<Vec<f32>, String>>),
     Close,
 }
 
@@ -125,6 +126,10 @@ impl Stage {
                 let rest = bytes.split_off(kv.page_bytes());
                 kv.write_page(page.0 as usize, &bytes);
                 self.pass_on(Command::WritePage(page, rest))
+            }
+            Command::Score(tokens, reply) => {
+                let _ = reply.send(without_panic(|| self.score(&tokens)));
+                Ok(())
             }
             Command::Close => {
                 let _ = self.pass_on(Command::Close);
@@ -392,6 +397,42 @@ impl Stage {
     }
 
     /// A step of one row and one of several tiles, on the page that no request gets.
+    /// See `Executor::score`.
+    fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
+        if !(self.is_first && self.is_last()) {
+            return Err(String::from("tokens are scored by one pipeline stage only"));
+        }
+        let num_pages = tokens.len().div_ceil(self.forward.kv.page_size());
+        if num_pages > self.forward.kv.num_pages() {
+            let num_tokens = tokens.len();
+            return Err(format!("{num_tokens} tokens do not fit in the KV pages"));
+        }
+        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
+        let mut scores = Vec::with_capacity(tokens.len());
+        let targets = tokens.get(1..).unwrap_or_default();
+        let mut start = 0;
+        for chunk in tokens.chunks(self.max_num_batched_tokens as usize) {
+            self.plan.clear();
+            self.plan.add_span(chunk, start, &pages);
+            self.run_layers(&[])?;
+            let rows: Vec<usize> = (0..chunk.len()).collect();
+            for rows in rows.chunks(self.forward.logit_rows()) {
+                let forward = &self.forward;
+                self.pool.run(&|worker| forward.logits(rows, worker))?;
+                for (index, row) in rows.iter().enumerate() {
+                    let Some(&target) = targets.get(start + row) else {
+                        continue;
+                    };
+                    // SAFETY: the workers are done.
+                    let logits = unsafe { self.forward.logits_mut(index) };
+                    scores.push(log_probability(logits, target));
+                }
+            }
+            start += chunk.len();
+        }
+        Ok(scores)
+    }
+
     fn warm_up(&mut self) -> Result<(), String> {
         let page = PageId(self.forward.kv.num_pages() as u32 - 1);
         let max_rows = (self.forward.tile_rows() + 1)
@@ -409,6 +450,12 @@ impl Stage {
         }
         Ok(())
     }
+}
+
+fn log_probability(logits: &[f32], token: TokenId) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let terms = logits.iter().map(|logit| f64::from(logit - most).exp());
+    (f64::from(logits[token as usize] - most) - terms.sum::<f64>().ln()) as f32
 }
 
 /// The executor is used again after a failed step, whatever failed.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use corella_core::{Batch, BatchOutput, PageId, SlotId, StepId};
+use corella_core::{Batch, BatchOutput, PageId, SlotId, StepId, TokenId};
 
 use crate::DType;
 
@@ -43,6 +43,12 @@ pub trait Executor: Send {
 
     /// The reverse of `read_page`.
     fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError>;
+
+    /// The log-probability of each token but the first behind those before it. Only while nothing
+    /// runs: it uses the KV pool as its own. `Err` says why these tokens have none.
+    fn score(&mut self, _tokens: &[TokenId]) -> Result<Vec<f32>, String> {
+        Err(format!("{} computes no logits", self.info().device))
+    }
 }
 
 /// Allowed tokens of one slot: bit `t % 32` of word `t / 32`.

@@ -10,7 +10,7 @@ use corella::LlmOptions;
 use corella_core::SchedulerConfig;
 
 pub use bench::{
-    BenchCacheArgs, BenchCommand, BenchOfflineArgs, BenchSchedulerArgs, BenchServeArgs,
+    BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchSchedulerArgs, BenchServeArgs,
     EndpointArg, LenRange,
 };
 

@@ -2,15 +2,17 @@
 
 use std::error::Error;
 
-use corella::Llm;
+use corella::{Llm, Perplexity};
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
 use corella_bench::scheduler::{self, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
+use corella_cpu::{Isa, MachineLimits, measure_kernels, measure_limits};
+use corella_model::{DType, WeightFormat};
 use tokio::runtime::Runtime;
 
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
-use crate::config::BenchOffline;
+use crate::config::{BenchOffline, BenchPerplexity};
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
@@ -26,6 +28,66 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     let vocab_size = llm.config.spec.vocab_size;
     let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
     println!("{}", runtime.block_on(run)?);
+    Ok(())
+}
+
+pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn Error>> {
+    println!("limits, with n threads:");
+    for threads in 1..=num_threads {
+        println!("{threads:>6}  {}", limits_line(&measure_limits(threads)?));
+    }
+    let speeds = measure_kernels(num_threads, isa)?;
+    // Again, in case the machine has changed its mind.
+    let limits = measure_limits(num_threads)?;
+    println!("        {}", limits_line(&limits));
+    println!();
+    println!("{:<36}{:>9}{:>8}{:>9}{:>8}", "", "TFLOP/s", "", "GB/s", "");
+    for speed in speeds {
+        let peak = match (speed.format, limits.tile_flops_per_s, limits.int8_ops_per_s) {
+            (WeightFormat::Float(DType::Bf16), Some(peak), _) => peak,
+            (WeightFormat::Int8, _, Some(peak)) => peak,
+            _ => limits.flops_per_s,
+        };
+        println!(
+            "{:<36}{:>9.3}{:>6.0} %{:>9.1}{:>6.0} %",
+            speed.name,
+            speed.flops_per_s / 1e12,
+            100.0 * speed.flops_per_s / peak,
+            speed.bytes_per_s / 1e9,
+            100.0 * speed.bytes_per_s / limits.read_bytes_per_s,
+        );
+    }
+    Ok(())
+}
+
+fn limits_line(limits: &MachineLimits) -> String {
+    let mut line = format!(
+        "{:.1} GB/s of reads, {:.3} TFLOP/s f32",
+        limits.read_bytes_per_s / 1e9,
+        limits.flops_per_s / 1e12
+    );
+    if let (Some(bf16), Some(int8)) = (limits.tile_flops_per_s, limits.int8_ops_per_s) {
+        line += &format!(
+            ", {:.2} TFLOP/s bf16 tiles, {:.2} TOP/s int8 tiles",
+            bf16 / 1e12,
+            int8 / 1e12
+        );
+    }
+    line
+}
+
+pub fn perplexity(config: BenchPerplexity) -> Result<(), Box<dyn Error>> {
+    let context = config.context as usize;
+    let found = Perplexity::measure(&config.source, &config.options, &config.documents, context)?;
+    let hardware = &found.hardware;
+    println!(
+        "perplexity {:.4}, loss {:.5}, of {} tokens ({}, {})",
+        found.loss.exp(),
+        found.loss,
+        found.num_tokens,
+        hardware.weight_format_name(),
+        hardware.executor.isa,
+    );
     Ok(())
 }
 

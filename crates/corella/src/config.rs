@@ -14,8 +14,8 @@ use corella_model::{CostModel, DType, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
-    AdmissionPolicyArg, BenchOfflineArgs, BenchServeArgs, CacheArgs, DTypeArg, DeviceArg,
-    DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange, ModelArgs, SchedulerArgs,
+    AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, CacheArgs, DTypeArg,
+    DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange, ModelArgs, SchedulerArgs,
     SchedulingPolicyArg, ServeArgs, WeightFormatArg,
 };
 
@@ -162,6 +162,69 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         goodput: args.goodput,
         ..BenchServeOptions::default()
     }
+}
+
+/// Threads and instruction set.
+pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
+    let mut options = LlmOptions::default();
+    set_device(&mut options, &args.device)?;
+    if options.device != Device::Cpu {
+        return Err(Error::Config("only a CPU has kernels to measure".to_owned()));
+    }
+    Ok((options.num_threads.unwrap_or_else(num_cores), options.isa))
+}
+
+fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+pub struct BenchPerplexity {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub documents: Vec<String>,
+    pub context: u32,
+}
+
+pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_device(&mut options, &args.device)?;
+    options.kv_dtype = dtype(args.kv_cache_dtype);
+    if args.context < 2 {
+        let reason = "--context must be at least 2: a token, and one to predict";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    if args.model.max_model_len.is_some() {
+        let reason = "--max-model-len has no use here; --context is what is looked at together";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    let path = args.text.display();
+    let text = std::fs::read_to_string(&args.text)
+        .map_err(|error| Error::Io(format!("cannot read {path}"), error))?;
+    let is_lines = args.text.extension().is_some_and(|end| end == "jsonl");
+    let documents = match is_lines {
+        false => vec![text],
+        true => {
+            let lines = text.lines().enumerate();
+            let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+            lines
+                .map(|(index, line)| {
+                    let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
+                    let text = object.as_ref().and_then(|object| object["text"].as_str());
+                    text.map(str::to_owned).ok_or_else(|| {
+                        let line = index + 1;
+                        Error::Config(format!("{path}, line {line}: no object with a `text`"))
+                    })
+                })
+                .collect::<Result<_, _>>()?
+        }
+    };
+    Ok(BenchPerplexity {
+        source: source(args.model.model),
+        options,
+        documents,
+        context: args.context,
+    })
 }
 
 pub struct BenchOffline {

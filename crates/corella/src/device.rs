@@ -28,6 +28,15 @@ pub struct Hardware {
     pub kv_bytes: u64,
 }
 
+impl Hardware {
+    pub fn weight_format_name(&self) -> &'static str {
+        match self.weight_format {
+            WeightFormat::Float(dtype) => dtype_name(dtype),
+            WeightFormat::Int8 => "int8",
+        }
+    }
+}
+
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -144,4 +153,12 @@ fn mock_config(
         at_output: None,
     });
     mock
+}
+
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::Bf16 => "bf16",
+    }
 }

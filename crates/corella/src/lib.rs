@@ -15,10 +15,12 @@ mod error;
 mod kv_plan;
 mod llm;
 mod options;
+mod perplexity;
 mod token_cost;
 
 pub use device::Hardware;
 pub use error::Error;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use options::{Device, LlmOptions, ModelSource};
+pub use perplexity::Perplexity;
 pub use token_cost::TokenCost;

@@ -2,11 +2,11 @@
 
 use corella_core::{FinishReason, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, DType, ModelConfig, WeightFormat};
+use corella_model::{Checkpoint, ModelConfig};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
-use crate::device::{self, Hardware};
+use crate::device::{self, Hardware, dtype_name};
 use crate::kv_plan::display_bytes;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
@@ -131,7 +131,7 @@ impl Llm {
                 num_stages => format!(" in {num_stages} stages"),
             },
             weights = display_bytes(executor.weight_bytes as u64),
-            weight_format = format_name(hardware.weight_format),
+            weight_format = hardware.weight_format_name(),
             pages = hardware.num_kv_pages,
             page_size = hardware.page_size,
             kv = display_bytes(hardware.kv_bytes),
@@ -285,22 +285,7 @@ fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
     &prompt[prompt.len().saturating_sub(LEN)..]
 }
 
-fn format_name(format: WeightFormat) -> &'static str {
-    match format {
-        WeightFormat::Float(dtype) => dtype_name(dtype),
-        WeightFormat::Int8 => "int8",
-    }
-}
-
-fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "f32",
-        DType::F16 => "f16",
-        DType::Bf16 => "bf16",
-    }
-}
-
-fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
+pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
     match source {
         ModelSource::BuiltIn => Ok((
             built_in::NAME.to_owned(),
@@ -326,7 +311,7 @@ fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error>
     )?)
 }
 
-fn required_file(
+pub(crate) fn required_file(
     checkpoint: &Checkpoint,
     name: &str,
 ) -> Result<std::borrow::Cow<'static, [u8]>, Error> {

@@ -34,6 +34,12 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Bench(BenchCommand::Offline(args)) => {
             bench::offline(config::bench_offline(args)?)?
         }
+        Command::Bench(BenchCommand::Kernels(args)) => {
+            bench::kernels(config::bench_kernels(&args)?)?
+        }
+        Command::Bench(BenchCommand::Perplexity(args)) => {
+            bench::perplexity(config::bench_perplexity(args)?)?
+        }
         Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
         Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
     }

@@ -8,7 +8,7 @@ use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
 use corella_bench::{Metric, Objective};
 
-use super::{CacheArgs, DeviceArgs, ModelArgs, SchedulerArgs};
+use super::{CacheArgs, DTypeArg, DeviceArgs, ModelArgs, SchedulerArgs};
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -18,6 +18,10 @@ pub enum BenchCommand {
     Offline(BenchOfflineArgs),
     /// What a step costs the scheduler, and a token the prefix cache
     Scheduler(BenchSchedulerArgs),
+    /// What this machine can do at best, and how much of it each kernel gets
+    Kernels(BenchKernelsArgs),
+    /// How well a model predicts a text, in which the cost of rounding its weights shows
+    Perplexity(BenchPerplexityArgs),
     /// Replay the prefixes of a request trace through the prefix cache
     Cache(BenchCacheArgs),
 }
@@ -235,6 +239,30 @@ pub struct BenchServeArgs {
     /// Count the requests that keep these limits in milliseconds, e.g. ttft:500,tpot:50
     #[arg(long, value_name = "NAME:MS,…", value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
+}
+
+#[derive(Args)]
+pub struct BenchKernelsArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Args)]
+pub struct BenchPerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// What to predict. Lines of a .jsonl file are documents, objects with a `text`; any other file
+    /// is one
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// Tokens that are looked at together; longer documents are cut
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub context: u32,
+    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32
+    #[arg(long, value_enum, default_value_t)]
+    pub kv_cache_dtype: DTypeArg,
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 #[derive(Args)]

@@ -1,0 +1,244 @@
+//! Kernels by themselves, through the pool and on memory of the sizes that models have: what
+//! `bench kernels` puts beside the machine's limits.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use corella_core::PageId;
+use corella_model::{
+    Activation, AttentionSpec, DType, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec, Storage,
+    Tensor, WeightFormat,
+};
+
+use crate::attention::{AttentionLayer, AttentionScratch};
+use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::executor::CpuError;
+use crate::gemm::{Epilogue, Lane, PackedMatrix, gemm};
+use crate::kernels::{Isa, Kernels, detect_isa, kernels};
+use crate::kv_memory::{KvForm, KvMemory};
+use crate::step_plan::StepPlan;
+use crate::thread_pool::{ThreadPool, Worker};
+
+/// A kernel in one shape, at the median of some runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelSpeed {
+    pub name: String,
+    pub flops_per_s: f64,
+    /// Weights, or keys and values.
+    pub bytes_per_s: f64,
+    /// Whose peak `flops_per_s` is judged by.
+    pub format: WeightFormat,
+}
+
+const K: usize = 1024;
+const NUM_LANES: usize = 4096;
+/// Of weights in all: more than any cache holds.
+const WEIGHT_BYTES: usize = 256 << 20;
+const NUM_RUNS: usize = 7;
+
+/// Dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
+pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<KernelSpeed>, CpuError> {
+    let isa = isa.unwrap_or_else(detect_isa);
+    let kernels =
+        kernels(isa).ok_or_else(|| CpuError(format!("this machine has no {isa} instructions")))?;
+    let pool = ThreadPool::new(num_threads).map_err(out_of_memory)?;
+    let mut bench = Bench { kernels, pool };
+    let mut speeds = Vec::new();
+    let formats = [
+        WeightFormat::Float(DType::F32),
+        WeightFormat::Float(DType::Bf16),
+        WeightFormat::Int8,
+    ];
+    for format in formats {
+        bench.dense(format, &mut speeds)?;
+    }
+    for (num_rows, start) in [(512, 0), (2048, 0), (1, 16_383)] {
+        speeds.push(bench.attention(num_rows, start)?);
+    }
+    Ok(speeds)
+}
+
+struct Bench {
+    kernels: &'static Kernels,
+    pool: ThreadPool,
+}
+
+impl Bench {
+    fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
+        let (form, dtype, name) = match format {
+            WeightFormat::Int8 => (Form::Int8, DType::Bf16, "int8"),
+            WeightFormat::Float(DType::Bf16) if self.kernels.tile_gemm.is_some() => {
+                (Form::MatrixTiles, DType::Bf16, "bf16")
+            }
+            WeightFormat::Float(DType::Bf16) => (Form::Columns, DType::Bf16, "bf16"),
+            WeightFormat::Float(dtype) => (Form::Columns, dtype, "f32"),
+        };
+        let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
+        let tensor = Tensor {
+            dtype: DType::Bf16,
+            shape: vec![NUM_LANES, K],
+            // Between -2 and 2.
+            storage: Arc::new(Storage::Owned(
+                bytes
+                    .flat_map(|bits| (0x3c00 | (bits & 0x83ff) as u16).to_le_bytes())
+                    .collect(),
+            )),
+            range: 0..2 * K * NUM_LANES,
+        };
+        let lanes: Vec<_> = (0..NUM_LANES)
+            .map(|row| {
+                Some(Lane {
+                    weight: &tensor,
+                    bias: None,
+                    row,
+                })
+            })
+            .collect();
+        let num_bytes = K * NUM_LANES * format.num_bits() / 8;
+        let matrices = (0..WEIGHT_BYTES / num_bytes)
+            .map(|_| PackedMatrix::pack(&lanes, K, dtype, form, self.kernels, &mut self.pool))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(out_of_memory)?;
+        for num_rows in [1, 8, 32, 512] {
+            let tiles = Tiles::new(num_rows, self.kernels.rows_at_once(form));
+            let rows = PackedRows::new(num_rows, K, form).map_err(out_of_memory)?;
+            let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
+            for row in 0..num_rows {
+                let tile = tiles.rows(tiles.tile_of(row));
+                // SAFETY: nobody else is here.
+                unsafe {
+                    rows.write(self.kernels, &tile, row, 0, &values);
+                    rows.quantise(self.kernels, &tile, row);
+                }
+            }
+            let to = Buffer::new(num_rows, NUM_LANES).map_err(out_of_memory)?;
+            let kernels = self.kernels;
+            let seconds = self.median(&|worker| {
+                for matrix in &matrices {
+                    gemm(kernels, &rows, tiles, matrix, Epilogue::Store(&to), worker);
+                }
+            })?;
+            let weights = (matrices.len() * K * NUM_LANES) as f64;
+            out.push(KernelSpeed {
+                name: format!("dense {name}, {num_rows} rows"),
+                flops_per_s: 2.0 * weights * num_rows as f64 / seconds,
+                bytes_per_s: weights * format.num_bits() as f64 / 8.0 / seconds,
+                format,
+            });
+        }
+        Ok(())
+    }
+
+    /// `num_rows` rows of one sequence, the first at position `start`; bf16 pages, in the shape of
+    /// Qwen3-0.6B.
+    fn attention(&mut self, num_rows: usize, start: usize) -> Result<KernelSpeed, CpuError> {
+        const NUM_LAYERS: usize = 4;
+        const PAGE_SIZE: u32 = 16;
+        let spec = spec(NUM_LAYERS);
+        let (attention, head_dim) = (&spec.attention, spec.attention.head_dim);
+        let tiles = self.kernels.attention_through_tiles(head_dim, DType::Bf16);
+        let rows_at_once = tiles.map_or(self.kernels.tile_rows, |tiles| tiles.max_rows);
+        let kv_form = KvForm::new(tiles.is_some(), PAGE_SIZE);
+        let num_positions = start + num_rows;
+        let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
+        let kv = KvMemory::new(&spec, num_pages, PAGE_SIZE, DType::Bf16, kv_form)
+            .map_err(out_of_memory)?;
+        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
+        let mut plan = StepPlan::default();
+        plan.add_span(&vec![0; num_rows], start, &pages);
+        let num_threads = self.pool.num_threads();
+        let form = match self.kernels.tile_gemm.is_some() {
+            true => Form::MatrixTiles,
+            false => Form::Columns,
+        };
+        plan.finish(
+            attention,
+            self.kernels.rows_at_once(form),
+            rows_at_once,
+            num_threads,
+        );
+        let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
+        let qkv = Buffer::new(num_rows, num_heads * head_dim).map_err(out_of_memory)?;
+        let width = attention.num_heads * head_dim;
+        let out = PackedRows::new(num_rows, width, form).map_err(out_of_memory)?;
+        let scratch: Vec<_> = (0..num_threads)
+            .map(|_| Mutex::new(AttentionScratch::new(self.kernels, &kv, head_dim)))
+            .collect();
+        let kernels = self.kernels;
+        let seconds = self.median(&|worker| {
+            let scratch = &scratch[worker.index()];
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            for layer in 0..NUM_LAYERS {
+                let layer = AttentionLayer {
+                    kernels,
+                    spec: attention,
+                    kv: &kv,
+                    layer,
+                    qkv: &qkv,
+                    out: &out,
+                    tiles: plan.tiles,
+                };
+                layer.run(&plan, worker, &mut scratch);
+            }
+        })?;
+        let pairs: usize = (start + 1..=num_positions).sum();
+        let row_bytes = 2 * attention.num_kv_heads * head_dim * DType::Bf16.size();
+        Ok(KernelSpeed {
+            name: format!("attention, {num_rows} rows behind {start}"),
+            flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
+            bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
+            format: match tiles {
+                Some(_) => WeightFormat::Float(DType::Bf16),
+                None => WeightFormat::Float(DType::F32),
+            },
+        })
+    }
+
+    /// Seconds of one run.
+    fn median(
+        &mut self,
+        job: &(dyn Fn(&Worker<'_>) + Sync),
+    ) -> Result<f64, CpuError> {
+        let mut seconds = Vec::with_capacity(NUM_RUNS);
+        for _ in 0..NUM_RUNS {
+            let start = Instant::now();
+            self.pool.run(&|worker| job(worker)).map_err(CpuError)?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[NUM_RUNS / 2])
+    }
+}
+
+/// Of which attention uses its own part only.
+fn spec(num_layers: usize) -> DecoderSpec {
+    DecoderSpec {
+        vocab_size: 151_936,
+        hidden_size: K,
+        num_layers,
+        max_position: 40_960,
+        norm_eps: 1e-6,
+        rotary: RotarySpec {
+            theta: 1e6,
+            scaling: RotaryScaling::None,
+        },
+        attention: AttentionSpec {
+            num_heads: 16,
+            num_kv_heads: 8,
+            head_dim: 128,
+            qk_norm: true,
+            qkv_bias: false,
+            output_bias: false,
+        },
+        mlp: MlpSpec {
+            intermediate_size: 3072,
+            activation: Activation::Silu,
+            bias: false,
+        },
+        tied_embeddings: true,
+    }
+}
+
+fn out_of_memory(error: std::io::Error) -> CpuError {
+    CpuError(format!("no memory for the measurement: {error}"))
+}
