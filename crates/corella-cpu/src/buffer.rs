@@ -200,6 +200,16 @@ impl PackedRows {
         unsafe { self.tile_ptr(tile).cast::<u16>().add(at) }
     }
 
+    /// Where `write` puts element `k` of a tile's first row before it is quantised, and elements
+    /// from row to row. `None` in other forms.
+    pub fn wide_ptr(&self, tile: &Range<usize>, k: usize) -> Option<(*const f32, usize)> {
+        let wide = &self.quantised.as_ref()?.wide;
+        assert!(k < self.k);
+        // SAFETY: an element of the row.
+        let first = unsafe { wide.row_ptr(tile.start).add(k) };
+        Some((first, wide.stride()))
+    }
+
     /// Writes elements `first..` of row `row` of a tile.
     ///
     /// # Safety

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::kernels::{
-    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, int8_position,
+    Ahead, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, int8_position,
     panel_position, tile_position,
 };
 use crate::region::Region;
@@ -207,7 +207,7 @@ pub fn gemm(
     let panels = worker.share(weights.num_panels);
     let max_rows = ROW_BLOCK_BYTES / a.row_bytes();
     let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).max(1);
-    let num_blocks = tiles.len().div_ceil(max_tiles);
+    let num_blocks = tiles.len().div_ceil(max_tiles).max(1);
     let call = Call {
         kernels,
         a,
@@ -215,6 +215,7 @@ pub fn gemm(
         epilogue,
         matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
+        tiles_at_once: tiles.len() / num_blocks,
     };
     for block in 0..num_blocks {
         let block = block * tiles.len() / num_blocks..(block + 1) * tiles.len() / num_blocks;
@@ -238,6 +239,8 @@ struct Call<'a> {
     epilogue: Epilogue<'a>,
     matrix_tiles: Option<TileRows>,
     configured_rows: Cell<usize>,
+    /// Of one block of rows, at least.
+    tiles_at_once: usize,
 }
 
 impl Call<'_> {
@@ -254,7 +257,7 @@ impl Call<'_> {
             // SAFETY: the processor has tiles.
             unsafe { (tiles.configure)(num_rows) };
         }
-        let ahead = self.ahead(panel, num_rows, num_blocks, fetch_ahead, next);
+        let ahead = self.ahead(panel, num_blocks, fetch_ahead, next);
         // Outputs go where they belong, if nothing is to be done to them.
         let direct = match self.epilogue {
             Epilogue::Store(out) if self.weights.bias.is_none() => Some(out),
@@ -264,6 +267,11 @@ impl Call<'_> {
             Some(out) => (out.lanes_ptr(&rows, panel), out.stride()),
             None => (values.cast(), PANEL_LANES),
         };
+        if let Some(tiles) = &self.matrix_tiles
+            && let Some((first, stride, num_lines)) = self.written_lines(&rows, panel)
+        {
+            (tiles.fetch_to_write)(first, num_rows, stride * 4, num_lines);
+        }
         // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
         // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
         // belong to this worker.
@@ -296,25 +304,47 @@ impl Call<'_> {
         }
     }
 
-    /// What a tile asks for while it is computed: of few rows what lies behind the panel, of many
-    /// a part of the next one.
+    /// What a tile asks for while it is computed: of few tiles the first all that lies behind its
+    /// panel, of many each a part of the next panel.
     fn ahead(
         &self,
         panel: usize,
-        num_rows: usize,
         num_blocks: usize,
         fetch_ahead: bool,
         next: Option<usize>,
-    ) -> *const u8 {
-        let at = if self.matrix_tiles.is_some() && num_rows > 16 {
-            let part = next.filter(|part| part * NEXT_LINES < BLOCK_LINES);
-            part.map(|part| (part * NEXT_LINES * 64 * num_blocks, panel + 1))
-        } else {
-            fetch_ahead.then_some((0, panel))
-        };
-        at.map_or(std::ptr::null(), |(at, panel)| {
-            self.weights.panel(panel).wrapping_add(at)
-        })
+    ) -> Ahead {
+        const ENOUGH_TILES: usize = BLOCK_LINES / NEXT_LINES;
+        if self.matrix_tiles.is_none() || self.tiles_at_once < ENOUGH_TILES {
+            return match fetch_ahead {
+                true => Ahead::Behind,
+                false => Ahead::Nothing,
+            };
+        }
+        match next.filter(|&part| part < ENOUGH_TILES) {
+            Some(part) => {
+                let at = part * NEXT_LINES * 64 * num_blocks;
+                Ahead::Lines(self.weights.panel(panel + 1).wrapping_add(at))
+            }
+            None => Ahead::Nothing,
+        }
+    }
+
+    /// The first of the cache lines that a tile's outputs go to, elements from row to row, and
+    /// lines of each row.
+    fn written_lines(
+        &self,
+        rows: &Range<usize>,
+        panel: usize,
+    ) -> Option<(*const f32, usize, usize)> {
+        match self.epilogue {
+            Epilogue::Store(out) | Epilogue::Add(out) => {
+                Some((out.lanes_ptr(rows, panel), out.stride(), 2))
+            }
+            Epilogue::SiluMul(out) => {
+                let (first, stride) = out.wide_ptr(rows, panel * PANEL_LANES / 2)?;
+                Some((first, stride, 1))
+            }
+        }
     }
 
     fn finish(&self, panel: usize, rows: Range<usize>, values: &mut [Lanes]) {

@@ -15,7 +15,7 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, Lane, PackedMatrix, gemm};
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
-use crate::kv_memory::{KvForm, KvMemory};
+use crate::kv_memory::{HeadPage, KvForm, KvMemory};
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -143,6 +143,22 @@ impl Bench {
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
         let kv = KvMemory::new(&spec, num_pages, PAGE_SIZE, DType::Bf16, kv_form)
             .map_err(out_of_memory)?;
+        // Pages never written would all be the same zero page.
+        for page in 0..num_pages {
+            for layer in 0..NUM_LAYERS {
+                for head in 0..attention.num_kv_heads {
+                    let at = HeadPage { layer, page, head };
+                    for offset in 0..PAGE_SIZE as usize {
+                        let values: Vec<f32> = (0..head_dim).map(|i| i as f32 / 64.0).collect();
+                        // SAFETY: nobody else is here.
+                        unsafe {
+                            kv.write_key(self.kernels, at, offset, &values);
+                            kv.write_value(self.kernels, at, offset, &values);
+                        }
+                    }
+                }
+            }
+        }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
         let mut plan = StepPlan::default();
         plan.add_span(&vec![0; num_rows], start, &pages);
@@ -195,10 +211,7 @@ impl Bench {
     }
 
     /// Seconds of one run.
-    fn median(
-        &mut self,
-        job: &(dyn Fn(&Worker<'_>) + Sync),
-    ) -> Result<f64, CpuError> {
+    fn median(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<f64, CpuError> {
         let mut seconds = Vec::with_capacity(NUM_RUNS);
         for _ in 0..NUM_RUNS {
             let start = Instant::now();

@@ -10,8 +10,8 @@ use corella::LlmOptions;
 use corella_core::SchedulerConfig;
 
 pub use bench::{
-    BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchSchedulerArgs, BenchServeArgs,
-    EndpointArg, LenRange,
+    BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
+    BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange,
 };
 
 /// Serves large language models.

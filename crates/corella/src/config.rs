@@ -14,9 +14,9 @@ use corella_model::{CostModel, DType, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
-    AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, CacheArgs, DTypeArg,
-    DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange, ModelArgs, SchedulerArgs,
-    SchedulingPolicyArg, ServeArgs, WeightFormatArg,
+    AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
+    CacheArgs, DTypeArg, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange,
+    ModelArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs, WeightFormatArg,
 };
 
 pub struct Serve {
@@ -169,7 +169,9 @@ pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Er
     let mut options = LlmOptions::default();
     set_device(&mut options, &args.device)?;
     if options.device != Device::Cpu {
-        return Err(Error::Config("only a CPU has kernels to measure".to_owned()));
+        return Err(Error::Config(
+            "only a CPU has kernels to measure".to_owned(),
+        ));
     }
     Ok((options.num_threads.unwrap_or_else(num_cores), options.isa))
 }

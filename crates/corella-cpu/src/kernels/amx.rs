@@ -4,10 +4,11 @@
 //! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
 
 use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
 use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
-use super::{INT8_TILE_K, Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
+use super::{Ahead, INT8_TILE_K, Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -15,6 +16,7 @@ pub static KERNELS: Kernels = Kernels {
         configure: configure_rows,
         gemm,
         silu_mul,
+        fetch_to_write,
         release,
         peak,
         peak_flops: 4 * 16 * 16 * TILE_K * 2,
@@ -155,48 +157,49 @@ macro_rules! fetch_page {
 
 /// Up to 16 rows: two sums. What is fetched ahead is spread over the block.
 macro_rules! multiply_low {
-    ($multiply:literal, [$($find:expr, $p0:expr, $p1:expr, $p2:expr, $p3:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $out:ident, $out_bytes:ident) => {
+    ($multiply:literal, [$f0:expr, $f1:expr, $f2:expr, $f3:expr, $f4:expr], $call:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1",
             "2:",
-            $($find,)? "/* {ahead} {t} */",
-            $($p0,)?
+            $f0, $f1, "/* {ahead} {t} */",
             "tileloadd tmm4, [{a} + {line}]",
             "tileloadd tmm6, [{b} + {line}]",
-            $($p1,)?
+            $f2,
             concat!($multiply, " tmm0, tmm4, tmm6"),
-            $($p2,)?
+            $f3,
             "tileloadd tmm7, [{b} + {line} + 1024]",
-            $($p3,)?
+            $f4,
             concat!($multiply, " tmm1, tmm4, tmm7"),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",
-            a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
-            block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
-            out = in(reg) $out, out_bytes = in(reg) $out_bytes,
-            ahead = out(reg) _, t = out(reg) _,
+            a = inout(reg) $call.rows => _, b = inout(reg) $call.panel => _,
+            n = inout(reg) $call.num_blocks => _,
+            block_bytes = in(reg) $call.block_bytes, line = in(reg) TILE_ROW_BYTES,
+            out = in(reg) $call.out, out_bytes = in(reg) $call.out_bytes,
+            ahead = inout(reg) $call.next => _, t = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         )
     };
 }
 
-/// More than 16: four sums, and every tile that is loaded used twice. The tiles are busy for
-/// longer than memory takes, so what other rows will want is fetched from `next`, four lines a
-/// block.
+/// More than 16: four sums, and every tile that is loaded used twice.
 macro_rules! multiply_both {
-    ($multiply:literal, [$($fetch:expr)?], $rows:ident, $block_bytes:ident, $panel:ident, $num_blocks:ident, $next:ident, $out:ident, $out_bytes:ident) => {
+    ($multiply:literal, [$f0:expr, $f1:expr, $f2:expr, $f3:expr, $f4:expr], $call:ident) => {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
             "2:",
-            $($fetch,)? "/* {next} */",
+            $f0, $f1, "/* {ahead} {t} */",
             "tileloadd tmm4, [{a} + {line}]",
             "tileloadd tmm6, [{b} + {line}]",
+            $f2,
             concat!($multiply, " tmm0, tmm4, tmm6"),
             "tileloadd tmm7, [{b} + {line} + 1024]",
+            $f3,
             concat!($multiply, " tmm1, tmm4, tmm7"),
             "tileloadd tmm5, [{a} + {line} + 1024]",
+            $f4,
             concat!($multiply, " tmm2, tmm5, tmm6"),
             concat!($multiply, " tmm3, tmm5, tmm7"),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
@@ -204,10 +207,12 @@ macro_rules! multiply_both {
             "tilestored [{out} + {out_bytes} + 64], tmm1",
             "tilestored [{below} + {out_bytes}], tmm2",
             "tilestored [{below} + {out_bytes} + 64], tmm3",
-            a = inout(reg) $rows => _, b = inout(reg) $panel => _, n = inout(reg) $num_blocks => _,
-            next = inout(reg) $next => _, below = in(reg) $out.byte_add(16 * $out_bytes),
-            block_bytes = in(reg) $block_bytes, line = in(reg) TILE_ROW_BYTES,
-            out = in(reg) $out, out_bytes = in(reg) $out_bytes,
+            a = inout(reg) $call.rows => _, b = inout(reg) $call.panel => _,
+            n = inout(reg) $call.num_blocks => _,
+            block_bytes = in(reg) $call.block_bytes, line = in(reg) TILE_ROW_BYTES,
+            out = in(reg) $call.out, out_bytes = in(reg) $call.out_bytes,
+            below = in(reg) $call.out.wrapping_byte_add(16 * $call.out_bytes),
+            ahead = inout(reg) $call.next => _, t = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -215,16 +220,50 @@ macro_rules! multiply_both {
     };
 }
 
+/// Calls a kernel with what it fetches: nothing, all that lies behind, or some lines of `next`.
+macro_rules! with_fetches {
+    ($ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
+        match $ahead {
+            Ahead::Nothing => $multiply_rows!($multiply, ["", "", "", "", ""], $call),
+            Ahead::Behind => $multiply_rows!(
+                $multiply,
+                [
+                    find_ahead!(),
+                    fetch_page!("0"),
+                    fetch_page!("4096"),
+                    fetch_page!("8192"),
+                    fetch_page!("12288")
+                ],
+                $call
+            ),
+            Ahead::Lines(_) => {
+                $multiply_rows!($multiply, [fetch_next!(), "", "", "", ""], $call)
+            }
+        }
+    };
+}
+
 macro_rules! fetch_next {
     () => {
         concat!(
-            "prefetcht1 [{next}]\n",
-            "prefetcht1 [{next} + 64]\n",
-            "prefetcht1 [{next} + 128]\n",
-            "prefetcht1 [{next} + 192]\n",
-            "add {next}, 256\n",
+            "prefetcht1 [{ahead}]\n",
+            "prefetcht1 [{ahead} + 64]\n",
+            "prefetcht1 [{ahead} + 128]\n",
+            "prefetcht1 [{ahead} + 192]\n",
+            "add {ahead}, 256\n",
         )
     };
+}
+
+/// The operands of a kernel.
+struct Call<T> {
+    rows: *const u8,
+    block_bytes: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    next: *const u8,
+    out: *mut T,
+    out_bytes: usize,
 }
 
 /// Both kinds of numbers go by the same steps: a row of a tile is 64 bytes.
@@ -237,65 +276,31 @@ macro_rules! tile_gemm {
             num_rows: usize,
             panel: *const u8,
             num_blocks: usize,
-            next: *const u8,
+            ahead: Ahead,
             out: *mut $sum,
             out_bytes: usize,
         ) {
             debug_assert!((1..=32).contains(&num_rows) && num_blocks > 0);
-            let block_bytes = num_rows * TILE_ROW_BYTES;
+            let call = Call {
+                rows,
+                block_bytes: num_rows * TILE_ROW_BYTES,
+                panel,
+                num_blocks,
+                next: match ahead {
+                    Ahead::Lines(next) => next,
+                    Ahead::Nothing | Ahead::Behind => std::ptr::null(),
+                },
+                out,
+                out_bytes,
+            };
             // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each
             // block, and writes `num_rows` rows of 32, `out_bytes` apart, to `out`; prefetches may
             // name any address.
             unsafe {
-                match (num_rows > 16, next.is_null()) {
-                    (false, true) => multiply_low!(
-                        $multiply,
-                        [],
-                        rows,
-                        block_bytes,
-                        panel,
-                        num_blocks,
-                        out,
-                        out_bytes
-                    ),
-                    (false, false) => multiply_low!(
-                        $multiply,
-                        [
-                            find_ahead!(),
-                            fetch_page!("0"),
-                            fetch_page!("4096"),
-                            fetch_page!("8192"),
-                            fetch_page!("12288")
-                        ],
-                        rows,
-                        block_bytes,
-                        panel,
-                        num_blocks,
-                        out,
-                        out_bytes
-                    ),
-                    (true, true) => multiply_both!(
-                        $multiply,
-                        [],
-                        rows,
-                        block_bytes,
-                        panel,
-                        num_blocks,
-                        next,
-                        out,
-                        out_bytes
-                    ),
-                    (true, false) => multiply_both!(
-                        $multiply,
-                        [fetch_next!()],
-                        rows,
-                        block_bytes,
-                        panel,
-                        num_blocks,
-                        next,
-                        out,
-                        out_bytes
-                    ),
+                if num_rows > 16 {
+                    with_fetches!(ahead, multiply_both, $multiply, call);
+                } else {
+                    with_fetches!(ahead, multiply_low, $multiply, call);
                 }
             }
         }
@@ -318,6 +323,16 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
         avx512::silu_mul(x, num_rows, products.as_mut_ptr());
         for row in 0..num_rows {
             avx512::round(products.as_ptr().add(row * 16), 16, out.add(row * TILE_K));
+        }
+    }
+}
+
+fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {
+    for row in 0..num_rows {
+        for line in 0..num_lines {
+            let line = first.wrapping_byte_add(row * stride + line * 64);
+            // SAFETY: prefetches may name any address.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
         }
     }
 }

@@ -207,6 +207,9 @@ pub struct TileRows {
     pub gemm: TileGemm,
     /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
+    /// Asks for the first `num_lines` cache lines of some rows, `stride` bytes apart, which `gemm`
+    /// would wait for when it writes them. May name any address.
+    pub fetch_to_write: fn(first: *const f32, num_rows: usize, stride: usize, num_lines: usize),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
     /// As `Kernels::peak`.
@@ -217,18 +220,34 @@ pub struct TileRows {
     pub int8_peak_ops: usize,
 }
 
+/// What a GEMM asks of memory for those that come after it.
+#[derive(Clone, Copy, Debug)]
+pub enum Ahead {
+    Nothing,
+    /// What lies behind the weights it reads.
+    Behind,
+    /// `NEXT_LINES` lines a block from there on.
+    Lines(*const u8),
+}
+
+impl Ahead {
+    #[cfg(target_arch = "x86_64")]
+    fn is_wanted(self) -> bool {
+        !matches!(self, Self::Nothing)
+    }
+}
+
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
 /// in blocks of 32. For each block there are 64 bytes of each row, and of the panel two tiles,
 /// lanes 0–15 and 16–31: 16 pairs of k, of each pair the 16 lanes, of each lane its two elements.
-/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. With `next` the weights that come after are
-/// asked for in time: for up to 16 rows what lies behind the panel, for more `NEXT_LINES` lines a
-/// block from there on.
+/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. Weights that come after are
+/// asked for in time, as `ahead` says.
 pub type TileGemm = unsafe fn(
     rows: *const u8,
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    next: *const u8,
+    ahead: Ahead,
     out: *mut f32,
     out_bytes: usize,
 );
@@ -241,7 +260,7 @@ pub type Int8Gemm = unsafe fn(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    next: *const u8,
+    ahead: Ahead,
     out: *mut i32,
     out_bytes: usize,
 );

@@ -90,7 +90,11 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         num_rows,
                         panel,
                         num_blocks,
-                        if fetch_ahead { panel } else { std::ptr::null() },
+                        if fetch_ahead {
+                            Ahead::Lines(panel)
+                        } else {
+                            Ahead::Behind
+                        },
                         out.as_mut_ptr(),
                         PANEL_LANES * 4,
                     );
@@ -155,7 +159,7 @@ fn sums_of_8_bit_integers_are_exact() {
                     })
                     .collect();
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
-                for ahead in [panel, std::ptr::null()] {
+                for ahead in [Ahead::Nothing, Ahead::Behind, Ahead::Lines(panel)] {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
                     // SAFETY: extents as the kernel wants them.
