@@ -305,13 +305,18 @@ fn generation_config_adds_end_tokens_and_recommendations() {
 fn paths_that_are_no_checkpoint() {
     let folder = Folder::new("paths");
     let open = |name: &str| Checkpoint::open(folder.0.join(name)).err().unwrap().problem;
-    assert_eq!(open("nowhere"), "no such folder");
+    assert_eq!(open("nowhere"), "no such folder or file");
     folder.write("model.bin", "x");
     assert_eq!(
         open("model.bin"),
-        "is a file; a model is a folder with config.json and safetensors"
+        "is no GGUF file; a model is one, or a folder with config.json and safetensors"
     );
     assert_eq!(folder.error(), "config.json: is missing");
+    folder.write("x-Q4_0.gguf", "GGUF");
+    assert_eq!(
+        folder.error(),
+        "config.json: is missing; x-Q4_0.gguf is a model by itself"
+    );
     folder.write(CONFIG, with(json!({})));
     assert_eq!(
         folder.error(),
@@ -597,7 +602,7 @@ fn random_damage_does_not_panic() {
             shards(INDEX, &index)?;
             let file = SafetensorsFile::open(SINGLE.into(), Storage::Owned(weights))?;
             let config = ModelConfig::parse((CONFIG, &configuration), None)?;
-            decoder_weights::load(&config, &[file], SINGLE)
+            decoder_weights::load(&config, &[file], &HUGGING_FACE_NAMES, SINGLE)
         };
         num_refused += usize::from(load().is_err());
     }
