@@ -1,0 +1,138 @@
+//! One model as a Hugging Face folder and as a GGUF file: nothing tells them apart.
+//! `tests/gguf` holds both and the script that makes them.
+
+use std::path::{Path, PathBuf};
+
+use corella::{GenerateParams, Llm, LlmOptions, ModelSource};
+use corella_model::RotaryScaling;
+use corella_text::ChatInput;
+use serde_json::json;
+
+struct Pair {
+    folder: Llm,
+    file: Llm,
+}
+
+impl Pair {
+    fn load(name: &str) -> Self {
+        let load = |name: &str| {
+            let options = LlmOptions {
+                num_threads: Some(1),
+                kv_cache_bytes: Some(1 << 20),
+                ..LlmOptions::default()
+            };
+            Llm::load(&ModelSource::Path(path(name)), &options).unwrap()
+        };
+        Self {
+            folder: load(name),
+            file: load(&format!("{name}.gguf")),
+        }
+    }
+
+    fn check(&self) {
+        let (folder, file) = (&self.folder, &self.file);
+        assert_eq!(folder.name, file.name);
+        assert_eq!(folder.hardware.weight_dtype, file.hardware.weight_dtype);
+        assert_eq!(folder.max_model_len, file.max_model_len);
+
+        for text in TEXTS {
+            let ids = folder.encode(text).unwrap();
+            assert_eq!(ids, file.encode(text).unwrap(), "{text:?}");
+            let plain = folder.tokenizer.encode(text, false).unwrap();
+            assert_eq!(plain, file.tokenizer.encode(text, false).unwrap());
+            let read = |llm: &Llm, skip| llm.tokenizer.decode(&ids, skip).unwrap();
+            assert_eq!(read(folder, true), read(file, true), "{text:?}");
+            assert_eq!(read(folder, false), read(file, false), "{text:?}");
+            let prompt = folder.encode_chat(text).unwrap();
+            assert_eq!(prompt, file.encode_chat(text).unwrap(), "{text:?}");
+        }
+        for id in 0..folder.config.spec.vocab_size as u32 {
+            let (a, b) = (&folder.tokenizer, &file.tokenizer);
+            assert_eq!(a.token_bytes(id), b.token_bytes(id), "token {id}");
+            assert_eq!(a.is_special(id), b.is_special(id), "token {id}");
+        }
+        assert_eq!(conversation(folder), conversation(file));
+
+        for prompt in TEXTS {
+            let params = GenerateParams {
+                max_tokens: Some(48),
+                temperature: Some(0.0),
+                ignore_eos: true,
+                ..GenerateParams::default()
+            };
+            let answer = folder.generate(prompt, &params).unwrap();
+            assert_eq!(answer, file.generate(prompt, &params).unwrap());
+            assert_eq!(answer.num_output_tokens, 48);
+        }
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/gguf")
+        .join(name)
+}
+
+fn conversation(llm: &Llm) -> String {
+    let messages = [
+        json!({"role": "user", "content": "What is it?"}),
+        json!({"role": "assistant", "content": "It is water."}),
+        json!({"role": "user", "content": " And oil? "}),
+    ];
+    let template = llm.chat_template.as_ref().unwrap();
+    let input = ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: None,
+    };
+    template.render(input).unwrap()
+}
+
+const TEXTS: [&str; 9] = [
+    "The people could write many words about water.",
+    " and  then,   they've\n\n\nmade 12345 more!?\t(it's THEIRS)\r\n",
+    "naïve e\u{301}te\u{301} Ünïcødé 日本語 🦊👩‍👩‍👧 \u{a0}x",
+    "<|im_start|>user\nhow<|im_end|> <think>so</think>",
+    "<s> of </s>the<unk> <|eot_id|>[INST]",
+    "x",
+    "",
+    " ",
+    "if(a<b){return a[0]-1;} // 3.14e-10 ▁▁ Ġ",
+];
+
+#[test]
+fn llama_with_scores_and_bytes() {
+    let pair = Pair::load("llama-f32");
+    assert_eq!(pair.folder.config, pair.file.config);
+    pair.check();
+}
+
+#[test]
+fn qwen3_with_merges() {
+    let pair = Pair::load("qwen3-f16");
+    assert_eq!(pair.folder.config, pair.file.config);
+    assert_eq!(pair.file.config.eos_token_ids.len(), 2);
+    pair.check();
+}
+
+#[test]
+fn llama_with_merges_and_rotary_divisors() {
+    let pair = Pair::load("llama3-f16");
+    let mut config = pair.file.config.clone();
+    // The divisors that a file has say what came of the scaling that config.json describes.
+    let scaling = &mut config.spec.rotary.scaling;
+    assert!(matches!(scaling, RotaryScaling::Divisors(divisors) if divisors.len() == 2));
+    *scaling = pair.folder.config.spec.rotary.scaling.clone();
+    // Nor does the file say in which order they end an answer.
+    config.eos_token_ids = pair.folder.config.eos_token_ids.clone();
+    assert_eq!(pair.folder.config, config);
+    let sorted = |llm: &Llm| {
+        let mut ids = llm.config.eos_token_ids.clone();
+        ids.sort();
+        ids
+    };
+    assert_eq!(sorted(&pair.folder), sorted(&pair.file));
+    pair.check();
+}
