@@ -146,9 +146,11 @@ def writer_of(path, config, file_type):
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if arch != "qwen2":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -206,9 +208,16 @@ GOLDEN_MODELS = {
             "original_max_position_embeddings": 64,
         },
     ),
+    "qwen2-gguf": make_golden.qwen2(
+        hidden_size=32, intermediate_size=32, vocab_size=64, num_hidden_layers=1
+    ),
     "qwen3-gguf": make_golden.qwen3(
         hidden_size=32, intermediate_size=256, vocab_size=64, head_dim=8
     ),
+}
+# The short rows that Qwen2 has here.
+QWEN2 = {name: Type.Q8_0 for name in MIXED if ".1." not in name and "lm_head" not in name} | {
+    "model.layers.0.self_attn.o_proj.weight": Type.F16
 }
 # Llama has Q4_K, and Qwen3 Q5_K in its place.
 QWEN3_CHANGES = {"model.layers.0.mlp.down_proj.weight": Type.Q5_K}
@@ -235,7 +244,7 @@ def block_weights(kind, weight, generator):
 def make_golden_model(name, config):
     # What lengths do to a model is tested with the other goldens.
     make_golden.PROMPT_LENGTHS = (1, 40)
-    kinds = MIXED | (QWEN3_CHANGES if config["model_type"] == "qwen3" else {})
+    kinds = {"qwen2": QWEN2, "qwen3": MIXED | QWEN3_CHANGES}.get(config["model_type"], MIXED)
     for seed in range(1000):
         with tempfile.TemporaryDirectory() as scratch:
             scratch = Path(scratch)

@@ -35,7 +35,7 @@ pub struct TensorNames {
     pub down: &'static str,
 }
 
-/// Llama and Qwen3 agree on all names.
+/// Llama, Qwen2 and Qwen3 agree on all names.
 pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
     described_by: "config.json",
     embed: "model.embed_tokens",

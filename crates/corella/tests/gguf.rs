@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use corella::{GenerateParams, Llm, LlmOptions, ModelSource};
-use corella_model::RotaryScaling;
-use corella_text::ChatInput;
+use corella::{Error, GenerateParams, Llm, LlmOptions, ModelSource};
+use corella_model::{Checkpoint, RotaryScaling};
+use corella_text::{ChatInput, Tokenizer};
 use serde_json::json;
 
 struct Pair {
@@ -88,6 +88,48 @@ fn conversation(llm: &Llm) -> String {
         kwargs: None,
     };
     template.render(input).unwrap()
+}
+
+/// A vocabulary is checked by the reader, and what it misses must not hurt whoever uses it.
+#[test]
+fn damaged_vocabularies_never_panic() {
+    let file = std::env::temp_dir().join(format!("corella-{}-damaged.gguf", std::process::id()));
+    for name in ["llama-f32.gguf", "llama3-f16.gguf"] {
+        let whole = std::fs::read(path(name)).unwrap();
+        let end = position(&whole, b"tokenizer.chat_template");
+        let start = position(&whole, b"tokenizer.ggml.model");
+        let (mut num_read, mut num_refused) = (0, 0);
+        for at in (start..end).step_by(53) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            std::fs::write(&file, &bytes).unwrap();
+            match read_vocabulary(&file) {
+                Ok(()) => num_read += 1,
+                Err(_) => num_refused += 1,
+            }
+        }
+        assert!(
+            num_read > 20 && num_refused > 5,
+            "{num_read}, {num_refused}"
+        );
+    }
+    std::fs::remove_file(&file).unwrap();
+}
+
+fn read_vocabulary(file: &Path) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(file)?;
+    let vocabulary = checkpoint.file("tokenizer.json")?.unwrap();
+    let tokenizer = Tokenizer::from_bytes(&vocabulary)?;
+    for text in TEXTS {
+        let ids = tokenizer.encode(text, true)?;
+        tokenizer.decode(&ids, false)?;
+    }
+    Ok(())
+}
+
+fn position(bytes: &[u8], part: &[u8]) -> usize {
+    let mut windows = bytes.windows(part.len());
+    windows.position(|window| window == part).unwrap()
 }
 
 const TEXTS: [&str; 9] = [

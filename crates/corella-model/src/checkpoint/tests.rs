@@ -245,6 +245,15 @@ fn configurations_mean_what_transformers_means() {
         (config.spec.attention.head_dim, config.spec.max_position),
         (128, 32_768)
     );
+    // The flag is Llama's and Qwen3's; Qwen2 has no choice.
+    for flag in [false, true] {
+        let fields = json!({ "architectures": ["Qwen2ForCausalLM"], "attention_bias": flag });
+        let qwen2 = parse(&with(fields)).unwrap();
+        assert_eq!(qwen2.architecture, Architecture::Qwen2);
+        let attention = &qwen2.spec.attention;
+        assert!(attention.qkv_bias && !attention.output_bias && !attention.qk_norm);
+        assert_eq!((attention.head_dim, qwen2.spec.max_position), (2, 32_768));
+    }
     // A window that is not in use does not matter.
     spec(json!({ "sliding_window": 4096, "use_sliding_window": false,
         "layer_types": ["full_attention"] }));
@@ -327,7 +336,7 @@ fn paths_that_are_no_checkpoint() {
 
 #[test]
 fn configurations_that_are_refused() {
-    let known = "supported are LlamaForCausalLM, Qwen3ForCausalLM";
+    let known = "supported are LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
     let cases = [
         (
             json!({ "architectures": null }),

@@ -65,6 +65,7 @@ fn architecture(metadata: &Metadata) -> Result<Architecture, CheckpointError> {
     const KEY: &str = "general.architecture";
     let known = [
         ("llama", Architecture::Llama),
+        ("qwen2", Architecture::Qwen2),
         ("qwen3", Architecture::Qwen3),
     ];
     let name = metadata.text(KEY)?;

@@ -223,8 +223,9 @@ impl<'a> Vocabulary<'a> {
 
     fn vocab(&self) -> Value {
         let used = self.tokens.iter().zip(&self.types).zip(0..);
-        // Converters fill the rows of the embedding that have no token.
-        let used = used.filter(|((_, kind), _)| **kind != TokenType::Unused);
+        // So converters fill the rows of the embedding that have no token.
+        let is_filler = |token: &str, kind| kind == TokenType::Unused && token.starts_with("[PAD");
+        let used = used.filter(|((token, kind), _)| !is_filler(token, **kind));
         let entries = used.map(|((token, _), id): (_, TokenId)| ((*token).to_owned(), id.into()));
         Value::Object(entries.collect())
     }

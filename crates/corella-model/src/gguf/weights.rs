@@ -35,7 +35,7 @@ impl<'a> Tensors<'a> {
         let head_dim = config.spec.attention.head_dim;
         let rotated = match config.architecture {
             Architecture::Llama => RowOrder::InterleavedHalves { head_dim },
-            Architecture::Qwen3 => RowOrder::AsStored,
+            Architecture::Qwen2 | Architecture::Qwen3 => RowOrder::AsStored,
         };
         Self { file, rotated }
     }
