@@ -40,10 +40,13 @@ HALVES = {
     Type.Q5_0: (0,),
     Type.Q5_1: (0, 2),
     Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
     Type.Q4_K: (0, 2),
     Type.Q5_K: (0, 2),
     Type.Q6_K: (208,),
     Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
 }
 # Of a code, where codes go from 0: the offset that centres the values, in scales.
 CENTRES = {Type.Q4_1: -7.5, Type.Q5_1: -15.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}

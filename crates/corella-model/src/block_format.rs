@@ -15,10 +15,13 @@ pub enum BlockFormat {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2K,
+    Q3K,
     Q4K,
     Q5K,
     Q6K,
     Iq4Nl,
+    Iq4Xs,
 }
 
 /// Elements of the larger, K, blocks.
@@ -27,7 +30,7 @@ const K_LEN: usize = 256;
 const LEN: usize = 32;
 
 impl BlockFormat {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -36,10 +39,13 @@ impl BlockFormat {
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
         Self::Iq4Nl,
+        Self::Iq4Xs,
     ];
 
     /// By the number that a tensor's entry has.
@@ -56,10 +62,13 @@ impl BlockFormat {
             Self::Q5_0 => 6,
             Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q2K => 10,
+            Self::Q3K => 11,
             Self::Q4K => 12,
             Self::Q5K => 13,
             Self::Q6K => 14,
             Self::Iq4Nl => 20,
+            Self::Iq4Xs => 23,
             Self::Bf16 => 30,
         }
     }
@@ -75,10 +84,13 @@ impl BlockFormat {
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
         }
     }
 
@@ -86,7 +98,7 @@ impl BlockFormat {
     pub fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4K | Self::Q5K | Self::Q6K => K_LEN,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => K_LEN,
             _ => LEN,
         }
     }
@@ -100,9 +112,12 @@ impl BlockFormat {
             Self::Q5_0 => 2 + 4 + LEN / 2,
             Self::Q5_1 => 4 + 4 + LEN / 2,
             Self::Q8_0 => 2 + LEN,
+            Self::Q2K => K_LEN / 16 + K_LEN / 4 + 4,
+            Self::Q3K => K_LEN / 8 + K_LEN / 4 + 12 + 2,
             Self::Q4K => 4 + 12 + K_LEN / 2,
             Self::Q5K => 4 + 12 + K_LEN / 8 + K_LEN / 2,
             Self::Q6K => K_LEN / 2 + K_LEN / 4 + K_LEN / 16 + 2,
+            Self::Iq4Xs => 2 + 2 + K_LEN / 64 + K_LEN / 2,
         }
     }
 
@@ -164,14 +179,17 @@ impl BlockFormat {
                     scale * f32::from(UNEVEN_LEVELS[usize::from(q)])
                 });
             }),
+            Self::Q2K => each(q2_k),
+            Self::Q3K => each(q3_k),
             Self::Q4K => each(q4_k),
             Self::Q5K => each(q5_k),
             Self::Q6K => each(q6_k),
+            Self::Iq4Xs => each(iq4_xs),
         }
     }
 }
 
-/// What the 16 codes of IQ4_NL stand for.
+/// What the 16 codes of IQ4_NL and IQ4_XS stand for.
 const UNEVEN_LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
@@ -206,6 +224,37 @@ fn scale_and_least(packed: &[u8], part: usize) -> (f32, f32) {
         ),
     };
     (f32::from(scale), f32::from(least))
+}
+
+/// Two halves of 128; in each, 4 parts of 32 share bytes. Every 16 have a scale and an offset.
+fn q2_k(block: &[u8], values: &mut [f32]) {
+    let (scales, codes) = (&block[..16], &block[16..80]);
+    let (scale_of_scales, scale_of_leasts) = (half_at(block, 80), half_at(block, 82));
+    for (run, values) in values.chunks_exact_mut(16).enumerate() {
+        let scale = scale_of_scales * f32::from(scales[run] & 15);
+        let least = scale_of_leasts * f32::from(scales[run] >> 4);
+        let codes = &codes[run / 8 * 32 + run % 2 * 16..];
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = scale * f32::from(code >> (run % 8 / 2 * 2) & 3) - least;
+        }
+    }
+}
+
+/// As Q2_K, with a third bit of all parts in the first 32 bytes, and 6-bit scales.
+fn q3_k(block: &[u8], values: &mut [f32]) {
+    let (third, codes, scales) = (&block[..32], &block[32..96], &block[96..108]);
+    let scale_of_scales = half_at(block, 108);
+    for (run, values) in values.chunks_exact_mut(16).enumerate() {
+        let low = scales[run % 8] >> (run / 8 * 4) & 15;
+        let high = scales[8 + run % 4] >> (run / 4 * 2) & 3;
+        let scale = scale_of_scales * (f32::from(low | high << 4) - 32.0);
+        let codes = &codes[run / 8 * 32 + run % 2 * 16..];
+        let third = &third[run % 2 * 16..];
+        for (value, (code, third)) in values.iter_mut().zip(codes.iter().zip(third)) {
+            let code = (code >> (run % 8 / 2 * 2) & 3) | (third >> (run / 2) & 1) << 2;
+            *value = scale * (f32::from(code) - 4.0);
+        }
+    }
 }
 
 fn q4_k(block: &[u8], values: &mut [f32]) {
@@ -246,5 +295,20 @@ fn q6_k(block: &[u8], values: &mut [f32]) {
         let high = high[half * 32 + j] >> (part * 2) & 3;
         let scale = scale_of_scales * f32::from(scales[i / 16] as i8);
         *value = scale * (f32::from(low | high << 4) - 32.0);
+    }
+}
+
+fn iq4_xs(block: &[u8], values: &mut [f32]) {
+    let scale_of_scales = half_at(block, 0);
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    let (low, codes) = (&block[4..8], &block[8..]);
+    let parts = values.chunks_exact_mut(32).zip(codes.chunks_exact(16));
+    for (part, (values, codes)) in parts.enumerate() {
+        let low = low[part / 2] >> (part % 2 * 4) & 15;
+        let high = (high >> (part * 2)) as u8 & 3;
+        let scale = scale_of_scales * (f32::from(low | high << 4) - 32.0);
+        nibbles(codes, values, |q, _| {
+            scale * f32::from(UNEVEN_LEVELS[usize::from(q)])
+        });
     }
 }

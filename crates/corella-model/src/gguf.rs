@@ -255,8 +255,6 @@ impl TensorEntry {
 fn type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",
@@ -264,7 +262,6 @@ fn type_name(id: u32) -> Option<&'static str> {
         19 => "IQ1_S",
         21 => "IQ3_S",
         22 => "IQ2_S",
-        23 => "IQ4_XS",
         24 => "I8",
         25 => "I16",
         26 => "I32",

@@ -123,6 +123,15 @@ fn gguf_files() {
         .chain([whole.to_str().unwrap()])
         .collect::<Vec<_>>());
     assert!(output.status.success());
+    let server = Server::start(&[whole.to_str().unwrap(), "--threads", "1"]);
+    assert!(
+        server.summary.contains("llama-f32 on cpu"),
+        "{}",
+        server.summary
+    );
+    let body = r#"{"model":"llama-f32","prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
+    assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
+    drop(server);
 
     let bytes = fs::read(&whole).unwrap();
     let file = std::env::temp_dir().join(format!("corella-{}-x.gguf", std::process::id()));

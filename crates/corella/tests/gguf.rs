@@ -90,6 +90,43 @@ fn conversation(llm: &Llm) -> String {
     template.render(input).unwrap()
 }
 
+/// Their expressions are ours to write: the file only has names.
+#[test]
+fn every_way_to_split_text_loses_nothing() {
+    let file = std::env::temp_dir().join(format!("corella-{}-split.gguf", std::process::id()));
+    let whole = std::fs::read(path("qwen3-f16.gguf")).unwrap();
+    let key = b"tokenizer.ggml.pre";
+    // The value's type comes before it.
+    let start = position(&whole, key) + key.len() + 4;
+    let rest = start + 8 + "qwen2".len();
+    for name in [
+        "llama-bpe",
+        "smaug-bpe",
+        "qwen2",
+        "deepseek-r1-qwen",
+        "gpt-2",
+        "smollm",
+        "tekken",
+        "deepseek-coder",
+    ] {
+        let mut bytes = whole[..start].to_vec();
+        bytes.extend((name.len() as u64).to_le_bytes());
+        bytes.extend(name.as_bytes());
+        bytes.extend(&whole[rest..]);
+        // Nothing reads the weights, which have moved.
+        bytes.extend([0; 64]);
+        std::fs::write(&file, &bytes).unwrap();
+        let checkpoint = Checkpoint::open(&file).unwrap();
+        let vocabulary = checkpoint.file("tokenizer.json").unwrap().unwrap();
+        let tokenizer = Tokenizer::from_bytes(&vocabulary).unwrap();
+        for text in TEXTS.iter().filter(|text| !text.contains('\u{301}')) {
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids, false).unwrap(), *text, "{name}");
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
+}
+
 /// A vocabulary is checked by the reader, and what it misses must not hurt whoever uses it.
 #[test]
 fn damaged_vocabularies_never_panic() {
