@@ -72,6 +72,13 @@ def qwen3(**changes):
     return config | changes
 
 
+def qwen2(**changes):
+    config = qwen3(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rope_theta=10000.0)
+    for key in ("attention_bias", "head_dim"):
+        del config[key]
+    return config | changes
+
+
 def without_rope_keys(config):
     return {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
 
@@ -96,6 +103,13 @@ MODELS = {
     | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     "llama-mha-untied": llama(
         num_key_value_heads=4, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "qwen2-gqa-untied": qwen2(
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=1,
+        vocab_size=64,
+        tie_word_embeddings=False,
     ),
     "qwen3-gqa-tied": qwen3(head_dim=32, hidden_size=48),
     "qwen3-gqa-untied": without_rope_keys(
@@ -126,7 +140,9 @@ VARIANTS = (
 def draw_weights(config, seed):
     """Scaled so that layers change the residual stream much and logits have spread."""
     generator = np.random.default_rng(seed)
-    hidden, ffn, head_dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    biased = {"qwen2": "qkv"}.get(config["model_type"], "qkvo" if config.get("attention_bias") else "")
     query = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
     weights = {}
@@ -145,8 +161,8 @@ def draw_weights(config, seed):
         matrix(prefix + "self_attn.k_proj.weight", kv, hidden)
         matrix(prefix + "self_attn.v_proj.weight", kv, hidden)
         matrix(prefix + "self_attn.o_proj.weight", hidden, query)
-        if config["attention_bias"]:
-            for name, size in (("q", query), ("k", kv), ("v", kv), ("o", hidden)):
+        for name, size in (("q", query), ("k", kv), ("v", kv), ("o", hidden)):
+            if name in biased:
                 vector(prefix + f"self_attn.{name}_proj.bias", size)
         if config["model_type"] == "qwen3":
             vector(prefix + "self_attn.q_norm.weight", head_dim, 1.5)

@@ -406,12 +406,19 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], k: usize, dtype: DType, form: Form, ou
     // Blocks of k, so that both sides stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();
+    // Filled only of tensors that are stored as something else.
+    let mut scratch = [const { Vec::new() }; PANEL_LANES];
+    let lanes = lanes.iter().zip(&mut scratch).map(|(lane, scratch)| {
+        let source = (*lane)?;
+        let row = source.weight.row(source.row, scratch);
+        assert_eq!(row.len(), k * source.weight.dtype.size());
+        Some((source.weight.dtype, row))
+    });
+    let lanes: Vec<_> = lanes.collect();
     for start in (0..k).step_by(BLOCK) {
         let block = start..k.min(start + BLOCK);
         for (lane, source) in lanes.iter().enumerate() {
-            let Some(source) = source else { continue };
-            let from = source.weight.dtype;
-            let row = &source.weight.bytes()[source.row * k * from.size()..][..k * from.size()];
+            let Some((from, row)) = *source else { continue };
             let row = &row[block.start * from.size()..block.end * from.size()];
             let block = block.clone();
             // Lengths are constants where nothing is converted: this runs for every weight.
@@ -483,9 +490,18 @@ fn copy_elements<const N: usize>(
 }
 
 /// Element `index` of a tensor, in row-major order.
-pub fn element(tensor: &Tensor, index: usize) -> f32 {
+fn element(tensor: &Tensor, index: usize) -> f32 {
     let size = tensor.dtype.size();
     decode(&tensor.bytes()[index * size..][..size], tensor.dtype)
+}
+
+/// One row of a matrix.
+pub fn decode_row(tensor: &Tensor, row: usize, scratch: &mut Vec<u8>, out: &mut [f32]) {
+    let row = tensor.row(row, scratch).chunks_exact(tensor.dtype.size());
+    assert_eq!(row.len(), out.len());
+    for (bytes, value) in row.zip(out) {
+        *value = decode(bytes, tensor.dtype);
+    }
 }
 
 /// All elements of a tensor.

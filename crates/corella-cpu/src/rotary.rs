@@ -12,7 +12,7 @@ impl Rotary {
         let frequencies = (0..head_dim / 2)
             .map(|i| {
                 let exponent = (2 * i) as f64 / head_dim as f64;
-                scale(spec.theta.powf(-exponent), &spec.scaling)
+                scale(spec.theta.powf(-exponent), i, &spec.scaling)
             })
             .collect();
         Self { frequencies }
@@ -29,10 +29,11 @@ impl Rotary {
     }
 }
 
-fn scale(frequency: f64, scaling: &RotaryScaling) -> f64 {
+fn scale(frequency: f64, pair: usize, scaling: &RotaryScaling) -> f64 {
     match *scaling {
         RotaryScaling::None => frequency,
         RotaryScaling::Linear { factor } => frequency / factor,
+        RotaryScaling::Divisors(ref divisors) => frequency / f64::from(divisors[pair]),
         RotaryScaling::Llama3 {
             factor,
             low_freq_factor,

@@ -7,7 +7,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
-use crate::gemm::{Lane, PackedMatrix, element, elements};
+use crate::gemm::{Lane, PackedMatrix, decode_row, elements};
 use crate::kernels::Kernels;
 use crate::thread_pool::ThreadPool;
 
@@ -130,7 +130,7 @@ impl PackedWeights {
         });
         let embedding = match &self.ends.embedding {
             Embedding::Tied => 0,
-            Embedding::Own(tensor) => tensor.bytes().len(),
+            Embedding::Own(tensor) => tensor.num_bytes(),
         };
         layers.sum::<usize>() + self.ends.head.num_bytes() + embedding
     }
@@ -142,10 +142,9 @@ impl PackedEnds {
         match &self.embedding {
             Embedding::Tied => self.head.read_row(token, out),
             Embedding::Own(tensor) => {
-                let first = token * out.len();
-                for (i, value) in out.iter_mut().enumerate() {
-                    *value = element(tensor, first + i);
-                }
+                // Of a tensor in blocks, a row is dequantised here, into memory of its own.
+                let mut scratch = Vec::new();
+                decode_row(tensor, token, &mut scratch, out);
             }
         }
     }
@@ -211,7 +210,9 @@ impl Packer<'_> {
             (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
         });
         let lanes: Vec<_> = lanes.collect();
-        self.pack(&lanes, k)
+        let packed = self.pack(&lanes, k);
+        parts.iter().for_each(|(weight, _)| weight.release());
+        packed
     }
 
     /// Outputs of two parts side by side, 16 and 16.
@@ -229,7 +230,10 @@ impl Packer<'_> {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        self.pack(&lanes, k)
+        let packed = self.pack(&lanes, k);
+        gate.0.release();
+        up.0.release();
+        packed
     }
 
     fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
@@ -284,11 +288,11 @@ fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
 
 fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {
     let num_bytes = shape.iter().product::<usize>() * tensor.dtype.size();
-    if tensor.shape != shape || tensor.bytes().len() != num_bytes {
+    if tensor.shape != shape || tensor.num_bytes() != num_bytes {
         return Err(CpuError(format!(
             "{name} has shape {:?} and {} bytes; the model wants {shape:?}",
             tensor.shape,
-            tensor.bytes().len()
+            tensor.num_bytes()
         )));
     }
     Ok(())

@@ -106,7 +106,9 @@ struct Run {
 
 impl Model {
     fn open(folder: &Path, isa: Isa, kv_dtype: DType) -> Self {
-        let checkpoint = Checkpoint::open(folder).unwrap();
+        let gguf = folder.join("model.gguf");
+        let model = if gguf.exists() { &gguf } else { folder };
+        let checkpoint = Checkpoint::open(model).unwrap();
         let spec = checkpoint.config().spec.clone();
         let cases = read_cases(folder);
         let config = CpuConfig {

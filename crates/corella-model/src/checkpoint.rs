@@ -1,13 +1,16 @@
-//! A model as it is distributed: a Hugging Face folder, or the same files inside the binary.
+//! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or
+//! one GGUF file.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use crate::decoder_weights::{self, HUGGING_FACE_NAMES};
+use crate::gguf::{self, GgufFile};
 use crate::safetensors_file::SafetensorsFile;
-use crate::{CheckpointError, DecoderWeights, ModelConfig, Storage, decoder_weights, json_object};
+use crate::{CheckpointError, DecoderWeights, ModelConfig, Storage, json_object};
 
 pub struct Checkpoint {
     source: Source,
@@ -17,6 +20,7 @@ pub struct Checkpoint {
 enum Source {
     Folder(PathBuf),
     Static(Vec<(String, &'static [u8])>),
+    Gguf(GgufFile),
 }
 
 const CONFIG: &str = "config.json";
@@ -25,18 +29,38 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
-    /// Reads the configuration. Weights are touched by `weights` only.
-    pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        let folder = folder.as_ref();
-        let problem = match fs::metadata(folder) {
+    /// Reads the configuration of a folder or a GGUF file. Weights are touched by `weights` only.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let path = path.as_ref();
+        let problem = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                return Self::from_source(Source::Folder(folder.to_path_buf()));
+                return Self::from_source(Source::Folder(path.to_path_buf()));
             }
-            Ok(_) => "is a file; a model is a folder with config.json and safetensors".into(),
-            Err(error) if error.kind() == ErrorKind::NotFound => "no such folder".into(),
+            Ok(metadata) if metadata.is_file() => return Self::open_gguf(path),
+            Ok(_) => "is neither a folder nor a file".into(),
+            Err(error) if error.kind() == ErrorKind::NotFound => "no such folder or file".into(),
             Err(error) => error.to_string(),
         };
-        Err(CheckpointError::new(folder.display().to_string(), problem))
+        Err(CheckpointError::new(path.display().to_string(), problem))
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, CheckpointError> {
+        let label = path.display().to_string();
+        let storage = match map(path) {
+            Ok(storage) => storage,
+            Err(error) => return Err(CheckpointError::new(label, error.to_string())),
+        };
+        if !storage.bytes().starts_with(&gguf::MAGIC) {
+            let problem = "is no GGUF file; a model is one, or a folder with config.json and \
+                           safetensors";
+            return Err(CheckpointError::new(label, problem));
+        }
+        let file = GgufFile::open(label, storage)?;
+        let config = gguf::model_config(&file)?;
+        Ok(Self {
+            source: Source::Gguf(file),
+            config,
+        })
     }
 
     /// Names as in a folder.
@@ -50,7 +74,11 @@ impl Checkpoint {
 
     fn from_source(source: Source) -> Result<Self, CheckpointError> {
         let Some(config) = source.read(CONFIG)? else {
-            return Err(CheckpointError::new(source.label(CONFIG), "is missing"));
+            let problem = match source.gguf_name() {
+                Some(name) => format!("is missing; {name} is a model by itself"),
+                None => "is missing".into(),
+            };
+            return Err(CheckpointError::new(source.label(CONFIG), problem));
         };
         let generation = source.read(GENERATION_CONFIG)?;
         let generation_label = source.label(GENERATION_CONFIG);
@@ -68,6 +96,7 @@ impl Checkpoint {
     }
 
     /// Any other file of the checkpoint, such as `tokenizer.json`; `None` when there is none.
+    /// A GGUF file has `tokenizer.json` and `tokenizer_config.json`, made from its metadata.
     pub fn file(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         self.source.read(name)
     }
@@ -75,11 +104,15 @@ impl Checkpoint {
     /// Maps the weights and checks every name, shape and type. The files must not change
     /// while the weights are in use.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {
+        if let Source::Gguf(file) = &self.source {
+            let tensors = gguf::Tensors::new(file, &self.config);
+            return decoder_weights::load(&self.config, &[tensors], &gguf::NAMES, file.label());
+        }
         let single = self.source.map(SINGLE)?;
         if let Some(storage) = single {
             let label = self.source.label(SINGLE);
             let file = SafetensorsFile::open(label.clone(), storage)?;
-            return decoder_weights::load(&self.config, &[file], &label);
+            return decoder_weights::load(&self.config, &[file], &HUGGING_FACE_NAMES, &label);
         }
         let Some(index) = self.source.read(INDEX)? else {
             return Err(CheckpointError::new(
@@ -98,7 +131,7 @@ impl Checkpoint {
                 )),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        decoder_weights::load(&self.config, &files, &label)
+        decoder_weights::load(&self.config, &files, &HUGGING_FACE_NAMES, &label)
     }
 }
 
@@ -130,6 +163,7 @@ impl Source {
         match self {
             Self::Folder(folder) => folder.join(name).display().to_string(),
             Self::Static(_) => format!("built-in {name}"),
+            Self::Gguf(file) => file.label().to_owned(),
         }
     }
 
@@ -141,6 +175,11 @@ impl Source {
                 Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
             },
             Self::Static(_) => Ok(self.find_static(name).map(Cow::Borrowed)),
+            Self::Gguf(file) => Ok(match name {
+                "tokenizer.json" => Some(Cow::Owned(gguf::tokenizer_json(file)?)),
+                "tokenizer_config.json" => Some(Cow::Owned(gguf::tokenizer_config_json(file)?)),
+                _ => None,
+            }),
         }
     }
 
@@ -148,25 +187,23 @@ impl Source {
         let Self::Folder(folder) = self else {
             return Ok(self.find_static(name).map(Storage::Static));
         };
-        let failed =
-            |error: std::io::Error| Err(CheckpointError::new(self.label(name), error.to_string()));
-        let file = match File::open(folder.join(name)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return failed(error),
-        };
-        // SAFETY: the map is read only. Nothing keeps another process from changing or
-        // truncating the file under it; that model files stay as they are while they are
-        // served is a condition that every engine which maps weights makes, and `weights`
-        // states it.
-        match unsafe { memmap2::Mmap::map(&file) } {
-            Ok(map) => Ok(Some(Storage::Mapped(map))),
-            // A file of no bytes cannot be mapped; its emptiness is for the reader to name.
-            Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
-                Ok(Some(Storage::Owned(Vec::new())))
-            }
-            Err(error) => failed(error),
+        match map(&folder.join(name)) {
+            Ok(storage) => Ok(Some(storage)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
         }
+    }
+
+    /// Of a folder that has GGUF files, the first one.
+    fn gguf_name(&self) -> Option<String> {
+        let Self::Folder(folder) = self else {
+            return None;
+        };
+        let names = fs::read_dir(folder).ok()?.filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            name.ends_with(".gguf").then_some(name)
+        });
+        names.min()
     }
 
     fn find_static(&self, name: &str) -> Option<&'static [u8]> {
@@ -177,6 +214,22 @@ impl Source {
             .iter()
             .find(|(known, _)| known == name)
             .map(|&(_, bytes)| bytes)
+    }
+}
+
+fn map(path: &Path) -> io::Result<Storage> {
+    let file = File::open(path)?;
+    // SAFETY: the map is read only. Nothing keeps another process from changing or
+    // truncating the file under it; that model files stay as they are while they are
+    // served is a condition that every engine which maps weights makes, and `weights`
+    // states it.
+    match unsafe { memmap2::Mmap::map(&file) } {
+        Ok(map) => Ok(Storage::Mapped(map)),
+        // A file of no bytes cannot be mapped; its emptiness is for the reader to name.
+        Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
+            Ok(Storage::Owned(Vec::new()))
+        }
+        Err(error) => Err(error),
     }
 }
 

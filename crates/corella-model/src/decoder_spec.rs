@@ -62,4 +62,6 @@ pub enum RotaryScaling {
         high_freq_factor: f64,
         original_max_position: f64,
     },
+    /// The frequency of each pair of dimensions divided by a number of its own.
+    Divisors(Vec<f32>),
 }

@@ -2,47 +2,107 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::safetensors_file::SafetensorsFile;
 use crate::{CheckpointError, DecoderSpec, DecoderWeights, LayerWeights, ModelConfig, Tensor};
 
-/// Llama and Qwen3 agree on all names.
-pub fn load(
+/// A file of tensors, whatever its format.
+pub trait TensorSource {
+    /// For error messages.
+    fn file(&self) -> &str;
+    fn names(&self) -> Vec<String>;
+    /// `None` when the file has no such tensor.
+    fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError>;
+}
+
+/// How a format calls the weights, without `.weight` and `.bias`.
+pub struct TensorNames {
+    /// What says which shapes they have.
+    pub described_by: &'static str,
+    pub embed: &'static str,
+    pub norm: &'static str,
+    pub lm_head: &'static str,
+    /// Followed by a layer's number and one of the names below.
+    pub layers: &'static str,
+    pub attention_norm: &'static str,
+    pub q: &'static str,
+    pub k: &'static str,
+    pub v: &'static str,
+    pub o: &'static str,
+    pub q_norm: &'static str,
+    pub k_norm: &'static str,
+    pub mlp_norm: &'static str,
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+}
+
+/// Llama, Qwen2 and Qwen3 agree on all names.
+pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
+    described_by: "config.json",
+    embed: "model.embed_tokens",
+    norm: "model.norm",
+    lm_head: "lm_head",
+    layers: "model.layers",
+    attention_norm: "input_layernorm",
+    q: "self_attn.q_proj",
+    k: "self_attn.k_proj",
+    v: "self_attn.v_proj",
+    o: "self_attn.o_proj",
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    mlp_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+};
+
+pub fn load<S: TensorSource>(
     config: &ModelConfig,
-    files: &[SafetensorsFile],
+    files: &[S],
+    names: &TensorNames,
     missing_from: &str,
 ) -> Result<DecoderWeights, CheckpointError> {
     let spec = &config.spec;
-    let mut tensors = Tensors::new(config, files, missing_from);
+    let mut tensors = Tensors::new(config, files, names, missing_from);
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
     let weights = DecoderWeights {
-        embed: tensors.take("model.embed_tokens.weight", &vocab_by_hidden)?,
+        embed: tensors.take(&weight(names.embed), &vocab_by_hidden)?,
         layers: (0..spec.num_layers)
-            .map(|layer| tensors.take_layer(&format!("model.layers.{layer}"), spec))
+            .map(|layer| tensors.take_layer(&format!("{}.{layer}", names.layers), spec))
             .collect::<Result<_, _>>()?,
-        norm: tensors.take("model.norm.weight", &[spec.hidden_size])?,
+        norm: tensors.take(&weight(names.norm), &[spec.hidden_size])?,
         lm_head: match spec.tied_embeddings {
             true => None,
-            false => Some(tensors.take("lm_head.weight", &vocab_by_hidden)?),
+            false => Some(tensors.take(&weight(names.lm_head), &vocab_by_hidden)?),
         },
     };
     tensors.refuse_leftovers()?;
     Ok(weights)
 }
 
-struct Tensors<'a> {
+fn weight(name: &str) -> String {
+    format!("{name}.weight")
+}
+
+struct Tensors<'a, S> {
     config: &'a ModelConfig,
-    by_name: HashMap<String, &'a SafetensorsFile>,
+    names: &'a TensorNames,
+    by_name: HashMap<String, &'a S>,
     taken: HashSet<String>,
     missing_from: &'a str,
 }
 
-impl<'a> Tensors<'a> {
-    fn new(config: &'a ModelConfig, files: &'a [SafetensorsFile], missing_from: &'a str) -> Self {
-        let names =
-            |file: &'a SafetensorsFile| file.names().into_iter().map(move |name| (name, file));
+impl<'a, S: TensorSource> Tensors<'a, S> {
+    fn new(
+        config: &'a ModelConfig,
+        files: &'a [S],
+        names: &'a TensorNames,
+        missing_from: &'a str,
+    ) -> Self {
+        let names_of = |file: &'a S| file.names().into_iter().map(move |name| (name, file));
         Self {
             config,
-            by_name: files.iter().flat_map(names).collect(),
+            names,
+            by_name: files.iter().flat_map(names_of).collect(),
             taken: HashSet::new(),
             missing_from,
         }
@@ -56,8 +116,8 @@ impl<'a> Tensors<'a> {
         let tensor = file.tensor(name)?.expect("the file listed it");
         if tensor.shape != shape {
             let problem = format!(
-                "tensor {name} has shape {:?}; config.json makes it {shape:?}",
-                tensor.shape
+                "tensor {name} has shape {:?}; {} makes it {shape:?}",
+                tensor.shape, self.names.described_by
             );
             return Err(CheckpointError::new(file.file(), problem));
         }
@@ -75,23 +135,25 @@ impl<'a> Tensors<'a> {
         let query = attention.num_heads * attention.head_dim;
         let key = attention.num_kv_heads * attention.head_dim;
         let inner = spec.mlp.intermediate_size;
+        let names = self.names;
         let mut matrix = |name: &str, out: usize, input: usize| {
             self.take(&format!("{layer}.{name}.weight"), &[out, input])
         };
-        let q = matrix("self_attn.q_proj", query, hidden)?;
-        let k = matrix("self_attn.k_proj", key, hidden)?;
-        let v = matrix("self_attn.v_proj", key, hidden)?;
-        let o = matrix("self_attn.o_proj", hidden, query)?;
-        let gate = matrix("mlp.gate_proj", inner, hidden)?;
-        let up = matrix("mlp.up_proj", inner, hidden)?;
-        let down = matrix("mlp.down_proj", hidden, inner)?;
-        let mut vector = |present: bool, name: &str, len: usize| {
+        let q = matrix(names.q, query, hidden)?;
+        let k = matrix(names.k, key, hidden)?;
+        let v = matrix(names.v, key, hidden)?;
+        let o = matrix(names.o, hidden, query)?;
+        let gate = matrix(names.gate, inner, hidden)?;
+        let up = matrix(names.up, inner, hidden)?;
+        let down = matrix(names.down, hidden, inner)?;
+        let mut vector = |present: bool, name: &str, suffix: &str, len: usize| {
             present
-                .then(|| self.take(&format!("{layer}.{name}"), &[len]))
+                .then(|| self.take(&format!("{layer}.{name}.{suffix}"), &[len]))
                 .transpose()
         };
         let (qkv_bias, qk_norm) = (attention.qkv_bias, attention.qk_norm);
         let mlp_bias = spec.mlp.bias;
+        let head = attention.head_dim;
         Ok(LayerWeights {
             q,
             k,
@@ -100,24 +162,24 @@ impl<'a> Tensors<'a> {
             gate,
             up,
             down,
-            q_bias: vector(qkv_bias, "self_attn.q_proj.bias", query)?,
-            k_bias: vector(qkv_bias, "self_attn.k_proj.bias", key)?,
-            v_bias: vector(qkv_bias, "self_attn.v_proj.bias", key)?,
-            o_bias: vector(attention.output_bias, "self_attn.o_proj.bias", hidden)?,
-            q_norm: vector(qk_norm, "self_attn.q_norm.weight", attention.head_dim)?,
-            k_norm: vector(qk_norm, "self_attn.k_norm.weight", attention.head_dim)?,
-            gate_bias: vector(mlp_bias, "mlp.gate_proj.bias", inner)?,
-            up_bias: vector(mlp_bias, "mlp.up_proj.bias", inner)?,
-            down_bias: vector(mlp_bias, "mlp.down_proj.bias", hidden)?,
-            attention_norm: self.take(&format!("{layer}.input_layernorm.weight"), &[hidden])?,
-            mlp_norm: self.take(
-                &format!("{layer}.post_attention_layernorm.weight"),
+            q_bias: vector(qkv_bias, names.q, "bias", query)?,
+            k_bias: vector(qkv_bias, names.k, "bias", key)?,
+            v_bias: vector(qkv_bias, names.v, "bias", key)?,
+            o_bias: vector(attention.output_bias, names.o, "bias", hidden)?,
+            q_norm: vector(qk_norm, names.q_norm, "weight", head)?,
+            k_norm: vector(qk_norm, names.k_norm, "weight", head)?,
+            gate_bias: vector(mlp_bias, names.gate, "bias", inner)?,
+            up_bias: vector(mlp_bias, names.up, "bias", inner)?,
+            down_bias: vector(mlp_bias, names.down, "bias", hidden)?,
+            attention_norm: self.take(
+                &format!("{layer}.{}.weight", names.attention_norm),
                 &[hidden],
             )?,
+            mlp_norm: self.take(&format!("{layer}.{}.weight", names.mlp_norm), &[hidden])?,
         })
     }
 
-    /// A tensor that nothing reads means that the model is not what `config.json` says, and
+    /// A tensor that nothing reads means that the model is not what its description says, and
     /// its output would be quietly wrong.
     fn refuse_leftovers(&self) -> Result<(), CheckpointError> {
         let is_harmless = |name: &str| {
@@ -133,8 +195,8 @@ impl<'a> Tensors<'a> {
             Some((name, file)) => Err(CheckpointError::new(
                 file.file(),
                 format!(
-                    "tensor {name} has no place in the {} that config.json describes",
-                    self.config.architecture
+                    "tensor {name} has no place in the {} that {} describes",
+                    self.config.architecture, self.names.described_by
                 ),
             )),
             None => Ok(()),

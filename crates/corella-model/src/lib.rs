@@ -1,6 +1,8 @@
 //! What a checkpoint is and what an executor must do.
 
 mod batch_builder;
+mod block_format;
+mod block_tensor;
 mod checkpoint;
 mod checkpoint_error;
 pub mod conformance;
@@ -9,6 +11,7 @@ mod decoder_spec;
 mod decoder_weights;
 mod executor;
 mod generator;
+mod gguf;
 mod json_object;
 mod mock_executor;
 mod mock_model;
@@ -18,6 +21,8 @@ mod sampler;
 mod tensor;
 
 pub use batch_builder::BatchBuilder;
+pub use block_format::BlockFormat;
+pub use block_tensor::{BlockTensor, RowOrder};
 pub use checkpoint::Checkpoint;
 pub use checkpoint_error::CheckpointError;
 pub use cost_model::CostModel;

@@ -35,16 +35,18 @@ pub struct GenerationDefaults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     Llama,
+    Qwen2,
     Qwen3,
 }
 
 impl Architecture {
-    pub const ALL: [Self; 2] = [Self::Llama, Self::Qwen3];
+    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
 
     /// As in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
         }
     }
@@ -160,7 +162,7 @@ fn decoder_spec(
     refuse_sliding_windows(config)?;
     let (default_max_position, has_mlp_bias) = match architecture {
         Architecture::Llama => (2048, true),
-        Architecture::Qwen3 => (32_768, false),
+        Architecture::Qwen2 | Architecture::Qwen3 => (32_768, false),
     };
     let hidden_size = config.size("hidden_size")?;
     let max_position = config
@@ -200,10 +202,8 @@ fn attention_spec(
     let head_dim = match (config.try_size("head_dim")?, architecture) {
         (Some(head_dim), _) => head_dim,
         (None, Architecture::Qwen3) => 128,
-        (None, Architecture::Llama) if hidden_size.is_multiple_of(num_heads) => {
-            hidden_size / num_heads
-        }
-        (None, Architecture::Llama) => {
+        (None, _) if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        (None, _) => {
             let why = format!("without head_dim it must be a multiple of {num_heads} heads");
             return Err(config.refuse("hidden_size", &why));
         }
@@ -211,14 +211,21 @@ fn attention_spec(
     if !head_dim.is_multiple_of(2) {
         return Err(config.refuse("head_dim", "must be even"));
     }
-    let bias = config.flag("attention_bias")?;
+    let (qkv_bias, output_bias) = match architecture {
+        // Not for the configuration to say.
+        Architecture::Qwen2 => (true, false),
+        Architecture::Llama | Architecture::Qwen3 => {
+            let bias = config.flag("attention_bias")?;
+            (bias, bias)
+        }
+    };
     Ok(AttentionSpec {
         num_heads,
         num_kv_heads,
         head_dim,
         qk_norm: architecture == Architecture::Qwen3,
-        qkv_bias: bias,
-        output_bias: bias,
+        qkv_bias,
+        output_bias,
     })
 }
 

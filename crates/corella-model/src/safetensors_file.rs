@@ -6,6 +6,7 @@ use std::sync::Arc;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
+use crate::decoder_weights::TensorSource;
 use crate::{CheckpointError, DType, Storage, Tensor};
 
 pub struct SafetensorsFile {
@@ -31,17 +32,18 @@ impl SafetensorsFile {
             }
         }
     }
+}
 
-    pub fn file(&self) -> &str {
+impl TensorSource for SafetensorsFile {
+    fn file(&self) -> &str {
         &self.file
     }
 
-    pub fn names(&self) -> Vec<String> {
+    fn names(&self) -> Vec<String> {
         self.metadata.offset_keys()
     }
 
-    /// `None` when the file has no such tensor.
-    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError> {
         let Some(info) = self.metadata.info(name) else {
             return Ok(None);
         };

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::block_tensor::BlockTensor;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
     F32,
@@ -43,14 +45,33 @@ pub enum Storage {
     Mapped(memmap2::Mmap),
     Static(&'static [u8]),
     Owned(Vec<u8>),
+    /// Elsewhere, in another form.
+    Blocks(BlockTensor),
 }
 
 impl Storage {
+    /// Of blocks, their values: computed when first asked for, and then kept.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
+            Self::Blocks(blocks) => blocks.values(),
+        }
+    }
+
+    /// Lets go of the memory behind mapped bytes; they are read again when they are needed.
+    pub fn release(&self, range: Range<usize>) {
+        match self {
+            #[cfg(unix)]
+            Self::Mapped(map) => {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                // SAFETY: the map is shared and read only, so a page that is dropped comes back
+                // from the file with the bytes it had. That it fails changes nothing.
+                let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
+            }
+            Self::Blocks(blocks) => blocks.release(),
+            _ => {}
         }
     }
 }
@@ -65,9 +86,39 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Little-endian bytes, `shape.product() * dtype.size()` of them.
+    /// Little-endian bytes, `num_bytes` of them. Of blocks, `row` is the cheaper way.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
+    }
+
+    /// `shape.product() * dtype.size()`
+    pub fn num_bytes(&self) -> usize {
+        self.range.len()
+    }
+
+    /// The bytes of one row of a matrix. `scratch` is where they are written if they are not
+    /// to be had as they are.
+    pub fn row<'a>(&'a self, row: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+        if let Storage::Blocks(blocks) = &*self.storage {
+            scratch.resize(blocks.row_bytes(), 0);
+            blocks.write_rows(row..row + 1, scratch);
+            return scratch;
+        }
+        let row_bytes = self.num_bytes() / self.shape[0];
+        &self.bytes()[row * row_bytes..][..row_bytes]
+    }
+
+    /// What the checkpoint stores, where that is not these numbers themselves.
+    pub fn blocks(&self) -> Option<&BlockTensor> {
+        match &*self.storage {
+            Storage::Blocks(blocks) => Some(blocks),
+            _ => None,
+        }
+    }
+
+    /// To be called when the tensor has been packed.
+    pub fn release(&self) {
+        self.storage.release(self.range.clone());
     }
 }
 

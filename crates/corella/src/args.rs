@@ -43,7 +43,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// Name of the model in the API; may be given more than once [default: the folder's name]
+    /// Name of the model in the API; may be given more than once [default: the folder's or file's
+    /// name]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     pub served_model_name: Vec<String>,
     /// Address to listen on; 0.0.0.0 for all
@@ -116,8 +117,8 @@ pub struct GenerateArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors) [default: the built-in
-    /// model]
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors) or GGUF file [default: the
+    /// built-in model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Longest prompt and output together [default: the model's]

@@ -282,7 +282,7 @@ pub fn start_log() {
 }
 
 fn source(model: Option<PathBuf>) -> ModelSource {
-    model.map_or(ModelSource::BuiltIn, ModelSource::Folder)
+    model.map_or(ModelSource::BuiltIn, ModelSource::Path)
 }
 
 fn set_model(options: &mut LlmOptions, args: &ModelArgs) {

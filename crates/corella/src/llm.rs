@@ -13,7 +13,7 @@ use crate::{Error, LlmOptions, ModelSource, built_in};
 /// A model that is loaded and warm. Its engine stops when this, and what was made of it, are
 /// gone.
 pub struct Llm {
-    /// The folder's name.
+    /// The folder's name, or the file's without `.gguf`.
     pub name: String,
     pub config: ModelConfig,
     pub tokenizer: Tokenizer,
@@ -291,11 +291,15 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
             built_in::NAME.to_owned(),
             Checkpoint::from_static(&built_in::FILES)?,
         )),
-        ModelSource::Folder(folder) => {
-            let checkpoint = Checkpoint::open(folder)?;
+        ModelSource::Path(path) => {
+            let checkpoint = Checkpoint::open(path)?;
             // `.` and `models/x/..` have no name of their own.
-            let folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
-            let name = folder.file_name().unwrap_or(folder.as_os_str());
+            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let name = match path.extension() {
+                Some(extension) if extension == "gguf" => path.file_stem(),
+                _ => path.file_name(),
+            };
+            let name = name.unwrap_or(path.as_os_str());
             Ok((name.to_string_lossy().into_owned(), checkpoint))
         }
     }

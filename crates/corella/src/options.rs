@@ -11,8 +11,8 @@ use corella_model::{CostModel, DType, WeightFormat};
 pub enum ModelSource {
     /// The small model inside this program.
     BuiltIn,
-    /// A Hugging Face folder.
-    Folder(PathBuf),
+    /// A Hugging Face folder or a GGUF file.
+    Path(PathBuf),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -114,6 +114,49 @@ fn truncated_files() {
     }
 }
 
+/// Of a file that is whole, cut short, or something else altogether.
+#[test]
+fn gguf_files() {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
+    let arguments = "generate -p x --max-tokens 2 --no-limits --ignore-eos".split(' ');
+    let output = run(&arguments
+        .chain([whole.to_str().unwrap()])
+        .collect::<Vec<_>>());
+    assert!(output.status.success());
+    let server = Server::start(&[whole.to_str().unwrap(), "--threads", "1"]);
+    assert!(
+        server.summary.contains("llama-f32 on cpu"),
+        "{}",
+        server.summary
+    );
+    let body = r#"{"model":"llama-f32","prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
+    assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
+    drop(server);
+
+    let bytes = fs::read(&whole).unwrap();
+    let file = std::env::temp_dir().join(format!("corella-{}-x.gguf", std::process::id()));
+    let name = file.to_str().unwrap();
+    for len in [0, 3, 4, 20, 100, 5_000, bytes.len() - 1] {
+        fs::write(&file, &bytes[..len]).unwrap();
+        let line = refusal(&["serve", name, "--port", "0"]);
+        assert!(line.contains("x.gguf: is "), "{line}");
+        assert_eq!(refusal(&["generate", name, "-p", "x"]), line);
+    }
+    let mut other = bytes.clone();
+    let at = other
+        .windows(5)
+        .position(|window| window == b"llama")
+        .unwrap();
+    other[at..at + 5].copy_from_slice(b"mamba");
+    fs::write(&file, &other).unwrap();
+    let line = refusal(&["serve", name, "--port", "0"]);
+    assert!(
+        line.contains("\"mamba\"; supported are llama, qwen2, qwen3"),
+        "{line}"
+    );
+    fs::remove_file(&file).unwrap();
+}
+
 #[test]
 fn an_unknown_architecture() {
     let folder = Folder::new("architecture");

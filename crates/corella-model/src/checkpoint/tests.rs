@@ -245,6 +245,15 @@ fn configurations_mean_what_transformers_means() {
         (config.spec.attention.head_dim, config.spec.max_position),
         (128, 32_768)
     );
+    // The flag is Llama's and Qwen3's; Qwen2 has no choice.
+    for flag in [false, true] {
+        let fields = json!({ "architectures": ["Qwen2ForCausalLM"], "attention_bias": flag });
+        let qwen2 = parse(&with(fields)).unwrap();
+        assert_eq!(qwen2.architecture, Architecture::Qwen2);
+        let attention = &qwen2.spec.attention;
+        assert!(attention.qkv_bias && !attention.output_bias && !attention.qk_norm);
+        assert_eq!((attention.head_dim, qwen2.spec.max_position), (2, 32_768));
+    }
     // A window that is not in use does not matter.
     spec(json!({ "sliding_window": 4096, "use_sliding_window": false,
         "layer_types": ["full_attention"] }));
@@ -305,13 +314,18 @@ fn generation_config_adds_end_tokens_and_recommendations() {
 fn paths_that_are_no_checkpoint() {
     let folder = Folder::new("paths");
     let open = |name: &str| Checkpoint::open(folder.0.join(name)).err().unwrap().problem;
-    assert_eq!(open("nowhere"), "no such folder");
+    assert_eq!(open("nowhere"), "no such folder or file");
     folder.write("model.bin", "x");
     assert_eq!(
         open("model.bin"),
-        "is a file; a model is a folder with config.json and safetensors"
+        "is no GGUF file; a model is one, or a folder with config.json and safetensors"
     );
     assert_eq!(folder.error(), "config.json: is missing");
+    folder.write("x-Q4_0.gguf", "GGUF");
+    assert_eq!(
+        folder.error(),
+        "config.json: is missing; x-Q4_0.gguf is a model by itself"
+    );
     folder.write(CONFIG, with(json!({})));
     assert_eq!(
         folder.error(),
@@ -322,7 +336,7 @@ fn paths_that_are_no_checkpoint() {
 
 #[test]
 fn configurations_that_are_refused() {
-    let known = "supported are LlamaForCausalLM, Qwen3ForCausalLM";
+    let known = "supported are LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
     let cases = [
         (
             json!({ "architectures": null }),
@@ -597,7 +611,7 @@ fn random_damage_does_not_panic() {
             shards(INDEX, &index)?;
             let file = SafetensorsFile::open(SINGLE.into(), Storage::Owned(weights))?;
             let config = ModelConfig::parse((CONFIG, &configuration), None)?;
-            decoder_weights::load(&config, &[file], SINGLE)
+            decoder_weights::load(&config, &[file], &HUGGING_FACE_NAMES, SINGLE)
         };
         num_refused += usize::from(load().is_err());
     }

@@ -1,0 +1,141 @@
+//! A tensor as a GGUF file stores it: rows of blocks, perhaps in another order.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use half::bf16;
+
+use crate::{BlockFormat, DType, Storage, Tensor};
+
+/// Kernels that compute with blocks read `stored_row`; `write_rows` is for all others.
+pub struct BlockTensor {
+    pub format: BlockFormat,
+    pub row_order: RowOrder,
+    num_rows: usize,
+    num_columns: usize,
+    dtype: DType,
+    file: Arc<Storage>,
+    range: Range<usize>,
+    values: OnceLock<Vec<u8>>,
+}
+
+/// Which stored row is row r.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    AsStored,
+    /// In each head the rows that are rotated against each other lie side by side, for an
+    /// executor that rotates neighbours; ours rotates halves.
+    InterleavedHalves {
+        head_dim: usize,
+    },
+}
+
+impl RowOrder {
+    fn stored(self, row: usize) -> usize {
+        match self {
+            Self::AsStored => row,
+            Self::InterleavedHalves { head_dim } => {
+                let (head, i) = (row / head_dim, row % head_dim);
+                let (half, pair) = (i / (head_dim / 2), i % (head_dim / 2));
+                head * head_dim + 2 * pair + half
+            }
+        }
+    }
+}
+
+impl BlockTensor {
+    /// `range` of `file` holds whole rows of whole blocks; a vector is rows of one element.
+    pub fn tensor(
+        file: &Arc<Storage>,
+        range: Range<usize>,
+        format: BlockFormat,
+        row_order: RowOrder,
+        shape: Vec<usize>,
+    ) -> Tensor {
+        let plain = match format {
+            BlockFormat::F32 => Some(DType::F32),
+            BlockFormat::F16 => Some(DType::F16),
+            BlockFormat::Bf16 => Some(DType::Bf16),
+            _ => None,
+        };
+        if let (Some(dtype), RowOrder::AsStored) = (plain, row_order) {
+            return Tensor {
+                storage: file.clone(),
+                range,
+                dtype,
+                shape,
+            };
+        }
+        let num_rows = shape[0];
+        let num_columns = shape[1..].iter().product();
+        let dtype = plain.unwrap_or(DType::Bf16);
+        let blocks = Self {
+            format,
+            row_order,
+            num_rows,
+            num_columns,
+            dtype,
+            file: file.clone(),
+            range,
+            values: OnceLock::new(),
+        };
+        assert_eq!(num_rows * blocks.stored_row_bytes(), blocks.range.len());
+        Tensor {
+            range: 0..num_rows * blocks.row_bytes(),
+            storage: Arc::new(Storage::Blocks(blocks)),
+            dtype,
+            shape,
+        }
+    }
+
+    /// The blocks of a row, as the file has them.
+    pub fn stored_row(&self, row: usize) -> &[u8] {
+        let row_bytes = self.stored_row_bytes();
+        let start = self.row_order.stored(row) * row_bytes;
+        &self.file.bytes()[self.range.clone()][start..start + row_bytes]
+    }
+
+    fn stored_row_bytes(&self) -> usize {
+        self.num_columns / self.format.block_len() * self.format.block_bytes()
+    }
+
+    /// Of a row's values, in the tensor's type.
+    pub fn row_bytes(&self) -> usize {
+        self.num_columns * self.dtype.size()
+    }
+
+    /// The values of some rows, one row after the other.
+    pub fn write_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        // BlockTensor at a time, so that the f32 values stay in the first-level cache.
+        const MAX_VALUES: usize = 1024;
+        let mut values = [0.0; MAX_VALUES];
+        let stored_step = MAX_VALUES / self.format.block_len() * self.format.block_bytes();
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
+            let stored = self.stored_row(row);
+            if self.format.block_len() == 1 {
+                out.copy_from_slice(stored);
+                continue;
+            }
+            let out = out.chunks_mut(MAX_VALUES * self.dtype.size());
+            for (stored, out) in stored.chunks(stored_step).zip(out) {
+                let values = &mut values[..out.len() / self.dtype.size()];
+                self.format.dequantise(stored, values);
+                for (value, out) in values.iter().zip(out.chunks_exact_mut(2)) {
+                    out.copy_from_slice(&bf16::from_f32(*value).to_le_bytes());
+                }
+            }
+        }
+    }
+
+    pub(crate) fn values(&self) -> &[u8] {
+        self.values.get_or_init(|| {
+            let mut values = vec![0; self.num_rows * self.row_bytes()];
+            self.write_rows(0..self.num_rows, &mut values);
+            values
+        })
+    }
+
+    pub(crate) fn release(&self) {
+        self.file.release(self.range.clone());
+    }
+}

@@ -1,0 +1,449 @@
+//! Files that others wrote, and files that are wrong in every way.
+
+use std::path::Path;
+
+use half::bf16;
+
+use super::*;
+use crate::Checkpoint;
+
+fn committed(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
+    std::fs::read(folder.join(name)).unwrap()
+}
+
+fn open(bytes: &[u8]) -> Result<GgufFile, String> {
+    let file = GgufFile::open("x.gguf".into(), Storage::Owned(bytes.to_vec()));
+    file.map_err(|error| {
+        assert_eq!(error.file, "x.gguf");
+        assert!(!error.problem.contains('\n'), "{}", error.problem);
+        error.problem
+    })
+}
+
+/// Everything that serving a file asks of it.
+fn read_all(bytes: &[u8]) -> Result<(), String> {
+    let file = open(bytes)?;
+    let all = || {
+        let config = model_config(&file)?;
+        tokenizer_json(&file)?;
+        tokenizer_config_json(&file)?;
+        let tensors = Tensors::new(&file, &config);
+        let weights = crate::decoder_weights::load(&config, &[tensors], &NAMES, file.label())?;
+        for layer in &weights.layers {
+            layer.q.bytes();
+            layer.down.row(0, &mut Vec::new());
+        }
+        Ok(())
+    };
+    all().map_err(|error: CheckpointError| error.problem)
+}
+
+/// What the gguf package reads in the same blocks.
+#[test]
+fn blocks_of_every_type_have_their_values() {
+    let file = open(&committed("blocks.gguf")).unwrap();
+    for format in BlockFormat::ALL {
+        // F32 are themselves.
+        let Some(values) = file.numbers(&format!("{}.values", format.name())).unwrap() else {
+            assert_eq!(format, BlockFormat::F32);
+            continue;
+        };
+        assert_eq!(values.len(), 256);
+        let info = &file.tensors[format.name()];
+        assert_eq!(info.format, format);
+        let stored = &file.storage.bytes()[info.range.clone()];
+        let mut read = vec![f32::NAN; values.len()];
+        format.dequantise(stored, &mut read);
+        for (i, (read, value)) in read.iter().zip(&values).enumerate() {
+            let name = format.name();
+            assert_eq!(
+                read.to_bits(),
+                value.to_bits(),
+                "{name}[{i}]: {read} {value}"
+            );
+        }
+
+        let tensor = file.tensor(format.name(), RowOrder::AsStored).unwrap();
+        assert_eq!(tensor.shape, [1, 256]);
+        let mut scratch = Vec::new();
+        assert_eq!(tensor.row(0, &mut scratch), tensor.bytes());
+        if let Some(blocks) = tensor.blocks() {
+            assert_eq!((blocks.format, blocks.stored_row(0)), (format, stored));
+            let rounded = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes());
+            assert_eq!(tensor.bytes(), rounded.collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn blocks_stay_reachable_behind_the_weights() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let checkpoint = Checkpoint::open(golden.join("llama-gguf/model.gguf")).unwrap();
+    let weights = checkpoint.weights().unwrap();
+    let q = weights.layers[0].q.blocks().unwrap();
+    assert_eq!(q.format, BlockFormat::Q4_0);
+    assert_eq!(q.row_order, RowOrder::InterleavedHalves { head_dim: 8 });
+    assert_eq!(q.stored_row(0).len(), 18, "one block of 32");
+    let down = weights.layers[0].down.blocks().unwrap();
+    assert_eq!(down.format, BlockFormat::Q4K);
+    assert_eq!(down.row_order, RowOrder::AsStored);
+    assert!(
+        weights.layers[0].o.blocks().is_none(),
+        "F16 needs no blocks"
+    );
+}
+
+/// Rows 0 and 4 of a head of 8 turn against each other, and lie side by side in the file.
+#[test]
+fn interleaved_rows_are_told_apart() {
+    let order = RowOrder::InterleavedHalves { head_dim: 8 };
+    let file = Arc::new(Storage::Owned(
+        (0..16).flat_map(|x| (x as f32).to_le_bytes()).collect(),
+    ));
+    let tensor = BlockTensor::tensor(&file, 0..64, BlockFormat::F32, order, vec![16]);
+    let rows = tensor
+        .bytes()
+        .as_chunks()
+        .0
+        .iter()
+        .map(|&x| f32::from_le_bytes(x));
+    let expected = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
+    assert!(rows.eq(expected.map(|x| x as f32)));
+}
+
+/// A file that a test may spoil.
+#[derive(Clone)]
+struct Draft {
+    version: u32,
+    num_tensors: Option<u64>,
+    num_keys: Option<u64>,
+    keys: Vec<(&'static str, u32, Vec<u8>)>,
+    tensors: Vec<Entry>,
+    data: Vec<u8>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    name: &'static str,
+    /// As in the file: the length of a row first.
+    shape: Vec<u64>,
+    format: u32,
+    offset: u64,
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+fn texts(texts: &[&str]) -> Vec<u8> {
+    let mut bytes = [&8u32.to_le_bytes()[..], &(texts.len() as u64).to_le_bytes()].concat();
+    bytes.extend(texts.iter().flat_map(|t| text(t)));
+    bytes
+}
+
+const U32: u32 = 4;
+const F32: u32 = 6;
+const TEXT: u32 = 8;
+const ARRAY: u32 = 9;
+
+impl Draft {
+    /// One layer of width 4, and a vocabulary of 4.
+    fn new() -> Self {
+        let number = |key, number: u32| (key, U32, number.to_le_bytes().to_vec());
+        let scores = [0f32; 4].map(f32::to_le_bytes).concat();
+        let types = [2u32, 3, 3, 1].map(u32::to_le_bytes).concat();
+        let array = |kind: u32, bytes: Vec<u8>| {
+            [&kind.to_le_bytes()[..], &4u64.to_le_bytes(), &bytes].concat()
+        };
+        let keys = vec![
+            ("general.architecture", TEXT, text("llama")),
+            number("llama.context_length", 64),
+            number("llama.embedding_length", 4),
+            number("llama.block_count", 1),
+            number("llama.feed_forward_length", 6),
+            number("llama.attention.head_count", 2),
+            number("llama.attention.head_count_kv", 1),
+            (
+                "llama.attention.layer_norm_rms_epsilon",
+                F32,
+                1e-5f32.to_le_bytes().to_vec(),
+            ),
+            ("tokenizer.ggml.model", TEXT, text("llama")),
+            (
+                "tokenizer.ggml.tokens",
+                ARRAY,
+                texts(&["<unk>", "<s>", "</s>", "a"]),
+            ),
+            ("tokenizer.ggml.scores", ARRAY, array(F32, scores)),
+            ("tokenizer.ggml.token_type", ARRAY, array(U32, types)),
+            number("tokenizer.ggml.bos_token_id", 1),
+            number("tokenizer.ggml.eos_token_id", 2),
+        ];
+        let mut draft = Self {
+            version: 3,
+            num_tensors: None,
+            num_keys: None,
+            keys,
+            tensors: Vec::new(),
+            data: Vec::new(),
+        };
+        for (name, shape) in [
+            ("token_embd.weight", vec![4, 4]),
+            ("output_norm.weight", vec![4]),
+            ("blk.0.attn_norm.weight", vec![4]),
+            ("blk.0.attn_q.weight", vec![4, 4]),
+            ("blk.0.attn_k.weight", vec![4, 2]),
+            ("blk.0.attn_v.weight", vec![4, 2]),
+            ("blk.0.attn_output.weight", vec![4, 4]),
+            ("blk.0.ffn_norm.weight", vec![4]),
+            ("blk.0.ffn_gate.weight", vec![4, 6]),
+            ("blk.0.ffn_up.weight", vec![4, 6]),
+            ("blk.0.ffn_down.weight", vec![6, 4]),
+        ] {
+            let offset = draft.data.len() as u64;
+            let num_bytes = 4 * shape.iter().product::<u64>() as usize;
+            let end = (draft.data.len() + num_bytes).next_multiple_of(32);
+            draft.data.resize(end, 0);
+            draft.tensors.push(Entry {
+                name,
+                shape,
+                format: 0,
+                offset,
+            });
+        }
+        draft
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend(
+            self.num_tensors
+                .unwrap_or(self.tensors.len() as u64)
+                .to_le_bytes(),
+        );
+        bytes.extend(
+            self.num_keys
+                .unwrap_or(self.keys.len() as u64)
+                .to_le_bytes(),
+        );
+        for (key, kind, value) in &self.keys {
+            bytes.extend(text(key));
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(value);
+        }
+        for entry in &self.tensors {
+            bytes.extend(text(entry.name));
+            bytes.extend((entry.shape.len() as u32).to_le_bytes());
+            bytes.extend(entry.shape.iter().flat_map(|size| size.to_le_bytes()));
+            bytes.extend(entry.format.to_le_bytes());
+            bytes.extend(entry.offset.to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        bytes
+    }
+
+    fn with_key(mut self, key: &'static str, kind: u32, value: &[u8]) -> Self {
+        self.keys.retain(|(known, ..)| *known != key);
+        self.keys.push((key, kind, value.to_vec()));
+        self
+    }
+
+    fn without_key(mut self, key: &str) -> Self {
+        self.keys.retain(|(known, ..)| *known != key);
+        self
+    }
+
+    fn with_tensor(mut self, name: &str, change: impl FnOnce(&mut Entry)) -> Self {
+        let tensor = self.tensors.iter_mut().find(|tensor| tensor.name == name);
+        change(tensor.unwrap());
+        self
+    }
+
+    #[track_caller]
+    fn is_refused(&self, why: &str) {
+        let problem = read_all(&self.bytes()).expect_err("it must be refused");
+        assert!(problem.contains(why), "{problem}");
+    }
+}
+
+#[test]
+fn the_draft_is_a_model() {
+    read_all(&Draft::new().bytes()).unwrap();
+    let mut draft = Draft::new();
+    draft.version = 2;
+    read_all(&draft.bytes()).unwrap();
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let bytes = Draft::new().bytes();
+    for len in 0..bytes.len() {
+        let problem = read_all(&bytes[..len]).expect_err("cut");
+        assert!(
+            problem.contains("truncated") || problem.contains("no GGUF file"),
+            "{len}: {problem}"
+        );
+    }
+    let bytes = committed("qwen3-f16.gguf");
+    for len in (0..bytes.len()).step_by(97) {
+        read_all(&bytes[..len]).expect_err("cut");
+    }
+}
+
+/// Whatever the bytes, there is an answer.
+#[test]
+fn damaged_bytes_never_panic() {
+    let whole = Draft::new().bytes();
+    for at in 0..whole.len() {
+        for damage in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= damage;
+            let _ = read_all(&bytes);
+        }
+    }
+    let whole = committed("llama3-f16.gguf");
+    for at in (0..whole.len() / 2).step_by(5) {
+        let mut bytes = whole.clone();
+        bytes[at] = 0xff;
+        let _ = read_all(&bytes);
+    }
+}
+
+#[test]
+fn headers_that_are_none() {
+    assert!(read_all(b"").unwrap_err().contains("0 bytes"));
+    assert!(
+        read_all(b"GGML....")
+            .unwrap_err()
+            .contains("does not begin")
+    );
+    let mut draft = Draft::new();
+    for (version, why) in [
+        (1, "version 1"),
+        (4, "version 4"),
+        (3u32.swap_bytes(), "big-endian"),
+    ] {
+        draft.version = version;
+        draft.is_refused(why);
+    }
+}
+
+#[test]
+fn counts_that_the_file_cannot_hold() {
+    for count in [1 << 20, 1 << 40, u64::MAX] {
+        let mut draft = Draft::new();
+        draft.num_tensors = Some(count);
+        draft.is_refused("tensors");
+        let mut draft = Draft::new();
+        draft.num_keys = Some(count);
+        draft.is_refused("keys");
+        let array = |kind: u32| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
+        for kind in 0..=12 {
+            let draft = Draft::new().with_key("x.y", ARRAY, &array(kind));
+            draft.is_refused("elements of an array");
+        }
+        Draft::new()
+            .with_key("x.y", TEXT, &count.to_le_bytes())
+            .is_refused("metadata");
+    }
+    let mut draft = Draft::new();
+    draft.num_tensors = Some(u64::from(u32::MAX));
+    draft.data = vec![0; 1 << 20];
+    draft.is_refused("4294967295 tensors");
+}
+
+#[test]
+fn values_of_wrong_types() {
+    Draft::new()
+        .with_key("x.y", 13, &[0; 8])
+        .is_refused("unknown type 13");
+    let mut nested = vec![];
+    for _ in 0..6 {
+        nested.extend(ARRAY.to_le_bytes());
+        nested.extend(1u64.to_le_bytes());
+    }
+    nested.extend([0; 64]);
+    Draft::new()
+        .with_key("x.y", ARRAY, &nested)
+        .is_refused("arrays within arrays");
+    Draft::new()
+        .with_key("llama.block_count", TEXT, &text("1"))
+        .is_refused("llama.block_count is \"1\"; must be a positive whole number");
+    Draft::new()
+        .with_key("tokenizer.ggml.tokens", U32, &[0; 4])
+        .is_refused("tokenizer.ggml.tokens is 0; must be an array of strings");
+    let mut draft = Draft::new();
+    draft.keys.push(draft.keys[3].clone());
+    draft.is_refused("llama.block_count is there twice");
+}
+
+#[test]
+fn models_that_are_not_supported() {
+    let keyed = |key, kind, value: &[u8]| Draft::new().with_key(key, kind, value);
+    keyed("general.architecture", TEXT, &text("mamba")).is_refused("supported are llama");
+    keyed("tokenizer.ggml.model", TEXT, &text("bert")).is_refused("supported are gpt2, llama");
+    keyed("llama.expert_count", U32, &8u32.to_le_bytes()).is_refused("mixtures of experts");
+    keyed("llama.rope.scaling.type", TEXT, &text("yarn")).is_refused("supported are none, linear");
+    keyed("llama.attention.sliding_window", U32, &32u32.to_le_bytes()).is_refused("32; sliding");
+    keyed("llama.attention.key_length", U32, &3u32.to_le_bytes()).is_refused("3 dimensions");
+    keyed("llama.rope.dimension_count", U32, &1u32.to_le_bytes()).is_refused("length of a key");
+    keyed("split.count", U32, &2u32.to_le_bytes()).is_refused("join the parts");
+    keyed("tokenizer.ggml.eos_token_id", U32, &4u32.to_le_bytes()).is_refused("4 tokens");
+    let tokens = texts(&["a", "b", "c", "d", "e"]);
+    keyed("tokenizer.ggml.tokens", ARRAY, &tokens).is_refused("4");
+    for (key, _, _) in Draft::new().keys {
+        let has_default =
+            key.ends_with("_kv") || key.contains("_token_id") || key.ends_with("type");
+        match read_all(&Draft::new().without_key(key).bytes()) {
+            Ok(()) => assert!(has_default, "{key}"),
+            // As many as query heads, which is not what the tensors are for.
+            Err(problem) if has_default => assert!(problem.contains("attn_k.weight"), "{problem}"),
+            Err(problem) => assert!(problem.contains(key), "{key}: {problem}"),
+        }
+    }
+    let gpt2 = keyed("tokenizer.ggml.model", TEXT, &text("gpt2"));
+    gpt2.is_refused("tokenizer.ggml.pre is missing; supported are llama-bpe");
+    gpt2.with_key("tokenizer.ggml.pre", TEXT, &text("qwen2"))
+        .with_key("tokenizer.ggml.merges", ARRAY, &texts(&["a b"]))
+        .is_refused("\"a b\", does not merge two tokens to one");
+}
+
+#[test]
+fn tensors_out_of_place() {
+    const UP: &str = "blk.0.ffn_up.weight";
+    let with = |change: fn(&mut Entry)| Draft::new().with_tensor(UP, change);
+    with(|up| up.offset += 4).is_refused("no multiple of the alignment");
+    with(|up| up.offset = 1 << 20).is_refused("truncated");
+    with(|up| up.offset = u64::MAX - 31).is_refused("impossible offset");
+    with(|up| up.format = 15).is_refused("tensor blk.0.ffn_up.weight is Q8_K; supported are F32");
+    with(|up| up.format = 31).is_refused("is type 31");
+    with(|up| up.format = 8).is_refused("no whole blocks of Q8_0");
+    with(|up| up.shape = vec![]).is_refused("0 dimensions");
+    with(|up| up.shape = vec![1; 5]).is_refused("5 dimensions");
+    with(|up| up.shape = vec![0, 6]).is_refused("a dimension of size 0");
+    with(|up| up.shape = vec![u64::MAX, 6]).is_refused("a dimension of size");
+    with(|up| up.shape = vec![1 << 31, 1 << 31, 1 << 31]).is_refused("impossibly large");
+    with(|up| up.shape = vec![6, 4]).is_refused("[4, 6]; the metadata makes it [6, 4]");
+    with(|up| up.name = "blk.0.ffn_gate.weight").is_refused("is there twice");
+    with(|up| up.name = "blk.0.ffn_exp.weight").is_refused("blk.0.ffn_up.weight is missing");
+    with(|up| {
+        up.shape = vec![32];
+        up.format = 8;
+    })
+    .is_refused("is a vector of Q8_0");
+
+    let mut draft = Draft::new();
+    draft.tensors.push(Entry {
+        name: "blk.1.attn_norm.weight",
+        ..draft.tensors[1].clone()
+    });
+    draft.is_refused("blk.1.attn_norm.weight has no place in the LlamaForCausalLM");
+    for alignment in [0u32, 3, 1 << 30] {
+        Draft::new()
+            .with_key("general.alignment", U32, &alignment.to_le_bytes())
+            .is_refused("general.alignment");
+    }
+}

@@ -1,0 +1,63 @@
+//! A GGUF file's tensors under its own names, with rows in the order that this project has.
+
+use super::GgufFile;
+use super::config::ROTARY_DIVISORS;
+use crate::decoder_weights::{TensorNames, TensorSource};
+use crate::{Architecture, CheckpointError, ModelConfig, RowOrder, Tensor};
+
+pub const NAMES: TensorNames = TensorNames {
+    described_by: "the metadata",
+    embed: "token_embd",
+    norm: "output_norm",
+    lm_head: "output",
+    layers: "blk",
+    attention_norm: "attn_norm",
+    q: "attn_q",
+    k: "attn_k",
+    v: "attn_v",
+    o: "attn_output",
+    q_norm: "attn_q_norm",
+    k_norm: "attn_k_norm",
+    mlp_norm: "ffn_norm",
+    gate: "ffn_gate",
+    up: "ffn_up",
+    down: "ffn_down",
+};
+
+pub struct Tensors<'a> {
+    file: &'a GgufFile,
+    /// Llama files are converted for an executor that rotates neighbouring dimensions.
+    rotated: RowOrder,
+}
+
+impl<'a> Tensors<'a> {
+    pub fn new(file: &'a GgufFile, config: &ModelConfig) -> Self {
+        let head_dim = config.spec.attention.head_dim;
+        let rotated = match config.architecture {
+            Architecture::Llama => RowOrder::InterleavedHalves { head_dim },
+            Architecture::Qwen2 | Architecture::Qwen3 => RowOrder::AsStored,
+        };
+        Self { file, rotated }
+    }
+}
+
+impl TensorSource for Tensors<'_> {
+    fn file(&self) -> &str {
+        self.file.label()
+    }
+
+    fn names(&self) -> Vec<String> {
+        // The configuration has read these.
+        let names = self.file.names().filter(|name| *name != ROTARY_DIVISORS);
+        names.map(str::to_owned).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError> {
+        let parts: Vec<_> = name.split('.').collect();
+        let row_order = match parts[..] {
+            ["blk", _, "attn_q" | "attn_k", _] => self.rotated,
+            _ => RowOrder::AsStored,
+        };
+        Ok(self.file.tensor(name, row_order))
+    }
+}
