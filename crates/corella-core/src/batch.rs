@@ -79,7 +79,8 @@ pub struct Span {
     /// samples, first behind its last token that is none; as long as what is drawn is the draft
     /// that follows, it draws behind that one too. So it draws one token, and one more for each
     /// draft that holds. A slot with a mask draws one. What the other drafts leave in the pages
-    /// means nothing, and the slot's next span starts over it.
+    /// means nothing; the slot's next span starts over it, and is planned when this one has
+    /// returned.
     pub num_drafts: u32,
 }
 
