@@ -281,7 +281,10 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
     let mut dice = Dice(3);
     let submissions: Vec<_> = (0..200)
         .map(|_| {
-            let prompt: Vec<_> = dice.prompt().into_iter().map(|token| token % 9).collect();
+            let mut prompt: Vec<_> = dice.prompt().into_iter().map(|token| token % 9).collect();
+            // So that there is something to guess before anything can stop it.
+            let tail = prompt.split_off(prompt.len().saturating_sub(4));
+            prompt.extend(tail.repeat(3));
             let mut submission = submission(prompt, 1 + dice.roll(60) as u32);
             submission.sampling = dice.sampling();
             let sampling = &mut submission.sampling;
