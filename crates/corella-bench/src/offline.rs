@@ -190,6 +190,7 @@ fn failed(error: String) -> RequestRecord {
 
 fn moment(stats: &EngineStats, at: Duration) -> Moment {
     let scheduler = &stats.scheduler;
+    let num_rejected = scheduler.num_draft_tokens - scheduler.num_accepted_draft_tokens;
     Moment {
         at,
         num_running: scheduler.num_running as f64,
@@ -198,7 +199,8 @@ fn moment(stats: &EngineStats, at: Duration) -> Moment {
         // Every generated token but the first of a request takes a row to compute the next.
         num_prefilled: scheduler
             .num_scheduled_tokens
-            .saturating_sub(scheduler.num_generated_tokens) as f64,
+            .saturating_sub(scheduler.num_generated_tokens + num_rejected)
+            as f64,
         num_generated: scheduler.num_generated_tokens as f64,
     }
 }

@@ -75,6 +75,13 @@ pub struct Span {
     /// Draw a token from the logits of the last position. False for all but the last chunk
     /// of a prompt.
     pub sample: bool,
+    /// So many tokens at the end are drafts: guesses at what will be drawn. A span that has any
+    /// samples, first behind its last token that is none; as long as what is drawn is the draft
+    /// that follows, it draws behind that one too. So it draws one token, and one more for each
+    /// draft that holds. A slot with a mask draws one. What the other drafts leave in the pages
+    /// means nothing; the slot's next span starts over it, and is planned when this one has
+    /// returned.
+    pub num_drafts: u32,
 }
 
 /// A token to compute.
@@ -93,6 +100,12 @@ impl Batch {
         &self.tokens[span.tokens.start as usize..span.tokens.end as usize]
     }
 
+    /// The guesses among them.
+    pub fn span_drafts(&self, span: &Span) -> &[InputToken] {
+        let tokens = self.span_tokens(span);
+        &tokens[tokens.len() - span.num_drafts as usize..]
+    }
+
     pub fn delta_pages(&self, delta: &PageTableDelta) -> &[PageId] {
         &self.pages[delta.pages.start as usize..delta.pages.end as usize]
     }
@@ -107,12 +120,14 @@ impl Batch {
     }
 }
 
-/// What a step drew: for each span that samples an entry in one of the two, in their order.
+/// What a step drew: for each span that samples an entry in one of the two, in their order. A
+/// span with drafts may have several samples, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
-    /// Logits that nothing can be drawn from, such as NaN, and why.
+    /// Logits that nothing can be drawn from, such as NaN, and why. Behind a draft that holds it is
+    /// none: the span then ends with what was drawn before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
 

@@ -6,15 +6,17 @@ use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step_plan::{InflightSpan, InflightStep};
 use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, SlotId, StepId};
 
+type Drawn = (SlotId, Sample);
+
 impl Scheduler {
     /// Takes what the oldest step in flight drew.
     ///
     /// # Panics
     /// When `output` is not that step's: steps return in order, with one sample for each span
-    /// that samples, or the reason that there is none.
+    /// that samples and for each draft of it that holds, or the reason that there is none.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
-        let mut samples = output.samples.iter();
+        let mut samples = &output.samples[..];
         let mut undrawn = output.undrawn.iter().peekable();
         for span in &returned.spans {
             let is_undrawn = |(slot, _): &&(SlotId, _)| span.sample && *slot == span.slot;
@@ -22,19 +24,45 @@ impl Scheduler {
                 self.handle_undrawn(span, returned.step, reason);
                 continue;
             }
-            let sample = span.sample.then(|| {
-                let (slot, sample) = samples.next().expect("a sample for each sampling span");
-                assert_eq!(*slot, span.slot, "samples are in the order of the spans");
-                sample
-            });
-            self.update_request(span, sample, returned.step);
+            let (own, others) = match span.sample {
+                true => self.split_samples(span, samples),
+                false => (&[][..], samples),
+            };
+            samples = others;
+            self.update_request(span, own, returned.step);
         }
-        assert!(samples.next().is_none(), "a sample without a span");
+        assert!(samples.is_empty(), "a sample without a span");
         assert!(undrawn.next().is_none(), "a reason without a span");
     }
 
+    /// A sampling span's samples, and those behind them.
+    fn split_samples<'a>(
+        &self,
+        span: &InflightSpan,
+        samples: &'a [Drawn],
+    ) -> (&'a [Drawn], &'a [Drawn]) {
+        let drafts = &self.requests[span.index].drafts[..span.num_drafts as usize];
+        let own = samples.iter().take_while(|(slot, _)| *slot == span.slot);
+        let num_own = own.take(1 + drafts.len()).count();
+        assert!(
+            num_own > 0,
+            "samples are in the order of the spans, one at least for each that samples"
+        );
+        let (own, others) = samples.split_at(num_own);
+        let held = own.iter().zip(drafts);
+        assert!(
+            { held }
+                .take(num_own - 1)
+                .all(|((_, sample), draft)| sample.token == *draft),
+            "nothing is drawn behind a draft that does not hold"
+        );
+        (own, others)
+    }
+
     /// A request whose logits are no numbers ends with an error. What it has computed since it
-    /// took its slot may be none either, and is unpublished; who read that starts over.
+    /// took its slot may be none either, and is unpublished; who read that starts over. With
+    /// drafts in its span it starts over too, and without guessing: nothing times a weight of 0
+    /// is not 0 for everything, so what is wrong may be a draft's.
     fn handle_undrawn(&mut self, span: &InflightSpan, step: StepId, reason: &str) {
         let index = span.index;
         self.forget_span(span, step);
@@ -50,6 +78,10 @@ impl Scheduler {
         }
         match self.requests[index].stage {
             Stage::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
+            Stage::Running | Stage::Leaving(Leaving::Preempted) if span.num_drafts > 0 => {
+                self.requests[index].speculator = None;
+                self.reset(index);
+            }
             Stage::Running | Stage::Leaving(Leaving::Preempted) => {
                 let error = RequestError::NotDrawn(reason.into());
                 self.finish(index, FinishReason::Error(error), None);
@@ -58,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    fn update_request(&mut self, span: &InflightSpan, sample: Option<&Sample>, step: StepId) {
+    fn update_request(&mut self, span: &InflightSpan, samples: &[Drawn], step: StepId) {
         let index = span.index;
         self.forget_span(span, step);
         let state = &mut self.requests[index];
@@ -66,22 +98,48 @@ impl Scheduler {
             Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
             Stage::Running | Stage::Leaving(Leaving::Preempted) => {
                 state.num_computed_tokens = span.end;
-                if let Some(sample) = sample {
-                    self.append_token(index, sample.clone());
+                if let Some(speculator) = &mut state.speculator
+                    && span.num_drafts > 0
+                {
+                    speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
+                self.append_tokens(index, samples);
             }
             Stage::Waiting => unreachable!("a step names a request without a slot"),
         }
         self.release_if_drained(index);
     }
 
-    fn append_token(&mut self, index: RequestIndex, sample: Sample) {
+    /// One by one, as steps would bring them, until one ends the request. All but the last stood
+    /// as drafts in the step, so their rows are there; with the end, what lies behind is forgotten.
+    fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
+        for (at, (_, sample)) in samples.iter().enumerate() {
+            if at > 0 {
+                let state = &mut self.requests[index];
+                state.num_computed_tokens += 1;
+                state.num_scheduled_tokens += 1;
+                self.counters.num_accepted_draft_tokens += 1;
+            }
+            if !self.append_token(index, sample.clone()) {
+                return;
+            }
+        }
+    }
+
+    /// False when it was the last one.
+    fn append_token(&mut self, index: RequestIndex, sample: Sample) -> bool {
         self.counters.num_generated_tokens += 1;
         let state = &mut self.requests[index];
         state.tokens.push(sample.token);
         match state.finish_reason() {
-            Some(reason) => self.finish(index, reason, Some(sample)),
-            None => self.emit(index, Some(sample), None),
+            Some(reason) => {
+                self.finish(index, reason, Some(sample));
+                false
+            }
+            None => {
+                self.emit(index, Some(sample), None);
+                true
+            }
         }
     }
 
@@ -173,6 +231,9 @@ impl Scheduler {
         let state = &mut self.requests[span.index];
         state.num_inflight_steps -= 1;
         state.num_inflight_samples -= u32::from(span.sample);
+        if span.num_drafts > 0 {
+            state.drafts.clear();
+        }
         if let Some((page, _)) = state.donor.take_if(|(_, copied_by)| *copied_by == step) {
             self.kv.unlock_all([page]);
         }

@@ -48,20 +48,28 @@ impl Scheduler {
                 state.num_scheduled_tokens,
                 state.num_total_tokens(),
             );
+            let num_drafts = state.drafts.len() as u32;
             assert!(
-                state.num_scheduled_tokens <= state.table.len() as u32 * page_size,
+                state.num_scheduled_tokens + num_drafts <= state.table.len() as u32 * page_size,
                 "request {id} computes rows that its table does not hold"
+            );
+            assert!(
+                state.num_published_pages * page_size <= state.num_known_tokens(),
+                "request {id} has published rows of tokens that are not known"
             );
             assert!(
                 state.num_output_tokens() <= state.max_tokens,
                 "request {id} has more output than it may"
             );
             let inflight = self.inflight.iter().flat_map(|step| &step.spans);
-            let num_spans = inflight.filter(|span| self.requests[span.index].request.id == id);
+            let spans = inflight.filter(|span| self.requests[span.index].request.id == id);
+            let in_flight = spans.fold((0, 0), |(num_spans, num_drafts), span| {
+                (num_spans + 1, num_drafts + span.num_drafts)
+            });
             assert_eq!(
-                num_spans.count() as u32,
-                state.num_inflight_steps,
-                "request {id}: spans in flight"
+                in_flight,
+                (state.num_inflight_steps, num_drafts),
+                "request {id}: spans and drafts in flight"
             );
             match state.stage {
                 Stage::Waiting => assert!(

@@ -5,8 +5,8 @@
 //! `update_from_output`, and what should happen goes out as inert data.
 //!
 //! To read: `batch.rs` (what is decided), `request_state.rs` (the counters it is decided from),
-//! `scheduler.rs` (a step, top to bottom), then `admission.rs`, `feedback.rs`, `departure.rs`;
-//! `kv_cache.rs` and `prefix_tree.rs` for the pages.
+//! `scheduler.rs` (a step, top to bottom), then `admission.rs`, `speculation.rs`, `feedback.rs`,
+//! `departure.rs`; `kv_cache.rs` and `prefix_tree.rs` for the pages.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ extern crate alloc;
 mod admission;
 mod batch;
 mod departure;
+mod draft_length;
 mod feedback;
 mod head_room;
 mod id;
@@ -34,8 +35,10 @@ mod sampling;
 mod scheduler;
 mod scheduler_config;
 mod scheduling_policy;
+mod speculation;
 mod stats;
 mod step_plan;
+mod suffix_index;
 mod waiting_queue;
 
 pub use batch::{
@@ -53,6 +56,6 @@ pub use request::{
 pub use sampling::SamplingParams;
 pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{
-    ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy,
+    ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy, Speculation,
 };
 pub use stats::{PrefixHits, SchedulerStats};

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
 use crate::prefix_tree::KnownPath;
+use crate::speculation::Speculator;
 use crate::{FinishReason, PageId, Request, SlotId, StepId, TokenId};
 
 /// Positions of a request, left to right:
@@ -37,6 +38,11 @@ pub(crate) struct RequestState {
     pub num_inflight_steps: u32,
     pub num_inflight_samples: u32,
     pub last_sample_step: StepId,
+    /// Guesses that a step in flight computes behind the scheduled tokens. Those that hold become
+    /// known and computed when it returns; the others were never counted.
+    pub drafts: Vec<TokenId>,
+    /// `None` when nobody guesses.
+    pub speculator: Option<Speculator>,
     /// In which it took its slot.
     pub started_step: StepId,
 
@@ -99,6 +105,8 @@ impl RequestState {
             num_inflight_steps: 0,
             num_inflight_samples: 0,
             last_sample_step: StepId(0),
+            drafts: Vec::new(),
+            speculator: None,
             started_step: StepId(0),
             stage: Stage::Waiting,
             slot: None,
@@ -139,6 +147,7 @@ impl RequestState {
     pub fn wants_decode(&self) -> bool {
         self.is_running()
             && !self.is_prefilling()
+            && self.drafts.is_empty()
             && self.num_scheduled_tokens < self.num_total_tokens()
             && self.num_total_tokens() - self.num_prompt_tokens < self.max_tokens
     }

@@ -7,6 +7,7 @@ use crate::kv_cache::KvCache;
 use crate::pace::Pace;
 use crate::prefix_tree::Parent;
 use crate::request_state::{Leaving, RequestIndex, RequestState, RequestTable, Stage};
+use crate::speculation::Speculator;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
@@ -114,7 +115,9 @@ impl Scheduler {
                 return Err(AdmissionError::DuplicateId(request.id));
             }
             let arrival = self.num_arrivals + states.len() as u64;
-            states.push(RequestState::new(request, arrival, max_tokens));
+            let mut state = RequestState::new(request, arrival, max_tokens);
+            state.speculator = Speculator::new(&self.config);
+            states.push(state);
         }
         self.num_queued_tokens = num_queued_tokens;
         for state in states {
@@ -150,7 +153,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next step: running requests first, then waiting ones. `None` when there is
+    /// Plans the next step: running requests first, then waiting ones, then drafts. `None` when there is
     /// nothing to do, or when `max_inflight_steps` have not returned.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
@@ -171,6 +174,7 @@ impl Scheduler {
         }
         self.continue_prefills(&mut plan);
         self.admit_waiting(&mut plan);
+        self.plan_drafts(&mut plan);
         self.commit(plan)
     }
 

@@ -53,6 +53,19 @@ pub struct SchedulerConfig {
     /// `max_inflight_steps`, so that every stage has a step to work on. One step more than
     /// stages hides the time between a step's return and the next one's start.
     pub num_pipeline_stages: u32,
+    pub speculation: Speculation,
+    /// Drafts of one request in one step, at most.
+    pub max_draft_tokens: u32,
+}
+
+/// Who guesses the tokens to come, for a step to compute along with a decode's own token and to
+/// keep where they hold. Guesses change no output and take only what a step has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speculation {
+    Off,
+    /// Whatever followed in the request's own prompt and output when its newest tokens stood there
+    /// before (prompt lookup).
+    Ngram,
 }
 
 /// Whose turn it is among those that wait.
@@ -81,6 +94,8 @@ pub enum PrefillAdmissionPolicy {
 
 impl SchedulerConfig {
     pub const RATIO_ONE: u32 = 1 << 16;
+    /// More rows than these for one request are a prefill.
+    pub const MAX_DRAFT_TOKENS: u32 = 64;
 
     /// Defaults for a pool and a context.
     pub fn new(num_pages: u32, page_size: u32, max_model_len: u32) -> Self {
@@ -109,6 +124,8 @@ impl SchedulerConfig {
             max_preemptions: 16,
             max_inflight_steps: 1,
             num_pipeline_stages: 1,
+            speculation: Speculation::Off,
+            max_draft_tokens: 8,
         }
     }
 
@@ -126,6 +143,7 @@ impl SchedulerConfig {
             ("max_passed_over", self.max_passed_over),
             ("max_inflight_steps", self.max_inflight_steps),
             ("num_pipeline_stages", self.num_pipeline_stages),
+            ("max_draft_tokens", self.max_draft_tokens),
         ];
         for (name, value) in positive {
             if value == 0 {
@@ -142,6 +160,21 @@ impl SchedulerConfig {
             return Err(ConfigError(format!(
                 "max_inflight_steps is {}; the most is {MAX_INFLIGHT_STEPS}, and so it is of \
                  pipeline stages",
+                self.max_inflight_steps
+            )));
+        }
+        if self.max_draft_tokens > Self::MAX_DRAFT_TOKENS {
+            return Err(ConfigError(format!(
+                "max_draft_tokens is {}; the most is {}",
+                self.max_draft_tokens,
+                Self::MAX_DRAFT_TOKENS
+            )));
+        }
+        let plans_known_tokens = self.max_inflight_steps == 1 || self.num_pipeline_stages > 1;
+        if self.speculation != Speculation::Off && !plans_known_tokens {
+            return Err(ConfigError(format!(
+                "max_inflight_steps is {}, and nothing can be guessed behind a token that is still \
+                 in flight; with speculation use 1",
                 self.max_inflight_steps
             )));
         }

@@ -24,6 +24,9 @@ pub struct SchedulerStats {
     pub num_prompt_tokens: u64,
     /// Tokens handed out.
     pub num_generated_tokens: u64,
+    /// Scheduled tokens that were guesses, and generated ones that had been guessed.
+    pub num_draft_tokens: u64,
+    pub num_accepted_draft_tokens: u64,
     /// Tokens that asked the prefix cache, resumed requests included, and those it had.
     pub num_prefix_query_tokens: u64,
     pub num_prefix_hit_tokens: u64,

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::request_state::{RequestIndex, RequestState};
+use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, SlotStart,
     Span, StepId,
@@ -41,9 +41,10 @@ pub(crate) struct InflightStep {
 pub(crate) struct InflightSpan {
     pub index: RequestIndex,
     pub slot: SlotId,
-    /// Position after the span's last token.
+    /// Position after the span's last token that is no draft.
     pub end: u32,
     pub sample: bool,
+    pub num_drafts: u32,
 }
 
 impl StepPlan {
@@ -131,12 +132,14 @@ impl StepPlan {
             start,
             tokens: first..self.batch.tokens.len() as u32,
             sample,
+            num_drafts: 0,
         });
         self.entries.push(InflightSpan {
             index,
             slot,
             end,
             sample,
+            num_drafts: 0,
         });
         self.tokens_left -= num_tokens;
         state.num_scheduled_tokens = end;
@@ -145,5 +148,26 @@ impl StepPlan {
             state.num_inflight_samples += 1;
             state.last_sample_step = self.batch.step;
         }
+    }
+
+    /// Puts the drafts that requests have in flight behind their tokens. Once for all of them,
+    /// and only in a step that has any: everything behind the first moves.
+    pub fn insert_drafts(&mut self, requests: &RequestTable) {
+        let num_drafts: u32 = self.entries.iter().map(|entry| entry.num_drafts).sum();
+        let num_tokens = self.batch.tokens.len() + num_drafts as usize;
+        let mut tokens = Vec::with_capacity(num_tokens);
+        for (span, entry) in self.batch.spans.iter_mut().zip(&self.entries) {
+            let known = span.tokens.start as usize..span.tokens.end as usize;
+            let first = tokens.len() as u32;
+            tokens.extend_from_slice(&self.batch.tokens[known]);
+            if entry.num_drafts > 0 {
+                let drafts = requests[entry.index].drafts.iter();
+                tokens.extend(drafts.copied().map(InputToken::Known));
+            }
+            span.tokens = first..tokens.len() as u32;
+            span.num_drafts = entry.num_drafts;
+        }
+        self.batch.tokens = tokens;
+        self.tokens_left -= num_drafts;
     }
 }

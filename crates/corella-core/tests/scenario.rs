@@ -9,13 +9,15 @@
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1, c2 of one call
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
-//!                                    `*` draws a token, `<2` takes the token that step 2 draws
+//!                                    `*` draws a token, `<2` takes the token that step 2 draws,
+//!                                    `~xy` computes x and y as drafts behind it
 //! return                             the oldest step returns; each draw is a fresh token
-//! return a=z                         … but a draws z
+//! return a=z                         … but a draws z, and behind drafts a=xyz as far as they hold
+//! return a=NaN                       … but nothing can be drawn for a
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
 //! pin xyxy                           pin the whole pages of a prefix
-//! abort a · reset · stats · ratio · hits
+//! abort a · reset · stats · ratio · hits · drafts
 //! ```
 
 use std::collections::BTreeMap;
@@ -24,8 +26,8 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy, Request,
-    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId,
-    StoppingCriteria, TokenId,
+    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span,
+    Speculation, StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -136,6 +138,10 @@ impl World {
                 "preemptions" => config.max_preemptions = number(),
                 "depth" => config.max_inflight_steps = number(),
                 "stages" => config.num_pipeline_stages = number(),
+                "drafts" => {
+                    config.speculation = Speculation::Ngram;
+                    config.max_draft_tokens = number();
+                }
                 "show" => show_pages = value == "pages",
                 _ => panic!("unknown limit {key}"),
             }
@@ -219,6 +225,11 @@ impl World {
                     hits.num_shared_tokens,
                     hits.num_resumed_tokens
                 ));
+            }
+            "drafts" => {
+                let stats = self.scheduler.stats();
+                let (drafted, accepted) = (stats.num_draft_tokens, stats.num_accepted_draft_tokens);
+                self.say(&format!("{accepted} of {drafted} held"));
             }
             "ratio" => {
                 let ratio = self.scheduler.stats().new_token_ratio;
@@ -308,9 +319,14 @@ impl World {
         let mut line = format!("{}:", batch.step);
         for span in &batch.spans {
             let name = &self.names[&self.slots[&span.slot]];
-            write!(line, " {name} {}+{}", span.start, span.tokens.len()).unwrap();
+            let num_tokens = span.tokens.len() as u32 - span.num_drafts;
+            write!(line, " {name} {}+{num_tokens}", span.start).unwrap();
             if let InputToken::FromStep { step, .. } = batch.span_tokens(span)[0] {
                 write!(line, "<{step}").unwrap();
+            }
+            if span.num_drafts > 0 {
+                let letters = drafts(&batch, span).map(letter);
+                write!(line, "~{}", letters.collect::<String>()).unwrap();
             }
             if span.sample {
                 line.push('*');
@@ -355,26 +371,44 @@ impl World {
     }
 
     fn return_oldest(&mut self, words: &[&str]) {
+        if self.inflight.is_empty() {
+            self.say("nothing is in flight");
+            return;
+        }
         let batch = self.inflight.remove(0);
-        let mut samples = Vec::new();
+        let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
         for span in batch.spans.iter().filter(|span| span.sample) {
             // A later step may have started the slot anew only after this one returned.
             let name = self.names[&self.slots[&span.slot]].clone();
             let asked = words.iter().find_map(|word| {
-                let (who, token) = word.split_once('=')?;
-                (who == name).then(|| TokenId::from(token.chars().next().unwrap()))
+                let (who, tokens) = word.split_once('=')?;
+                (who == name).then_some(tokens)
             });
-            let token = asked.unwrap_or_else(|| self.fresh_token());
-            let sample = Sample {
-                token,
-                logprobs: None,
-            };
-            samples.push((span.slot, sample));
+            if asked == Some("NaN") {
+                undrawn.push((span.slot, "it is no number".into()));
+                continue;
+            }
+            let mut asked = asked.unwrap_or_default().chars().map(TokenId::from);
+            let mut drafts = drafts(&batch, span);
+            loop {
+                let token = asked.next().unwrap_or_else(|| self.fresh_token());
+                let sample = Sample {
+                    token,
+                    logprobs: None,
+                };
+                samples.push((span.slot, sample));
+                if drafts.next() != Some(token) {
+                    break;
+                }
+            }
+            if let Some(token) = asked.next() {
+                self.say(&format!("{name} has no draft before {}", letter(token)));
+            }
         }
         self.scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples,
-            undrawn: Vec::new(),
+            undrawn,
         });
         self.print_outputs();
     }
@@ -428,4 +462,18 @@ impl World {
     fn say(&mut self, line: &str) {
         writeln!(self.out, "  {line}").unwrap();
     }
+}
+
+fn drafts(batch: &Batch, span: &Span) -> impl Iterator<Item = TokenId> {
+    batch.span_drafts(span).iter().map(|input| match input {
+        InputToken::Known(token) => *token,
+        InputToken::FromStep { .. } => panic!("a draft is a known token"),
+    })
+}
+
+/// Fresh tokens have none.
+fn letter(token: TokenId) -> char {
+    char::from_u32(token)
+        .filter(char::is_ascii_graphic)
+        .unwrap_or('?')
 }

@@ -13,7 +13,8 @@ pub struct Slot {
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
-    /// Every token whose KV is in the pages, or will be after the current step.
+    /// Every token whose KV is in the pages, or will be after the current step. Drafts stay behind
+    /// it until the next span, which starts over those that were not drawn.
     history: Vec<TokenId>,
     pages: Vec<PageId>,
     last_drawn: Option<(StepId, TokenId)>,
@@ -32,10 +33,15 @@ impl Slot {
         self.last_drawn = Some((step, token));
     }
 
-    pub fn sample_request<'a>(&'a self, allowed: Option<&'a [u32]>) -> SampleRequest<'a> {
+    /// Of the draw behind the first `num_tokens` tokens.
+    pub fn sample_request<'a>(
+        &'a self,
+        num_tokens: usize,
+        allowed: Option<&'a [u32]>,
+    ) -> SampleRequest<'a> {
         SampleRequest {
             params: &self.params,
-            history: &self.history,
+            history: &self.history[..num_tokens],
             num_prompt_tokens: self.num_prompt_tokens,
             min_tokens: self.min_tokens,
             masked_until_min_tokens: &self.masked_until_min_tokens,
@@ -183,6 +189,12 @@ impl Slots {
         let end = start + tokens.len();
         if tokens.is_empty() {
             return Err(format!("the span of slot {id} is empty"));
+        }
+        let num_drafts = span.num_drafts as usize;
+        if num_drafts > 0 && !(span.sample && num_drafts < tokens.len()) {
+            return Err(format!(
+                "the span of slot {id} has {num_drafts} drafts and no token before them to draw from"
+            ));
         }
         if start > slot.history.len() {
             return Err(format!(

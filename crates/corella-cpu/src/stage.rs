@@ -258,7 +258,8 @@ impl Stage {
     }
 
     /// Logits block by block, so that their memory does not grow with the step. The first
-    /// block is computed before the masks are waited for.
+    /// block is computed before the masks are waited for. All rows of a block are drawn at once,
+    /// those behind drafts too; what counts of them is seen then.
     fn draw(&mut self, step: StepId, samples: &[SamplePlan]) -> Result<BatchOutput, String> {
         let mut output = BatchOutput {
             step,
@@ -266,6 +267,8 @@ impl Stage {
             undrawn: Vec::new(),
         };
         let mut masks = None;
+        // The last token that counts, unless nothing behind it can.
+        let mut last_drawn = None;
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
             let forward = &self.forward;
@@ -275,10 +278,18 @@ impl Stage {
             }
             let masks = masks.as_deref().unwrap_or_default();
             for (plan, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
-                let token = drawn.as_ref().map_or(NOTHING, |sample| sample.token);
-                self.slots.get_mut(plan.slot)?.set_drawn(step, token);
+                if plan.draft.is_some() && plan.draft != last_drawn {
+                    last_drawn = None;
+                    continue;
+                }
+                let is_masked = masks.iter().any(|mask| mask.slot == plan.slot);
+                let token = drawn.as_ref().ok().map(|sample| sample.token);
+                last_drawn = token.filter(|_| !is_masked);
+                let slot = self.slots.get_mut(plan.slot)?;
+                slot.set_drawn(step, token.unwrap_or(NOTHING));
                 match drawn {
                     Ok(sample) => output.samples.push((plan.slot, sample)),
+                    Err(_) if plan.draft.is_some() => {}
                     Err(reason) => output.undrawn.push((plan.slot, reason.into())),
                 }
             }
@@ -295,9 +306,10 @@ impl Stage {
         let draw = |index: usize| {
             let id = block[index].slot;
             let mask = masks.iter().find(|mask| mask.slot == id);
+            let allowed = mask.map(|mask| &*mask.allowed);
             let request = slots
                 .get(id)?
-                .sample_request(mask.map(|mask| &*mask.allowed));
+                .sample_request(block[index].num_tokens, allowed);
             // SAFETY: each index is drawn by one worker.
             let logits = unsafe { forward.logits_mut(index) };
             sample(logits, request).map_err(|error| error.to_string())

@@ -35,10 +35,15 @@ pub struct SpanPlan {
     pages: Range<usize>,
 }
 
+/// A draw, and those behind the drafts of its span follow it.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplePlan {
     pub slot: SlotId,
     pub row: usize,
+    /// Of the slot's history: what the draw goes by.
+    pub num_tokens: usize,
+    /// The draft before it: it counts only if that was drawn.
+    pub draft: Option<TokenId>,
 }
 
 impl StepPlan {
@@ -75,10 +80,17 @@ impl StepPlan {
             let start = span.start as usize;
             self.add_span(&slot.history()[start..], start, slot.pages());
             if span.sample {
-                self.samples.push(SamplePlan {
-                    slot: span.slot,
-                    row: self.rows.len() - 1,
-                });
+                let num_drafts = span.num_drafts as usize;
+                for behind in (0..=num_drafts).rev() {
+                    let num_tokens = slot.history().len() - behind;
+                    let is_draft = behind < num_drafts;
+                    self.samples.push(SamplePlan {
+                        slot: span.slot,
+                        row: self.rows.len() - 1 - behind,
+                        num_tokens,
+                        draft: is_draft.then(|| slot.history()[num_tokens - 1]),
+                    });
+                }
             }
         }
         Ok(())

@@ -51,7 +51,7 @@ fn impossible_batches_fail_alone() {
     let mut builder = BatchBuilder::new(0);
     let greedy = sampling();
     type Make<'a> = &'a dyn Fn(&mut BatchBuilder);
-    let impossible: [(&str, Make); 9] = [
+    let impossible: [(&str, Make); 11] = [
         ("has not been started", &|b| {
             b.span(1, 0, &[5], true);
         }),
@@ -91,6 +91,16 @@ fn impossible_batches_fail_alone() {
         }),
         ("impossible copy", &|b| {
             b.copy(3, 16, 1);
+        }),
+        ("no token before them to draw from", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 0, &[3])
+                .span_with_drafts(1, 0, &[], &[5, 6]);
+        }),
+        ("its span ends at 17", &|b| {
+            b.start(1, 1, &greedy)
+                .pages(1, 0, &[3])
+                .span_with_drafts(1, 0, &[5], &[6; 16]);
         }),
     ];
     for (words, make) in impossible {
@@ -153,6 +163,48 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     let output = run(&mut executor, &builder.build()).unwrap();
     assert_eq!(output.samples[0].1.token, expected[1].0);
     assert_eq!(output.undrawn.len(), 1);
+}
+
+/// A draft of such a token may spoil the row before it, for nothing times a weight of 0 is no
+/// number either. Then nothing is drawn; what is drawn is right.
+#[test]
+fn a_draft_without_numbers_draws_nothing_wrong() {
+    const BAD: TokenId = 77;
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama-mha-untied");
+    let checkpoint = Checkpoint::open(golden).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    let mut weights = checkpoint.weights().unwrap();
+    let mut bytes = weights.embed.bytes().to_vec();
+    let row_bytes = bytes.len() / weights.embed.shape[0];
+    bytes[BAD as usize * row_bytes..][..row_bytes].fill(0xff);
+    weights.embed.range = 0..bytes.len();
+    weights.embed.storage = Arc::new(Storage::Owned(bytes));
+    let mut executor = CpuExecutor::new(spec, weights, config(DType::F32, 16)).unwrap();
+    let prompt: Vec<TokenId> = (0..20).collect();
+    let expected = play_on(&mut executor, &mut BatchBuilder::new(0), 16, &prompt);
+    let mut builder = BatchBuilder::new(100);
+    let expected: Vec<TokenId> = expected.iter().map(|(token, _)| *token).collect();
+
+    for drafts in [&[BAD][..], &[expected[0], BAD], &[BAD, expected[1]]] {
+        builder.release(0).start(0, prompt.len(), &sampling());
+        builder
+            .pages(0, 0, &[5, 9])
+            .span_with_drafts(0, 0, &prompt, drafts);
+        let output = run(&mut executor, &builder.build()).unwrap();
+        let drawn = output.samples.iter().map(|(_, sample)| sample.token);
+        let drawn: Vec<TokenId> = drawn.collect();
+        assert!(expected.starts_with(&drawn), "{drafts:?}: {drawn:?}");
+        assert_eq!(
+            output.undrawn.len(),
+            usize::from(drawn.is_empty()),
+            "{drafts:?}"
+        );
+        // Again without, over what the drafts have left.
+        builder.release(0).start(0, prompt.len(), &sampling());
+        builder.pages(0, 0, &[5, 9]).span(0, 0, &prompt, true);
+        let output = run(&mut executor, &builder.build()).unwrap();
+        assert_eq!(output.samples[0].1.token, expected[0], "{drafts:?}");
+    }
 }
 
 #[test]

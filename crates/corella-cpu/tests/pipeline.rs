@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, PageId, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, StepId,
-    TokenId,
+    Batch, PageId, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
+    Speculation, StepId, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError};
@@ -31,6 +31,26 @@ fn stages_reach_no_bit_of_any_answer() {
             "{what}"
         );
         assert_eq!(actual.max_depth, num_stages + 1, "{what}");
+    }
+}
+
+/// Those that are rewarded for repeating themselves do.
+#[test]
+fn guesses_reach_no_bit_of_any_answer() {
+    let expected = Run::new(1, 1).play();
+    for (num_stages, num_threads) in [(1, 1), (1, 3), (2, 4)] {
+        let mut limits = limits(num_stages);
+        if num_stages == 1 {
+            limits.max_inflight_steps = 1;
+        }
+        limits.speculation = Speculation::Ngram;
+        let actual = Run::with_limits(limits, num_threads).play();
+        let what = format!("{num_stages} stages on {num_threads} threads");
+        assert_eq!(actual.answers, expected.answers, "{what}");
+        let stats = actual.scheduler.stats();
+        let num_accepted = stats.num_accepted_draft_tokens;
+        assert!(num_accepted > 0, "{what}: {stats:?}");
+        assert!(stats.num_draft_tokens > num_accepted, "{what}: {stats:?}");
     }
 }
 
@@ -172,9 +192,11 @@ struct Run {
 
 impl Run {
     fn new(num_stages: usize, num_threads: usize) -> Self {
-        let mut limits = limits();
-        limits.num_pipeline_stages = num_stages as u32;
-        limits.max_inflight_steps = num_stages as u32 + 1;
+        Self::with_limits(limits(num_stages), num_threads)
+    }
+
+    fn with_limits(limits: SchedulerConfig, num_threads: usize) -> Self {
+        let num_stages = limits.num_pipeline_stages as usize;
         Self {
             scheduler: Scheduler::new(limits).unwrap(),
             executor: executor(num_stages, num_threads),
@@ -222,15 +244,23 @@ fn bits(sample: &Sample) -> (TokenId, Vec<u32>) {
     (sample.token, bits.collect())
 }
 
-/// Every third is greedy, the others are drawn from seeds of their own, half of them penalised.
+/// Some are greedy, the others are drawn from seeds of their own, some of them penalised for
+/// tokens that they repeat, some rewarded.
 fn request(id: u64) -> Request {
     let len = 3 + id * 37 % 90;
     let prompt = (0..len).map(|i| ((id * 31 + i * i * 7 + i) % 251) as TokenId);
     let mut request = Request::greedy(RequestId(id), prompt.collect(), MAX_TOKENS);
-    let (temperature, repetition_penalty) = [(0.0, 1.0), (0.9, 1.2), (0.9, 1.0)][id as usize % 3];
+    let kinds = [
+        (0.0, 1.0, 0.0),
+        (0.9, 1.2, 0.0),
+        (0.9, 1.0, 0.0),
+        (0.9, 1.0, -4.0),
+    ];
+    let (temperature, repetition_penalty, frequency_penalty) = kinds[id as usize % kinds.len()];
     request.sampling = SamplingParams {
         temperature,
         repetition_penalty,
+        frequency_penalty,
         seed: id,
         logprobs: Some(20),
         ..SamplingParams::GREEDY
@@ -238,18 +268,20 @@ fn request(id: u64) -> Request {
     request
 }
 
-fn limits() -> SchedulerConfig {
+fn limits(num_stages: usize) -> SchedulerConfig {
     let mut limits = SchedulerConfig::new(128, 8, 128);
     limits.max_num_seqs = 6;
     limits.max_num_batched_tokens = 24;
     limits.max_prefill_tokens = 24;
+    limits.num_pipeline_stages = num_stages as u32;
+    limits.max_inflight_steps = num_stages as u32 + 1;
     limits
 }
 
 fn executor(num_stages: usize, num_threads: usize) -> CpuExecutor {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let checkpoint = Checkpoint::open(golden.join("qwen3-gqa-untied")).unwrap();
-    let limits = limits();
+    let limits = limits(num_stages);
     let config = CpuConfig {
         num_threads,
         num_stages,

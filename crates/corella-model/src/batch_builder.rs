@@ -94,6 +94,21 @@ impl BatchBuilder {
         )
     }
 
+    /// A span that samples, with guesses behind its tokens.
+    pub fn span_with_drafts(
+        &mut self,
+        slot: u32,
+        start: usize,
+        tokens: &[TokenId],
+        drafts: &[TokenId],
+    ) -> &mut Self {
+        self.span(slot, start, &[tokens, drafts].concat(), true);
+        if let Some(span) = self.batch.spans.last_mut() {
+            span.num_drafts = drafts.len() as u32;
+        }
+        self
+    }
+
     /// A span of the one token that `step` draws for the slot.
     pub fn span_from_step(&mut self, slot: u32, start: usize, step: u64) -> &mut Self {
         let input = InputToken::FromStep {
@@ -117,6 +132,7 @@ impl BatchBuilder {
             start: start as u32,
             tokens: begin..self.batch.tokens.len() as u32,
             sample,
+            num_drafts: 0,
         });
         self
     }

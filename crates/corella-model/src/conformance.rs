@@ -5,6 +5,7 @@
 
 mod driver;
 mod sampling;
+mod speculation;
 
 use corella_core::{PageId, Sample, SamplingParams, SlotId, StepId, TokenId};
 
@@ -62,6 +63,7 @@ pub fn run(
     suite.penalties_count_what_they_should();
     suite.masks_bind_their_slot_only(&expected);
     suite.log_probabilities_are_in_order(&expected);
+    suite.drafts_change_nothing(&expected);
 }
 
 struct Suite<'a> {
@@ -87,7 +89,7 @@ impl Suite<'_> {
             page_size,
             num_pages: 40 + 2 * long.div_ceil(page_size),
             max_num_seqs: 8,
-            max_num_batched_tokens: 14 * page_size + long,
+            max_num_batched_tokens: 14 * page_size + long + 8 * NUM_TOKENS as u32,
             max_model_len: long.max(6 * page_size),
             max_inflight_steps: 2,
             num_threads,

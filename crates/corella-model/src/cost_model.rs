@@ -54,6 +54,7 @@ mod tests {
             start,
             tokens,
             sample: true,
+            num_drafts: 0,
         };
         // Positions 0..3 attend to 1 + 2 + 3 tokens, position 9 to 10.
         let batch = Batch {

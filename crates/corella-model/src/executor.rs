@@ -51,7 +51,8 @@ pub trait Executor: Send {
     }
 }
 
-/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`.
+/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It is for one draw, so the slot draws
+/// no more in that step, whatever its drafts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenMask {
     pub slot: SlotId,

@@ -31,7 +31,7 @@ pub use decoder_spec::{
 };
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask};
 pub use mock_executor::MockExecutor;
-pub use mock_model::{Fault, MockConfig, MockEnd};
+pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
 pub use sampler::{SampleError, SampleRequest, sample};
 pub use tensor::{DType, DecoderWeights, LayerWeights, Storage, Tensor, WeightFormat};

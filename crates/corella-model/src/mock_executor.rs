@@ -65,11 +65,17 @@ impl Row {
         token: u32::MAX,
         chain: 0,
     };
+    const REJECTED: Self = Self {
+        position: u32::MAX - 2,
+        token: u32::MAX,
+        chain: 0,
+    };
 
     fn describe(self) -> String {
         match self {
             Self::NEVER_WRITTEN => "was never written".into(),
             Self::UNDEFINED => "a failed step left undefined".into(),
+            Self::REJECTED => "holds a draft that was not drawn".into(),
             Row {
                 position, token, ..
             } => format!("holds token {token} at position {position} of another history"),
@@ -175,7 +181,7 @@ impl MockExecutor {
         let size = self.config.page_size as usize;
         let source = from.0 as usize * size..from.0 as usize * size + num_rows as usize;
         for row in &self.rows[source.clone()] {
-            let is_missing = *row == Row::NEVER_WRITTEN;
+            let is_missing = [Row::NEVER_WRITTEN, Row::REJECTED].contains(row);
             if is_missing || *row == Row::UNDEFINED && !precedes_bad_news {
                 return Err(format!("a row to copy from page {from} {}", row.describe()));
             }
@@ -200,10 +206,7 @@ impl MockExecutor {
         for span in &batch.spans {
             self.attend(span, batch.span_tokens(span).len(), precedes_bad_news)?;
             if span.sample {
-                match self.draw(batch.step, span.slot, masks)? {
-                    Ok(sample) => samples.push((span.slot, sample)),
-                    Err(reason) => undrawn.push((span.slot, reason.into())),
-                }
+                self.draw_span(batch, span, masks, &mut samples, &mut undrawn)?;
             }
         }
         Ok(BatchOutput {
@@ -221,6 +224,15 @@ impl MockExecutor {
         precedes_bad_news: bool,
     ) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
+        let drafts = batch.span_drafts(span).iter();
+        let is_odd =
+            span.num_drafts > 0 && (!span.sample || span.num_drafts as usize == span.tokens.len());
+        if is_odd || { drafts }.any(|input| matches!(input, InputToken::FromStep { .. })) {
+            return Err(format!(
+                "the drafts of slot {} are not known tokens behind a token to draw from",
+                span.slot
+            ));
+        }
         if span.start as usize != slot.sequence.tokens.len() {
             return Err(format!(
                 "a span of slot {} starts at position {} of a history of {}",
@@ -294,27 +306,67 @@ impl MockExecutor {
         Ok(())
     }
 
+    /// Draws behind the span's last token that is no draft, and behind each draft that was drawn.
+    /// The slot forgets the others, and their rows are nobody's.
+    fn draw_span(
+        &mut self,
+        batch: &Batch,
+        span: &Span,
+        masks: &[TokenMask],
+        samples: &mut Vec<(SlotId, Sample)>,
+        undrawn: &mut Vec<(SlotId, Box<str>)>,
+    ) -> Result<(), String> {
+        let is_masked = masks.iter().any(|mask| mask.slot == span.slot);
+        let end = span.start as usize + span.tokens.len();
+        let mut num_tokens = end - span.num_drafts as usize;
+        for draft in batch.span_drafts(span).iter().map(Some).chain([None]) {
+            let token = match self.draw(batch.step, span.slot, num_tokens, masks)? {
+                Ok(sample) => {
+                    let token = sample.token;
+                    samples.push((span.slot, sample));
+                    token
+                }
+                Err(reason) => {
+                    let is_first = num_tokens == end - span.num_drafts as usize;
+                    undrawn.extend(is_first.then(|| (span.slot, reason.into())));
+                    break;
+                }
+            };
+            if is_masked || draft != Some(&InputToken::Known(token)) {
+                break;
+            }
+            num_tokens += 1;
+        }
+        let slot = slot_mut(&mut self.slots, span.slot)?;
+        for position in num_tokens..end {
+            self.rows[row_index(slot, position, self.config.page_size)?] = Row::REJECTED;
+        }
+        slot.sequence.truncate(num_tokens);
+        Ok(())
+    }
+
     /// The inner error is the row's, the outer one the step's.
     fn draw(
         &mut self,
         step: StepId,
         slot: SlotId,
+        num_tokens: usize,
         masks: &[TokenMask],
     ) -> Result<Result<Sample, String>, String> {
         let slot_id = slot;
         let slot = slot_mut(&mut self.slots, slot)?;
-        let last = slot.sequence.tokens.len() - 1;
         let drawn = if slot.undefined {
             Ok(Sample {
                 token: 0,
                 logprobs: None,
             })
         } else {
-            let chain = self.rows[row_index(slot, last, self.config.page_size)?].chain;
+            let chain = self.rows[row_index(slot, num_tokens - 1, self.config.page_size)?].chain;
             let mask = masks.iter().find(|mask| mask.slot == slot_id);
             let allowed = mask.map(|mask| &mask.allowed[..]);
+            let logits = &mut self.logits;
             self.config
-                .draw(&slot.sequence, chain, allowed, &mut self.logits)
+                .draw(&slot.sequence, num_tokens, chain, allowed, logits)
         };
         // A step planned ahead goes on from whatever it is.
         let token = drawn.as_ref().map_or(0, |sample| sample.token);
@@ -478,8 +530,8 @@ impl Executor for MockExecutor {
         applied
             .and_then(|()| self.compute(batch, &masks, inflight.precedes_bad_news))
             .map(|mut output| {
-                if is_undrawn && !output.samples.is_empty() {
-                    let (slot, _) = output.samples.remove(0);
+                if is_undrawn && let Some(&(slot, _)) = output.samples.first() {
+                    output.samples.retain(|(other, _)| *other != slot);
                     output.undrawn.push((slot, "a fault was injected".into()));
                 }
                 output

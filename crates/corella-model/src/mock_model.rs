@@ -23,6 +23,7 @@ pub struct MockConfig {
     /// The only tokens ever drawn, say those that print well; empty is all.
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
+    pub echo: Option<MockEcho>,
     pub faults: Vec<(StepId, Fault)>,
 }
 
@@ -34,6 +35,15 @@ pub struct MockEnd {
     pub probability: f64,
     /// As this output token at the latest.
     pub at_output: Option<u32>,
+}
+
+/// Texts that repeat themselves, as when a model copies from its prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct MockEcho {
+    /// Drawn is the token so many before.
+    pub distance: usize,
+    /// At each position, by a hash of the history; elsewhere it is as without.
+    pub probability: f64,
 }
 
 /// What goes wrong in a step, while it is waited for.
@@ -69,6 +79,7 @@ impl MockConfig {
             num_stages: 1,
             drawable: Vec::new(),
             end: None,
+            echo: None,
             faults: Vec::new(),
         }
     }
@@ -94,7 +105,7 @@ impl MockConfig {
         let mut logits = Vec::new();
         for _ in 0..num_tokens {
             let chain = sequence.chains.last().copied().unwrap_or(0);
-            let drawn = self.draw(&sequence, chain, None, &mut logits);
+            let drawn = self.draw(&sequence, sequence.tokens.len(), chain, None, &mut logits);
             sequence.push(
                 self,
                 drawn.expect("something is drawable without a mask").token,
@@ -108,9 +119,11 @@ impl MockConfig {
         mix(before, u64::from(token) << 32 | position as u64)
     }
 
+    /// What follows the first `num_tokens` tokens of a sequence.
     pub(crate) fn draw(
         &self,
         sequence: &Sequence,
+        num_tokens: usize,
         chain: u64,
         allowed: Option<&[u32]>,
         logits: &mut Vec<f32>,
@@ -126,15 +139,23 @@ impl MockConfig {
         for &token in &self.drawable {
             logits[token as usize] = logit(token);
         }
+        let history = &sequence.tokens[..num_tokens];
+        let chance = |what: u64| (mix(chain, what) >> 11) as f64 / (1u64 << 53) as f64;
+        if let Some(echo) = &self.echo
+            && let Some(from) = num_tokens.checked_sub(echo.distance)
+            && chance(u64::MAX - 1) < echo.probability
+        {
+            logits[history[from] as usize] = 100.0;
+        }
         if let Some(end) = &self.end {
-            let num_output = sequence.tokens.len() as u32 + 1 - sequence.start.num_prompt_tokens;
-            let chance = (mix(chain, u64::MAX) >> 11) as f64 / (1u64 << 53) as f64;
-            let ends = chance < end.probability || end.at_output.is_some_and(|at| num_output >= at);
+            let num_output = num_tokens as u32 + 1 - sequence.start.num_prompt_tokens;
+            let ends = chance(u64::MAX) < end.probability
+                || end.at_output.is_some_and(|at| num_output >= at);
             logits[end.token as usize] = if ends { 1000.0 } else { f32::NEG_INFINITY };
         }
         let request = SampleRequest {
             params: &sequence.start.sampling,
-            history: &sequence.tokens,
+            history,
             num_prompt_tokens: sequence.start.num_prompt_tokens,
             min_tokens: sequence.start.min_tokens,
             masked_until_min_tokens: &sequence.start.masked_until_min_tokens,
@@ -156,6 +177,12 @@ impl Sequence {
             sequence.push(config, token);
         }
         sequence
+    }
+
+    /// Forgets what comes behind the first `num_tokens` tokens.
+    pub fn truncate(&mut self, num_tokens: usize) {
+        self.tokens.truncate(num_tokens);
+        self.chains.truncate(num_tokens);
     }
 
     pub fn push(&mut self, config: &MockConfig, token: TokenId) {

@@ -206,6 +206,8 @@ struct EngineMetrics {
     /// By source.
     prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
+    num_draft_tokens: Counter,
+    num_accepted_draft_tokens: Counter,
     num_missed_objectives: Counter,
     num_evicted_pages: Counter,
     num_steps: Counter,
@@ -325,6 +327,18 @@ impl EngineMetrics {
                 "Running requests that gave their pages back",
                 Counter::default(),
             ),
+            num_draft_tokens: both(
+                registry,
+                "spec_decode_num_draft_tokens",
+                "Guesses of tokens to come that were computed",
+                Counter::default(),
+            ),
+            num_accepted_draft_tokens: both(
+                registry,
+                "spec_decode_num_accepted_tokens",
+                "Generated tokens that had been guessed, and took no step of their own",
+                Counter::default(),
+            ),
             num_missed_objectives,
         }
     }
@@ -347,6 +361,11 @@ impl EngineMetrics {
             ),
             (&self.prefix_cache_hits, scheduler.num_prefix_hit_tokens),
             (&self.num_preemptions, scheduler.num_preemptions),
+            (&self.num_draft_tokens, scheduler.num_draft_tokens),
+            (
+                &self.num_accepted_draft_tokens,
+                scheduler.num_accepted_draft_tokens,
+            ),
             (&self.num_missed_objectives, scheduler.num_missed_objectives),
             (&self.num_evicted_pages, scheduler.num_evicted_pages),
             (&self.num_steps, stats.num_steps),

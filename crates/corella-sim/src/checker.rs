@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{
     Batch, FinishReason, PrefillAdmissionPolicy, RequestError, RequestId, RequestOutput,
-    SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
+    SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, Span,
 };
 
 use crate::executor::UNDEFINED;
@@ -57,6 +57,7 @@ pub fn all(load: &Load) -> Vec<Box<dyn Checker>> {
         Box::new(Order::new(load)),
         Box::new(NoStarvation::new(load)),
         Box::<Billing>::default(),
+        Box::new(Drafts::new(load)),
     ]
 }
 
@@ -370,7 +371,7 @@ impl Checker for NoStarvation {
             in_step.insert(id);
             // One that has ended may be computed once more.
             if let Some(waiting) = self.requests.get_mut(&id) {
-                waiting.num_rows = span.start + span.tokens.len() as u32;
+                waiting.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
             }
         }
         let wants = |waiting: &Waiting| {
@@ -440,9 +441,81 @@ impl Checker for Billing {
         let is_exact = self.is_exact == Some(true)
             && stats.num_preemptions == 0
             && stats.num_prefix_hit_tokens == 0;
-        let (computed, needed) = (stats.num_scheduled_tokens, self.num_rows);
+        let num_rejected = stats.num_draft_tokens - stats.num_accepted_draft_tokens;
+        let (computed, needed) = (stats.num_scheduled_tokens - num_rejected, self.num_rows);
         ensure(!is_exact || computed == needed, || {
             format!("{computed} rows were computed, {needed} were needed")
         })
+    }
+}
+
+/// Guesses take only what a step has left: no prompt is cut short for them, nobody who has a turn
+/// goes without a token, and nobody is preempted.
+struct Drafts {
+    config: SchedulerConfig,
+    num_preemptions: u64,
+}
+
+impl Drafts {
+    fn new(load: &Load) -> Self {
+        Self {
+            config: load.config.clone(),
+            num_preemptions: 0,
+        }
+    }
+}
+
+impl Checker for Drafts {
+    fn rule(&self) -> &'static str {
+        "drafts yield"
+    }
+
+    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
+        let config = &self.config;
+        let spans = &step.batch.spans;
+        let num_drafts: u32 = spans.iter().map(|span| span.num_drafts).sum();
+        if num_drafts == 0 {
+            return Ok(());
+        }
+        let num_tokens = step.batch.num_tokens() as u32;
+        // Nothing but the budget can have bounded a chunk.
+        let is_bounded_by_budget = num_tokens - num_drafts < config.max_prefill_tokens
+            && config.long_prefill_token_threshold == 0;
+        let is_cut = spans.iter().any(|span| !span.sample) && config.enable_chunked_prefill;
+        ensure(!is_cut || !is_bounded_by_budget, || {
+            format!(
+                "a prompt is cut short in a step of {num_tokens} tokens, {num_drafts} of them drafts"
+            )
+        })?;
+        // Whoever was preempted gave its page to another's row, and there was none over; for one
+        // more urgent several may go.
+        let is_for_pages = config.scheduling_policy != SchedulingPolicy::Priority;
+        let num_preempted = step.stats.num_preemptions - self.num_preemptions;
+        let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;
+        let takes_page = |span: &&Span| {
+            let num_pages = first_rows(span).div_ceil(config.page_size);
+            num_pages < (first_rows(span) + span.num_drafts).div_ceil(config.page_size)
+        };
+        let has_new_page = |span: &&Span| {
+            let deltas = step
+                .batch
+                .tables
+                .iter()
+                .filter(|delta| delta.slot == span.slot);
+            let ends = deltas.map(|delta| delta.first + (delta.pages.end - delta.pages.start));
+            let num_needed = first_rows(span).div_ceil(config.page_size);
+            ends.max().is_some_and(|end| end > num_needed)
+        };
+        let drafting = spans.iter().filter(|span| span.num_drafts > 0);
+        let num_taking = { drafting }.filter(takes_page).filter(has_new_page).count();
+        ensure(
+            !is_for_pages || num_preempted == 0 || num_taking == 0,
+            || format!("{num_preempted} requests are preempted and drafts get pages"),
+        )
+    }
+
+    fn settled(&mut self, stats: &SchedulerStats) -> Verdict {
+        self.num_preemptions = stats.num_preemptions;
+        Ok(())
     }
 }

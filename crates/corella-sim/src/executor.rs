@@ -85,20 +85,24 @@ impl CheckingExecutor {
         for span in &batch.spans {
             self.write_span(batch, span, fails, &mut written);
         }
-        let tokens: Vec<_> = batch.spans.iter().map(|span| self.attend(span)).collect();
+        let spans = batch.spans.iter();
+        let drawn: Vec<_> = spans.map(|span| self.attend(batch, span)).collect();
         let (mut samples, mut failed) = (Vec::new(), Vec::new());
-        for (index, (span, token)) in batch.spans.iter().zip(tokens).enumerate() {
+        for (index, (span, tokens)) in batch.spans.iter().zip(drawn).enumerate() {
             if span.sample && undrawn == Some(index) {
                 self.poison(span.slot);
                 self.drawn.insert((batch.step, span.slot), UNDEFINED);
                 failed.push((span.slot, "injected".into()));
             } else if span.sample {
-                self.drawn.insert((batch.step, span.slot), token);
-                let sample = Sample {
-                    token,
-                    logprobs: None,
-                };
-                samples.push((span.slot, sample));
+                self.reject_drafts(span, tokens.len());
+                for token in tokens {
+                    self.drawn.insert((batch.step, span.slot), token);
+                    let sample = Sample {
+                        token,
+                        logprobs: None,
+                    };
+                    samples.push((span.slot, sample));
+                }
             }
         }
         let request = |(slot, _): &(SlotId, Box<str>)| self.slots[slot].request;
@@ -164,6 +168,11 @@ impl CheckingExecutor {
         let config = &self.config;
         assert!(!batch.spans.is_empty(), "an empty batch");
         assert!(batch.num_tokens() <= config.max_num_batched_tokens as usize);
+        for span in &batch.spans {
+            let num_drafts = span.num_drafts as usize;
+            assert!(num_drafts <= config.max_draft_tokens as usize);
+            assert!(num_drafts < span.tokens.len() && (span.sample || num_drafts == 0));
+        }
         let slots: BTreeSet<_> = batch.spans.iter().map(|span| span.slot).collect();
         assert_eq!(slots.len(), batch.spans.len(), "two spans of one slot");
     }
@@ -296,12 +305,41 @@ impl CheckingExecutor {
         }
     }
 
-    /// Reads all rows that the span sees, and draws.
-    fn attend(&self, span: &Span) -> TokenId {
-        let slot = &self.slots[&span.slot];
+    /// What nobody drew leaves rows that nobody may read, where the slot goes on writing.
+    fn reject_drafts(&mut self, span: &Span, num_drawn: usize) {
         let page_size = self.config.page_size as usize;
+        let slot = self.slots.get_mut(&span.slot).expect("a live slot");
+        let num_rejected = span.num_drafts as usize + 1 - num_drawn;
+        let num_tokens = slot.history.len() - num_rejected;
+        for position in num_tokens..slot.history.len() {
+            let page = slot.table[position / page_size];
+            self.pages[page.0 as usize][position % page_size] = None;
+        }
+        slot.history.truncate(num_tokens);
+    }
+
+    /// Reads all rows that the span sees, and draws: behind the last token that is no draft, and
+    /// behind each draft that was drawn.
+    fn attend(&self, batch: &Batch, span: &Span) -> Vec<TokenId> {
+        let history = &self.slots[&span.slot].history;
+        let mut num_tokens = history.len() - span.num_drafts as usize;
+        let mut drawn = vec![self.draw_behind(span.slot, num_tokens)];
+        for draft in batch.span_drafts(span) {
+            if drawn.last().copied().map(InputToken::Known) != Some(*draft) {
+                break;
+            }
+            num_tokens += 1;
+            drawn.push(self.draw_behind(span.slot, num_tokens));
+        }
+        drawn
+    }
+
+    fn draw_behind(&self, slot: SlotId, num_tokens: usize) -> TokenId {
+        let slot = &self.slots[&slot];
+        let page_size = self.config.page_size as usize;
+        let history = &slot.history[..num_tokens];
         let mut is_defined = true;
-        for (position, &expected) in slot.history.iter().enumerate() {
+        for (position, &expected) in history.iter().enumerate() {
             let page = slot.table[position / page_size];
             let row = self.pages[page.0 as usize][position % page_size];
             match (row, expected) {
@@ -316,8 +354,8 @@ impl CheckingExecutor {
         if !is_defined {
             return UNDEFINED;
         }
-        let last = *slot.history.last().unwrap();
-        let num_output_tokens = slot.history.len().saturating_sub(slot.num_prompt_tokens);
+        let last = *history.last().unwrap();
+        let num_output_tokens = num_tokens.saturating_sub(slot.num_prompt_tokens);
         let masked: &[TokenId] = if num_output_tokens < slot.min_tokens {
             &slot.masked
         } else {

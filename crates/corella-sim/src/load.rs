@@ -2,7 +2,7 @@
 
 use corella_core::{
     FinishReason, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request, RequestId,
-    SamplingParams, SchedulerConfig, SchedulingPolicy, StoppingCriteria, TokenId,
+    SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -54,6 +54,8 @@ pub enum Station {
     PromptInFlight,
     Decoding,
     BetweenTokens,
+    /// Guesses of its tokens are being checked.
+    DraftsInFlight,
     /// The step that draws its last token is being computed.
     LastTokenInFlight,
     Preempted,
@@ -62,13 +64,14 @@ pub enum Station {
 }
 
 impl Station {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Queued,
         Self::ChunkInFlight,
         Self::BetweenChunks,
         Self::PromptInFlight,
         Self::Decoding,
         Self::BetweenTokens,
+        Self::DraftsInFlight,
         Self::LastTokenInFlight,
         Self::Preempted,
         Self::Ended,
@@ -92,6 +95,15 @@ enum Traffic {
 impl Load {
     pub fn from_seed(seed: u64) -> Self {
         Writer::new(seed).write()
+    }
+
+    /// The same with guesses, or without. They need steps in flight to be known ones.
+    pub fn with_speculation(mut self, speculation: Speculation) -> Self {
+        self.config.speculation = speculation;
+        if speculation != Speculation::Off && self.config.num_pipeline_stages == 1 {
+            self.config.max_inflight_steps = 1;
+        }
+        self
     }
 
     pub fn num_requests(&self) -> usize {
@@ -348,5 +360,10 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
             lookahead: 1 + random.below(8) as u32,
             force_fifo_every: random.below(5) as u32,
         };
+    }
+    let plans_known_tokens = config.max_inflight_steps == 1 || config.num_pipeline_stages > 1;
+    if plans_known_tokens && !random.once_in(3) {
+        config.speculation = Speculation::Ngram;
+        config.max_draft_tokens = 1 + random.below(8) as u32;
     }
 }

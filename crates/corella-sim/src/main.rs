@@ -1,4 +1,5 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
+//! `--speculate ngram` has all of them guess, `--speculate off` none; else the seed decides.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::PathBuf;
@@ -6,14 +7,27 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use corella_core::Speculation;
 use corella_sim::{Load, Totals, simulate};
 
-const USAGE: &str = "usage: corella-sim --seeds N [--first SEED] [--keep FOLDER] | --seed SEED";
+const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
+                     [--speculate ngram|off]";
 
 struct Options {
     first: u64,
     num_seeds: u64,
     keep: PathBuf,
+    speculation: Option<Speculation>,
+}
+
+impl Options {
+    fn load(&self, seed: u64) -> Load {
+        let load = Load::from_seed(seed);
+        match self.speculation {
+            Some(speculation) => load.with_speculation(speculation),
+            None => load,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -27,7 +41,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let mut totals = Totals::default();
     for seed in options.first..options.first + options.num_seeds {
-        match play(seed) {
+        match play(&options, seed) {
             Ok(run) => totals.add(&run),
             Err(what) => {
                 eprintln!("seed {seed} failed: {what}");
@@ -39,7 +53,7 @@ fn main() -> ExitCode {
     }
     println!("{totals:#?}");
     let missing = totals.missing();
-    if options.num_seeds >= 1000 && !missing.is_empty() {
+    if options.num_seeds >= 1000 && options.speculation.is_none() && !missing.is_empty() {
         eprintln!("the runs prove too little: no {}", missing.join(", no "));
         return ExitCode::FAILURE;
     }
@@ -52,14 +66,14 @@ fn main() -> ExitCode {
 }
 
 /// A broken rule, or the panic of an assertion, as text.
-fn play(seed: u64) -> Result<Totals, String> {
+fn play(options: &Options, seed: u64) -> Result<Totals, String> {
     let message = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
     let sink = message.clone();
     set_hook(Box::new(move |panic| {
         *sink.lock().unwrap() = panic.to_string();
     }));
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&Load::from_seed(seed), seed)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&options.load(seed), seed)));
     set_hook(hook);
     match outcome {
         Ok(Ok(totals)) => Ok(totals),
@@ -71,7 +85,7 @@ fn play(seed: u64) -> Result<Totals, String> {
 /// What failed and with which load, for whoever looks into it.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
-    let text = format!("{what}\n\n{:#?}\n", Load::from_seed(seed));
+    let text = format!("{what}\n\n{:#?}\n", options.load(seed));
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
         Ok(()) => eprintln!("its load is in {}", path.display()),
         Err(error) => eprintln!("{}: {error}", path.display()),
@@ -83,6 +97,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         first: 0,
         num_seeds: 0,
         keep: PathBuf::from("target/sim"),
+        speculation: None,
     };
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or(format!("{name} needs a value"))?;
@@ -95,6 +110,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
             "--seeds" => options.num_seeds = number()?,
             "--first" => options.first = number()?,
             "--seed" => (options.first, options.num_seeds) = (number()?, 1),
+            "--speculate" => {
+                options.speculation = Some(match value.as_str() {
+                    "off" => Speculation::Off,
+                    "ngram" => Speculation::Ngram,
+                    _ => return Err(format!("{name}: {value:?} is neither ngram nor off")),
+                });
+            }
             "--keep" => options.keep = PathBuf::from(&value),
             _ => return Err(format!("there is no option {name}")),
         }

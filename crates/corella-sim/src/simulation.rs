@@ -70,6 +70,8 @@ struct Progress {
     /// Rows planned, by the last step that names it.
     num_rows: u32,
     num_seen: u32,
+    /// In the last step that names it.
+    has_drafts: bool,
     has_slot: bool,
     was_started: bool,
     has_ended: bool,
@@ -214,7 +216,8 @@ impl<'a> Simulation<'a> {
             let id = self.slots[&span.slot];
             named.insert(id);
             let progress = self.requests.get_mut(&id).expect("a known request");
-            progress.num_rows = span.start + span.tokens.len() as u32;
+            progress.has_drafts = span.num_drafts > 0;
+            progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
             if !span.sample || progress.num_rows >= progress.num_prompt_tokens {
                 continue;
             }
@@ -399,6 +402,7 @@ impl Progress {
             num_output_tokens: answer.output.len() as u32,
             num_rows: 0,
             num_seen: 0,
+            has_drafts: false,
             has_slot: false,
             was_started: false,
             has_ended: false,
@@ -420,6 +424,7 @@ impl Progress {
             Station::PromptInFlight => in_flight && has_prompt && self.num_seen == 0,
             Station::Decoding => in_flight && self.num_seen > 0,
             Station::BetweenTokens => !in_flight && self.num_seen > 0,
+            Station::DraftsInFlight => in_flight && self.has_drafts,
             Station::LastTokenInFlight => in_flight && self.num_seen + 1 == self.num_output_tokens,
         }
     }

@@ -17,6 +17,8 @@ pub struct Totals {
     pub num_failed_steps: u64,
     pub num_undrawn: u64,
     pub num_scheduled_tokens: u64,
+    pub num_draft_tokens: u64,
+    pub num_accepted_draft_tokens: u64,
     pub num_preemptions: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
@@ -37,6 +39,8 @@ impl Totals {
         self.num_failed_steps += run.num_failed_steps;
         self.num_undrawn += run.num_undrawn;
         self.num_scheduled_tokens += run.num_scheduled_tokens;
+        self.num_draft_tokens += run.num_draft_tokens;
+        self.num_accepted_draft_tokens += run.num_accepted_draft_tokens;
         self.num_preemptions += run.num_preemptions;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
@@ -51,6 +55,8 @@ impl Totals {
     pub(crate) fn take_stats(&mut self, stats: &SchedulerStats) {
         self.num_steps = stats.num_steps;
         self.num_scheduled_tokens = stats.num_scheduled_tokens;
+        self.num_draft_tokens = stats.num_draft_tokens;
+        self.num_accepted_draft_tokens = stats.num_accepted_draft_tokens;
         self.num_preemptions = stats.num_preemptions;
         self.num_evicted_pages = stats.num_evicted_pages;
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
@@ -63,6 +69,11 @@ impl Totals {
             ("completed requests", self.num_completed),
             ("failed steps", self.num_failed_steps),
             ("rows that nothing is drawn from", self.num_undrawn),
+            (
+                "drafts that do not hold",
+                self.num_draft_tokens - self.num_accepted_draft_tokens,
+            ),
+            ("drafts that hold", self.num_accepted_draft_tokens),
             ("preemptions", self.num_preemptions),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),

@@ -72,6 +72,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
     #[command(flatten)]
+    pub speculation: SpeculationArgs,
+    #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -108,6 +110,8 @@ pub struct GenerateArgs {
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
@@ -194,6 +198,19 @@ pub struct SchedulerArgs {
     /// another step
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_parallel_size: u32,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Speculation")]
+pub struct SpeculationArgs {
+    /// Guess the tokens to come and check them in the step of the one before, with what it has
+    /// left: ngram goes by what followed the newest tokens earlier in prompt and answer. Answers
+    /// stay the same; those that repeat a text come sooner
+    #[arg(long, value_enum, default_value_t)]
+    pub speculate: SpeculateArg,
+    /// With --speculate ngram: guesses of one request in one step, at most; fewer while they fail
+    #[arg(long, value_name = "N", value_parser = parse_draft_tokens)]
+    pub draft_tokens: Option<u32>,
 }
 
 #[derive(Args)]
@@ -317,6 +334,13 @@ pub enum AdmissionPolicyArg {
     Pack,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateArg {
+    #[default]
+    Off,
+    Ngram,
+}
+
 fn defaults() -> SchedulerConfig {
     LlmOptions::default().scheduler
 }
@@ -327,6 +351,14 @@ fn parse_share(text: &str) -> Result<u32, String> {
     match text.trim().parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok((share * one) as u32),
         _ => Err("must be a number from 0 to 1".to_owned()),
+    }
+}
+
+fn parse_draft_tokens(text: &str) -> Result<u32, String> {
+    let most = SchedulerConfig::MAX_DRAFT_TOKENS;
+    match text.trim().parse::<u32>() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        _ => Err(format!("must be a number from 1 to {most}")),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
-use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
+use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::Isa;
 use corella_model::{CostModel, DType, WeightFormat};
 use tracing_subscriber::EnvFilter;
@@ -16,7 +16,8 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
     CacheArgs, DTypeArg, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange,
-    ModelArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs, WeightFormatArg,
+    ModelArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs,
+    WeightFormatArg,
 };
 
 pub struct Serve {
@@ -47,6 +48,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
+    set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     options.step_deadline = match args.step_deadline {
@@ -66,6 +68,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
 pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
+    set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     options.scheduler.max_num_seqs = 1;
@@ -239,6 +242,7 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
+    set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
@@ -324,6 +328,22 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_passed_over = args.max_passed_over;
     limits.max_inflight_steps = args.max_inflight_steps.max(args.pipeline_parallel_size);
     limits.num_pipeline_stages = args.pipeline_parallel_size;
+}
+
+fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(), Error> {
+    let limits = &mut options.scheduler;
+    match (args.speculate, args.draft_tokens) {
+        (SpeculateArg::Off, Some(_)) => {
+            let reason = "--draft-tokens needs --speculate ngram";
+            return Err(Error::Config(reason.to_owned()));
+        }
+        (SpeculateArg::Off, None) => limits.speculation = Speculation::Off,
+        (SpeculateArg::Ngram, num_tokens) => {
+            limits.speculation = Speculation::Ngram;
+            limits.max_draft_tokens = num_tokens.unwrap_or(limits.max_draft_tokens);
+        }
+    }
+    Ok(())
 }
 
 fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {

@@ -195,6 +195,14 @@ fn options_that_cannot_work_are_named() {
             &["--max-num-seqs", "5000"][..],
             ["max_num_batched_tokens", "max_num_seqs"],
         ),
+        (
+            &["--draft-tokens", "4"][..],
+            ["--draft-tokens", "--speculate ngram"],
+        ),
+        (
+            &["--speculate", "ngram", "--max-inflight-steps", "2"][..],
+            ["max_inflight_steps is 2", "speculation"],
+        ),
     ] {
         let line = refusal(&[&["serve", "--port", "0"], arguments].concat());
         for word in words {
@@ -329,17 +337,25 @@ fn serve_says_where_answers_and_ends_on_a_signal() {
 }
 
 #[test]
-fn pipeline_stages_reach_no_answer() {
+fn pipeline_stages_and_guesses_reach_no_answer() {
     let bodies = [
         r#"{"prompt":"Once upon a time","max_tokens":40,"temperature":0,"logprobs":3}"#,
         r#"{"prompt":["Once","The fox"],"max_tokens":40,"temperature":1,"seed":5,"n":3}"#,
+        r#"{"prompt":"red red red red red","max_tokens":40,"temperature":0,"logprobs":3}"#,
     ];
-    let answers = |num_stages| {
-        let server = Server::start(&["--pipeline-parallel-size", num_stages]);
+    let answers = |options: &str| {
+        let options: Vec<_> = options.split_whitespace().collect();
+        let server = Server::start(&options);
         bodies.map(|body| server.complete(body)["choices"].clone())
     };
-    let one = answers("1");
+    let one = answers("");
     assert_eq!(one[1].as_array().unwrap().len(), 6);
-    assert_eq!(answers("2"), one);
-    assert_eq!(answers("6"), one);
+    for options in [
+        "--pipeline-parallel-size 2",
+        "--pipeline-parallel-size 6",
+        "--speculate ngram",
+        "--speculate ngram --draft-tokens 20 --pipeline-parallel-size 2",
+    ] {
+        assert_eq!(answers(options), one, "{options}");
+    }
 }

@@ -64,9 +64,10 @@ pub struct Driver {
     free_pages: VecDeque<u32>,
     shuffle: Option<u64>,
     masks: Vec<TokenMask>,
-    /// Steps in flight and the slots that each will bring a sample for.
-    inflight: VecDeque<(u64, Vec<SlotId>)>,
-    asked: Vec<SlotId>,
+    /// Steps in flight and the slots that each will bring a sample for, and one more for so many
+    /// drafts at most.
+    inflight: VecDeque<(u64, Vec<(SlotId, usize)>)>,
+    asked: Vec<(SlotId, usize)>,
 }
 
 impl Driver {
@@ -179,15 +180,7 @@ impl Driver {
         let len = num_known.clamp(1, chunk);
         let sample = len >= num_known;
         sequence.num_computed += len;
-        let num_pages = sequence.num_computed.div_ceil(self.page_size);
-        let first_new = sequence.pages.len();
-        while sequence.pages.len() < num_pages {
-            sequence.pages.push(self.take_page());
-        }
-        if first_new < num_pages {
-            self.batch
-                .pages(sequence.slot, first_new, &sequence.pages[first_new..]);
-        }
+        self.take_pages(sequence, sequence.num_computed);
         if num_known == 0 {
             self.batch
                 .span_from_step(sequence.slot, start, sequence.last_asked_step);
@@ -196,9 +189,27 @@ impl Driver {
             self.batch.span(sequence.slot, start, tokens, sample);
         }
         if sample {
-            sequence.num_asked += 1;
-            sequence.last_asked_step = self.next_step;
-            self.asked.push(SlotId(sequence.slot));
+            self.ask(sequence, 0);
+        }
+    }
+
+    /// The next step draws a token for the sequence, or more behind drafts.
+    pub fn ask(&mut self, sequence: &mut Sequence, num_drafts: usize) {
+        sequence.num_asked += 1;
+        sequence.last_asked_step = self.next_step;
+        self.asked.push((SlotId(sequence.slot), num_drafts));
+    }
+
+    /// As many as so many positions need.
+    pub fn take_pages(&mut self, sequence: &mut Sequence, num_positions: usize) {
+        let num_pages = num_positions.div_ceil(self.page_size);
+        let first_new = sequence.pages.len();
+        while sequence.pages.len() < num_pages {
+            sequence.pages.push(self.take_page());
+        }
+        if first_new < num_pages {
+            self.batch
+                .pages(sequence.slot, first_new, &sequence.pages[first_new..]);
         }
     }
 
@@ -258,9 +269,17 @@ impl Driver {
         sequences: impl IntoIterator<Item = &'a mut Sequence>,
     ) -> Vec<SlotId> {
         let output = self.wait().unwrap_or_else(|error| panic!("{error}"));
-        let mut by_slot: BTreeMap<SlotId, Sample> = output.samples.into_iter().collect();
+        let mut by_slot: BTreeMap<SlotId, Vec<Sample>> = BTreeMap::new();
+        for (slot, sample) in output.samples {
+            by_slot.entry(slot).or_default().push(sample);
+        }
         for sequence in sequences {
-            if let Some(sample) = by_slot.remove(&SlotId(sequence.slot)) {
+            let samples = by_slot.remove(&SlotId(sequence.slot)).unwrap_or_default();
+            // Of those that were drafts the step has computed the rows.
+            let num_held = samples.len().saturating_sub(1);
+            sequence.num_computed += num_held;
+            sequence.num_asked += num_held;
+            for sample in samples {
                 sequence.tokens.push(sample.token);
                 sequence.samples.push(sample);
             }
@@ -276,11 +295,20 @@ impl Driver {
         let (step, asked) = self.inflight.pop_front().expect("a step is in flight");
         let result = self.executor.wait();
         if let Ok(output) = &result {
-            let drawn: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
+            let mut drawn: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
             let undrawn: Vec<SlotId> = output.undrawn.iter().map(|(slot, _)| *slot).collect();
             assert_eq!(output.step, StepId(step), "steps return in order");
-            let (without, with): (Vec<_>, Vec<_>) =
-                asked.iter().partition(|slot| undrawn.contains(slot));
+            for (slot, num_drafts) in &asked {
+                let num_drawn = drawn.iter().filter(|drawn| *drawn == slot).count();
+                assert!(
+                    num_drawn <= 1 + num_drafts,
+                    "one sample for each sampling span of step {step} and each draft: \
+                     {num_drawn} for {num_drafts} drafts"
+                );
+            }
+            drawn.dedup();
+            let asked = asked.into_iter().map(|(slot, _)| slot);
+            let (without, with): (Vec<_>, Vec<_>) = asked.partition(|slot| undrawn.contains(slot));
             assert_eq!(
                 (drawn, undrawn),
                 (with, without),

@@ -42,7 +42,11 @@ enum Fault {
     Rounding(fn(&Batch, usize) -> bool),
     Output(fn(&mut BatchOutput)),
     LostMasks,
+    /// Only those that allow everything.
+    ForgottenMasks,
     SwallowedFailures,
+    /// Draws on behind one that does not hold.
+    TrustedDraft,
     EmptyPages,
 }
 
@@ -71,6 +75,10 @@ impl Executor for Broken {
     fn sample(&mut self, step: StepId, mut masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
         if let Fault::LostMasks = self.fault {
             masks.retain(|mask| mask.allowed.iter().all(|&word| word == 0));
+        }
+        if let Fault::ForgottenMasks = self.fault {
+            let is_all = |mask: &TokenMask| mask.allowed[..3].iter().all(|&word| word == u32::MAX);
+            masks.retain(|mask| !is_all(mask));
         }
         self.mock.sample(step, masks)
     }
@@ -106,6 +114,16 @@ impl Executor for Broken {
                     *logprob = logprob.next_down();
                 }
             }
+            (Fault::TrustedDraft, Ok(output)) => {
+                if let Some(span) = batch.spans.last()
+                    && let Some((slot, sample)) = output.samples.last().cloned()
+                {
+                    let own = output.samples.iter().filter(|(other, _)| *other == slot);
+                    if slot == span.slot && own.count() <= span.num_drafts as usize {
+                        output.samples.push((slot, sample));
+                    }
+                }
+            }
             (Fault::Output(change), Ok(output)) => change(output),
             _ => {}
         }
@@ -126,7 +144,7 @@ impl Executor for Broken {
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 23] = [
+    let cases: [(&str, Fault); 28] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -253,6 +271,25 @@ fn whatever_is_broken_is_found() {
             }),
         ),
         ("is not allowed", Fault::LostMasks),
+        (
+            "with 1 drafts",
+            Fault::Rounding(|batch, _| batch.spans.iter().any(|span| span.num_drafts > 0)),
+        ),
+        // Believes in drafts.
+        (
+            "a token is drawn behind each draft that holds",
+            Fault::Batch(|batch| batch.spans.iter_mut().for_each(|span| span.num_drafts = 0)),
+        ),
+        // Does not draw behind them.
+        (
+            "a token is drawn behind each draft that holds",
+            Fault::Output(|output| output.samples.dedup_by_key(|(slot, _)| *slot)),
+        ),
+        (
+            "a token is drawn behind each draft that holds",
+            Fault::TrustedDraft,
+        ),
+        ("a slot with a mask draws once", Fault::ForgottenMasks),
     ];
     for (symptom, fault) in cases {
         let outcome = catch_unwind(AssertUnwindSafe(|| {

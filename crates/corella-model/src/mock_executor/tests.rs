@@ -5,7 +5,7 @@ use std::time::Duration;
 use corella_core::SamplingParams;
 
 use super::*;
-use crate::{BatchBuilder, CostModel, MockEnd};
+use crate::{BatchBuilder, CostModel, MockEcho, MockEnd};
 
 const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
@@ -259,4 +259,59 @@ fn misuse_of_the_calls_is_refused() {
             .to_string()
             .contains("before it is sampled")
     );
+}
+
+#[test]
+fn drafts_that_are_not_drawn_are_gone() {
+    let mut mock = mock();
+    let expected = mock.config.lone_tokens(&[3, 1, 4], &GREEDY, 3);
+    let wrong = (expected[1] + 1) % 50;
+    let mut batch = BatchBuilder::new(0);
+    batch.start(0, 3, &GREEDY).pages(0, 0, &[6, 2]);
+    batch.span_with_drafts(0, 0, &[3, 1, 4], &[expected[0], wrong, 7]);
+    assert_eq!(step(&mut mock, &mut batch).unwrap(), expected[..2]);
+    // The next span starts over them, and nobody reads what they left.
+    batch.span(0, 5, &[1], true);
+    let error = step(&mut mock, &mut batch).unwrap_err();
+    assert!(
+        error.contains("starts at position 5 of a history of 4"),
+        "{error}"
+    );
+
+    let mut mock = self::mock();
+    let mut batch = BatchBuilder::new(0);
+    batch.start(0, 3, &GREEDY).pages(0, 0, &[6, 2]);
+    batch.span_with_drafts(0, 0, &[3, 1, 4], &[expected[0], wrong, 7]);
+    step(&mut mock, &mut batch).unwrap();
+    batch.copy(2, 4, 1);
+    let error = step(&mut mock, &mut batch).unwrap_err();
+    assert!(
+        error.contains("page 2 holds a draft that was not drawn"),
+        "{error}"
+    );
+    batch.span_with_drafts(0, 4, &[], &[1]);
+    let error = step(&mut mock, &mut batch).unwrap_err();
+    assert!(error.contains("the drafts of slot 0"), "{error}");
+}
+
+#[test]
+fn echoes_repeat_and_stray() {
+    let mut config = MockConfig::new(50, 8, 4);
+    let distance = 5;
+    config.echo = Some(MockEcho {
+        distance,
+        probability: 1.0,
+    });
+    let prompt = [3, 1, 4, 1, 5];
+    let drawn = config.lone_tokens(&prompt, &GREEDY, 12);
+    assert_eq!(drawn, [3, 1, 4, 1, 5, 3, 1, 4, 1, 5, 3, 1]);
+    config.echo = Some(MockEcho {
+        distance,
+        probability: 0.75,
+    });
+    let drawn = config.lone_tokens(&prompt, &GREEDY, 1000);
+    let pairs = drawn.iter().zip(&drawn[distance..]);
+    let num_echoes = { pairs }.filter(|(a, b)| a == b).count();
+    // Four standard deviations about three quarters, and a 50th of the rest.
+    assert!((695..806).contains(&num_echoes), "{num_echoes}");
 }

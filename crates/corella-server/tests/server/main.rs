@@ -8,4 +8,5 @@ mod lifecycle;
 mod limit;
 mod metric;
 mod service;
+mod speculation;
 mod validation;

@@ -8,7 +8,7 @@ use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
 use corella_bench::{Metric, Objective};
 
-use super::{CacheArgs, DTypeArg, DeviceArgs, ModelArgs, SchedulerArgs};
+use super::{CacheArgs, DTypeArg, DeviceArgs, ModelArgs, SchedulerArgs, SpeculationArgs};
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -292,6 +292,8 @@ pub struct BenchOfflineArgs {
     pub mock_token_us: Option<f64>,
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
