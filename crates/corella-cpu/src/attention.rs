@@ -21,15 +21,15 @@ use crate::tile_attention::TileScratch;
 
 /// A worker's own memory for one task.
 pub enum AttentionScratch {
-    Rows(RowScratch),
-    Tiles(TileScratch),
+    Rows(Box<RowScratch>),
+    Tiles(Box<TileScratch>),
 }
 
 impl AttentionScratch {
     pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> Self {
         match kernels.attention_through_tiles(head_dim, kv.dtype) {
-            None => Self::Rows(RowScratch::new(head_dim)),
-            Some(_) => Self::Tiles(TileScratch::new(head_dim, kv.form)),
+            None => Self::Rows(Box::new(RowScratch::new(head_dim))),
+            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv.form))),
         }
     }
 }

@@ -157,7 +157,7 @@ fn exp2_lanes(x: __m512) -> __m512 {
         9.675_541e-3,
         5.550_713_4e-2,
         0.240_221_2,
-        0.693_147,
+        std::f32::consts::LN_2,
         1.000_000_1,
     ];
     let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
