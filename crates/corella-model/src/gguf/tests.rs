@@ -412,6 +412,41 @@ fn models_that_are_not_supported() {
 }
 
 #[test]
+fn a_tokenizer_that_is_brought_along_is_used() {
+    let file = |draft: Draft| open(&draft.bytes()).ok().unwrap();
+    let whole = "{\"model\": 1}";
+    let draft = Draft::new().with_key("tokenizer.huggingface.json", TEXT, &text(whole));
+    assert_eq!(tokenizer_json(&file(draft)).unwrap(), whole.as_bytes());
+}
+
+#[test]
+fn chat_templates_have_names() {
+    let config = |draft: &Draft| -> serde_json::Value {
+        let file = open(&draft.bytes()).ok().unwrap();
+        serde_json::from_slice(&tokenizer_config_json(&file).unwrap()).unwrap()
+    };
+    let draft = Draft::new();
+    assert_eq!(config(&draft)["bos_token"], "<s>");
+    assert!(config(&draft)["chat_template"].is_null());
+    let draft = draft.with_key("tokenizer.chat_template", TEXT, &text("a"));
+    assert_eq!(config(&draft)["chat_template"], "a");
+    let draft = draft
+        .with_key(
+            "tokenizer.chat_templates",
+            ARRAY,
+            &texts(&["default", "tool_use"]),
+        )
+        .with_key("tokenizer.chat_template.tool_use", TEXT, &text("b"));
+    assert_eq!(
+        config(&draft)["chat_template"],
+        serde_json::json!([
+            {"name": "default", "template": "a"},
+            {"name": "tool_use", "template": "b"},
+        ])
+    );
+}
+
+#[test]
 fn tensors_out_of_place() {
     const UP: &str = "blk.0.ffn_up.weight";
     let with = |change: fn(&mut Entry)| Draft::new().with_tensor(UP, change);
