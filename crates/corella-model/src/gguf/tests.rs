@@ -304,6 +304,13 @@ fn damaged_bytes_never_panic() {
             let _ = read_all(&bytes);
         }
     }
+    for at in 0..whole.len() - 8 {
+        for number in [0, 1 << 31, 1 << 32, 1 << 62, u64::MAX - 40, u64::MAX] {
+            let mut bytes = whole.clone();
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+            let _ = read_all(&bytes);
+        }
+    }
     let whole = committed("llama3-f16.gguf");
     for at in (0..whole.len() / 2).step_by(5) {
         let mut bytes = whole.clone();
@@ -427,6 +434,10 @@ fn chat_templates_have_names() {
     };
     let draft = Draft::new();
     assert_eq!(config(&draft)["bos_token"], "<s>");
+    let padded = draft
+        .clone()
+        .with_key("tokenizer.ggml.padding_token_id", U32, &[0xff; 4]);
+    assert!(config(&padded)["pad_token"].is_null());
     assert!(config(&draft)["chat_template"].is_null());
     let draft = draft.with_key("tokenizer.chat_template", TEXT, &text("a"));
     assert_eq!(config(&draft)["chat_template"], "a");
