@@ -94,6 +94,28 @@ fn blocks_stay_reachable_behind_the_weights() {
     );
 }
 
+/// Longer than what is written out at once, and no multiple of it.
+#[test]
+fn long_rows_are_whole() {
+    const LEN: usize = 2080;
+    let format = BlockFormat::Q8_0;
+    // Scales are halves; of these bytes none is infinite.
+    let stored: Vec<u8> = (0..3 * LEN / 32 * 34)
+        .map(|i| (i * 37 % 101) as u8)
+        .collect();
+    let mut values = vec![0.0; 3 * LEN];
+    format.dequantise(&stored, &mut values);
+    let range = 0..stored.len();
+    let file = Arc::new(Storage::Owned(stored));
+    let tensor = BlockTensor::tensor(&file, range, format, RowOrder::AsStored, vec![3, LEN]);
+    for (row, values) in values.chunks(LEN).enumerate() {
+        let rounded = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes());
+        let rounded: Vec<u8> = rounded.collect();
+        assert_eq!(tensor.row(row, &mut Vec::new()), rounded);
+        assert_eq!(tensor.bytes()[row * 2 * LEN..][..2 * LEN], rounded);
+    }
+}
+
 /// Rows 0 and 4 of a head of 8 turn against each other, and lie side by side in the file.
 #[test]
 fn interleaved_rows_are_told_apart() {
