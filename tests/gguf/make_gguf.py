@@ -464,8 +464,10 @@ def make_pairs():
     with tempfile.TemporaryDirectory() as scratch:
         proto, tokenizer = sentence_piece(Path(scratch))
     config = make_golden.llama(
-        hidden_size=16,
+        hidden_size=8,
         intermediate_size=24,
+        num_attention_heads=2,
+        num_key_value_heads=1,
         head_dim=4,
         num_hidden_layers=1,
         vocab_size=len(proto.pieces),

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
+use corella_cpu::{CpuConfig, CpuExecutor, Isa, kv_page_bytes};
 use corella_model::{
-    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage, WeightFormat,
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage, Tensor, WeightFormat,
 };
 
 const NUM_POSITIONS: u32 = 256;
@@ -41,6 +41,53 @@ fn stages_reach_no_bit() {
     for num_stages in [2, 3, 6] {
         assert_eq!(play(num_stages), expected, "{num_stages} stages");
     }
+}
+
+/// Rows that are dequantised while they are packed are those of the whole tensor.
+#[test]
+fn blocks_reach_no_bit() {
+    let prompt: Vec<TokenId> = (0..100).map(|i| i * 37 % 61).collect();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    for name in ["llama-gguf", "qwen3-gguf"] {
+        let checkpoint = Checkpoint::open(golden.join(name).join("model.gguf")).unwrap();
+        let play = |weights, dtype, isa| {
+            let spec = checkpoint.config().spec.clone();
+            let mut config = config(DType::Bf16, 16);
+            (config.weight_dtype, config.isa) = (dtype, Some(isa));
+            let mut executor = CpuExecutor::new(spec, weights, config).ok()?;
+            Some(play_on(
+                &mut executor,
+                &mut BatchBuilder::new(0),
+                16,
+                &prompt,
+            ))
+        };
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx] {
+            for dtype in [None, Some(DType::Bf16), Some(DType::F32)] {
+                let blocks = play(checkpoint.weights().unwrap(), dtype, isa);
+                let mut weights = checkpoint.weights().unwrap();
+                let mut num_unpacked = unpack(&mut weights.embed);
+                num_unpacked += weights.lm_head.as_mut().map_or(0, unpack);
+                for layer in &mut weights.layers {
+                    let queries = [&mut layer.q, &mut layer.k, &mut layer.v, &mut layer.o];
+                    let others = [&mut layer.gate, &mut layer.up, &mut layer.down];
+                    let matrices = queries.into_iter().chain(others);
+                    num_unpacked += matrices.map(unpack).sum::<usize>();
+                }
+                assert!(num_unpacked > 10);
+                let values = play(weights, dtype, isa);
+                assert_eq!(blocks, values, "{name}, {isa}, {dtype:?}");
+                assert!(blocks.is_some() || isa != Isa::Portable);
+            }
+        }
+    }
+}
+
+fn unpack(tensor: &mut Tensor) -> usize {
+    let is_blocks = tensor.blocks().is_some();
+    tensor.storage = Arc::new(Storage::Owned(tensor.bytes().to_vec()));
+    tensor.range = 0..tensor.num_bytes();
+    usize::from(is_blocks)
 }
 
 #[test]

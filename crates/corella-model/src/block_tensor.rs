@@ -106,7 +106,7 @@ impl BlockTensor {
 
     /// The values of some rows, one row after the other.
     pub fn write_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        // BlockTensor at a time, so that the f32 values stay in the first-level cache.
+        // Some blocks at a time, so that the f32 values stay in the first-level cache.
         const MAX_VALUES: usize = 1024;
         let mut values = [0.0; MAX_VALUES];
         let stored_step = MAX_VALUES / self.format.block_len() * self.format.block_bytes();

@@ -1,5 +1,7 @@
 //! A loaded model: text in, text out.
 
+use std::path::Path;
+
 use corella_core::{FinishReason, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, ModelConfig};
@@ -293,16 +295,22 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
         )),
         ModelSource::Path(path) => {
             let checkpoint = Checkpoint::open(path)?;
-            // `.` and `models/x/..` have no name of their own.
-            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
-            let name = match path.extension() {
-                Some(extension) if extension == "gguf" => path.file_stem(),
-                _ => path.file_name(),
-            };
-            let name = name.unwrap_or(path.as_os_str());
-            Ok((name.to_string_lossy().into_owned(), checkpoint))
+            Ok((model_name(path), checkpoint))
         }
     }
+}
+
+/// What a folder is called, or a file without `.gguf`; a link to a file by its own name.
+fn model_name(path: &Path) -> String {
+    // `.` and `models/x/..` have no name of their own.
+    let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
+    let path = folder.as_deref().unwrap_or(path);
+    let name = match path.extension() {
+        Some(extension) if extension == "gguf" => path.file_stem(),
+        _ => path.file_name(),
+    };
+    let name = name.unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
 }
 
 fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {

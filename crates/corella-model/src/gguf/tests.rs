@@ -94,6 +94,28 @@ fn blocks_stay_reachable_behind_the_weights() {
     );
 }
 
+/// Longer than what is written out at once, and no multiple of it.
+#[test]
+fn long_rows_are_whole() {
+    const LEN: usize = 2080;
+    let format = BlockFormat::Q8_0;
+    // Scales are halves; of these bytes none is infinite.
+    let stored: Vec<u8> = (0..3 * LEN / 32 * 34)
+        .map(|i| (i * 37 % 101) as u8)
+        .collect();
+    let mut values = vec![0.0; 3 * LEN];
+    format.dequantise(&stored, &mut values);
+    let range = 0..stored.len();
+    let file = Arc::new(Storage::Owned(stored));
+    let tensor = BlockTensor::tensor(&file, range, format, RowOrder::AsStored, vec![3, LEN]);
+    for (row, values) in values.chunks(LEN).enumerate() {
+        let rounded = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes());
+        let rounded: Vec<u8> = rounded.collect();
+        assert_eq!(tensor.row(row, &mut Vec::new()), rounded);
+        assert_eq!(tensor.bytes()[row * 2 * LEN..][..2 * LEN], rounded);
+    }
+}
+
 /// Rows 0 and 4 of a head of 8 turn against each other, and lie side by side in the file.
 #[test]
 fn interleaved_rows_are_told_apart() {
@@ -304,6 +326,13 @@ fn damaged_bytes_never_panic() {
             let _ = read_all(&bytes);
         }
     }
+    for at in 0..whole.len() - 8 {
+        for number in [0, 1 << 31, 1 << 32, 1 << 62, u64::MAX - 40, u64::MAX] {
+            let mut bytes = whole.clone();
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+            let _ = read_all(&bytes);
+        }
+    }
     let whole = committed("llama3-f16.gguf");
     for at in (0..whole.len() / 2).step_by(5) {
         let mut bytes = whole.clone();
@@ -409,6 +438,45 @@ fn models_that_are_not_supported() {
     gpt2.with_key("tokenizer.ggml.pre", TEXT, &text("qwen2"))
         .with_key("tokenizer.ggml.merges", ARRAY, &texts(&["a b"]))
         .is_refused("\"a b\", does not merge two tokens to one");
+}
+
+#[test]
+fn a_tokenizer_that_is_brought_along_is_used() {
+    let file = |draft: Draft| open(&draft.bytes()).ok().unwrap();
+    let whole = "{\"model\": 1}";
+    let draft = Draft::new().with_key("tokenizer.huggingface.json", TEXT, &text(whole));
+    assert_eq!(tokenizer_json(&file(draft)).unwrap(), whole.as_bytes());
+}
+
+#[test]
+fn chat_templates_have_names() {
+    let config = |draft: &Draft| -> serde_json::Value {
+        let file = open(&draft.bytes()).ok().unwrap();
+        serde_json::from_slice(&tokenizer_config_json(&file).unwrap()).unwrap()
+    };
+    let draft = Draft::new();
+    assert_eq!(config(&draft)["bos_token"], "<s>");
+    let padded = draft
+        .clone()
+        .with_key("tokenizer.ggml.padding_token_id", U32, &[0xff; 4]);
+    assert!(config(&padded)["pad_token"].is_null());
+    assert!(config(&draft)["chat_template"].is_null());
+    let draft = draft.with_key("tokenizer.chat_template", TEXT, &text("a"));
+    assert_eq!(config(&draft)["chat_template"], "a");
+    let draft = draft
+        .with_key(
+            "tokenizer.chat_templates",
+            ARRAY,
+            &texts(&["default", "tool_use"]),
+        )
+        .with_key("tokenizer.chat_template.tool_use", TEXT, &text("b"));
+    assert_eq!(
+        config(&draft)["chat_template"],
+        serde_json::json!([
+            {"name": "default", "template": "a"},
+            {"name": "tool_use", "template": "b"},
+        ])
+    );
 }
 
 #[test]

@@ -44,7 +44,11 @@ pub fn tokenizer_config_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError
         ("unk_token", "unknown"),
         ("pad_token", "padding"),
     ] {
-        let id = special_token(metadata, name, tokens.len())?;
+        let id = match special_token(metadata, name, tokens.len()) {
+            // Converters write -1, or worse, for these, and only a template could print them.
+            Err(_) if matches!(name, "unknown" | "padding") => None,
+            id => id?,
+        };
         config.insert(field.into(), id.map(|id| tokens[id as usize]).into());
     }
     config.insert("chat_template".into(), chat_template(metadata)?);
