@@ -1,0 +1,98 @@
+"""Serves the same prompts with and without --speculate ngram, by turns, and prints medians.
+
+    python bench/speculation.py target/release/corella [--model FOLDER] [--runs 5] [--concurrency 1,8] [CASE ...]
+
+"again" asks for JSON that the conversation has already: the answer repeats it. "json" asks for it once:
+the answer takes the words from the question, in another form. "stories" has nothing to repeat.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from defaults import PORT, metric, wait_ready
+
+NUM_PROMPTS = 64
+VALUES = {"name": "Alice Ben Cara David Emma Finn Greta Hugo Ida Jack", "city": "Paris Rome Oslo Madrid Vienna Lisbon",
+          "job": "baker pilot nurse farmer painter", "pet": "cat dog fox horse parrot", "color": "blue red green yellow black",
+          "food": "apple bread soup cheese rice", "drink": "tea milk water juice", "age": "18 21 27 34 42 55 63 71"}
+MEASURES = [("output tokens/s", "output_throughput", "8.1f"), ("TPOT p50, ms", "median_tpot_ms", "8.3f"),
+            ("E2EL p50, ms", "median_e2el_ms", "8.1f"), ("ITL p99, ms", "p99_itl_ms", "8.2f")]
+COUNTS = {"drafts": "corella_spec_decode_num_draft_tokens_total{", "held": "corella_spec_decode_num_accepted_tokens_total{",
+          "steps": "corella_steps_total{", "tokens": "corella_generation_tokens_total{"}
+
+
+def turn(role, text):
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def prompts(case):
+    dice = random.Random(1)
+    for _ in range(NUM_PROMPTS):
+        pairs = [(key, dice.choice(values.split())) for key, values in VALUES.items()]
+        dice.shuffle(pairs)
+        question = turn("user", f"Write JSON with {', '.join(f'{key} {value}' for key, value in pairs)}.")
+        if case == "stories":
+            question = turn("user", f"Tell me a story about a {dict(pairs)['pet']} and a {dice.choice(['lantern', 'river', 'boat'])}.")
+        if case == "again":
+            question += turn("assistant", json.dumps({key: int(value) if key == "age" else value for key, value in pairs})) + question
+        yield question + "<|im_start|>assistant\n"
+
+
+def served(binary, model, speculate, prompts, rest):
+    server = subprocess.Popen([binary, "serve", *model, "--port", str(PORT), "--speculate", speculate],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_ready()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out.json"
+            subprocess.run([binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", "--prompts", prompts,
+                            "--temperature", "0", *rest, "--output-json", path],
+                           check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            result = json.loads(path.read_text())
+        result.update({name: metric(series) for name, series in COUNTS.items()})
+    finally:
+        server.terminate()
+        server.wait()
+    assert result["failed"] == 0, result["errors"]
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--model")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--concurrency", default="1,8")
+    parser.add_argument("--num-prompts", type=int, default=4 * NUM_PROMPTS)
+    parser.add_argument("--max-tokens", type=int, default=120)
+    options = parser.parse_args()
+    model = [options.model] if options.model else []
+    for case in options.cases or ["again", "json", "stories"]:
+        for concurrency in options.concurrency.split(","):
+            rest = ["--num-prompts", str(options.num_prompts), "--max-concurrency", concurrency, "--max-tokens", str(options.max_tokens)]
+            with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+                file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(case))
+                file.flush()
+                rounds = [[served(options.binary, model, value, file.name, rest) for value in ("off", "ngram")] for _ in range(options.runs)]
+            table(f"{case}, {concurrency} at a time", rounds)
+
+
+def table(title, rounds):
+    print(f"\n| {title} | off | ngram | ratio (lowest to highest) |\n|---|---|---|---|")
+    for name, key, form in MEASURES:
+        cells = [f"{statistics.median(r[at][key] for r in rounds):{form}}".strip() for at in (0, 1)]
+        ratios = sorted(r[1][key] / r[0][key] for r in rounds)
+        print(f"| {name} | {' | '.join(cells)} | {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
+    per_step = [statistics.median(r[at]["tokens"] / r[at]["steps"] for r in rounds) for at in (0, 1)]
+    drafts, held = (sum(r[1][name] for r in rounds) for name in ("drafts", "held"))
+    print(f"| tokens a step | {per_step[0]:.2f} | {per_step[1]:.2f} | {held:.0f} of {drafts:.0f} guesses held |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
