@@ -16,6 +16,11 @@ from wordings import HELD, RELATIONS, RELATIONS_HELD, STRANGE, TRAIN, Wording, e
 from words import LISTS, is_held_word, made_up
 
 MIX = {"story": 14, "reading": 33, "json": 25, "sums": 10, "talk": 10, "lists": 4, "facts": 4}
+# The last part turns to what is learnt last, finding the right fact of a text, with more questions to a text.
+LAST_MIX = {"story": 12, "reading": 42, "json": 19, "sums": 11, "talk": 11, "lists": 3, "facts": 2}
+LAST = False
+# At the very end, so many times more unknown words stand in requests and statements.
+STRANGER = 1
 
 
 @dataclass
@@ -53,6 +58,7 @@ class Context:
     def __init__(self, rng, held=False, known_wordings=False):
         self.rng, self.held = rng, held  # held: words that training never saw ...
         self.new = held and not known_wordings  # ... and wordings, unless only words shall be new
+        self.strangeness = 0.12 * STRANGER
         self.used = set()
 
     def chance(self, p):
@@ -142,7 +148,7 @@ def ragged(ctx, text):
 
 def question(ctx, ask, slots):
     rng = ctx.rng
-    odd = lambda template: strange(rng, template) if not ctx.held and "<" in template and ctx.chance(0.08) else template
+    odd = lambda template: strange(rng, template) if not ctx.held and "<" in template and ctx.chance(0.08 * STRANGER) else template
     if ask.indirect and (not ask.direct or ctx.chance(0.45)):
         return ragged(ctx, upper_first(ASK_INDIRECT.say(ctx, q=expand(rng, odd(rng.choice(ask.indirect)), slots))))
     text = expand(rng, odd(rng.choice(ask.direct)), slots)
@@ -166,7 +172,7 @@ def state(ctx, relation, slots):
         line = ctx.rng.choice(RELATIONS_HELD[relation.name].say)
     else:
         line = ctx.rng.choice(relation.say)
-        if not ctx.held and ctx.chance(0.12):
+        if not ctx.held and ctx.chance(0.12 * STRANGER):
             line = strange(ctx.rng, line)
     return upper_first(expand(ctx.rng, line, slots))
 
@@ -238,7 +244,7 @@ def reading(ctx):
     order = [f for f in facts]
     rng.shuffle(order)
     messages = []
-    turns = 1 if ctx.held else rng.choice((1, 1, 2, 3, 4, 5))
+    turns = 1 if ctx.held else rng.choice((1, 2, 3, 4, 5, 6) if LAST else (1, 1, 2, 3, 4, 5))
     check = {}
     for i in range(min(turns, len(order))):
         r, slots = order[i]
@@ -848,7 +854,8 @@ SKILLS = {"story": story, "reading": reading, "json": json_skill, "sums": sums, 
 
 def dialogue(rng):
     """One training dialogue."""
-    messages = SKILLS[rng.choices(list(MIX), list(MIX.values()))[0]](Context(rng)).messages
+    mix = LAST_MIX if LAST else MIX
+    messages = SKILLS[rng.choices(list(mix), list(mix.values()))[0]](Context(rng)).messages
     if messages[0][0] != "system" and rng.random() < 0.06:
         messages.insert(0, ("system", rng.choice(SYSTEM_PLAIN)))
     return messages

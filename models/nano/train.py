@@ -71,12 +71,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share, phrases):
+def make_chunk(seed, number, long_share, phrases, last, stranger):
     """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
-    corpus.PHRASES = phrases
+    corpus.PHRASES, corpus.LAST, corpus.STRANGER = phrases, last, 3 if stranger else 1
     size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
@@ -216,7 +216,7 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, n * CHUNK >= plan["phrases_from"])
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from")))
         return ahead.pop(number).result()
 
     stop = []

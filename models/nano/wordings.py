@@ -142,7 +142,7 @@ class Wording:
         if ctx.new and self.held:
             return ctx.rng.choice(self.held)
         template = ctx.rng.choice(self.train)
-        return strange(ctx.rng, template) if not ctx.held and "<" in template and ctx.chance(0.12) else template
+        return strange(ctx.rng, template) if not ctx.held and "<" in template and ctx.chance(ctx.strangeness) else template
 
     def say(self, ctx, **slots):
         return expand(ctx.rng, self.pick(ctx), slots)
