@@ -1,4 +1,8 @@
-"""Writes the checkpoint of a run as a Hugging Face folder: config.json, weights in bf16."""
+"""Writes a run as a Hugging Face folder: config.json, weights in bf16.
+
+The weights are the mean of those at the ends of the plan's parts (`mean_of`): it reads wordings
+that training had not better than any of them. A checkpoint that is named is written as it is.
+"""
 
 import argparse
 import json
@@ -15,13 +19,16 @@ HERE = Path(__file__).parent
 
 def main():
     args = argparse.ArgumentParser()
-    args.add_argument("--checkpoint", default=str(HERE / "run" / "last.pt"))
+    args.add_argument("--checkpoint", help="instead of the mean")
     args.add_argument("--folder", default=str(HERE))
     args = args.parse_args()
     folder = Path(args.folder)
     folder.mkdir(exist_ok=True)
-    state = torch.load(args.checkpoint, weights_only=False)
-    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in state["net"].items()}
+    steps = json.loads((HERE / "plan.json").read_text())["mean_of"]
+    paths = [args.checkpoint] if args.checkpoint else [HERE / "run" / f"state_{step}.pt" for step in steps]
+    states = [torch.load(path, weights_only=False) for path in paths]
+    mean = {k: sum(s["net"][k].float() for s in states) / len(states) for k in states[0]["net"]}
+    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in mean.items()}
     temporary = folder / "model.safetensors.tmp"
     save_file(weights, str(temporary), metadata={"format": "pt"})
     os.replace(temporary, folder / "model.safetensors")
@@ -31,7 +38,7 @@ def main():
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if folder.resolve() != HERE:
             (folder / name).write_text((HERE / name).read_text())
-    print(f"step {state['step']}: {sum(v.numel() for v in weights.values())} parameters, "
+    print(f"steps {[s['step'] for s in states]}: {sum(v.numel() for v in weights.values())} parameters, "
           f"{(folder / 'model.safetensors').stat().st_size} bytes")
 
 

@@ -236,6 +236,8 @@ def main():
             print(f"step {step} held-out {value:.4f} perplexity {math.exp(value):.3f}", flush=True)
             log.write(json.dumps({"step": step, "held_out": round(value, 4), "clock": round(clock)}) + "\n")
             log.flush()
+        if step in plan["mean_of"]:
+            save(run / f"state_{step}.pt", {"net": net.state_dict(), "step": step})
         if done or stop or time.time() - saved > 180:
             save(last, {"net": net.state_dict(), "adam": adam.state_dict(), "muon": muon.buffers, "step": step, "clock": clock})
             saved = time.time()

@@ -446,10 +446,13 @@ fn quantise_panel(
     out: &mut [u8],
 ) {
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
+    // Filled only of tensors that are stored as something else.
+    let mut scratch = Vec::new();
     for (lane, source) in lanes.iter().enumerate() {
         let Some(source) = source else { continue };
         let dtype = source.weight.dtype;
-        let bytes = &source.weight.bytes()[source.row * k * dtype.size()..][..k * dtype.size()];
+        let bytes = source.weight.row(source.row, &mut scratch);
+        assert_eq!(bytes.len(), k * dtype.size());
         for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
             *value = decode(bytes, dtype);
         }
@@ -457,10 +460,9 @@ fn quantise_panel(
         unsafe {
             let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
             scales[lane] = most / 127.0;
-            let inverse = if scales[lane] > 0.0 {
-                127.0 / most
-            } else {
-                0.0
+            let inverse = match scales[lane] > 0.0 {
+                true => (127.0 / most).min(f32::MAX),
+                false => 0.0,
             };
             (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
         }

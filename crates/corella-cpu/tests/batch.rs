@@ -53,7 +53,7 @@ fn blocks_reach_no_bit() {
         let play = |weights, dtype, isa| {
             let spec = checkpoint.config().spec.clone();
             let mut config = config(DType::Bf16, 16);
-            (config.weight_dtype, config.isa) = (dtype, Some(isa));
+            (config.weight_format, config.isa) = (dtype.map(WeightFormat::Float), Some(isa));
             let mut executor = CpuExecutor::new(spec, weights, config).ok()?;
             Some(play_on(
                 &mut executor,
