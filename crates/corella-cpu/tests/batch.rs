@@ -50,10 +50,10 @@ fn blocks_reach_no_bit() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     for name in ["llama-gguf", "qwen3-gguf"] {
         let checkpoint = Checkpoint::open(golden.join(name).join("model.gguf")).unwrap();
-        let play = |weights, dtype, isa| {
+        let play = |weights, format, isa| {
             let spec = checkpoint.config().spec.clone();
             let mut config = config(DType::Bf16, 16);
-            (config.weight_format, config.isa) = (dtype.map(WeightFormat::Float), Some(isa));
+            (config.weight_format, config.isa) = (format, Some(isa));
             let mut executor = CpuExecutor::new(spec, weights, config).ok()?;
             Some(play_on(
                 &mut executor,
@@ -63,8 +63,10 @@ fn blocks_reach_no_bit() {
             ))
         };
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx] {
-            for dtype in [None, Some(DType::Bf16), Some(DType::F32)] {
-                let blocks = play(checkpoint.weights().unwrap(), dtype, isa);
+            let floats = [DType::Bf16, DType::F32].map(WeightFormat::Float);
+            let formats = floats.into_iter().chain([WeightFormat::Int8]).map(Some);
+            for format in formats.chain([None]) {
+                let blocks = play(checkpoint.weights().unwrap(), format, isa);
                 let mut weights = checkpoint.weights().unwrap();
                 let mut num_unpacked = unpack(&mut weights.embed);
                 num_unpacked += weights.lm_head.as_mut().map_or(0, unpack);
@@ -75,8 +77,8 @@ fn blocks_reach_no_bit() {
                     num_unpacked += matrices.map(unpack).sum::<usize>();
                 }
                 assert!(num_unpacked > 10);
-                let values = play(weights, dtype, isa);
-                assert_eq!(blocks, values, "{name}, {isa}, {dtype:?}");
+                let values = play(weights, format, isa);
+                assert_eq!(blocks, values, "{name}, {isa}, {format:?}");
                 assert!(blocks.is_some() || isa != Isa::Portable);
             }
         }
