@@ -9,6 +9,7 @@ in the file of --out, so that a comparison may be stopped and gone on with.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -34,6 +35,7 @@ TITLES = {
 HIGHER_IS_BETTER = ("prefill", "decode", "output")
 LLAMA_KINDS = ("bf16", "Q8_0", "Q4_0")
 PREFIX, NEW = 900, 16
+MAX_HOLD_S = 230
 
 
 def pairs(options):
@@ -61,11 +63,11 @@ def pairs(options):
 # ---- suites: {what is measured: number} of one engine
 
 
-def offline(peer, part, _client, _round):
+def offline(peer, part, _client, _options, _round):
     return peer.offline(*part)
 
 
-def busy(peer, _part, _client, _round):
+def busy(peer, _part, _client, _options, _round):
     """One request's decode while another process wants a core for itself."""
     code = f"import os\nos.sched_setaffinity(0, {{{max(os.sched_getaffinity(0))}}})\nwhile True: pass"
     other = subprocess.Popen([sys.executable, "-c", code])
@@ -76,10 +78,10 @@ def busy(peer, _part, _client, _round):
         other.wait()
 
 
-def serve(peer, _part, client, round):
+def serve(peer, _part, client, options, round):
     with Server(peer) as server:
-        load = client(server, "--prompt-tokens", 256, "--unique-prompts", "--num-prompts", 32, "--max-concurrency", 8,
-                      "--max-tokens", 64, "--ignore-eos", "--seed", round)  # fmt: skip
+        load = client(server, "--prompt-tokens", 256, "--unique-prompts", "--num-prompts", options.requests,
+                      "--max-concurrency", 8, "--max-tokens", 64, "--ignore-eos", "--seed", round)  # fmt: skip
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             prefix = prompt(PREFIX, f"prefix {round}")
             for more in range(1, NEW + 1):
@@ -116,6 +118,21 @@ def make_client(binary):
 # ---- the comparison
 
 
+@contextlib.contextmanager
+def hold(command):
+    """Has what keeps a shared machine quiet run for as long as this lasts."""
+    if not command:
+        yield
+        return
+    wait = ["timeout", str(MAX_HOLD_S), "sh", "-c", "echo; read line"]
+    held = subprocess.Popen([*command.split(), *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        held.stdout.readline()
+        yield
+    finally:
+        held.communicate()
+
+
 class Load:
     """The share of the cores that processes other than our own take."""
 
@@ -150,11 +167,10 @@ def measure(options, results):
         for suite in options.suites:
             for ours, peer in chosen:
                 for part in parts(suite, peer):
-                    if not (run := try_pair(suite, part, ours, peer, client, at, options, results)):
-                        break
-                    results["runs"].append(run)
-                    options.out.write_text(json.dumps(results, indent=1) + "\n")
-                    print(suite, peer.name, json.dumps(run["values"]), f"others {run['others']:.3f}", file=sys.stderr)
+                    for run in pair(suite, part, ours, peer, client, at, options, results):
+                        results["runs"].append(run)
+                        options.out.write_text(json.dumps(results, indent=1) + "\n")
+                        print(suite, peer.name, json.dumps(run["values"]), f"others {run['others']:.3f}", file=sys.stderr)
 
 
 def parts(suite, peer):
@@ -164,17 +180,18 @@ def parts(suite, peer):
     return [((length,), ()) for length in PREFILLS] + [((), (batch,)) for batch in BATCHES]
 
 
-def try_pair(suite, part, ours, peer, client, at, options, results):
-    """One pair of runs, the quietest of some; nothing where the peer cannot do it."""
-    runs = []
+def pair(suite, part, ours, peer, client, at, options, results):
+    """Pairs of runs until one is quiet enough; none where the peer cannot do it."""
     try:
         if suite == "serve":
             peer.serve_command(0)
         for _ in range(options.tries):
-            load = Load()
-            values = [SUITES[suite](it, part, client, at) for it in (ours, peer)]
-            runs.append({"suite": suite, "names": [ours.name, peer.name], "values": values, "others": load.of_others()})
-            if runs[-1]["others"] <= options.max_others:
+            with hold(options.hold):
+                load = Load()
+                values = [SUITES[suite](it, part, client, options, at) for it in (ours, peer)]
+                others = load.of_others()
+            yield {"suite": suite, "names": [ours.name, peer.name], "values": values, "others": others}
+            if others <= options.max_others:
                 break
     except Missing as missing:
         results["passed over"][f"{peer.name}, {suite}"] = str(missing)
@@ -182,7 +199,6 @@ def try_pair(suite, part, ours, peer, client, at, options, results):
         # The others are worth measuring all the same.
         results["passed over"][f"{peer.name}, {suite}"] = str(error).strip().splitlines()[-1]
         print(f"{suite}, {peer.name}: {error}", file=sys.stderr)
-    return min(runs, key=lambda run: run["others"], default=None)
 
 
 def spread(values):
@@ -227,6 +243,8 @@ def main():
     parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name, e.g. 'llama.cpp bf16,vLLM bf16'")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16"], help="of Corella's weights [bf16]")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the cores above which a pair does not count")
+    parser.add_argument("--requests", type=int, default=32, help="to a server, 8 at a time [32]")
+    parser.add_argument("--hold", help="a command that runs another one while it keeps a shared machine quiet, used for each pair")
     parser.add_argument("--tries", type=int, default=1, help="of a pair while other processes take more than that [1]")
     for name, what in (
         ("corella", "binary"),
