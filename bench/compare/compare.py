@@ -9,7 +9,6 @@ in the file of --out, so that a comparison may be stopped and gone on with.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import resource
@@ -35,7 +34,6 @@ TITLES = {
 HIGHER_IS_BETTER = ("prefill", "decode", "output")
 LLAMA_KINDS = ("bf16", "Q8_0", "Q4_0")
 PREFIX, NEW = 900, 16
-MAX_HOLD_S = 230
 
 
 def pairs(options):
@@ -118,21 +116,6 @@ def make_client(binary):
 # ---- the comparison
 
 
-@contextlib.contextmanager
-def hold(command):
-    """Has what keeps a shared machine quiet run for as long as this lasts."""
-    if not command:
-        yield
-        return
-    wait = ["timeout", str(MAX_HOLD_S), "sh", "-c", "echo; read line"]
-    held = subprocess.Popen([*command.split(), *wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        held.stdout.readline()
-        yield
-    finally:
-        held.communicate()
-
-
 class Load:
     """The share of the cores that processes other than our own take."""
 
@@ -158,7 +141,8 @@ def measure(options, results):
             ours.check()
             peer.check()
             for it in (ours, peer):
-                results["versions"].setdefault(it.name, it.version())
+                results["versions"][it.name] = it.version()
+            results["passed over"].pop(peer.name, None)
         except Missing as missing:
             results["passed over"][peer.name] = str(missing)
             print(f"{peer.name} is passed over: {missing}", file=sys.stderr)
@@ -186,10 +170,9 @@ def pair(suite, part, ours, peer, client, at, options, results):
         if suite == "serve":
             peer.serve_command(0)
         for _ in range(options.tries):
-            with hold(options.hold):
-                load = Load()
-                values = [SUITES[suite](it, part, client, options, at) for it in (ours, peer)]
-                others = load.of_others()
+            load = Load()
+            values = [SUITES[suite](it, part, client, options, at) for it in (ours, peer)]
+            others = load.of_others()
             yield {"suite": suite, "names": [ours.name, peer.name], "values": values, "others": others}
             if others <= options.max_others:
                 break
@@ -205,7 +188,8 @@ def spread(values):
     def short(value):
         return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
-    return f"{short(statistics.median(values))} ({short(min(values))}–{short(max(values))})"
+    middle = short(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({short(min(values))}–{short(max(values))})"
 
 
 def table(results, max_others):
@@ -221,11 +205,11 @@ def table(results, max_others):
         order = {name: at for at, name in enumerate(dict.fromkeys(run["names"][1] for run in results["runs"]))}
         kinds = list(dict.fromkeys(what for run in results["runs"] for what in run["values"][0]))
         print(f"\n## {TITLES[suite]}\n")
-        print("| | beside | rounds | Corella | the other | **Corella is ahead by** |\n|---|---|---|---|---|---|")
+        print("| | pair | times | Corella | the other | **Corella is ahead by** |\n|---|---|---|---|---|---|")
         for (what, our_name, name), values in sorted(rows.items(), key=lambda row: (kinds.index(row[0][0]), order[row[0][2]])):
             ours, theirs = zip(*values)
             ratios = [a / b if what.startswith(HIGHER_IS_BETTER) else b / a for a, b in values]
-            print(f"| {what} | {name} | {len(values)} | {spread(ours)} | {spread(theirs)} | **×** {spread(ratios)} |")
+            print(f"| {what} | {our_name} / {name} | {len(values)} | {spread(ours)} | {spread(theirs)} | **×** {spread(ratios)} |")
     left_out = sum(run["others"] > max_others for run in results["runs"])
     if left_out:
         print(f"\n{left_out} of {len(results['runs'])} pairs of runs are left out: other processes took more than"
@@ -237,14 +221,13 @@ def table(results, max_others):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", choices=SUITES, metavar="SUITE", help=f"of {', '.join(SUITES)} [all]")
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)} [all]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("compare.json"), help="numbers of all rounds, added to")
     parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name, e.g. 'llama.cpp bf16,vLLM bf16'")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16"], help="of Corella's weights [bf16]")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the cores above which a pair does not count")
     parser.add_argument("--requests", type=int, default=32, help="to a server, 8 at a time [32]")
-    parser.add_argument("--hold", help="a command that runs another one while it keeps a shared machine quiet, used for each pair")
     parser.add_argument("--tries", type=int, default=1, help="of a pair while other processes take more than that [1]")
     for name, what in (
         ("corella", "binary"),

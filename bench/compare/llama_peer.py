@@ -9,14 +9,16 @@ from peer import CONTEXT, DECODED, THREADS, Peer, need
 
 class Llama(Peer):
     def __init__(self, binaries, gguf, kind, name=None, libraries=None):
-        self.binaries, self.kind = Path(binaries or "-"), kind
+        self.given, self.binaries, self.kind = (binaries, gguf), Path(binaries or ""), kind
         self.name = name or f"llama.cpp {kind}"
-        self.gguf = Path(gguf or "-") / f"{kind.lower()}.gguf"
+        self.gguf = Path(gguf or "") / f"{kind.lower()}.gguf"
         if libraries:
             # A libggml-cpu.so for other instructions than the build's own.
             self.environment = {"LD_LIBRARY_PATH": str(libraries)}
 
     def check(self):
+        need(self.given[0], "folder of llama.cpp's binaries (--llama)")
+        need(self.given[1], "folder of GGUF files (--gguf)")
         for name in ("llama-batched-bench", "llama-server"):
             need(self.binaries / name, f"{name} (--llama)")
         need(self.gguf, f"{self.kind} file (--gguf)")

@@ -9,16 +9,15 @@ from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
 
 
 class OpenVino(Peer):
-    starts_slowly = True
-
     def __init__(self, python, models, kind):
         self.python, self.kind = python, kind
         self.name = f"OpenVINO {kind}"
         # Stored as f16, computed in bf16 where the machine has it.
-        self.model = Path(models or "-") / {"bf16": "fp16"}.get(kind, kind)
+        self.models, self.model = models, Path(models or "") / {"bf16": "fp16"}.get(kind, kind)
 
     def check(self):
         need(self.python, "Python with OpenVINO GenAI (--openvino)")
+        need(self.models, "folder of exported models (--openvino-models)")
         need(self.model, "exported model (--openvino-models)")
 
     def version(self):

@@ -8,7 +8,6 @@ from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
 
 
 class Transformers(Peer):
-    starts_slowly = True
     name = "Transformers bf16"
     environment = {"HF_HUB_OFFLINE": "1"}
 
