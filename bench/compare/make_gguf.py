@@ -1,0 +1,34 @@
+"""The random-weight model folder as GGUF files, with llama.cpp's own tools: bf16, Q8_0 and Q4_0.
+
+    python bench/compare/make_gguf.py LLAMA_CPP MODEL OUT    # the source with build/bin, a model folder, where to
+"""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+
+def convert(source, model, out):
+    # The converter knows tokenizers by a digest of what they make of a text; ours splits as qwen2 does, with merges of its own.
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    from conversion.base import TextModel
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+    sys.argv = ["convert_hf_to_gguf.py", str(model), "--outtype", "bf16", "--outfile", str(out)]
+    runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
+
+
+def main():
+    source, model, folder = map(Path, sys.argv[1:])
+    folder.mkdir(parents=True, exist_ok=True)
+    bf16 = folder / "bf16.gguf"
+    if not bf16.exists():
+        convert(source, model, bf16)
+    for kind in ("Q8_0", "Q4_0"):
+        if not (out := folder / f"{kind.lower()}.gguf").exists():
+            subprocess.run([source / "build/bin/llama-quantize", bf16, out, kind, "2"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What every engine in the comparison is asked for, and what the files of them share."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+THREADS = 2
+PREFILLS = (512, 2048)
+BATCHES = (1, 8, 32)
+CONTEXT = 128  # tokens before the decode that is measured
+DECODED = 32
+START_LIMIT_S = 600
+
+
+class Missing(Exception):
+    """The peer is not here, in words for whoever could bring it."""
+
+
+def need(path, what):
+    if not path or not Path(path).exists():
+        raise Missing(f"no {what}" + (f" at {path}" if path else ""))
+    return str(path)
+
+
+class Peer:
+    """One engine with one kind of weights."""
+
+    name = ""
+    environment = {}
+    starts_slowly = False
+
+    def check(self):
+        """Raises Missing."""
+
+    def version(self):
+        """What exactly is measured."""
+        return ""
+
+    def offline(self, prefills, batches):
+        """Tokens/s, as {"prefill 512": …, "decode b8": …}, of the asked ones that it can do."""
+        return {}
+
+    def serve_command(self, port):
+        """Raises Missing where there is no server."""
+        raise Missing("its packages have no server for the OpenAI API")
+
+    def run(self, command):
+        """Standard output of a command that must succeed."""
+        done = subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, env=os.environ | self.environment
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {command[0]} ended with {done.returncode}\n{done.stderr[-2000:]}")
+        return done.stdout
+
+
+def prompt(num_tokens, seed):
+    """Random token ids that every model of the comparison has."""
+    return random.Random(seed).choices(range(1000), k=num_tokens)
+
+
+def last_json(text):
+    """Libraries write to standard output too; the result is the last line."""
+    return json.loads(text.strip().splitlines()[-1])
+
+
+class Server:
+    """A started server; `started_s` is the time from there to its first token."""
+
+    def __init__(self, peer):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [str(part) for part in peer.serve_command(port)]
+        self.log = tempfile.TemporaryFile("w+")
+        began = time.monotonic()
+        self.process = subprocess.Popen(
+            command, stdout=self.log, stderr=self.log, env=os.environ | peer.environment, start_new_session=True
+        )
+        try:
+            self.model = self.wait(began)
+        except BaseException:
+            self.stop()
+            raise
+        self.started_s = time.monotonic() - began
+
+    def wait(self, began):
+        while True:
+            try:
+                with urllib.request.urlopen(self.url + "/v1/models", timeout=30) as answer:
+                    model = json.load(answer)["data"][0]["id"]
+                body = {"model": model, "prompt": prompt(16, "start"), "max_tokens": 1, "temperature": 0}
+                request = urllib.request.Request(
+                    self.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+                )
+                urllib.request.urlopen(request, timeout=300).read()
+                return model
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                if self.process.poll() is not None or time.monotonic() - began > START_LIMIT_S:
+                    self.log.seek(0)
+                    raise RuntimeError(f"the server did not start:\n{self.log.read()[-2000:]}") from None
+                time.sleep(0.01)
+
+    def peak_rss_gb(self):
+        """Of all its processes; pages that two of them share count twice."""
+        peak_kb = 0
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                if os.getsid(int(status.parent.name)) != self.process.pid:
+                    continue
+                lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                peak_kb += int(lines.get("VmHWM", "0 kB").split()[0])
+            except (ProcessLookupError, FileNotFoundError):
+                pass
+        return peak_kb / 1e6
+
+    def stop(self):
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, end)
+                self.process.wait(30)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+            except ProcessLookupError:
+                break
+        try:
+            # What the first process may have left behind.
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()

@@ -1,0 +1,66 @@
+"""vLLM on a CPU, from the Python that has it. That Python also runs this file, which measures and writes JSON."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
+
+
+class Vllm(Peer):
+    starts_slowly = True
+    name = "vLLM bf16"
+
+    def __init__(self, python, model, preload=None):
+        self.python, self.model = python, model
+        # Without the binding it may leave a core to the process that schedules.
+        self.environment = {
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        if preload:
+            # Its documentation asks for tcmalloc and Intel's OpenMP.
+            self.environment["LD_PRELOAD"] = preload
+
+    def check(self):
+        need(self.python, "Python with vLLM (--vllm)")
+
+    def version(self):
+        return "vLLM " + self.run([self.python, "-c", "import vllm; print(vllm.__version__)"]).split()[-1]
+
+    def offline(self, prefills, batches):
+        return last_json(self.run([self.python, __file__, self.model, json.dumps([prefills, batches])]))
+
+    def serve_command(self, port):
+        return [Path(self.python).parent / "vllm", "serve", self.model, "--dtype", "bfloat16", "--port", port,
+                "--max-model-len", 4096]  # fmt: skip
+
+
+def main(model, prefills, batches):
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=model, dtype="bfloat16", max_model_len=4096, enable_prefix_caching=False)
+
+    def seconds(lengths, max_tokens):
+        prompts = [{"prompt_token_ids": prompt(length, seed)} for seed, length in enumerate(lengths)]
+        options = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0, detokenize=False)
+        began = time.monotonic()
+        llm.generate(prompts, options, use_tqdm=False)
+        return time.monotonic() - began
+
+    speeds = {}
+    seconds([CONTEXT], 2)
+    for length in prefills:
+        seconds([length], 1)
+        speeds[f"prefill {length}"] = length / seconds([length], 1)
+    for batch in batches:
+        first = seconds([CONTEXT] * batch, 1)
+        speeds[f"decode b{batch}"] = batch * DECODED / (seconds([CONTEXT] * batch, 1 + DECODED) - first)
+    print(json.dumps(speeds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *json.loads(sys.argv[2]))
