@@ -68,7 +68,7 @@ async fn answer(server: &TestServer, body: &Value) -> Vec<Value> {
     assert_eq!(reply.status, 200, "{body}");
     let text = reply.text();
     let chunks: Vec<Value> = match body["stream"] == true {
-        false => vec![serde_json::from_str(&text).expect("JSON")],
+        false => vec![serde_json::from_str(text).expect("JSON")],
         true => text
             .lines()
             .filter_map(|line| line.strip_prefix("data: "))
