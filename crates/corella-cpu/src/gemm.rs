@@ -453,8 +453,15 @@ fn quantise_panel(
         let dtype = source.weight.dtype;
         let bytes = source.weight.row(source.row, &mut scratch);
         assert_eq!(bytes.len(), k * dtype.size());
-        for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
-            *value = decode(bytes, dtype);
+        if dtype == DType::Bf16 {
+            // Most checkpoints: a loop that becomes vectors.
+            for (value, &[low, high]) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
+            }
+        } else {
+            for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+                *value = decode(bytes, dtype);
+            }
         }
         // SAFETY: k elements each.
         unsafe {
@@ -466,11 +473,13 @@ fn quantise_panel(
             };
             (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
         }
-        for (quad, values) in quantised.chunks(4).enumerate() {
+        let (quads, rest) = quantised.as_chunks::<4>();
+        for (quad, values) in quads.iter().enumerate() {
             let at = int8_position(quad * 4, lane);
-            for (out, value) in out[at..at + values.len()].iter_mut().zip(values) {
-                *out = *value as u8;
-            }
+            out[at..at + 4].copy_from_slice(&values.map(|value| value as u8));
+        }
+        for (i, value) in rest.iter().enumerate() {
+            out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
         }
     }
 }
