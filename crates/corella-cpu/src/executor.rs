@@ -15,6 +15,7 @@ use corella_model::{
 use crate::forward::Forward;
 use crate::kernels::{Isa, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
+use crate::profile::Profile;
 use crate::slot::{SlotLimits, Slots};
 use crate::stage::{Command, Output, Stage};
 use crate::step_plan::StepPlan;
@@ -37,6 +38,8 @@ pub struct CpuConfig {
     /// The layers are split over so many stages, which work on different steps at a time and
     /// share the threads.
     pub num_stages: usize,
+    /// Where the time of every step is to be written down.
+    pub profile: Option<Arc<Profile>>,
 }
 
 /// A model or a configuration that the executor cannot run.
@@ -141,8 +144,10 @@ impl CpuExecutor {
                 .map_err(no_memory("the KV pages"))?;
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();
-            let forward = Forward::new(spec, kernels, layers, kv, max_rows, num_threads, is_last)
-                .map_err(no_memory("the activations"))?;
+            let mut forward =
+                Forward::new(spec, kernels, layers, kv, max_rows, num_threads, is_last)
+                    .map_err(no_memory("the activations"))?;
+            forward.profile = config.profile.clone();
             let (next, next_receiver) = sync_channel(QUEUE_LEN);
             let output = match is_last {
                 false => Output::Next(next),

@@ -4,15 +4,16 @@
 //! of its own and reads only what was written before the first of them.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{Activation, DecoderSpec};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, PackedRows, Tiles};
-use crate::gemm::{Epilogue, gemm};
+use crate::gemm::{Epilogue, PackedMatrix, gemm};
 use crate::kernels::Kernels;
 use crate::kv_memory::{HeadPage, KvMemory};
+use crate::profile::{Operation, Profile, Walk};
 use crate::rotary::Rotary;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::Worker;
@@ -31,6 +32,7 @@ pub struct Forward {
     pub kv: KvMemory,
     activations: Activations,
     scratch: Vec<Mutex<AttentionScratch>>,
+    pub profile: Option<Arc<Profile>>,
 }
 
 /// Sized by the largest step, allocated once.
@@ -84,6 +86,7 @@ impl Forward {
             weights,
             kv,
             activations,
+            profile: None,
         })
     }
 
@@ -114,25 +117,26 @@ impl Forward {
     pub fn layers(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         let scratch = &self.scratch[worker.index()];
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         self.enter(plan, incoming, worker);
-        worker.barrier();
+        walk.finish(Operation::Embed);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(plan, index, layer, worker, &mut scratch);
-            self.mlp(plan, layer, worker);
+            self.attention(plan, index, layer, walk, &mut scratch);
+            self.mlp(plan, layer, walk);
         }
     }
 
     /// Logits of up to `logit_rows` rows, in their order; all layers are done.
-    pub fn logits(&self, rows: &[usize], worker: &Worker<'_>) {
+    pub fn logits(&self, plan: &StepPlan, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
         let tiles = Tiles::new(rows.len(), self.tile_rows);
+        let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         let norm = &self.weights.ends.norm;
         self.normalise(norm, |r| rows[r], tiles, &act.head_input, worker);
-        worker.barrier();
+        walk.finish(Operation::Norm);
         let out = Epilogue::Store(&act.logits);
         let head = &self.weights.ends.head;
-        gemm(self.kernels, &act.head_input, tiles, head, out, worker);
-        worker.barrier();
+        self.dense(Operation::Head, &act.head_input, tiles, head, out, walk);
     }
 
     /// # Safety
@@ -182,17 +186,17 @@ impl Forward {
         plan: &StepPlan,
         index: usize,
         layer: &PackedLayer,
-        worker: &Worker<'_>,
+        walk: &mut Walk<'_>,
         scratch: &mut AttentionScratch,
     ) {
         let (act, tiles) = (&self.activations, plan.tiles);
+        let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, tiles, &act.normed, worker);
-        worker.barrier();
+        walk.finish(Operation::Norm);
         let out = Epilogue::Store(&act.qkv);
-        gemm(self.kernels, &act.normed, tiles, &layer.qkv, out, worker);
-        worker.barrier();
+        self.dense(Operation::Qkv, &act.normed, tiles, &layer.qkv, out, walk);
         self.rotate_and_store(plan, index, layer, worker);
-        worker.barrier();
+        walk.finish(Operation::Rotate);
         AttentionLayer {
             kernels: self.kernels,
             spec: &self.spec.attention,
@@ -203,40 +207,54 @@ impl Forward {
             tiles,
         }
         .run(plan, worker, scratch);
-        worker.barrier();
-        self.quantise(&act.attended, tiles, worker);
+        let (flops, bytes) = self.attention_cost(plan);
+        walk.count(Operation::Attention, flops, bytes);
+        walk.finish(Operation::Attention);
+        self.quantise(&act.attended, tiles, walk);
         let out = Epilogue::Add(&act.hidden);
-        gemm(
-            self.kernels,
-            &act.attended,
-            tiles,
-            &layer.output,
-            out,
-            worker,
-        );
-        worker.barrier();
+        let (rows, weights) = (&act.attended, &layer.output);
+        self.dense(Operation::Output, rows, tiles, weights, out, walk);
     }
 
-    fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, worker: &Worker<'_>) {
+    fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, walk: &mut Walk<'_>) {
         let (act, tiles) = (&self.activations, plan.tiles);
-        self.normalise(&layer.mlp_norm, |r| r, tiles, &act.normed, worker);
-        worker.barrier();
+        self.normalise(&layer.mlp_norm, |r| r, tiles, &act.normed, walk.worker);
+        walk.finish(Operation::Norm);
         let out = match self.spec.mlp.activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
         };
-        gemm(
-            self.kernels,
-            &act.normed,
-            tiles,
-            &layer.gate_up,
-            out,
-            worker,
-        );
-        worker.barrier();
-        self.quantise(&act.gated, tiles, worker);
+        let (rows, weights) = (&act.normed, &layer.gate_up);
+        self.dense(Operation::GateUp, rows, tiles, weights, out, walk);
+        self.quantise(&act.gated, tiles, walk);
         let out = Epilogue::Add(&act.hidden);
-        gemm(self.kernels, &act.gated, tiles, &layer.down, out, worker);
-        worker.barrier();
+        self.dense(Operation::Down, &act.gated, tiles, &layer.down, out, walk);
+    }
+
+    fn dense(
+        &self,
+        operation: Operation,
+        rows: &PackedRows,
+        tiles: Tiles,
+        weights: &PackedMatrix,
+        out: Epilogue<'_>,
+        walk: &mut Walk<'_>,
+    ) {
+        gemm(self.kernels, rows, tiles, weights, out, walk.worker);
+        let flops = 2 * tiles.num_rows() * rows.k * weights.num_lanes();
+        walk.count(operation, flops, weights.num_bytes());
+        walk.finish(operation);
+    }
+
+    /// Operations, and bytes of keys and values.
+    fn attention_cost(&self, plan: &StepPlan) -> (usize, usize) {
+        let spec = &self.spec.attention;
+        let row_bytes = 2 * spec.num_kv_heads * spec.head_dim * self.kv.dtype.size();
+        plan.spans.iter().fold((0, 0), |(flops, bytes), span| {
+            let end = span.start + span.num_rows;
+            let pairs = (span.start + 1 + end) * span.num_rows / 2;
+            let width = spec.num_heads * spec.head_dim;
+            (flops + 4 * width * pairs, bytes + end * row_bytes)
+        })
     }
 
     /// RMS norm of rows of the residual stream, into the form dense layers read.
@@ -273,16 +291,16 @@ impl Forward {
     }
 
     /// Rows that several workers have written, where a GEMM wants them quantised.
-    fn quantise(&self, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>) {
+    fn quantise(&self, rows: &PackedRows, tiles: Tiles, walk: &mut Walk<'_>) {
         if !rows.needs_scales() {
             return;
         }
-        for row in worker.share(tiles.num_rows()) {
+        for row in walk.worker.share(tiles.num_rows()) {
             let tile = tiles.rows(tiles.tile_of(row));
             // SAFETY: written before the last barrier; the row is this worker's.
             unsafe { rows.quantise(self.kernels, &tile, row) };
         }
-        worker.barrier();
+        walk.finish(Operation::Quantise);
     }
 
     fn norm_scale(&self, x: &[f32]) -> f32 {

@@ -111,6 +111,10 @@ impl PackedMatrix {
         self.num_panels * self.panel_bytes()
     }
 
+    pub fn num_lanes(&self) -> usize {
+        self.num_panels * PANEL_LANES
+    }
+
     /// The weights of one output: a row of the matrix, back from the panels.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);

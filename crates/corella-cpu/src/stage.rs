@@ -9,11 +9,13 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{ExecutorError, TokenMask, sample};
 
 use crate::forward::Forward;
+use crate::profile::{Operation, Walk};
 use crate::slot::Slots;
 use crate::step_plan::{SamplePlan, StepPlan};
 use crate::thread_pool::ThreadPool;
@@ -147,6 +149,7 @@ impl Stage {
     }
 
     fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
+        let start = self.forward.profile.as_ref().map(|_| Instant::now());
         let computed = without_panic(|| self.compute(&batch, rows));
         self.previous_step = Some(batch.step);
         if computed.is_err() {
@@ -162,6 +165,9 @@ impl Stage {
             }
             Output::Caller { .. } => {
                 let result = computed.and_then(|_| self.draw_step(&batch));
+                if let (Some(profile), Some(start)) = (&self.forward.profile, start) {
+                    profile.add_step(self.plan.is_prefill(), start.elapsed());
+                }
                 self.answer(&batch, result)
             }
         }
@@ -272,7 +278,9 @@ impl Stage {
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
             let forward = &self.forward;
-            self.pool.run(&|worker| forward.logits(&rows, worker))?;
+            let plan = &self.plan;
+            self.pool
+                .run(&|worker| forward.logits(plan, &rows, worker))?;
             if masks.is_none() {
                 masks = Some(self.wait_for_masks(step)?);
             }
@@ -315,13 +323,16 @@ impl Stage {
             sample(logits, request).map_err(|error| error.to_string())
         };
         let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
+        let (profile, is_prefill) = (self.forward.profile.as_deref(), self.plan.is_prefill());
         self.pool.run(&|worker| {
+            let mut walk = Walk::new(worker, profile, is_prefill);
             for index in worker.share(block.len()) {
                 let mut result = results[index]
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner);
                 *result = Some(draw(index));
             }
+            walk.finish(Operation::Draw);
         })?;
         let results = results.into_iter().map(|result| {
             let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -430,7 +441,9 @@ impl Stage {
             let rows: Vec<usize> = (0..chunk.len()).collect();
             for rows in rows.chunks(self.forward.logit_rows()) {
                 let forward = &self.forward;
-                self.pool.run(&|worker| forward.logits(rows, worker))?;
+                let plan = &self.plan;
+                self.pool
+                    .run(&|worker| forward.logits(plan, rows, worker))?;
                 for (index, row) in rows.iter().enumerate() {
                     let Some(&target) = targets.get(start + row) else {
                         continue;
@@ -457,7 +470,9 @@ impl Stage {
             self.run_layers(&rows)?;
             if self.is_last() {
                 let forward = &self.forward;
-                self.pool.run(&|worker| forward.logits(&[0], worker))?;
+                let plan = &self.plan;
+                self.pool
+                    .run(&|worker| forward.logits(plan, &[0], worker))?;
             }
         }
         Ok(())

@@ -51,6 +51,11 @@ impl StepPlan {
         &self.pages[span.pages.clone()]
     }
 
+    /// Whether a span has more than one row.
+    pub fn is_prefill(&self) -> bool {
+        self.rows.len() > self.spans.len()
+    }
+
     pub fn clear(&mut self) {
         self.rows.clear();
         self.spans.clear();

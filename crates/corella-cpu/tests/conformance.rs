@@ -104,6 +104,7 @@ fn run_format(
             max_model_len: limits.max_model_len,
             isa: Some(isa),
             num_stages,
+            profile: None,
         };
         let weights = checkpoint.weights().unwrap();
         Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())

@@ -107,6 +107,9 @@ pub struct GenerateArgs {
     /// Do not measure the machine's limits to compare with
     #[arg(long)]
     pub no_limits: bool,
+    /// Say where the time of the steps went, beside what the machine could do
+    #[arg(long, conflicts_with = "no_limits")]
+    pub profile: bool,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,

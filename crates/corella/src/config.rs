@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
@@ -72,6 +73,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     options.scheduler.max_num_seqs = 1;
+    options.profile = args.profile.then(Arc::default);
     let prompt = match (args.prompt_tokens, args.prompt) {
         (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
         (None, text) => {

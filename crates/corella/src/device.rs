@@ -100,6 +100,7 @@ pub(crate) fn load(
                 max_model_len: scheduler.max_model_len,
                 isa: options.isa,
                 num_stages,
+                profile: options.profile.clone(),
             };
             Box::new(CpuExecutor::new(spec.clone(), weights, config)?)
         }

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
+use corella_cpu::Profile;
 use corella_model::{DType, WeightFormat};
 
 use crate::config::{Generate, Prompt};
+use crate::profile_table::ProfileTable;
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let llm = Llm::load(&config.source, &config.options)?;
@@ -16,6 +18,11 @@ pub fn run(config: Generate) -> Result<(), Error> {
         Prompt::Raw(text) => llm.encode(&text)?,
         Prompt::MadeUp { num_tokens } => made_up_prompt(num_tokens, llm.config.spec.vocab_size),
     };
+    let profile = config.options.profile.as_deref();
+    if let Some(profile) = profile {
+        // Steps of warm-up are none of the answer's.
+        profile.clear();
+    }
     let mut speed = Speed::start();
     let mut out = io::stdout().lock();
     for event in llm.stream(prompt, &config.params)? {
@@ -28,7 +35,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
     }
     let _ = write(&mut out, "\n");
     let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
-    speed.report(&llm, with_limits)
+    speed.report(&llm, with_limits, profile)
 }
 
 fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
@@ -71,7 +78,12 @@ impl Speed {
         self.num_output_tokens += 1;
     }
 
-    fn report(&self, llm: &Llm, with_limits: bool) -> Result<(), Error> {
+    fn report(
+        &self,
+        llm: &Llm,
+        with_limits: bool,
+        profile: Option<&Profile>,
+    ) -> Result<(), Error> {
         let Some(first_token) = self.first_token else {
             return Ok(());
         };
@@ -80,6 +92,7 @@ impl Speed {
         let num_decoded = self.num_output_tokens - 1;
         let mut prefill_line = line("prefill", self.num_prompt_tokens, prefill);
         let mut decode_line = line("decode", num_decoded, decode);
+        let mut tables = Vec::new();
         if with_limits {
             let hardware = &llm.hardware;
             let limits = corella_cpu::measure_limits(hardware.executor.num_threads)
@@ -89,7 +102,10 @@ impl Speed {
                 weight_format: hardware.weight_format,
                 kv_dtype: hardware.kv_dtype,
             };
-            let tiles = (limits.tile_flops_per_s, limits.int8_ops_per_s);
+            let tiles = match &*hardware.executor.isa {
+                "amx" => (limits.tile_flops_per_s, limits.int8_ops_per_s),
+                _ => (None, None),
+            };
             let (peak, name) = match (hardware.weight_format, tiles) {
                 (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16 tile"),
                 (WeightFormat::Int8, (_, Some(peak))) => (peak, "int8 tile"),
@@ -112,10 +128,23 @@ impl Speed {
                     100.0 * bytes / limits.read_bytes_per_s
                 );
             }
+            let reports = profile.map(|profile| profile.report(hardware.executor.num_threads));
+            for (name, report) in ["prefill", "decode"].iter().zip(reports.iter().flatten()) {
+                let table = ProfileTable {
+                    name,
+                    report,
+                    peak_flops_per_s: peak,
+                    read_bytes_per_s: limits.read_bytes_per_s,
+                };
+                tables.extend((report.num_steps > 0).then(|| table.to_string()));
+            }
         }
         eprintln!("{prefill_line}");
         if num_decoded > 0 {
             eprintln!("{decode_line}");
+        }
+        for table in tables {
+            eprintln!("\n{table}");
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod bench;
 mod config;
 mod generate;
 mod open_files;
+mod profile_table;
 mod serve;
 
 use args::{BenchCommand, Cli, Command};

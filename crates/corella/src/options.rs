@@ -1,10 +1,11 @@
 //! How a model is loaded and run.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::SchedulerConfig;
-use corella_cpu::Isa;
+use corella_cpu::{Isa, Profile};
 use corella_model::{CostModel, DType, WeightFormat};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct LlmOptions {
     pub max_pinned_share: u32,
     /// A step that takes longer loses the engine.
     pub step_deadline: Duration,
+    /// Where the CPU's steps write down what their time goes to.
+    pub profile: Option<Arc<Profile>>,
     /// How long the mock's steps take. Default: no time.
     pub mock_cost: Option<CostModel>,
     /// Its `num_pages` and `max_model_len` are set when the model is loaded.
@@ -68,6 +71,7 @@ impl Default for LlmOptions {
             pinned_prefixes: Vec::new(),
             max_pinned_share: SchedulerConfig::RATIO_ONE / 4,
             step_deadline: Duration::from_secs(300),
+            profile: None,
             mock_cost: None,
             scheduler,
         }
