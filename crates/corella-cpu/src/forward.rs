@@ -11,6 +11,7 @@ use corella_model::{Activation, DecoderSpec};
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::gemm::{Epilogue, PackedMatrix, gemm};
+use crate::grid::Grid;
 use crate::kernels::Kernels;
 use crate::kv_memory::{HeadPage, KvMemory};
 use crate::profile::{Operation, Profile, Walk};
@@ -130,13 +131,14 @@ impl Forward {
     pub fn logits(&self, plan: &StepPlan, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
         let tiles = Tiles::new(rows.len(), self.tile_rows);
+        let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         let norm = &self.weights.ends.norm;
-        self.normalise(norm, |r| rows[r], tiles, &act.head_input, worker);
+        self.normalise(norm, |r| rows[r], grid, &act.head_input, worker);
         walk.finish(Operation::Norm);
         let out = Epilogue::Store(&act.logits);
         let head = &self.weights.ends.head;
-        self.dense(Operation::Head, &act.head_input, tiles, head, out, walk);
+        self.dense(Operation::Head, &act.head_input, grid, head, out, walk);
     }
 
     /// # Safety
@@ -162,7 +164,7 @@ impl Forward {
     }
 
     fn enter(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
-        for r in worker.share(plan.rows.len()) {
+        for r in plan.grid.own_rows(worker.index()) {
             let row = &plan.rows[r];
             // SAFETY: the row is this worker's.
             let (hidden, angles) = unsafe {
@@ -189,12 +191,12 @@ impl Forward {
         walk: &mut Walk<'_>,
         scratch: &mut AttentionScratch,
     ) {
-        let (act, tiles) = (&self.activations, plan.tiles);
+        let (act, grid) = (&self.activations, plan.grid);
         let worker = walk.worker;
-        self.normalise(&layer.attention_norm, |r| r, tiles, &act.normed, worker);
+        self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
         walk.finish(Operation::Norm);
         let out = Epilogue::Store(&act.qkv);
-        self.dense(Operation::Qkv, &act.normed, tiles, &layer.qkv, out, walk);
+        self.dense(Operation::Qkv, &act.normed, grid, &layer.qkv, out, walk);
         self.rotate_and_store(plan, index, layer, worker);
         walk.finish(Operation::Rotate);
         AttentionLayer {
@@ -204,43 +206,43 @@ impl Forward {
             layer: index,
             qkv: &act.qkv,
             out: &act.attended,
-            tiles,
+            tiles: grid.tiles,
         }
         .run(plan, worker, scratch);
         let (flops, bytes) = self.attention_cost(plan);
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
-        self.quantise(&act.attended, tiles, walk);
+        self.quantise(&act.attended, grid, walk);
         let out = Epilogue::Add(&act.hidden);
         let (rows, weights) = (&act.attended, &layer.output);
-        self.dense(Operation::Output, rows, tiles, weights, out, walk);
+        self.dense(Operation::Output, rows, grid, weights, out, walk);
     }
 
     fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, walk: &mut Walk<'_>) {
-        let (act, tiles) = (&self.activations, plan.tiles);
-        self.normalise(&layer.mlp_norm, |r| r, tiles, &act.normed, walk.worker);
+        let (act, grid) = (&self.activations, plan.grid);
+        self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
         walk.finish(Operation::Norm);
         let out = match self.spec.mlp.activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
-        self.dense(Operation::GateUp, rows, tiles, weights, out, walk);
-        self.quantise(&act.gated, tiles, walk);
+        self.dense(Operation::GateUp, rows, grid, weights, out, walk);
+        self.quantise(&act.gated, grid, walk);
         let out = Epilogue::Add(&act.hidden);
-        self.dense(Operation::Down, &act.gated, tiles, &layer.down, out, walk);
+        self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
     }
 
     fn dense(
         &self,
         operation: Operation,
         rows: &PackedRows,
-        tiles: Tiles,
+        grid: Grid,
         weights: &PackedMatrix,
         out: Epilogue<'_>,
         walk: &mut Walk<'_>,
     ) {
-        gemm(self.kernels, rows, tiles, weights, out, walk.worker);
-        let flops = 2 * tiles.num_rows() * rows.k * weights.num_lanes();
+        gemm(self.kernels, rows, grid, weights, out, walk.worker);
+        let flops = 2 * grid.tiles.num_rows() * rows.k * weights.num_lanes();
         walk.count(operation, flops, weights.num_bytes());
         walk.finish(operation);
     }
@@ -262,41 +264,39 @@ impl Forward {
         &self,
         weight: &[f32],
         row_of: impl Fn(usize) -> usize,
-        tiles: Tiles,
+        grid: Grid,
         out: &PackedRows,
         worker: &Worker<'_>,
     ) {
-        for tile in worker.share(tiles.len()) {
-            let rows = tiles.rows(tile);
-            for row in rows.clone() {
-                // SAFETY: nobody writes the residual stream before the next barrier.
-                let x = unsafe { self.activations.hidden.row(row_of(row)) };
-                let x = &x[..weight.len()];
-                let scale = self.norm_scale(x);
-                let mut values = [0.0; NORM_CHUNK];
-                for first in (0..x.len()).step_by(NORM_CHUNK) {
-                    let len = NORM_CHUNK.min(x.len() - first);
-                    let (x, weight) = (&x[first..][..len], &weight[first..][..len]);
-                    // SAFETY: `len` elements each; the tile is this worker's.
-                    unsafe {
-                        let to = values.as_mut_ptr();
-                        (self.kernels.weigh)(x.as_ptr(), weight.as_ptr(), scale, len, to);
-                        out.write(self.kernels, &rows, row, first, &values[..len]);
-                    }
+        for row in grid.own_rows(worker.index()) {
+            let tile = grid.tiles.rows(grid.tiles.tile_of(row));
+            // SAFETY: nobody writes the residual stream before the next barrier.
+            let x = unsafe { self.activations.hidden.row(row_of(row)) };
+            let x = &x[..weight.len()];
+            let scale = self.norm_scale(x);
+            let mut values = [0.0; NORM_CHUNK];
+            for first in (0..x.len()).step_by(NORM_CHUNK) {
+                let len = NORM_CHUNK.min(x.len() - first);
+                let (x, weight) = (&x[first..][..len], &weight[first..][..len]);
+                // SAFETY: `len` elements each; the row is this worker's.
+                unsafe {
+                    let to = values.as_mut_ptr();
+                    (self.kernels.weigh)(x.as_ptr(), weight.as_ptr(), scale, len, to);
+                    out.write(self.kernels, &tile, row, first, &values[..len]);
                 }
-                // SAFETY: as above.
-                unsafe { out.quantise(self.kernels, &rows, row) };
             }
+            // SAFETY: as above.
+            unsafe { out.quantise(self.kernels, &tile, row) };
         }
     }
 
     /// Rows that several workers have written, where a GEMM wants them quantised.
-    fn quantise(&self, rows: &PackedRows, tiles: Tiles, walk: &mut Walk<'_>) {
+    fn quantise(&self, rows: &PackedRows, grid: Grid, walk: &mut Walk<'_>) {
         if !rows.needs_scales() {
             return;
         }
-        for row in walk.worker.share(tiles.num_rows()) {
-            let tile = tiles.rows(tiles.tile_of(row));
+        for row in grid.own_rows(walk.worker.index()) {
+            let tile = grid.tiles.rows(grid.tiles.tile_of(row));
             // SAFETY: written before the last barrier; the row is this worker's.
             unsafe { rows.quantise(self.kernels, &tile, row) };
         }
@@ -319,8 +319,9 @@ impl Forward {
     ) {
         let spec = &self.spec.attention;
         let num_heads = spec.num_heads + 2 * spec.num_kv_heads;
-        for item in worker.share(plan.rows.len() * num_heads) {
-            let (r, head) = (item / num_heads, item % num_heads);
+        let rows = plan.grid.rows_of(worker.index());
+        for item in plan.grid.share(worker.index(), rows.len() * num_heads) {
+            let (r, head) = (rows.start + item / num_heads, item % num_heads);
             let start = head * spec.head_dim;
             // SAFETY: this head of this row is this worker's.
             let x = unsafe {

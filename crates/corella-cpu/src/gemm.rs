@@ -6,14 +6,15 @@
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use corella_model::{DType, Tensor};
 use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::grid::Grid;
 use crate::kernels::{
-    Ahead, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TileRows, int8_position,
+    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows, int8_position,
     panel_position, tile_position,
 };
 use crate::region::Region;
@@ -194,39 +195,54 @@ pub enum Epilogue<'a> {
 }
 
 /// Packed rows that a worker keeps in its second-level cache while all its panels pass by.
-const ROW_BLOCK_BYTES: usize = 1 << 20;
-/// Cache lines of a block of k of a panel, in tiles.
-const BLOCK_LINES: usize = TILE_K * PANEL_LANES * 2 / 64;
+const ROWS_BYTES: usize = 3 << 19;
+/// Tiles of rows from which on a panel is taken in parts, and at most at once.
+const PART_TILES: RangeInclusive<usize> = PANEL_BLOCK_BYTES / 64 / NEXT_LINES..=MAX_PART_TILES;
+const MAX_PART_TILES: usize = 16;
+/// Blocks of k of a part: 32 KiB of a panel, two thirds of a first-level cache.
+const PART_BLOCKS: usize = 16;
+/// Of a block of k, in tiles of any kind.
+const ROW_BLOCK_BYTES: usize = TILE_K * 2;
+const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
-/// Every worker computes its share of the output lanes for all rows.
+/// Every worker computes its rows and lanes.
 pub fn gemm(
     kernels: &Kernels,
     a: &PackedRows,
-    tiles: Tiles,
+    grid: Grid,
     weights: &PackedMatrix,
     epilogue: Epilogue<'_>,
     worker: &Worker<'_>,
 ) {
     assert_eq!((a.k, a.form()), (weights.k, weights.form));
-    let panels = worker.share(weights.num_panels);
-    let max_rows = ROW_BLOCK_BYTES / a.row_bytes();
-    let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).max(1);
-    let num_blocks = tiles.len().div_ceil(max_tiles).max(1);
+    let panels = grid.share(worker.index(), weights.num_panels);
+    let tiles = grid.tiles_of(worker.index());
+    let max_rows = ROWS_BYTES / a.row_bytes();
+    let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).clamp(1, MAX_PART_TILES);
+    let num_blocks = tiles.len().div_ceil(max_tiles);
     let call = Call {
         kernels,
         a,
+        tiles: grid.tiles,
         weights,
         epilogue,
         matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
-        tiles_at_once: tiles.len() / num_blocks,
     };
     for block in 0..num_blocks {
-        let block = block * tiles.len() / num_blocks..(block + 1) * tiles.len() / num_blocks;
+        let at = |block: usize| tiles.start + block * tiles.len() / num_blocks;
+        let block = at(block)..at(block + 1);
         for panel in panels.clone() {
-            for tile in block.clone() {
-                let next = panels.contains(&(panel + 1)).then_some(tile - block.start);
-                call.tile(panel, tiles.rows(tile), tile == block.start, next);
+            match call.matrix_tiles {
+                Some(matrix_tiles) if PART_TILES.contains(&block.len()) => {
+                    let next = (panel + 1 < panels.end).then_some(panel + 1);
+                    call.parts(&matrix_tiles, panel, block.clone(), next);
+                }
+                _ => {
+                    for tile in block.clone() {
+                        call.tile(panel, tile, tile == block.start);
+                    }
+                }
             }
         }
     }
@@ -239,97 +255,175 @@ pub fn gemm(
 struct Call<'a> {
     kernels: &'a Kernels,
     a: &'a PackedRows,
+    tiles: Tiles,
     weights: &'a PackedMatrix,
     epilogue: Epilogue<'a>,
     matrix_tiles: Option<TileRows>,
     configured_rows: Cell<usize>,
-    /// Of one block of rows, at least.
-    tiles_at_once: usize,
+}
+
+/// Where a tile's outputs go at first.
+struct Place {
+    to: *mut f32,
+    /// In elements, from row to row.
+    stride: usize,
+    /// Whether that is where they belong, since nothing is to be done to them.
+    is_final: bool,
 }
 
 impl Call<'_> {
-    /// `next` says which part of the next panel, if there is one, this tile may ask for.
-    fn tile(&self, panel: usize, rows: Range<usize>, fetch_ahead: bool, next: Option<usize>) {
+    fn tile(&self, panel: usize, tile: usize, fetch_ahead: bool) {
+        let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
         let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
         let values = values.as_mut_ptr().cast::<Lanes>();
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
-        if let Some(tiles) = &self.matrix_tiles
-            && self.configured_rows.replace(num_rows) != num_rows
-        {
-            // SAFETY: the processor has tiles.
-            unsafe { (tiles.configure)(num_rows) };
-        }
-        let ahead = self.ahead(panel, num_blocks, fetch_ahead, next);
-        // Outputs go where they belong, if nothing is to be done to them.
-        let direct = match self.epilogue {
-            Epilogue::Store(out) if self.weights.bias.is_none() => Some(out),
-            _ => None,
-        };
-        let (to, stride) = match direct {
-            Some(out) => (out.lanes_ptr(&rows, panel), out.stride()),
-            None => (values.cast(), PANEL_LANES),
-        };
-        if let Some(tiles) = &self.matrix_tiles
-            && let Some((first, stride, num_lines)) = self.written_lines(&rows, panel)
-        {
-            (tiles.fetch_to_write)(first, num_rows, stride * 4, num_lines);
-        }
+        self.prepare(panel, &rows, true);
+        let place = self.place(panel, &rows, values);
         // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
         // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
         // belong to this worker.
-        let is_done = unsafe {
+        unsafe {
             match (self.weights.form, &self.matrix_tiles) {
                 (Form::MatrixTiles, Some(tiles)) => {
-                    (tiles.gemm)(a, num_rows, b, num_blocks, ahead, to, stride * 4);
-                    direct.is_some()
+                    let out_bytes = place.stride * 4;
+                    (tiles.gemm)(a, num_rows, b, num_blocks, fetch_ahead, place.to, out_bytes);
                 }
                 (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
                     let gemm = self.kernels.int8_gemm;
-                    gemm(a, num_rows, b, num_blocks, ahead, sums, PANEL_LANES * 4);
-                    let (rows, lanes) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
-                    (self.kernels.scale_sums)(sums, num_rows, rows, lanes, to, stride);
-                    direct.is_some()
+                    gemm(
+                        a,
+                        num_rows,
+                        b,
+                        num_blocks,
+                        fetch_ahead,
+                        sums,
+                        PANEL_LANES * 4,
+                    );
+                    self.scale(panel, &rows, sums, &place);
                 }
                 _ => {
                     let gemm = self.kernels.gemm.of(self.weights.dtype);
                     let k = self.weights.k;
                     gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast());
-                    false
+                    self.finish(panel, rows, values);
+                    return;
                 }
             }
-        };
-        if !is_done {
-            // SAFETY: just written.
-            let values = unsafe { std::slice::from_raw_parts_mut(values, num_rows) };
+        }
+        if !place.is_final {
             self.finish(panel, rows, values);
         }
     }
 
-    /// What a tile asks for while it is computed: of few tiles the first all that lies behind its
-    /// panel, of many each a part of the next panel.
-    fn ahead(
+    /// Some tiles of rows times a panel, part by part of k, while the next panel is on its way to
+    /// the second-level cache.
+    fn parts(
         &self,
+        matrix_tiles: &TileRows,
         panel: usize,
-        num_blocks: usize,
-        fetch_ahead: bool,
+        tiles: Range<usize>,
         next: Option<usize>,
-    ) -> Ahead {
-        const ENOUGH_TILES: usize = BLOCK_LINES / NEXT_LINES;
-        if self.matrix_tiles.is_none() || self.tiles_at_once < ENOUGH_TILES {
-            return match fetch_ahead {
-                true => Ahead::Behind,
-                false => Ahead::Nothing,
+    ) {
+        const ENOUGH_TILES: usize = *PART_TILES.start();
+        let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
+        let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
+        let values = values.as_mut_ptr().cast::<Lanes>();
+        let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
+        let gemm = match self.weights.form {
+            Form::Int8 => matrix_tiles.int8_gemm_part,
+            _ => matrix_tiles.gemm_part,
+        };
+        let num_parts = num_blocks.div_ceil(PART_BLOCKS);
+        let at = |part: usize| part * num_blocks / num_parts;
+        for part in 0..num_parts {
+            let (first, num_blocks) = (at(part), at(part + 1) - at(part));
+            let is_last = part + 1 == num_parts;
+            let part_of = |panel| {
+                self.weights
+                    .panel(panel)
+                    .wrapping_add(first * PANEL_BLOCK_BYTES)
             };
-        }
-        match next.filter(|&part| part < ENOUGH_TILES) {
-            Some(part) => {
-                let at = part * NEXT_LINES * 64 * num_blocks;
-                Ahead::Lines(self.weights.panel(panel + 1).wrapping_add(at))
+            for (index, tile) in tiles.clone().enumerate() {
+                let rows = self.tiles.rows(tile);
+                self.prepare(panel, &rows, is_last);
+                // SAFETY: there is one for each tile.
+                let sums = unsafe { sums.add(index) };
+                let place = self.place(panel, &rows, values);
+                let (out, stride) = match self.weights.form {
+                    Form::MatrixTiles if is_last => (place.to.cast(), place.stride),
+                    _ => (sums.cast(), PANEL_LANES),
+                };
+                let next = next.filter(|_| index < ENOUGH_TILES);
+                let ahead = index * NEXT_LINES * 64 * num_blocks;
+                // SAFETY: the blocks of a tile and of a panel lie one after the other; there is
+                // room for rows of 32 values, which in a buffer belong to this worker.
+                unsafe {
+                    let skipped = first * rows.len() * ROW_BLOCK_BYTES;
+                    gemm(&TilePart {
+                        rows: self.a.tile_ptr(&rows).add(skipped),
+                        num_rows: rows.len(),
+                        panel: part_of(panel),
+                        num_blocks,
+                        sums: match part {
+                            0 => std::ptr::null(),
+                            _ => sums.cast(),
+                        },
+                        next: next
+                            .map_or(std::ptr::null(), |next| part_of(next).wrapping_add(ahead)),
+                        out,
+                        out_bytes: stride * 4,
+                    });
+                    if is_last && self.weights.form == Form::Int8 {
+                        self.scale(panel, &rows, sums.cast(), &place);
+                    }
+                }
+                if is_last && !place.is_final {
+                    self.finish(panel, rows, values);
+                }
             }
-            None => Ahead::Nothing,
+        }
+    }
+
+    /// Before a tile is computed, whose outputs are perhaps written then.
+    fn prepare(&self, panel: usize, rows: &Range<usize>, are_written: bool) {
+        let Some(tiles) = &self.matrix_tiles else {
+            return;
+        };
+        if self.configured_rows.replace(rows.len()) != rows.len() {
+            // SAFETY: the processor has tiles.
+            unsafe { (tiles.configure)(rows.len()) };
+        }
+        if are_written && let Some((first, stride, num_lines)) = self.written_lines(rows, panel) {
+            (tiles.fetch_to_write)(first, rows.len(), stride * 4, num_lines);
+        }
+    }
+
+    fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> Place {
+        match self.epilogue {
+            Epilogue::Store(out) if self.weights.bias.is_none() => Place {
+                to: out.lanes_ptr(rows, panel),
+                stride: out.stride(),
+                is_final: true,
+            },
+            _ => Place {
+                to: values.cast(),
+                stride: PANEL_LANES,
+                is_final: false,
+            },
+        }
+    }
+
+    /// # Safety
+    /// `sums` are those of the rows, and there is room at the place for as many values.
+    unsafe fn scale(&self, panel: usize, rows: &Range<usize>, sums: *const i32, place: &Place) {
+        let (by_row, by_lane) = (self.a.scales_ptr(rows), self.weights.scales_ptr(panel));
+        // SAFETY: the caller's promise.
+        unsafe {
+            (self.kernels.scale_sums)(sums, rows.len(), by_row, by_lane, place.to, place.stride);
         }
     }
 
@@ -351,7 +445,9 @@ impl Call<'_> {
         }
     }
 
-    fn finish(&self, panel: usize, rows: Range<usize>, values: &mut [Lanes]) {
+    fn finish(&self, panel: usize, rows: Range<usize>, values: *mut Lanes) {
+        // SAFETY: just written.
+        let values = unsafe { std::slice::from_raw_parts_mut(values, rows.len()) };
         if let Some(bias) = &self.weights.bias {
             let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
             for values in &mut *values {

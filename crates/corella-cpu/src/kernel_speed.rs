@@ -14,6 +14,7 @@ use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, Lane, PackedMatrix, gemm};
+use crate::grid::Grid;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
 use crate::step_plan::StepPlan;
@@ -113,9 +114,10 @@ impl Bench {
             }
             let to = Buffer::new(num_rows, NUM_LANES).map_err(out_of_memory)?;
             let kernels = self.kernels;
+            let grid = Grid::new(tiles, self.pool.num_threads());
             let seconds = self.median(&|worker| {
                 for matrix in &matrices {
-                    gemm(kernels, &rows, tiles, matrix, Epilogue::Store(&to), worker);
+                    gemm(kernels, &rows, grid, matrix, Epilogue::Store(&to), worker);
                 }
             })?;
             let weights = (matrices.len() * K * NUM_LANES) as f64;
@@ -192,7 +194,7 @@ impl Bench {
                     layer,
                     qkv: &qkv,
                     out: &out,
-                    tiles: plan.tiles,
+                    tiles: plan.grid.tiles,
                 };
                 layer.run(&plan, worker, &mut scratch);
             }

@@ -6,6 +6,7 @@ mod buffer;
 mod executor;
 mod forward;
 mod gemm;
+mod grid;
 mod kernel_speed;
 mod kernels;
 mod kv_memory;

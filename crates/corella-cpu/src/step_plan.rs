@@ -7,6 +7,7 @@ use corella_model::AttentionSpec;
 
 use crate::attention_plan::AttentionPlan;
 use crate::buffer::Tiles;
+use crate::grid::Grid;
 use crate::slot::Slots;
 
 #[derive(Default)]
@@ -14,7 +15,7 @@ pub struct StepPlan {
     pub rows: Vec<RowPlan>,
     pub spans: Vec<SpanPlan>,
     pages: Vec<PageId>,
-    pub tiles: Tiles,
+    pub grid: Grid,
     pub attention: AttentionPlan,
     pub samples: Vec<SamplePlan>,
 }
@@ -119,7 +120,7 @@ impl StepPlan {
         self.rows.extend(rows);
     }
 
-    /// Cuts the rows into tiles and shares out attention.
+    /// Cuts the rows into tiles and shares out the work.
     pub fn finish(
         &mut self,
         spec: &AttentionSpec,
@@ -127,7 +128,8 @@ impl StepPlan {
         attention_rows: usize,
         num_threads: usize,
     ) {
-        self.tiles = Tiles::new(self.rows.len(), tile_rows);
+        let tiles = Tiles::new(self.rows.len(), tile_rows);
+        self.grid = Grid::new(tiles, num_threads);
         self.attention
             .build(&self.spans, spec, attention_rows, num_threads);
     }

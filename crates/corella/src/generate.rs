@@ -78,12 +78,7 @@ impl Speed {
         self.num_output_tokens += 1;
     }
 
-    fn report(
-        &self,
-        llm: &Llm,
-        with_limits: bool,
-        profile: Option<&Profile>,
-    ) -> Result<(), Error> {
+    fn report(&self, llm: &Llm, with_limits: bool, profile: Option<&Profile>) -> Result<(), Error> {
         let Some(first_token) = self.first_token else {
             return Ok(());
         };

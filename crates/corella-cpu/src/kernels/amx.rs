@@ -8,13 +8,15 @@ use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
 use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
-use super::{Ahead, INT8_TILE_K, Kernels, NEXT_LINES, TILE_K, TileRows, avx512};
+use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_part, avx512};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
         max_rows: 32,
         configure: configure_rows,
         gemm,
+        gemm_part: amx_part::gemm,
+        int8_gemm_part: amx_part::int8_gemm,
         silu_mul,
         fetch_to_write,
         release,
@@ -177,7 +179,7 @@ macro_rules! multiply_low {
             n = inout(reg) $call.num_blocks => _,
             block_bytes = in(reg) $call.block_bytes, line = in(reg) TILE_ROW_BYTES,
             out = in(reg) $call.out, out_bytes = in(reg) $call.out_bytes,
-            ahead = inout(reg) $call.next => _, t = out(reg) _,
+            ahead = out(reg) _, t = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         )
@@ -212,7 +214,7 @@ macro_rules! multiply_both {
             block_bytes = in(reg) $call.block_bytes, line = in(reg) TILE_ROW_BYTES,
             out = in(reg) $call.out, out_bytes = in(reg) $call.out_bytes,
             below = in(reg) $call.out.wrapping_byte_add(16 * $call.out_bytes),
-            ahead = inout(reg) $call.next => _, t = out(reg) _,
+            ahead = out(reg) _, t = out(reg) _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -220,12 +222,12 @@ macro_rules! multiply_both {
     };
 }
 
-/// Calls a kernel with what it fetches: nothing, all that lies behind, or some lines of `next`.
+/// Calls a kernel, which perhaps asks for what lies behind the weights.
 macro_rules! with_fetches {
-    ($ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
-        match $ahead {
-            Ahead::Nothing => $multiply_rows!($multiply, ["", "", "", "", ""], $call),
-            Ahead::Behind => $multiply_rows!(
+    ($fetch_ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
+        match $fetch_ahead {
+            false => $multiply_rows!($multiply, ["", "", "", "", ""], $call),
+            true => $multiply_rows!(
                 $multiply,
                 [
                     find_ahead!(),
@@ -236,22 +238,7 @@ macro_rules! with_fetches {
                 ],
                 $call
             ),
-            Ahead::Lines(_) => {
-                $multiply_rows!($multiply, [fetch_next!(), "", "", "", ""], $call)
-            }
         }
-    };
-}
-
-macro_rules! fetch_next {
-    () => {
-        concat!(
-            "prefetcht1 [{ahead}]\n",
-            "prefetcht1 [{ahead} + 64]\n",
-            "prefetcht1 [{ahead} + 128]\n",
-            "prefetcht1 [{ahead} + 192]\n",
-            "add {ahead}, 256\n",
-        )
     };
 }
 
@@ -261,7 +248,6 @@ struct Call<T> {
     block_bytes: usize,
     panel: *const u8,
     num_blocks: usize,
-    next: *const u8,
     out: *mut T,
     out_bytes: usize,
 }
@@ -276,7 +262,7 @@ macro_rules! tile_gemm {
             num_rows: usize,
             panel: *const u8,
             num_blocks: usize,
-            ahead: Ahead,
+            fetch_ahead: bool,
             out: *mut $sum,
             out_bytes: usize,
         ) {
@@ -286,10 +272,6 @@ macro_rules! tile_gemm {
                 block_bytes: num_rows * TILE_ROW_BYTES,
                 panel,
                 num_blocks,
-                next: match ahead {
-                    Ahead::Lines(next) => next,
-                    Ahead::Nothing | Ahead::Behind => std::ptr::null(),
-                },
                 out,
                 out_bytes,
             };
@@ -298,9 +280,9 @@ macro_rules! tile_gemm {
             // name any address.
             unsafe {
                 if num_rows > 16 {
-                    with_fetches!(ahead, multiply_both, $multiply, call);
+                    with_fetches!(fetch_ahead, multiply_both, $multiply, call);
                 } else {
-                    with_fetches!(ahead, multiply_low, $multiply, call);
+                    with_fetches!(fetch_ahead, multiply_low, $multiply, call);
                 }
             }
         }
@@ -312,7 +294,6 @@ tile_gemm!(int8_gemm, "tdpbssd", i32);
 
 const _: () = {
     assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);
-    assert!(NEXT_LINES * 64 == 256);
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]

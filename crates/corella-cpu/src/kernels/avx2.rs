@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, Ahead, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels,
-    KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, line_ahead,
-    sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, line_ahead, sum_lanes,
+    with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -161,13 +161,13 @@ pub unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    ahead: Ahead,
+    fetch_ahead: bool,
     out: *mut i32,
     out_bytes: usize,
 ) {
     for first in (0..num_rows).step_by(4) {
         let m = (num_rows - first).min(4);
-        let (fetch_ahead, bytes) = (ahead.is_wanted() && first == 0, num_rows * INT8_TILE_K);
+        let (fetch_ahead, bytes) = (fetch_ahead && first == 0, num_rows * INT8_TILE_K);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             let (rows, out) = (

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, Ahead, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels,
-    KeyGroup, PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp, line_ahead,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp, line_ahead,
     sum_lanes, with_rows,
 };
 
@@ -144,16 +144,23 @@ unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    ahead: Ahead,
+    fetch_ahead: bool,
     out: *mut i32,
     out_bytes: usize,
 ) {
     // SAFETY: the caller's promise, passed on; sums are exact, so that both give the same.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
-            return avx2::int8_gemm(rows, num_rows, panel, num_blocks, ahead, out, out_bytes);
+            return avx2::int8_gemm(
+                rows,
+                num_rows,
+                panel,
+                num_blocks,
+                fetch_ahead,
+                out,
+                out_bytes,
+            );
         }
-        let fetch_ahead = ahead.is_wanted();
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             int8_gemm_tile::<M>(rows, panel, num_blocks, fetch_ahead, out, out_bytes));
     }

@@ -6,6 +6,13 @@ use super::PANEL_LANES;
 /// Elements read before the first of them is written, so that results may replace their inputs.
 const CHUNK: usize = 16;
 
+/// A chunk is a vector. Without this the compiler may take several chunks at a time, element by
+/// element, with gathers and scatters.
+#[inline(always)]
+fn end_chunk() {
+    std::hint::black_box(());
+}
+
 /// # Safety
 /// See `Kernels::weigh`.
 #[inline(always)]
@@ -22,6 +29,7 @@ pub unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out
             }
             out.add(i).cast::<[f32; CHUNK]>().write_unaligned(y);
             i += CHUNK;
+            end_chunk();
         }
         while i < n {
             *out.add(i) = *x.add(i) * scale * *weight.add(i);
@@ -50,6 +58,7 @@ pub unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
             let at = head.add(half + i);
             at.cast::<[f32; CHUNK]>().write_unaligned(second);
             i += CHUNK;
+            end_chunk();
         }
         while i < half {
             let (a, b) = (*head.add(i), *head.add(half + i));
@@ -76,6 +85,7 @@ pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
             }
             out.add(i).cast::<[u16; CHUNK]>().write_unaligned(y);
             i += CHUNK;
+            end_chunk();
         }
         while i < n {
             *out.add(i) = round_to_bf16(*x.add(i));
@@ -99,6 +109,7 @@ pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: u
             }
             out.write_unaligned(sums);
         }
+        end_chunk();
     }
 }
 
@@ -116,6 +127,7 @@ pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
         for j in 0..CHUNK {
             lanes[j] = lanes[j].max(chunk[j].to_bits() & !SIGN);
         }
+        end_chunk();
     }
     let most = lanes.into_iter().fold(0, u32::max);
     rest.iter()
@@ -140,6 +152,7 @@ pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
             }
             out.add(i).cast::<[i8; CHUNK]>().write_unaligned(y);
             i += CHUNK;
+            end_chunk();
         }
         while i < n {
             *out.add(i) = quantised(*x.add(i));
@@ -173,6 +186,7 @@ pub unsafe fn scale_sums(
             let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
             out.write_unaligned(values);
         }
+        end_chunk();
     }
 }
 

@@ -13,6 +13,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_attention;
 #[cfg(target_arch = "x86_64")]
+mod amx_part;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -205,6 +207,9 @@ pub struct TileRows {
     /// Before the first call of `gemm` in a thread, and whenever the number of rows changes.
     pub configure: unsafe fn(num_rows: usize),
     pub gemm: TileGemm,
+    pub gemm_part: unsafe fn(&TilePart),
+    /// As `Kernels::int8_gemm`.
+    pub int8_gemm_part: unsafe fn(&TilePart),
     /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
     /// Asks for the first `num_lines` cache lines of some rows, `stride` bytes apart, which `gemm`
@@ -220,34 +225,32 @@ pub struct TileRows {
     pub int8_peak_ops: usize,
 }
 
-/// What a GEMM asks of memory for those that come after it.
-#[derive(Clone, Copy, Debug)]
-pub enum Ahead {
-    Nothing,
-    /// What lies behind the weights it reads.
-    Behind,
-    /// `NEXT_LINES` lines a block from there on.
-    Lines(*const u8),
-}
-
-impl Ahead {
-    #[cfg(target_arch = "x86_64")]
-    fn is_wanted(self) -> bool {
-        !matches!(self, Self::Nothing)
-    }
+/// A [`TileGemm`], or [`Int8Gemm`], over some blocks of k, for rows that are many. Sums are f32, or
+/// integers of 32 bits.
+pub struct TilePart {
+    pub rows: *const u8,
+    pub num_rows: usize,
+    pub panel: *const u8,
+    pub num_blocks: usize,
+    /// Of the blocks before, `num_rows` rows of 32; null for none. May be `out`.
+    pub sums: *const u32,
+    /// From where to ask for `NEXT_LINES` lines a block; null for nowhere.
+    pub next: *const u8,
+    pub out: *mut u32,
+    pub out_bytes: usize,
 }
 
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
 /// in blocks of 32. For each block there are 64 bytes of each row, and of the panel two tiles,
 /// lanes 0–15 and 16–31: 16 pairs of k, of each pair the 16 lanes, of each lane its two elements.
-/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. Weights that come after are
-/// asked for in time, as `ahead` says.
+/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. With
+/// `fetch_ahead` as in [`Gemm`].
 pub type TileGemm = unsafe fn(
     rows: *const u8,
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    ahead: Ahead,
+    fetch_ahead: bool,
     out: *mut f32,
     out_bytes: usize,
 );
@@ -260,7 +263,7 @@ pub type Int8Gemm = unsafe fn(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    ahead: Ahead,
+    fetch_ahead: bool,
     out: *mut i32,
     out_bytes: usize,
 );

@@ -3,9 +3,8 @@
 use half::{bf16, f16};
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, Ahead, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels,
-    KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, sum_lanes,
-    with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
+    PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -128,7 +127,7 @@ unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    _ahead: Ahead,
+    _fetch_ahead: bool,
     out: *mut i32,
     out_bytes: usize,
 ) {

@@ -90,14 +90,13 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         num_rows,
                         panel,
                         num_blocks,
-                        if fetch_ahead {
-                            Ahead::Lines(panel)
-                        } else {
-                            Ahead::Behind
-                        },
+                        fetch_ahead,
                         out.as_mut_ptr(),
                         PANEL_LANES * 4,
                     );
+                    let parts = in_parts(tiles.gemm_part, rows, num_rows, panel, num_blocks);
+                    let bits: Vec<u32> = out.iter().map(|sum| sum.to_bits()).collect();
+                    assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
                     (tiles.release)();
                 }
                 out
@@ -122,6 +121,53 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
             }
         }
     }
+}
+
+/// Sums that go to memory after the first half of k, and in the end to rows further apart.
+///
+/// # Safety
+/// As for the kernel over all of k.
+unsafe fn in_parts(
+    gemm: unsafe fn(&TilePart),
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+) -> Vec<u32> {
+    const STRIDE: usize = 48;
+    let mut sums = vec![u32::MAX; num_rows * PANEL_LANES];
+    let mut out = vec![u32::MAX; num_rows * STRIDE];
+    let middle = num_blocks / 2;
+    for (first, end) in [(0, middle), (middle, num_blocks)] {
+        if first == end {
+            continue;
+        }
+        let is_last = end == num_blocks;
+        // SAFETY: the caller's promise; there is room for the sums and for the outputs.
+        unsafe {
+            gemm(&TilePart {
+                rows: rows.add(first * num_rows * 64),
+                num_rows,
+                panel: panel.add(first * 2048),
+                num_blocks: end - first,
+                sums: match first {
+                    0 => std::ptr::null(),
+                    _ => sums.as_ptr(),
+                },
+                next: match is_last {
+                    true => std::ptr::null(),
+                    false => panel,
+                },
+                out: match is_last {
+                    true => out.as_mut_ptr(),
+                    false => sums.as_mut_ptr(),
+                },
+                out_bytes: 4 * if is_last { STRIDE } else { PANEL_LANES },
+            });
+        }
+    }
+    let rows = out.chunks(STRIDE).map(|row| &row[..PANEL_LANES]);
+    rows.flatten().copied().collect()
 }
 
 #[test]
@@ -159,7 +205,7 @@ fn sums_of_8_bit_integers_are_exact() {
                     })
                     .collect();
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
-                for ahead in [Ahead::Nothing, Ahead::Behind, Ahead::Lines(panel)] {
+                for fetch_ahead in [false, true] {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
                     // SAFETY: extents as the kernel wants them.
@@ -167,7 +213,21 @@ fn sums_of_8_bit_integers_are_exact() {
                         if let Some(tiles) = &kernels.tile_gemm {
                             (tiles.configure)(num_rows);
                         }
-                        (kernels.int8_gemm)(rows, num_rows, panel, num_blocks, ahead, to, 128);
+                        (kernels.int8_gemm)(
+                            rows,
+                            num_rows,
+                            panel,
+                            num_blocks,
+                            fetch_ahead,
+                            to,
+                            128,
+                        );
+                        if let Some(tiles) = &kernels.tile_gemm {
+                            let gemm = tiles.int8_gemm_part;
+                            let parts = in_parts(gemm, rows, num_rows, panel, num_blocks);
+                            let bits: Vec<u32> = out.iter().map(|&sum| sum as u32).collect();
+                            assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
+                        }
                     }
                     assert_eq!(out, expected, "{isa} {num_rows} rows of {k}");
                 }
