@@ -10,9 +10,10 @@ use corella_model::{Activation, DecoderSpec};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, PackedRows, Tiles};
-use crate::gemm::{Epilogue, PackedMatrix, gemm};
+use crate::gemm::{Epilogue, PackedMatrix, Part, gemm};
 use crate::grid::Grid;
-use crate::kernels::Kernels;
+use crate::head_groups::HeadGroups;
+use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv_memory::{HeadPage, KvMemory};
 use crate::profile::{Operation, Profile, Walk};
 use crate::rotary::Rotary;
@@ -43,7 +44,9 @@ struct Activations {
     /// Cosines and sines of each row's position.
     angles: Buffer,
     normed: PackedRows,
-    qkv: Buffer,
+    /// Of each worker: queries, keys and values of a group of heads.
+    heads: Vec<Buffer>,
+    queries: Buffer,
     attended: PackedRows,
     gated: PackedRows,
     /// Rows that sample, a block of them.
@@ -62,7 +65,10 @@ impl Forward {
         draws: bool,
     ) -> io::Result<Self> {
         let attention = &spec.attention;
-        let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
+        let groups = HeadGroups::new(attention);
+        // Wider than the angles: a load waits for a store that is whole pages away.
+        let heads_len = groups.num_lanes() + PANEL_LANES;
+        let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
         let form = weights.ends.head.form();
         let tile_rows = kernels.rows_at_once(form);
         let logit_rows = if draws { 2 * tile_rows } else { 0 };
@@ -70,7 +76,8 @@ impl Forward {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
             normed: PackedRows::new(max_rows, spec.hidden_size, form)?,
-            qkv: Buffer::new(max_rows, num_heads * attention.head_dim)?,
+            heads: heads.collect::<io::Result<_>>()?,
+            queries: Buffer::new(max_rows, attention.num_heads * attention.head_dim)?,
             attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim, form)?,
             gated: PackedRows::new(max_rows, spec.mlp.intermediate_size, form)?,
             head_input: PackedRows::new(logit_rows, spec.hidden_size, form)?,
@@ -195,16 +202,14 @@ impl Forward {
         let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
         walk.finish(Operation::Norm);
-        let out = Epilogue::Store(&act.qkv);
-        self.dense(Operation::Qkv, &act.normed, grid, &layer.qkv, out, walk);
-        self.rotate_and_store(plan, index, layer, worker);
+        self.project(plan, index, layer, walk);
         walk.finish(Operation::Rotate);
         AttentionLayer {
             kernels: self.kernels,
             spec: &self.spec.attention,
             kv: &self.kv,
             layer: index,
-            qkv: &act.qkv,
+            qkv: &act.queries,
             out: &act.attended,
             tiles: grid.tiles,
         }
@@ -241,10 +246,23 @@ impl Forward {
         out: Epilogue<'_>,
         walk: &mut Walk<'_>,
     ) {
-        gemm(self.kernels, rows, grid, weights, out, walk.worker);
-        let flops = 2 * grid.tiles.num_rows() * rows.k * weights.num_lanes();
-        walk.count(operation, flops, weights.num_bytes());
+        let part = Part::of(&grid, weights, walk.worker.index());
+        gemm(self.kernels, rows, part, weights, out);
+        self.count_dense(operation, rows, grid, weights, walk);
         walk.finish(operation);
+    }
+
+    fn count_dense(
+        &self,
+        operation: Operation,
+        rows: &PackedRows,
+        grid: Grid,
+        weights: &PackedMatrix,
+        walk: &Walk<'_>,
+    ) {
+        let num_lanes = weights.num_panels() * PANEL_LANES;
+        let flops = 2 * grid.tiles.num_rows() * rows.k * num_lanes;
+        walk.count(operation, flops, weights.num_bytes());
     }
 
     /// Operations, and bytes of keys and values.
@@ -309,53 +327,76 @@ impl Forward {
         1.0 / (sum / x.len() as f32 + self.spec.norm_eps).sqrt()
     }
 
+    /// Queries, keys and values, a group of heads at a time, while their rows are in the cache.
     /// Norms and rotates queries and keys; writes keys and values to their pages.
-    fn rotate_and_store(
+    fn project(&self, plan: &StepPlan, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
+        let spec = &self.spec.attention;
+        let (act, weights) = (&self.activations, &layer.qkv);
+        let worker = walk.worker.index();
+        let (groups, rows) = (HeadGroups::new(spec), plan.grid.rows_of(worker));
+        for group in plan.grid.share(worker, groups.len()) {
+            let panels = groups.panels(group);
+            let part = Part {
+                tiles: plan.grid.tiles,
+                taken: plan.grid.tiles_of(worker),
+                first_panel: panels.start,
+                panels: panels.start..panels.end.min(weights.num_panels()),
+            };
+            let out = Epilogue::Store(&act.heads[worker]);
+            gemm(self.kernels, &act.normed, part, weights, out);
+            walk.note(Operation::Qkv);
+            for r in rows.clone() {
+                for (i, head) in groups.heads(group).enumerate() {
+                    // SAFETY: no one else has this worker's heads.
+                    let values = unsafe { act.heads[worker].row_mut(r) };
+                    let values = &mut values[i * spec.head_dim..][..spec.head_dim];
+                    self.store_head(plan, index, layer, r, head, values);
+                }
+            }
+            walk.note(Operation::Rotate);
+        }
+        self.count_dense(Operation::Qkv, &act.normed, plan.grid, weights, walk);
+    }
+
+    fn store_head(
         &self,
         plan: &StepPlan,
         index: usize,
         layer: &PackedLayer,
-        worker: &Worker<'_>,
+        r: usize,
+        head: usize,
+        x: &mut [f32],
     ) {
         let spec = &self.spec.attention;
-        let num_heads = spec.num_heads + 2 * spec.num_kv_heads;
-        let rows = plan.grid.rows_of(worker.index());
-        for item in plan.grid.share(worker.index(), rows.len() * num_heads) {
-            let (r, head) = (rows.start + item / num_heads, item % num_heads);
-            let start = head * spec.head_dim;
+        // SAFETY: written before the last barrier only.
+        let angles = unsafe { self.activations.angles.row(r) };
+        let row = &plan.rows[r];
+        let page_size = self.kv.page_size();
+        let pages = plan.pages_of(&plan.spans[row.span]);
+        let at = |head| HeadPage {
+            layer: index,
+            page: pages[row.position / page_size].0 as usize,
+            head,
+        };
+        let offset = row.position % page_size;
+        if head < spec.num_heads {
+            self.norm_head(x, layer.q_norm.as_deref());
+            self.rotate(x, angles);
             // SAFETY: this head of this row is this worker's.
-            let x = unsafe {
-                let row = self.activations.qkv.row_ptr(r);
-                std::slice::from_raw_parts_mut(row.add(start), spec.head_dim)
-            };
-            // SAFETY: written before the last barrier only.
-            let angles = unsafe { self.activations.angles.row(r) };
-            let row = &plan.rows[r];
-            let page_size = self.kv.page_size();
-            let pages = plan.pages_of(&plan.spans[row.span]);
-            let at = |head| HeadPage {
-                layer: index,
-                page: pages[row.position / page_size].0 as usize,
-                head,
-            };
-            let offset = row.position % page_size;
-            if head < spec.num_heads {
-                self.norm_head(x, layer.q_norm.as_deref());
-                self.rotate(x, angles);
-            } else if head < spec.num_heads + spec.num_kv_heads {
-                self.norm_head(x, layer.k_norm.as_deref());
-                self.rotate(x, angles);
-                // SAFETY: a position of a sequence is one row, and this head of it this
-                // worker's; shared pages are written by the one span that fills them.
-                unsafe {
-                    self.kv
-                        .write_key(self.kernels, at(head - spec.num_heads), offset, x)
-                };
-            } else {
-                let head = head - spec.num_heads - spec.num_kv_heads;
-                // SAFETY: as for keys.
-                unsafe { self.kv.write_value(self.kernels, at(head), offset, x) };
-            }
+            let queries = unsafe { self.activations.queries.row_ptr(r).add(head * x.len()) };
+            // SAFETY: as above; a row has room for all heads.
+            unsafe { queries.copy_from_nonoverlapping(x.as_ptr(), x.len()) };
+        } else if head < spec.num_heads + spec.num_kv_heads {
+            self.norm_head(x, layer.k_norm.as_deref());
+            self.rotate(x, angles);
+            let at = at(head - spec.num_heads);
+            // SAFETY: a position of a sequence is one row, and this head of it this worker's;
+            // shared pages are written by the one span that fills them.
+            unsafe { self.kv.write_key(self.kernels, at, offset, x) };
+        } else {
+            let at = at(head - spec.num_heads - spec.num_kv_heads);
+            // SAFETY: as for keys.
+            unsafe { self.kv.write_value(self.kernels, at, offset, x) };
         }
     }
 

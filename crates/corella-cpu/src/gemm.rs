@@ -18,7 +18,7 @@ use crate::kernels::{
     panel_position, tile_position,
 };
 use crate::region::Region;
-use crate::thread_pool::{ThreadPool, Worker};
+use crate::thread_pool::ThreadPool;
 
 /// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
 pub struct PackedMatrix {
@@ -112,8 +112,8 @@ impl PackedMatrix {
         self.num_panels * self.panel_bytes()
     }
 
-    pub fn num_lanes(&self) -> usize {
-        self.num_panels * PANEL_LANES
+    pub fn num_panels(&self) -> usize {
+        self.num_panels
     }
 
     /// The weights of one output: a row of the matrix, back from the panels.
@@ -205,26 +205,46 @@ const PART_BLOCKS: usize = 16;
 const ROW_BLOCK_BYTES: usize = TILE_K * 2;
 const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
-/// Every worker computes its rows and lanes.
+/// What one worker computes of a dense layer.
+pub struct Part {
+    /// Of all rows.
+    pub tiles: Tiles,
+    pub taken: Range<usize>,
+    pub panels: Range<usize>,
+    /// The panel whose outputs are lanes 0 and on.
+    pub first_panel: usize,
+}
+
+impl Part {
+    /// A worker's rows and lanes of the whole layer.
+    pub fn of(grid: &Grid, weights: &PackedMatrix, worker: usize) -> Self {
+        Self {
+            tiles: grid.tiles,
+            taken: grid.tiles_of(worker),
+            panels: grid.share(worker, weights.num_panels),
+            first_panel: 0,
+        }
+    }
+}
+
 pub fn gemm(
     kernels: &Kernels,
     a: &PackedRows,
-    grid: Grid,
+    part: Part,
     weights: &PackedMatrix,
     epilogue: Epilogue<'_>,
-    worker: &Worker<'_>,
 ) {
     assert_eq!((a.k, a.form()), (weights.k, weights.form));
-    let panels = grid.share(worker.index(), weights.num_panels);
-    let tiles = grid.tiles_of(worker.index());
+    let (tiles, panels) = (part.taken, part.panels);
     let max_rows = ROWS_BYTES / a.row_bytes();
     let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).clamp(1, MAX_PART_TILES);
     let num_blocks = tiles.len().div_ceil(max_tiles);
     let call = Call {
         kernels,
         a,
-        tiles: grid.tiles,
+        tiles: part.tiles,
         weights,
+        first_panel: part.first_panel,
         epilogue,
         matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
@@ -257,6 +277,7 @@ struct Call<'a> {
     a: &'a PackedRows,
     tiles: Tiles,
     weights: &'a PackedMatrix,
+    first_panel: usize,
     epilogue: Epilogue<'a>,
     matrix_tiles: Option<TileRows>,
     configured_rows: Cell<usize>,
@@ -405,7 +426,7 @@ impl Call<'_> {
     fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> Place {
         match self.epilogue {
             Epilogue::Store(out) if self.weights.bias.is_none() => Place {
-                to: out.lanes_ptr(rows, panel),
+                to: out.lanes_ptr(rows, panel - self.first_panel),
                 stride: out.stride(),
                 is_final: true,
             },
@@ -435,9 +456,11 @@ impl Call<'_> {
         panel: usize,
     ) -> Option<(*const f32, usize, usize)> {
         match self.epilogue {
-            Epilogue::Store(out) | Epilogue::Add(out) => {
-                Some((out.lanes_ptr(rows, panel), out.stride(), 2))
-            }
+            Epilogue::Store(out) | Epilogue::Add(out) => Some((
+                out.lanes_ptr(rows, panel - self.first_panel),
+                out.stride(),
+                2,
+            )),
             Epilogue::SiluMul(out) => {
                 let (first, stride) = out.wide_ptr(rows, panel * PANEL_LANES / 2)?;
                 Some((first, stride, 1))
@@ -459,14 +482,14 @@ impl Call<'_> {
         let from = values.as_ptr().cast();
         match self.epilogue {
             Epilogue::Store(out) => {
-                let to = out.lanes_ptr(&rows, panel);
+                let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 for (i, values) in values.iter().enumerate() {
                     // SAFETY: a panel's lanes of a row belong to one worker.
                     unsafe { *to.add(i * out.stride()).cast::<[f32; PANEL_LANES]>() = values.0 };
                 }
             }
             Epilogue::Add(out) => {
-                let to = out.lanes_ptr(&rows, panel);
+                let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 // SAFETY: as above.
                 unsafe { (self.kernels.add_lanes)(from, rows.len(), to, out.stride()) };
             }

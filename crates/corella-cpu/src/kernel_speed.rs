@@ -13,7 +13,7 @@ use corella_model::{
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
-use crate::gemm::{Epilogue, Lane, PackedMatrix, gemm};
+use crate::gemm::{Epilogue, Lane, PackedMatrix, Part, gemm};
 use crate::grid::Grid;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
@@ -117,7 +117,8 @@ impl Bench {
             let grid = Grid::new(tiles, self.pool.num_threads());
             let seconds = self.median(&|worker| {
                 for matrix in &matrices {
-                    gemm(kernels, &rows, grid, matrix, Epilogue::Store(&to), worker);
+                    let part = Part::of(&grid, matrix, worker.index());
+                    gemm(kernels, &rows, part, matrix, Epilogue::Store(&to));
                 }
             })?;
             let weights = (matrices.len() * K * NUM_LANES) as f64;

@@ -7,6 +7,7 @@ mod executor;
 mod forward;
 mod gemm;
 mod grid;
+mod head_groups;
 mod kernel_speed;
 mod kernels;
 mod kv_memory;

@@ -165,11 +165,14 @@ impl<'a> Walk<'a> {
 
     /// This worker's part is done; waits for the others'.
     pub fn finish(&mut self, operation: Operation) {
-        let account = self.account;
-        let entry = account.map(|account| &account.entries[operation as usize]);
-        self.lap(entry.map(|entry| &entry.busy));
+        self.note(operation);
         self.worker.barrier();
-        self.lap(entry.map(|entry| &entry.waiting));
+        self.lap(operation, |entry| &entry.waiting);
+    }
+
+    /// Some of this worker's part is done.
+    pub fn note(&mut self, operation: Operation) {
+        self.lap(operation, |entry| &entry.busy);
     }
 
     /// What an operation does at least, all workers together.
@@ -183,11 +186,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn lap(&mut self, sum: Option<&AtomicU64>) {
-        if let (Some(sum), Some(last)) = (sum, self.last) {
+    fn lap(&mut self, operation: Operation, sum: impl Fn(&Entry) -> &AtomicU64) {
+        if let (Some(account), Some(last)) = (self.account, &mut self.last) {
             let now = Instant::now();
-            add(sum, now.duration_since(last).as_nanos() as u64);
-            self.last = Some(now);
+            let elapsed = now.duration_since(*last).as_nanos() as u64;
+            add(sum(&account.entries[operation as usize]), elapsed);
+            *last = now;
         }
     }
 }

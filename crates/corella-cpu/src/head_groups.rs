@@ -1,0 +1,73 @@
+//! Heads that fill whole panels of lanes.
+
+use std::ops::Range;
+
+use corella_model::AttentionSpec;
+
+use crate::kernels::PANEL_LANES;
+
+/// Queries' heads, then keys', then values', cut into groups as small as can be.
+pub struct HeadGroups {
+    num_heads: usize,
+    head_dim: usize,
+    heads_of_group: usize,
+}
+
+impl HeadGroups {
+    pub fn new(spec: &AttentionSpec) -> Self {
+        let fills_panels = |heads: &usize| (heads * spec.head_dim).is_multiple_of(PANEL_LANES);
+        Self {
+            num_heads: spec.num_heads + 2 * spec.num_kv_heads,
+            head_dim: spec.head_dim,
+            heads_of_group: (1..PANEL_LANES).find(fills_panels).unwrap_or(PANEL_LANES),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.num_heads.div_ceil(self.heads_of_group)
+    }
+
+    /// Of a full group.
+    pub fn num_lanes(&self) -> usize {
+        self.heads_of_group * self.head_dim
+    }
+
+    pub fn heads(&self, group: usize) -> Range<usize> {
+        let first = group * self.heads_of_group;
+        first..self.num_heads.min(first + self.heads_of_group)
+    }
+
+    /// Of a full group; the last one may have fewer.
+    pub fn panels(&self, group: usize) -> Range<usize> {
+        let num_panels = self.num_lanes() / PANEL_LANES;
+        group * num_panels..(group + 1) * num_panels
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_lie_in_the_panels_of_their_group() {
+        for head_dim in [2, 8, 16, 24, 32, 64, 80, 100, 128] {
+            let groups = HeadGroups::new(&AttentionSpec {
+                num_heads: 6,
+                num_kv_heads: 3,
+                head_dim,
+                qk_norm: false,
+                qkv_bias: false,
+                output_bias: false,
+            });
+            let mut next = 0;
+            for group in 0..groups.len() {
+                let (heads, panels) = (groups.heads(group), groups.panels(group));
+                assert_eq!(heads.start, next);
+                assert_eq!(heads.start * head_dim, panels.start * PANEL_LANES);
+                assert!(heads.end * head_dim <= panels.end * PANEL_LANES);
+                next = heads.end;
+            }
+            assert_eq!(next, 12);
+        }
+    }
+}
