@@ -334,13 +334,15 @@ impl Forward {
         let (act, weights) = (&self.activations, &layer.qkv);
         let worker = walk.worker.index();
         let (groups, rows) = (HeadGroups::new(spec), plan.grid.rows_of(worker));
-        for group in plan.grid.share(worker, groups.len()) {
+        let share = plan.grid.share(worker, groups.len());
+        for group in share.clone() {
             let panels = groups.panels(group);
             let part = Part {
                 tiles: plan.grid.tiles,
                 taken: plan.grid.tiles_of(worker),
                 first_panel: panels.start,
                 panels: panels.start..panels.end.min(weights.num_panels()),
+                goes_on: group + 1 < share.end,
             };
             let out = Epilogue::Store(&act.heads[worker]);
             gemm(self.kernels, &act.normed, part, weights, out);

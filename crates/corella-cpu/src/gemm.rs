@@ -213,6 +213,8 @@ pub struct Part {
     pub panels: Range<usize>,
     /// The panel whose outputs are lanes 0 and on.
     pub first_panel: usize,
+    /// Whether the worker goes on with the panel behind these.
+    pub goes_on: bool,
 }
 
 impl Part {
@@ -223,6 +225,7 @@ impl Part {
             taken: grid.tiles_of(worker),
             panels: grid.share(worker, weights.num_panels),
             first_panel: 0,
+            goes_on: false,
         }
     }
 }
@@ -255,7 +258,8 @@ pub fn gemm(
         for panel in panels.clone() {
             match call.matrix_tiles {
                 Some(matrix_tiles) if PART_TILES.contains(&block.len()) => {
-                    let next = (panel + 1 < panels.end).then_some(panel + 1);
+                    let has_next = part.goes_on || panel + 1 < panels.end;
+                    let next = has_next.then_some(panel + 1);
                     call.parts(&matrix_tiles, panel, block.clone(), next);
                 }
                 _ => {
