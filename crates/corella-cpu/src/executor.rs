@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -12,6 +13,7 @@ use corella_model::{
     WeightFormat,
 };
 
+use crate::core_affinity::allowed_cores;
 use crate::forward::Forward;
 use crate::kernels::{Isa, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
@@ -25,6 +27,8 @@ use crate::weights::PackedWeights;
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     pub num_threads: usize,
+    /// Each thread on a core of its own, and weights in the memory next to it.
+    pub pin_threads: bool,
     /// Of the packed matrices. `None` keeps the checkpoint's, so that nothing is rounded.
     pub weight_format: Option<WeightFormat>,
     pub kv_dtype: DType,
@@ -86,9 +90,21 @@ impl CpuExecutor {
         let no_memory =
             |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
-        let mut pool = ThreadPool::new(config.num_threads).map_err(no_threads)?;
-        let mut packed =
-            PackedWeights::pack(&spec, &weights, config.weight_format, kernels, &mut pool)?;
+        let cores = match config.pin_threads {
+            true => cores(&config)?,
+            false => Vec::new(),
+        };
+        let new_pool = |first: usize, num_threads: usize| {
+            let pool = match cores.get(first..first + num_threads) {
+                Some(cores) => ThreadPool::pinned(cores.to_vec()),
+                None => ThreadPool::new(num_threads),
+            };
+            pool.map_err(no_threads)
+        };
+        let mut pool = new_pool(0, config.num_threads)?;
+        let mut packed = on_first_core(&mut pool, |pool| {
+            PackedWeights::pack(&spec, &weights, config.weight_format, kernels, pool)
+        })?;
         drop(weights);
         let kv_layout = KvLayout {
             num_pages: config.num_pages,
@@ -108,9 +124,11 @@ impl CpuExecutor {
         let mut pools = vec![pool];
         if num_stages > 1 {
             pools.clear();
+            let mut first = 0;
             for stage in 0..num_stages {
                 let num_threads = share(config.num_threads, num_stages, stage).max(1);
-                pools.push(ThreadPool::new(num_threads).map_err(no_threads)?);
+                pools.push(new_pool(first, num_threads)?);
+                first += num_threads;
             }
         }
         let info = ExecutorInfo {
@@ -171,7 +189,10 @@ impl CpuExecutor {
             };
             let thread = std::thread::Builder::new()
                 .name(format!("corella-stage-{stage}"))
-                .spawn(move || stage_loop.run())
+                .spawn(move || {
+                    stage_loop.pool.pin_caller();
+                    stage_loop.run();
+                })
                 .map_err(|error| CpuError(format!("cannot start the executor thread: {error}")))?;
             executor.stages.push(thread);
         }
@@ -256,6 +277,34 @@ impl CpuExecutor {
         assert!(page.0 < self.kv_layout.num_pages, "page {page}");
         assert_eq!(num_bytes, self.kv_layout.page_bytes);
     }
+}
+
+/// A core for each thread.
+fn cores(config: &CpuConfig) -> Result<Vec<usize>, CpuError> {
+    let cores = allowed_cores()
+        .map_err(|error| CpuError(format!("threads cannot be pinned to cores: {error}")))?;
+    let num_threads = config.num_threads.max(config.num_stages);
+    if cores.len() < num_threads {
+        return Err(CpuError(format!(
+            "{num_threads} threads cannot be pinned to {} cores",
+            cores.len()
+        )));
+    }
+    Ok(cores)
+}
+
+/// Runs `work` where the pool's first worker belongs; this thread may go on to run elsewhere.
+fn on_first_core<T: Send>(
+    pool: &mut ThreadPool,
+    work: impl FnOnce(&mut ThreadPool) -> T + Send,
+) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            pool.pin_caller();
+            work(pool)
+        });
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 /// The part of `n` that is stage `index`'s.

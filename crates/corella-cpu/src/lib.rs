@@ -3,6 +3,7 @@
 mod attention;
 mod attention_plan;
 mod buffer;
+mod core_affinity;
 mod executor;
 mod forward;
 mod gemm;

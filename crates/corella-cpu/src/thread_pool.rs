@@ -13,9 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::core_affinity;
+
 pub struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Of each worker; empty where the system may choose.
+    cores: Vec<usize>,
 }
 
 /// One thread's view of a running job.
@@ -26,6 +30,15 @@ pub struct Worker<'a> {
 
 impl ThreadPool {
     pub fn new(num_threads: usize) -> io::Result<Self> {
+        Self::with_cores(num_threads, Vec::new())
+    }
+
+    /// Each worker on a core of its own: the first where `pin_caller` is called.
+    pub fn pinned(cores: Vec<usize>) -> io::Result<Self> {
+        Self::with_cores(cores.len(), cores)
+    }
+
+    fn with_cores(num_threads: usize, cores: Vec<usize>) -> io::Result<Self> {
         let num_threads = num_threads.max(1);
         let shared = Arc::new(Shared {
             num_threads,
@@ -39,12 +52,19 @@ impl ThreadPool {
         let mut pool = Self {
             shared,
             threads: Vec::new(),
+            cores,
         };
         for index in 1..num_threads {
             let shared = Arc::clone(&pool.shared);
+            let core = pool.cores.get(index).copied();
             let thread = std::thread::Builder::new()
                 .name(format!("corella-cpu-{index}"))
-                .spawn(move || help(&shared, index));
+                .spawn(move || {
+                    if let Some(core) = core {
+                        core_affinity::pin_to(core);
+                    }
+                    help(&shared, index);
+                });
             match thread {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) => {
@@ -59,6 +79,13 @@ impl ThreadPool {
 
     pub fn num_threads(&self) -> usize {
         self.shared.num_threads
+    }
+
+    /// To be called by the thread that runs jobs, if workers have cores of their own.
+    pub fn pin_caller(&self) {
+        if let Some(&core) = self.cores.first() {
+            core_affinity::pin_to(core);
+        }
     }
 
     /// Runs `job` once in every worker. The first panic's message is the error.
@@ -316,6 +343,28 @@ mod tests {
             .unwrap();
             assert_eq!(count.into_inner(), 3);
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pinned_workers_stay_on_their_cores() {
+        let cores = core_affinity::allowed_cores().unwrap();
+        let mut pool = ThreadPool::pinned(cores.clone()).unwrap();
+        let seen: Vec<_> = cores.iter().map(|_| Mutex::new(Vec::new())).collect();
+        // A thread of its own, because it stays pinned.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pool.pin_caller();
+                pool.run(&|worker| {
+                    *lock(&seen[worker.index()]) = core_affinity::allowed_cores().unwrap();
+                })
+                .unwrap();
+            });
+        });
+        for (core, seen) in cores.iter().zip(seen) {
+            assert_eq!(*lock(&seen), [*core]);
+        }
+        assert_eq!(core_affinity::allowed_cores().unwrap(), cores);
     }
 
     #[test]

@@ -357,6 +357,7 @@ fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
         max_model_len: NUM_POSITIONS,
         isa: None,
         num_stages: 1,
+        pin_threads: false,
         profile: None,
     }
 }

@@ -104,6 +104,7 @@ fn run_format(
             max_model_len: limits.max_model_len,
             isa: Some(isa),
             num_stages,
+            pin_threads: false,
             profile: None,
         };
         let weights = checkpoint.weights().unwrap();

@@ -123,6 +123,7 @@ impl Model {
             max_model_len: spec.max_position as u32,
             isa: Some(isa),
             num_stages: 1,
+            pin_threads: false,
             profile: None,
         };
         let vocab_size = spec.vocab_size;

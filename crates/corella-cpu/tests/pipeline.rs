@@ -293,6 +293,7 @@ fn executor(num_stages: usize, num_threads: usize) -> CpuExecutor {
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_model_len: limits.max_model_len,
         isa: None,
+        pin_threads: false,
         profile: None,
     };
     let spec = checkpoint.config().spec.clone();

@@ -254,6 +254,10 @@ pub struct DeviceArgs {
     /// CPU threads [default: the cores this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Keep each thread on a core of its own, and its weights in the memory next to it; of use
+    /// where nothing else runs
+    #[arg(long)]
+    pub pin_threads: bool,
     /// CPU instructions; amx rounds what goes into dense layers of bf16 weights to bf16
     /// [default: the best of this machine]
     #[arg(long, value_enum)]

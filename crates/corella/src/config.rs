@@ -374,6 +374,7 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         return Err(Error::Config("--threads must be at least 1".to_owned()));
     }
     options.num_threads = args.threads;
+    options.pin_threads = args.pin_threads;
     options.isa = args.isa.map(|isa| match isa {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Avx2 => Isa::Avx2,

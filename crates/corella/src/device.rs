@@ -91,6 +91,7 @@ pub(crate) fn load(
         Some(weights) => {
             let config = CpuConfig {
                 num_threads: options.num_threads.unwrap_or_else(num_cores),
+                pin_threads: options.pin_threads,
                 weight_format: options.weight_format,
                 kv_dtype,
                 num_pages: scheduler.num_pages,

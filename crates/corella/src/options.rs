@@ -29,6 +29,8 @@ pub struct LlmOptions {
     pub device: Device,
     /// Default: the cores this process may use.
     pub num_threads: Option<usize>,
+    /// Each thread on a core of its own.
+    pub pin_threads: bool,
     /// Default: the best of this machine.
     pub isa: Option<Isa>,
     /// Default: the checkpoint's.
@@ -63,6 +65,7 @@ impl Default for LlmOptions {
         Self {
             device: Device::Cpu,
             num_threads: None,
+            pin_threads: false,
             isa: None,
             weight_format: None,
             kv_dtype: None,
