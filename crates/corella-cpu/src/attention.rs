@@ -4,6 +4,7 @@
 //! running maximum and running sums. Rows of one tile share the reads of K and V and nothing
 //! else, so prefill and decode rows go through the same arithmetic.
 
+use std::io;
 use std::ops::Range;
 
 use corella_core::PageId;
@@ -26,11 +27,11 @@ pub enum AttentionScratch {
 }
 
 impl AttentionScratch {
-    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> Self {
-        match kernels.attention_through_tiles(head_dim, kv.dtype) {
+    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> io::Result<Self> {
+        Ok(match kernels.attention_through_tiles(head_dim, kv.dtype) {
             None => Self::Rows(Box::new(RowScratch::new(head_dim))),
-            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv.form))),
-        }
+            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv.form)?)),
+        })
     }
 }
 
@@ -91,7 +92,7 @@ impl AttentionLayer<'_> {
             }
             AttentionScratch::Tiles(scratch) => {
                 tasks.for_each(|(task, span, pages)| self.run_tiles(task, span, pages, scratch));
-                self.release_tiles();
+                self.release_tiles(scratch);
             }
         }
     }

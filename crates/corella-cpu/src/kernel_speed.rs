@@ -11,6 +11,7 @@ use corella_model::{
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch};
+use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, Lane, PackedMatrix, Part, gemm};
@@ -140,7 +141,6 @@ impl Bench {
         let spec = spec(NUM_LAYERS);
         let (attention, head_dim) = (&spec.attention, spec.attention.head_dim);
         let tiles = self.kernels.attention_through_tiles(head_dim, DType::Bf16);
-        let rows_at_once = tiles.map_or(self.kernels.tile_rows, |tiles| tiles.max_rows);
         let kv_form = KvForm::new(tiles.is_some(), PAGE_SIZE);
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
@@ -173,7 +173,7 @@ impl Bench {
         plan.finish(
             attention,
             self.kernels.rows_at_once(form),
-            rows_at_once,
+            TaskShape::new(self.kernels, head_dim, DType::Bf16),
             num_threads,
         );
         let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
@@ -181,8 +181,9 @@ impl Bench {
         let width = attention.num_heads * head_dim;
         let out = PackedRows::new(num_rows, width, form).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
-            .map(|_| Mutex::new(AttentionScratch::new(self.kernels, &kv, head_dim)))
-            .collect();
+            .map(|_| AttentionScratch::new(self.kernels, &kv, head_dim).map(Mutex::new))
+            .collect::<Result<_, _>>()
+            .map_err(out_of_memory)?;
         let kernels = self.kernels;
         let seconds = self.median(&|worker| {
             let scratch = &scratch[worker.index()];

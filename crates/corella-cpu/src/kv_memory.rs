@@ -8,7 +8,9 @@ use std::io;
 use corella_model::{DType, DecoderSpec};
 use half::{bf16, f16};
 
-use crate::kernels::{ATTENTION_LANES, Kernels, KeyGroup, TILE_POSITIONS, ValueRun};
+use crate::kernels::{
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, VALUE_TILE, ValueRun, tile_value_index,
+};
 use crate::region::Region;
 
 /// Memory of one page: K and V of all layers.
@@ -32,7 +34,7 @@ pub enum KvForm {
 impl KvForm {
     /// Tiles for attention through tiles, wherever their positions lie in one page.
     pub fn new(through_tiles: bool, page_size: u32) -> Self {
-        match through_tiles && (page_size as usize).is_multiple_of(TILE_POSITIONS) {
+        match through_tiles && (page_size as usize).is_multiple_of(KEY_TILE) {
             true => Self::Tiles,
             false => Self::Plain,
         }
@@ -114,29 +116,30 @@ impl KvMemory {
 
     /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
     pub fn key_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
         self.element(at, self.key_index(0, offset))
     }
 
     /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
     pub fn value_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
         self.element(at, self.value_index(0, offset))
     }
 
-    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][TILE_POSITIONS][2]`.
+    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][KEY_TILE][2]`.
     pub fn copy_key(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        self.copy_elements(at, to, tile, |i| {
-            let outside = (i / 2 * TILE_POSITIONS + to) * 2 + i % 2;
+        assert!(to < KEY_TILE && tile.len() == KEY_TILE * self.head_dim);
+        self.copy_elements(at, tile, |i| {
+            let outside = (i / 2 * KEY_TILE + to) * 2 + i % 2;
             (self.key_index(i, offset), outside)
         });
     }
 
-    /// Puts one position's value, in bf16, into a tile of `[TILE_POSITIONS / 2][head_dim][2]`.
+    /// Puts one position's value, in bf16, into a tile as `TileValues` reads it.
     pub fn copy_value(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        self.copy_elements(at, to, tile, |i| {
-            let outside = (to / 2 * self.head_dim + i) * 2 + to % 2;
-            (self.value_index(i, offset), outside)
+        assert!(to < VALUE_TILE && tile.len() == VALUE_TILE * self.head_dim);
+        self.copy_elements(at, tile, |i| {
+            (self.value_index(i, offset), tile_value_index(to, i))
         });
     }
 
@@ -144,12 +147,10 @@ impl KvMemory {
     fn copy_elements(
         &self,
         at: HeadPage,
-        to: usize,
         tile: &mut [u16],
         indices: impl Fn(usize) -> (usize, usize),
     ) {
-        assert!(self.dtype == DType::Bf16 && to < TILE_POSITIONS);
-        assert_eq!(tile.len(), TILE_POSITIONS * self.head_dim);
+        assert!(self.dtype == DType::Bf16);
         let start = self.element(at, 0).cast::<u16>();
         for i in 0..self.head_dim {
             let (from, to) = indices(i);

@@ -310,39 +310,41 @@ pub type Values = unsafe fn(
     out_stride: usize,
 );
 
-/// Positions that attention through matrix tiles takes in one go, counted from position 0 of the
-/// sequence.
+/// Positions that attention through matrix tiles weighs values of in one go, counted from position
+/// 0 of the sequence.
 pub const TILE_ATTENTION_BLOCK: usize = 256;
-/// Positions of one tile of keys or values.
-pub const TILE_POSITIONS: usize = 16;
+/// Positions that its softmax takes in one go.
+pub const TILE_SOFTMAX_BLOCK: usize = 64;
+/// Positions of a tile of keys.
+pub const KEY_TILE: usize = 16;
+/// Positions of a tile of values, or of weights.
+pub const VALUE_TILE: usize = 32;
+/// Rows of queries that share tiles.
+pub const QUERY_TILE_ROWS: usize = 32;
+/// Elements between tiles of weights, or of `TILE_K` dimensions of queries: of each row 32, one row
+/// after the other.
+pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 
-/// Attention through matrix tiles, a block of `TILE_ATTENTION_BLOCK` positions at a time.
+/// Attention of up to `QUERY_TILE_ROWS` rows through matrix tiles.
 #[derive(Clone, Copy)]
 pub struct TileAttention {
-    /// Rows that it takes at once.
-    pub max_rows: usize,
+    /// Before all else in a thread, and whenever the number of rows changes.
+    pub configure: unsafe fn(num_rows: usize),
     pub scores: TileScores,
-    /// As `Kernels::softmax_block`, for scores still to be multiplied by `scale`, and with weights
-    /// in bf16, of which those from `limit` up to `len`, a multiple of 16, are 0.
-    pub softmax: unsafe fn(
-        scores: *const f32,
-        scale: f32,
-        limit: usize,
-        len: usize,
-        max: &mut f32,
-        sums: *mut f32,
-        weights: *mut u16,
-    ) -> f32,
+    pub softmax: unsafe fn(TileSoftmax<'_>),
+    /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of
+    /// a tile of values as `TileValues` reads them, and zeros behind them.
+    pub copy_values:
+        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
     pub values: TileValues,
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
 }
 
-/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g.
-/// Queries are bf16, 32 dimensions by 32 dimensions, and for those one row after the other; keys
-/// pairs of dimensions, `stride` bytes from one to the next, of each pair the positions, of each
-/// position its two elements. Rows of `out` have `TILE_ATTENTION_BLOCK` elements. With an odd
-/// number of groups one more is written.
+/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g, of which
+/// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, in tiles
+/// of 32 dimensions; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
+/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements.
 pub type TileScores = unsafe fn(
     q: *const u16,
     num_rows: usize,
@@ -352,18 +354,63 @@ pub type TileScores = unsafe fn(
     out: *mut f32,
 );
 
-/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, for the 16 positions of
-/// each tile: pairs of positions, of each pair the dimensions, of each dimension its two elements.
-/// Rows of `weights` have `TILE_ATTENTION_BLOCK` elements, rows of `out`
-/// `head_dim`, a multiple of 32.
+/// What a row of queries has accumulated, besides its output.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct RowSums {
+    /// Of weights, lane by lane.
+    pub sums: [f32; 16],
+    /// Weights are 2 to the power of what a score, in powers of 2, exceeds this by. A whole number,
+    /// raised when a score exceeds it by more than 16, so that all there is shrinks exactly.
+    pub reference: f32,
+}
+
+impl RowSums {
+    pub const NONE: Self = Self {
+        sums: [0.0; 16],
+        reference: f32::NEG_INFINITY,
+    };
+}
+
+/// Turns scores of `TILE_SOFTMAX_BLOCK` positions into weights in bf16, and shrinks what was
+/// accumulated before where it must.
+pub struct TileSoftmax<'a> {
+    pub scores: *const f32,
+    /// Scores are still to be multiplied by this.
+    pub scale: f32,
+    /// How many of the positions each row may see. The others weigh 0.
+    pub num_seen: &'a [usize],
+    pub rows: &'a mut [RowSums],
+    /// Tiles of the `TILE_ATTENTION_BLOCK`.
+    pub weights: *mut u16,
+    /// The first of the positions, in the block.
+    pub first: usize,
+    pub head_dim: usize,
+    /// As in `TileValues`.
+    pub out: *mut f32,
+}
+
+/// `out[row] += Σ_j weights[row][j] * values[j]`, over `num_tiles` tiles of values, of 16 dimensions
+/// by 16 dimensions: pairs of positions, of each pair the dimensions, of each dimension its two
+/// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,
-    scale: *const f32,
-    values: &[*const u8],
+    values: *const u16,
+    num_tiles: usize,
     head_dim: usize,
     out: *mut f32,
 );
+
+/// Where dimension i of a row of `out` is.
+pub fn tile_out_index(row: usize, i: usize) -> usize {
+    (i / 16 * 2 + row / 16) * 256 + row % 16 * 16 + i % 16
+}
+
+/// Where dimension i of a position of a tile of values is.
+pub fn tile_value_index(position: usize, i: usize) -> usize {
+    i / 16 * 512 + position / 2 * 32 + i % 16 * 2 + position % 2
+}
 
 pub struct ByFormat<T> {
     pub f32: T,
