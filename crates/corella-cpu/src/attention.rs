@@ -82,18 +82,15 @@ pub struct AttentionLayer<'a> {
 
 impl AttentionLayer<'_> {
     pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        let tasks = plan.attention.tasks_of(worker).iter().map(|task| {
-            let span = &plan.spans[task.span];
-            (task, span, plan.pages_of(span))
-        });
+        let tasks = plan.attention.tasks_of(worker);
         match scratch {
             AttentionScratch::Rows(scratch) => {
-                tasks.for_each(|(task, span, pages)| self.run_task(task, span, pages, scratch));
+                for task in tasks {
+                    let span = &plan.spans[task.span];
+                    self.run_task(task, span, plan.pages_of(span), scratch);
+                }
             }
-            AttentionScratch::Tiles(scratch) => {
-                tasks.for_each(|(task, span, pages)| self.run_tiles(task, span, pages, scratch));
-                self.release_tiles(scratch);
-            }
+            AttentionScratch::Tiles(scratch) => self.run_tiles(plan, tasks, scratch),
         }
     }
 
@@ -192,23 +189,18 @@ impl AttentionLayer<'_> {
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
         for (r, at) in self.rows(task, span).enumerate() {
             let values = &mut scratch.out[r * stride..][..head_dim];
-            self.store_row(at, values, &scratch.sums[r]);
+            let scale = 1.0 / sum_lanes(&scratch.sums[r]);
+            for value in &mut *values {
+                // Adding 0 turns -0, which a masked position could have hidden, into 0.
+                *value = *value * scale + 0.0;
+            }
+            self.write_row(at, values);
         }
     }
 
-    /// Divides by the sums and hands the row to the next layer.
-    pub(crate) fn store_row(
-        &self,
-        (row, head): (usize, usize),
-        values: &mut [f32],
-        sums: &[f32; 16],
-    ) {
+    /// Hands a row's head to the next layer.
+    pub(crate) fn write_row(&self, (row, head): (usize, usize), values: &[f32]) {
         let rows = self.tiles.rows(self.tiles.tile_of(row));
-        let scale = 1.0 / sum_lanes(sums);
-        for value in &mut *values {
-            // Adding 0 turns -0, which a masked position could have hidden, into 0.
-            *value = *value * scale + 0.0;
-        }
         // SAFETY: a row's head belongs to one task.
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }

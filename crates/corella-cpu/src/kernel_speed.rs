@@ -54,7 +54,7 @@ pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<Kerne
     for format in formats {
         bench.dense(format, &mut speeds)?;
     }
-    for (num_rows, start) in [(512, 0), (2048, 0), (1, 16_383)] {
+    for (num_rows, start) in [(512, 0), (2048, 0), (1, 4095), (1, 16_383)] {
         speeds.push(bench.attention(num_rows, start)?);
     }
     Ok(speeds)

@@ -16,9 +16,10 @@ use crate::kernels::{
     KEY_TILE, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
     TILE_SOFTMAX_BLOCK, TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
 };
+use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm};
 use crate::region::Region;
-use crate::step_plan::SpanPlan;
+use crate::step_plan::{SpanPlan, StepPlan};
 
 /// Rows of a task.
 pub const MAX_TASK_ROWS: usize = 256;
@@ -39,6 +40,8 @@ pub struct TileScratch {
     /// What of the current block's keys cannot be read where it lies.
     copied_keys: *mut u16,
     rows: Vec<RowSums>,
+    /// How many positions of the sequence each row may see.
+    row_ends: Vec<usize>,
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
     row: Vec<f32>,
@@ -81,11 +84,24 @@ impl TileScratch {
             values: values.cast(),
             copied_keys: copied_keys.cast(),
             rows: vec![RowSums::NONE; MAX_TASK_ROWS],
+            row_ends: vec![0; MAX_TASK_ROWS],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
             row: vec![0.0; head_dim],
             configured: 0,
         })
     }
+}
+
+/// One task's view of the step.
+struct Work<'a> {
+    /// Among the worker's.
+    index: usize,
+    task: &'a AttentionTask,
+    span: &'a SpanPlan,
+    pages: &'a [PageId],
+    /// How much of the sequence it reads.
+    end: usize,
+    has_one_tile: bool,
 }
 
 impl AttentionLayer<'_> {
@@ -94,57 +110,74 @@ impl AttentionLayer<'_> {
         kernels.expect("KV memory in tiles")
     }
 
-    pub(crate) fn release_tiles(&self, scratch: &mut TileScratch) {
-        scratch.configured = 0;
-        // SAFETY: the processor has tiles.
-        unsafe { (self.tile_kernels().release)() };
-    }
-
     pub(crate) fn run_tiles(
         &self,
-        task: &AttentionTask,
-        span: &SpanPlan,
-        pages: &[PageId],
+        plan: &StepPlan,
+        tasks: &[AttentionTask],
         scratch: &mut TileScratch,
     ) {
+        let kernels = self.tile_kernels();
+        let mut fetch = KvFetch::new(self, plan, tasks, kernels.fetch);
+        for (index, task) in tasks.iter().enumerate() {
+            let span = &plan.spans[task.span];
+            let work = Work {
+                index,
+                task,
+                span,
+                pages: plan.pages_of(span),
+                end: span.start + task.positions.end,
+                has_one_tile: task.positions.len() * task.heads.len() <= QUERY_TILE_ROWS,
+            };
+            self.run_work(&work, &mut fetch, scratch);
+        }
+        scratch.configured = 0;
+        // SAFETY: the processor has tiles.
+        unsafe { (kernels.release)() };
+    }
+
+    fn run_work(&self, work: &Work<'_>, fetch: &mut KvFetch<'_>, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
+        let (task, span) = (work.task, work.span);
         let num_rows = task.positions.len() * task.heads.len();
         assert!(num_rows <= MAX_TASK_ROWS);
-        self.round_queries(task, span, scratch);
-        scratch.rows.fill(RowSums::NONE);
-        // SAFETY: room for MAX_TASK_ROWS rows.
-        unsafe { (scratch.out).write_bytes(0, num_rows.next_multiple_of(32) * head_dim) };
-        let last_end = span.start + task.positions.end;
-        for block in (0..last_end).step_by(TILE_ATTENTION_BLOCK) {
-            let end = last_end.min(block + TILE_ATTENTION_BLOCK);
-            self.load_block(task.kv_head, pages, block..end, scratch);
-            for tile in 0..num_rows.div_ceil(QUERY_TILE_ROWS) {
-                let first = tile * QUERY_TILE_ROWS;
+        self.load_rows(task, span, scratch);
+        // Few rows wait for memory, and take what it sends in smaller pieces: of values, the sums are
+        // the same.
+        let block_len = match num_rows {
+            ..=16 => TILE_SOFTMAX_BLOCK,
+            _ => TILE_ATTENTION_BLOCK,
+        };
+        for block in (0..work.end).step_by(block_len) {
+            let block = block..work.end.min(block + block_len);
+            self.list_keys(work, block.clone(), scratch);
+            if !work.has_one_tile {
+                self.copy_values(work, block.clone(), fetch, scratch);
+            }
+            for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
                 let rows = first..num_rows.min(first + QUERY_TILE_ROWS);
-                self.run_block(task, span, block, tile, rows, scratch);
+                self.run_block(work, block.clone(), rows, fetch, scratch);
             }
         }
+        let kernels = self.tile_kernels();
         for (r, at) in self.rows(task, span).enumerate() {
             let (tile, row) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
-            for (i, values) in scratch.row.chunks_exact_mut(16).enumerate() {
-                let from = tile * QUERY_TILE_ROWS * head_dim + tile_out_index(row, i * 16);
-                // SAFETY: 16 dimensions of the row.
-                values.copy_from_slice(unsafe {
-                    std::slice::from_raw_parts(scratch.out.add(from), 16)
-                });
+            let from = tile * QUERY_TILE_ROWS * head_dim + tile_out_index(row, 0);
+            let to = scratch.row.as_mut_ptr();
+            // SAFETY: a row of `out`; room for a head.
+            unsafe {
+                (kernels.store_row)(scratch.out.add(from), &scratch.rows[r], head_dim, to);
             }
-            self.store_row(at, &mut scratch.row, &scratch.rows[r].sums);
+            self.write_row(at, &scratch.row);
         }
     }
 
     /// What one tile of rows makes of the block from position `block` on.
     fn run_block(
         &self,
-        task: &AttentionTask,
-        span: &SpanPlan,
-        block: usize,
-        tile: usize,
+        work: &Work<'_>,
+        block: Range<usize>,
         rows: Range<usize>,
+        fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
@@ -153,13 +186,12 @@ impl AttentionLayer<'_> {
             KvForm::Plain => KEY_TILE * 4,
             KvForm::Tiles => self.kv.key_stride(),
         };
-        let row_end = |row: usize| span.start + task.positions.start + row / task.heads.len() + 1;
-        let end = row_end(rows.end - 1).min(block + TILE_ATTENTION_BLOCK);
-        if end <= block {
+        let end = scratch.row_ends[rows.end - 1].min(block.end);
+        if end <= block.start {
             return;
         }
+        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let num_rows = rows.len();
-        let tile_len = tile * QUERY_TILE_ROWS * head_dim;
         // SAFETY: the tiles lie in KV memory, which no one writes during attention, or in the
         // scratch, where everything has room for QUERY_TILE_ROWS rows.
         unsafe {
@@ -167,122 +199,156 @@ impl AttentionLayer<'_> {
                 (kernels.configure)(num_rows);
                 scratch.configured = num_rows;
             }
-            let out = scratch.out.add(tile_len);
-            for start in (block..end).step_by(TILE_SOFTMAX_BLOCK) {
+            let q = scratch.q.add(rows.start * head_dim);
+            let out = scratch.out.add(rows.start * head_dim);
+            for start in (block.start..end).step_by(TILE_SOFTMAX_BLOCK) {
+                fetch.reach(work.index, start);
+                fetch.run_ahead(work.index, start, 4);
                 let len = (end - start).min(TILE_SOFTMAX_BLOCK);
-                let first = start - block;
-                let keys = &scratch.keys[first / KEY_TILE..];
+                let keys = &scratch.keys[(start - block.start) / KEY_TILE..];
                 (kernels.scores)(
-                    scratch.q.add(tile_len),
+                    q,
                     num_rows,
                     &keys[..len.div_ceil(VALUE_TILE) * 2],
                     key_stride,
                     head_dim,
                     scratch.scores,
                 );
-                let mut num_seen = [0; QUERY_TILE_ROWS];
-                for (num_seen, row) in num_seen.iter_mut().zip(rows.clone()) {
-                    *num_seen = row_end(row).saturating_sub(start).min(TILE_SOFTMAX_BLOCK);
+                if work.has_one_tile && start == block.start {
+                    // Not earlier: reads of keys would wait for the copy to be written.
+                    self.copy_values(work, block.clone(), fetch, scratch);
                 }
                 (kernels.softmax)(TileSoftmax {
                     scores: scratch.scores,
-                    scale: (1.0 / (head_dim as f64).sqrt()) as f32,
-                    num_seen: &num_seen[..num_rows],
+                    scale,
+                    start,
+                    ends: &scratch.row_ends[rows.clone()],
                     rows: &mut scratch.rows[rows.clone()],
                     weights: scratch.weights,
-                    first,
                     head_dim,
                     out,
                 });
             }
-            (kernels.values)(
-                scratch.weights,
-                num_rows,
-                scratch.values,
-                (end - block).div_ceil(VALUE_TILE),
-                head_dim,
-                out,
-            );
-        }
-    }
-
-    fn round_queries(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
-        let head_dim = self.spec.head_dim;
-        for (r, (row, head)) in self.rows(task, span).enumerate() {
-            // SAFETY: no one writes queries during attention.
-            let q = unsafe { self.qkv.row(row) };
-            let q = &q[head * head_dim..][..head_dim];
-            let (tile, row) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
-            for (block, q) in q.chunks_exact(TILE_K).enumerate() {
-                let at = tile * QUERY_TILE_ROWS * head_dim + block * ROW_TILE_LEN + row * TILE_K;
-                // SAFETY: TILE_K elements each.
-                unsafe { (self.kernels.round)(q.as_ptr(), TILE_K, scratch.q.add(at)) };
+            let first_tile = block.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+            let weights = scratch.weights.add(first_tile * ROW_TILE_LEN);
+            let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
+            for dims in [0..half, half..head_dim] {
+                fetch.run_ahead(work.index, block.start, 2);
+                (kernels.values)(
+                    weights,
+                    num_rows,
+                    scratch.values,
+                    (end - block.start).div_ceil(VALUE_TILE),
+                    head_dim,
+                    dims,
+                    out,
+                );
             }
         }
     }
 
-    /// Copies the values of a block's positions and lists the tiles of their keys.
-    fn load_block(
+    /// Rounds the task's queries, and clears what their rows accumulate.
+    fn load_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
+        let kernels = self.tile_kernels();
+        let head_dim = self.spec.head_dim;
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            scratch.rows[r] = RowSums::NONE;
+            scratch.row_ends[r] = span.start + row - span.first_row + 1;
+            let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
+            // SAFETY: no one writes queries during attention; the row's places in a tile.
+            unsafe {
+                let q = &self.qkv.row(row)[head * head_dim..][..head_dim];
+                let tile_start = tile * QUERY_TILE_ROWS * head_dim;
+                let to = scratch.q.add(tile_start + row_in_tile * TILE_K);
+                (kernels.load_query)(q.as_ptr(), head_dim, to);
+                for i in (0..head_dim).step_by(16) {
+                    let out = scratch.out.add(tile_start + tile_out_index(row_in_tile, i));
+                    out.cast::<[f32; 16]>().write([0.0; 16]);
+                }
+            }
+        }
+    }
+
+    fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
+        HeadPage {
+            layer: self.layer,
+            page: work.pages[position / self.kv.page_size()].0 as usize,
+            head: work.task.kv_head,
+        }
+    }
+
+    /// Lists the tiles of keys of a block's positions, an even number.
+    fn list_keys(&self, work: &Work<'_>, block: Range<usize>, scratch: &mut TileScratch) {
+        let page_size = self.kv.page_size();
+        let tile_len = KEY_TILE * self.spec.head_dim;
+        scratch.keys.clear();
+        for (index, first) in tiles(&block).enumerate() {
+            // Behind the end any keys will do: their weights are 0.
+            let page = self.head_page(work, first.min(block.end - 1));
+            scratch.keys.push(match self.kv.form {
+                KvForm::Tiles => self.kv.key_tile(page, first % page_size),
+                KvForm::Plain => {
+                    // SAFETY: room for TILE_ATTENTION_BLOCK positions.
+                    let tile = unsafe {
+                        let start = scratch.copied_keys.add(index * tile_len);
+                        std::slice::from_raw_parts_mut(start, tile_len)
+                    };
+                    for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
+                        let page = self.head_page(work, position);
+                        self.kv.copy_key(page, position % page_size, to, tile);
+                    }
+                    tile.as_ptr().cast()
+                }
+            });
+        }
+    }
+
+    /// Copies the values of a block's positions.
+    fn copy_values(
         &self,
-        head: usize,
-        pages: &[PageId],
-        positions: Range<usize>,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
         let head_dim = self.spec.head_dim;
         let page_size = self.kv.page_size();
-        let at = |position: usize| HeadPage {
-            layer: self.layer,
-            page: pages[position / page_size].0 as usize,
-            head,
-        };
-        scratch.keys.clear();
-        let end = positions.end - positions.start;
-        for first in (0..end.next_multiple_of(VALUE_TILE)).step_by(KEY_TILE) {
-            let half = first % VALUE_TILE / KEY_TILE;
-            let tile =
-                positions.start + first..positions.end.min(positions.start + first + KEY_TILE);
+        for (index, first) in tiles(&block).enumerate() {
+            let len = block.end.saturating_sub(first).min(KEY_TILE);
+            let page = self.head_page(work, first.min(block.end - 1));
+            let (tile, half) = (index / 2, index % 2);
             // SAFETY: room for TILE_ATTENTION_BLOCK positions.
-            let values = unsafe {
-                scratch
-                    .values
-                    .add(first / VALUE_TILE * VALUE_TILE * head_dim)
-            };
-            let offset = tile.start % page_size;
+            let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
             match self.kv.form {
                 KvForm::Tiles => {
-                    // Behind the end any keys will do: their weights are 0.
-                    let page = at(tile.start.min(positions.end - 1));
-                    scratch.keys.push(self.kv.key_tile(page, offset));
+                    fetch.run_ahead(work.index, first, 2);
+                    let from = self.kv.value_tile(page, first % page_size);
                     // SAFETY: so many positions of the page; half a tile of values.
                     unsafe {
-                        let from = self.kv.value_tile(page, offset);
-                        let to = values.add(half * KEY_TILE / 2 * 32);
-                        (self.tile_kernels().copy_values)(from, tile.len(), head_dim, to);
+                        let to = to.add(half * KEY_TILE / 2 * 32);
+                        (self.tile_kernels().copy_values)(from, len, head_dim, to);
                     }
                 }
                 KvForm::Plain => {
-                    // SAFETY: room for TILE_ATTENTION_BLOCK positions of each.
-                    let (keys, values) = unsafe {
-                        let keys = scratch.copied_keys.add(first * head_dim);
-                        (
-                            std::slice::from_raw_parts_mut(keys, KEY_TILE * head_dim),
-                            std::slice::from_raw_parts_mut(values, VALUE_TILE * head_dim),
-                        )
-                    };
+                    // SAFETY: as above.
+                    let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
                     if half == 0 {
                         // Not every 0 times what would stand there is 0.
-                        values.fill(0);
+                        to.fill(0);
                     }
-                    for (to, position) in tile.enumerate() {
-                        let (page, offset) = (at(position), position % page_size);
-                        self.kv.copy_key(page, offset, to, keys);
-                        self.kv
-                            .copy_value(page, offset, half * KEY_TILE + to, values);
+                    for position in first..first + len {
+                        let page = self.head_page(work, position);
+                        let at = half * KEY_TILE + position - first;
+                        self.kv.copy_value(page, position % page_size, at, to);
                     }
-                    scratch.keys.push(keys.as_ptr().cast());
                 }
             }
         }
     }
+}
+
+/// Where the tiles of a block's positions begin, an even number of them.
+fn tiles(block: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    let end = block.start + block.len().next_multiple_of(VALUE_TILE);
+    (block.start..end).step_by(KEY_TILE)
 }

@@ -5,20 +5,24 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::amx::{configure_full, release};
 use super::avx512::first_lanes;
 use super::{
-    KEY_TILE, ROW_TILE_LEN, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention, TileSoftmax, VALUE_TILE,
-    tile_out_index,
+    KEY_TILE, LineStream, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK,
+    TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
 };
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,
+    load_query,
+    fetch,
     scores,
     softmax,
     copy_values,
     values,
+    store_row,
     release,
 };
 
@@ -158,14 +162,16 @@ const HEADROOM: f32 = 16.0;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn softmax(mut block: TileSoftmax<'_>) {
     let factor = _mm512_set1_ps(block.scale * std::f32::consts::LOG2_E);
-    for (row, &num_seen) in block.num_seen.iter().enumerate() {
+    let (ends, all) = (block.ends, block.start + TILE_SOFTMAX_BLOCK);
+    for (row, &end) in ends.iter().enumerate() {
         // SAFETY: `scores` has a row of `TILE_SOFTMAX_BLOCK` elements, `weights` tiles for as many.
         unsafe {
             let scores = block.scores.add(row * TILE_SOFTMAX_BLOCK);
-            if num_seen >= TILE_SOFTMAX_BLOCK {
+            if end >= all {
                 let s = std::array::from_fn(|v| _mm512_loadu_ps(scores.add(v * 16)));
                 softmax_row(&mut block, row, s, factor, [0xffff; VECTORS]);
-            } else if num_seen > 0 {
+            } else if end > block.start {
+                let num_seen = end - block.start;
                 let masks = std::array::from_fn(|v| first_lanes(num_seen.saturating_sub(v * 16)));
                 let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
                 let s = std::array::from_fn(|v| {
@@ -181,10 +187,15 @@ unsafe fn softmax(mut block: TileSoftmax<'_>) {
     }
 }
 
+/// Tiles of weights of the same block before these.
+fn first_tile(block: &TileSoftmax<'_>) -> usize {
+    block.start % TILE_ATTENTION_BLOCK / VALUE_TILE
+}
+
 /// 32 weights of a row.
 #[inline(always)]
 fn weight_row(block: &TileSoftmax<'_>, row: usize, tile: usize) -> *mut __m512i {
-    let at = (block.first / VALUE_TILE + tile) * ROW_TILE_LEN + row * VALUE_TILE;
+    let at = (first_tile(block) + tile) * ROW_TILE_LEN + row * VALUE_TILE;
     block.weights.wrapping_add(at).cast()
 }
 
@@ -228,9 +239,15 @@ unsafe fn softmax_row(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
     let sums = &mut block.rows[row];
+    if sums.reference == f32::NEG_INFINITY {
+        sums.reference = reference;
+        return;
+    }
     let difference = _mm512_set1_ps(sums.reference - reference);
-    // Of whole numbers: exact, and 0 where there was no reference.
-    let shrink = _mm512_scalef_ps(_mm512_set1_ps(1.0), difference);
+    // Of whole numbers: exact, and the same for weights as for what they have been used for. Beyond
+    // that range nothing is left.
+    let kept = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(difference, _mm512_set1_ps(-100.0));
+    let shrink = _mm512_maskz_scalef_ps(kept, _mm512_set1_ps(1.0), difference);
     sums.reference = reference;
     // SAFETY: the row's sums, output, and weights.
     unsafe {
@@ -241,7 +258,7 @@ unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
         for i in (0..block.head_dim).step_by(16) {
             scale(block.out.add(tile_out_index(row, i)));
         }
-        for tile in 0..block.first / VALUE_TILE {
+        for tile in 0..first_tile(block) {
             let at = block.weights.add(tile * ROW_TILE_LEN + row * VALUE_TILE);
             for half in [at, at.add(16)] {
                 let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(half.cast()));
@@ -269,6 +286,48 @@ fn exp2_lanes(x: __m512) -> __m512 {
     }
     // Rounds x down too.
     _mm512_scalef_ps(p, x)
+}
+
+/// # Safety
+/// See [`TileAttention::load_query`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn load_query(q: *const f32, head_dim: usize, to: *mut u16) {
+    for block in 0..head_dim / TILE_K {
+        // SAFETY: `head_dim` elements, 32 of them in each tile.
+        unsafe {
+            let q = q.add(block * TILE_K);
+            let (low, high) = (_mm512_loadu_ps(q), _mm512_loadu_ps(q.add(16)));
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(to.add(block * ROW_TILE_LEN).cast(), rounded);
+        }
+    }
+}
+
+/// Into the second cache: the first one is full of what is being worked on.
+fn fetch(streams: &[LineStream], num_lines: usize) {
+    for line in 0..num_lines {
+        for LineStream { first, stride } in streams {
+            // SAFETY: a prefetch may name any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(line * stride).cast()) };
+        }
+    }
+}
+
+/// # Safety
+/// See [`TileAttention::store_row`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32) {
+    // SAFETY: 16 sums.
+    let sum = _mm512_reduce_add_ps(unsafe { _mm512_load_ps(sums.sums.as_ptr()) });
+    let scale = _mm512_set1_ps(1.0 / sum);
+    for i in (0..head_dim).step_by(16) {
+        // SAFETY: `head_dim` dimensions each.
+        unsafe {
+            let values = _mm512_loadu_ps(out.add(tile_out_index(0, i)));
+            let values = _mm512_fmadd_ps(values, scale, _mm512_setzero_ps());
+            _mm512_storeu_ps(to.add(i), values);
+        }
+    }
 }
 
 /// # Safety
@@ -300,17 +359,18 @@ unsafe fn values(
     values: *const u16,
     num_tiles: usize,
     head_dim: usize,
+    dims: Range<usize>,
     out: *mut f32,
 ) {
     debug_assert!(head_dim.is_multiple_of(32) && num_tiles > 0);
     /// Bytes of a tile.
     const TILE: usize = 1024;
     let step = head_dim * VALUE_TILE * 2;
-    let mut dim = 0;
+    let mut dim = dims.start;
     // SAFETY: `weights` has `num_rows` rows in each of the tiles, `values` and `out` have `head_dim`
     // dimensions.
     unsafe {
-        while dim < head_dim {
+        while dim < dims.end {
             let (v, out) = (values.add(dim * VALUE_TILE), out.add(dim * 32));
             if num_rows > 16 {
                 asm!(
@@ -340,7 +400,7 @@ unsafe fn values(
                     options(nostack),
                 );
                 dim += 32;
-            } else if head_dim - dim >= 64 {
+            } else if dims.end - dim >= 64 {
                 asm!(
                     "tileloadd tmm0, [{out} + {line}]",
                     "tileloadd tmm1, [{out} + {line} + 2*{tile}]",

@@ -22,6 +22,7 @@ mod elementwise;
 mod portable;
 
 use std::fmt;
+use std::ops::Range;
 
 use corella_model::DType;
 
@@ -330,6 +331,12 @@ pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 pub struct TileAttention {
     /// Before all else in a thread, and whenever the number of rows changes.
     pub configure: unsafe fn(num_rows: usize),
+    /// Rounds a row of queries into its places in the tiles that begin with it.
+    pub load_query: unsafe fn(q: *const f32, head_dim: usize, to: *mut u16),
+    /// Asks for `num_lines` cache lines of each of some streams, some time before they are read, a
+    /// line of each in turn: the hardware runs ahead of each page that it sees touched. May name any
+    /// address.
+    pub fetch: fn(streams: &[LineStream], num_lines: usize),
     pub scores: TileScores,
     pub softmax: unsafe fn(TileSoftmax<'_>),
     /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of
@@ -337,6 +344,9 @@ pub struct TileAttention {
     pub copy_values:
         unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
     pub values: TileValues,
+    /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
+    /// positions that the row may not see could have hidden.
+    pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
 }
@@ -353,6 +363,13 @@ pub type TileScores = unsafe fn(
     head_dim: usize,
     out: *mut f32,
 );
+
+/// Cache lines, `stride` bytes apart.
+#[derive(Clone, Copy)]
+pub struct LineStream {
+    pub first: *const u8,
+    pub stride: usize,
+}
 
 /// What a row of queries has accumulated, besides its output.
 #[derive(Clone, Copy)]
@@ -378,13 +395,13 @@ pub struct TileSoftmax<'a> {
     pub scores: *const f32,
     /// Scores are still to be multiplied by this.
     pub scale: f32,
-    /// How many of the positions each row may see. The others weigh 0.
-    pub num_seen: &'a [usize],
+    /// Of these positions on, in the sequence.
+    pub start: usize,
+    /// Up to where in the sequence each row may see, ascending. Positions behind weigh 0.
+    pub ends: &'a [usize],
     pub rows: &'a mut [RowSums],
     /// Tiles of the `TILE_ATTENTION_BLOCK`.
     pub weights: *mut u16,
-    /// The first of the positions, in the block.
-    pub first: usize,
     pub head_dim: usize,
     /// As in `TileValues`.
     pub out: *mut f32,
@@ -392,13 +409,15 @@ pub struct TileSoftmax<'a> {
 
 /// `out[row] += Σ_j weights[row][j] * values[j]`, over `num_tiles` tiles of values, of 16 dimensions
 /// by 16 dimensions: pairs of positions, of each pair the dimensions, of each dimension its two
-/// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31.
+/// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31. Of these only
+/// `dims` are computed, which begin and end at multiples of 32.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,
     values: *const u16,
     num_tiles: usize,
     head_dim: usize,
+    dims: Range<usize>,
     out: *mut f32,
 );
 

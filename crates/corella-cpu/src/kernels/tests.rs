@@ -347,9 +347,6 @@ fn check_tile_attention(isa: Isa, tiles: &TileAttention, head_dim: usize, num_po
             (tiles.configure)(num_rows);
             for first in (0..num_positions).step_by(TILE_SOFTMAX_BLOCK) {
                 let len = (padded - first).min(TILE_SOFTMAX_BLOCK);
-                let num_seen: Vec<usize> = (limits.iter())
-                    .map(|limit| limit.saturating_sub(first).min(TILE_SOFTMAX_BLOCK))
-                    .collect();
                 (tiles.scores)(
                     packed.as_ptr(),
                     num_rows,
@@ -361,17 +358,20 @@ fn check_tile_attention(isa: Isa, tiles: &TileAttention, head_dim: usize, num_po
                 (tiles.softmax)(TileSoftmax {
                     scores: scores.as_ptr(),
                     scale: SCALE,
-                    num_seen: &num_seen,
+                    start: first,
+                    ends: limits,
                     rows: &mut rows,
                     weights: weights.as_mut_ptr(),
-                    first,
                     head_dim,
                     out: out.as_mut_ptr(),
                 });
             }
             let (weights, num_tiles) = (weights.as_ptr(), padded / VALUE_TILE);
             let to = out.as_mut_ptr();
-            (tiles.values)(weights, num_rows, copied.as_ptr(), num_tiles, head_dim, to);
+            for dims in [0..32, 32..head_dim] {
+                let values = copied.as_ptr();
+                (tiles.values)(weights, num_rows, values, num_tiles, head_dim, dims, to);
+            }
             (tiles.release)();
         }
         let rows = rows.iter().enumerate();
