@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use corella_model::{AttentionSpec, DType};
+use corella_model::{AttentionSpec, KvFormat};
 
 use crate::kernels::{Kernels, QUERY_TILE_ROWS};
 use crate::step_plan::SpanPlan;
@@ -21,8 +21,8 @@ pub struct TaskShape {
 }
 
 impl TaskShape {
-    pub fn new(kernels: &Kernels, head_dim: usize, kv_dtype: DType) -> Self {
-        match kernels.attention_through_tiles(head_dim, kv_dtype) {
+    pub fn new(kernels: &Kernels, head_dim: usize, kv_format: KvFormat) -> Self {
+        match kernels.attention_through_tiles(head_dim, kv_format) {
             None => Self {
                 max_rows: kernels.tile_rows,
                 min_rows: kernels.tile_rows,

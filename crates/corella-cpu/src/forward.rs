@@ -113,7 +113,7 @@ impl Forward {
     }
 
     pub fn attention_shape(&self) -> TaskShape {
-        TaskShape::new(self.kernels, self.spec.attention.head_dim, self.kv.dtype)
+        TaskShape::new(self.kernels, self.spec.attention.head_dim, self.kv.format)
     }
 
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
@@ -264,7 +264,7 @@ impl Forward {
     /// Operations, and bytes of keys and values.
     fn attention_cost(&self, plan: &StepPlan) -> (usize, usize) {
         let spec = &self.spec.attention;
-        let row_bytes = 2 * spec.num_kv_heads * spec.head_dim * self.kv.dtype.size();
+        let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
         plan.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
             let pairs = (span.start + 1 + end) * span.num_rows / 2;

@@ -87,7 +87,7 @@ impl<'a> KvFetch<'a> {
             return false;
         }
         let kv = self.layer.kv;
-        let num_lines = self.layer.spec.head_dim * KEY_TILE * kv.dtype.size() / 64;
+        let num_lines = self.layer.spec.head_dim * KEY_TILE * kv.format.size() / 64;
         let mut slice = self.streams;
         for stream in &mut slice {
             stream.first = stream.first.wrapping_add(self.line * stream.stride);
@@ -123,7 +123,7 @@ impl<'a> KvFetch<'a> {
                 };
                 let offset = position % kv.page_size();
                 let streams = [
-                    (kv.key_tile(at, offset), kv.key_stride()),
+                    (kv.key_tile(at, offset), kv.key_stride().max(64)),
                     (kv.value_tile(at, offset), 64),
                 ];
                 for (first, stride) in streams {

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 
 use corella_core::PageId;
+use corella_model::KvFormat;
 
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
@@ -17,7 +18,7 @@ use crate::kernels::{
     TILE_SOFTMAX_BLOCK, TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
-use crate::kv_memory::{HeadPage, KvForm};
+use crate::kv_memory::{HeadPage, KvForm, KvMemory};
 use crate::region::Region;
 use crate::step_plan::{SpanPlan, StepPlan};
 
@@ -42,6 +43,8 @@ pub struct TileScratch {
     rows: Vec<RowSums>,
     /// How many positions of the sequence each row may see.
     row_ends: Vec<usize>,
+    /// Of keys and of values of the current block, where these are integers.
+    scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
     row: Vec<f32>,
@@ -53,11 +56,11 @@ pub struct TileScratch {
 unsafe impl Send for TileScratch {}
 
 impl TileScratch {
-    pub fn new(head_dim: usize, form: KvForm) -> io::Result<Self> {
+    pub fn new(head_dim: usize, kv: &KvMemory) -> io::Result<Self> {
         const F32: usize = size_of::<f32>();
-        let copied_keys = match form {
-            KvForm::Plain => TILE_ATTENTION_BLOCK * head_dim * 2,
-            KvForm::Tiles => 0,
+        let copied_keys = match reads_keys_in_place(kv) {
+            true => 0,
+            false => TILE_ATTENTION_BLOCK * head_dim * 2,
         };
         let lens = [
             MAX_TASK_ROWS * head_dim * 2,
@@ -85,6 +88,7 @@ impl TileScratch {
             copied_keys: copied_keys.cast(),
             rows: vec![RowSums::NONE; MAX_TASK_ROWS],
             row_ends: vec![0; MAX_TASK_ROWS],
+            scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
             row: vec![0.0; head_dim],
             configured: 0,
@@ -182,9 +186,9 @@ impl AttentionLayer<'_> {
     ) {
         let kernels = self.tile_kernels();
         let head_dim = self.spec.head_dim;
-        let key_stride = match self.kv.form {
-            KvForm::Plain => KEY_TILE * 4,
-            KvForm::Tiles => self.kv.key_stride(),
+        let key_stride = match reads_keys_in_place(self.kv) {
+            true => self.kv.key_stride(),
+            false => KEY_TILE * 4,
         };
         let end = scratch.row_ends[rows.end - 1].min(block.end);
         if end <= block.start {
@@ -218,9 +222,17 @@ impl AttentionLayer<'_> {
                     // Not earlier: reads of keys would wait for the copy to be written.
                     self.copy_values(work, block.clone(), fetch, scratch);
                 }
+                let first = start - block.start;
+                let is_scaled = self.kv.format == KvFormat::Int8;
                 (kernels.softmax)(TileSoftmax {
                     scores: scratch.scores,
                     scale,
+                    scales: is_scaled.then(|| {
+                        scratch
+                            .scales
+                            .each_ref()
+                            .map(|scales| scales[first..].as_ptr())
+                    }),
                     start,
                     ends: &scratch.row_ends[rows.clone()],
                     rows: &mut scratch.rows[rows.clone()],
@@ -285,14 +297,31 @@ impl AttentionLayer<'_> {
         for (index, first) in tiles(&block).enumerate() {
             // Behind the end any keys will do: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
-            scratch.keys.push(match self.kv.form {
-                KvForm::Tiles => self.kv.key_tile(page, first % page_size),
-                KvForm::Plain => {
+            if self.kv.format == KvFormat::Int8 {
+                let len = block.end.saturating_sub(first).min(KEY_TILE);
+                for position in first..first + len {
+                    let page = self.head_page(work, position);
+                    for (which, scales) in scratch.scales.iter_mut().enumerate() {
+                        let at = position - block.start;
+                        let scale = &mut scales[at..=at];
+                        self.kv
+                            .copy_scales(page, which, position % page_size, scale);
+                    }
+                }
+            }
+            let copied = scratch.copied_keys.wrapping_add(index * tile_len);
+            scratch.keys.push(match (self.kv.form, self.kv.format) {
+                (KvForm::Tiles, KvFormat::Int8) => {
+                    let from = self.kv.key_tile(page, first % page_size);
+                    let widen = self.tile_kernels().widen_keys;
+                    // SAFETY: a tile of the page; room for TILE_ATTENTION_BLOCK positions.
+                    unsafe { widen(from, self.kv.key_stride(), self.spec.head_dim, copied) };
+                    copied.cast()
+                }
+                (KvForm::Tiles, KvFormat::Float(_)) => self.kv.key_tile(page, first % page_size),
+                (KvForm::Plain, _) => {
                     // SAFETY: room for TILE_ATTENTION_BLOCK positions.
-                    let tile = unsafe {
-                        let start = scratch.copied_keys.add(index * tile_len);
-                        std::slice::from_raw_parts_mut(start, tile_len)
-                    };
+                    let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
                     for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
                         let page = self.head_page(work, position);
                         self.kv.copy_key(page, position % page_size, to, tile);
@@ -326,7 +355,11 @@ impl AttentionLayer<'_> {
                     // SAFETY: so many positions of the page; half a tile of values.
                     unsafe {
                         let to = to.add(half * KEY_TILE / 2 * 32);
-                        (self.tile_kernels().copy_values)(from, len, head_dim, to);
+                        let copy = match self.kv.format {
+                            KvFormat::Int8 => self.tile_kernels().widen_values,
+                            KvFormat::Float(_) => self.tile_kernels().copy_values,
+                        };
+                        copy(from, len, head_dim, to);
                     }
                 }
                 KvForm::Plain => {
@@ -345,6 +378,11 @@ impl AttentionLayer<'_> {
             }
         }
     }
+}
+
+/// Otherwise they are copied.
+fn reads_keys_in_place(kv: &KvMemory) -> bool {
+    kv.form == KvForm::Tiles && kv.format != KvFormat::Int8
 }
 
 /// Where the tiles of a block's positions begin, an even number of them.

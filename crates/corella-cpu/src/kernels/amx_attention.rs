@@ -21,6 +21,8 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     scores,
     softmax,
     copy_values,
+    widen_values,
+    widen_keys,
     values,
     store_row,
     release,
@@ -209,6 +211,17 @@ unsafe fn softmax_row(
     factor: __m512,
     masks: [__mmask16; VECTORS],
 ) {
+    let s = match block.scales {
+        None => s,
+        // SAFETY: `TILE_SOFTMAX_BLOCK` scales, of which those that are masked may be anything.
+        Some([keys, _]) => unsafe {
+            std::array::from_fn(|v| {
+                let scales = _mm512_loadu_ps(keys.add(v * 16));
+                let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
+                _mm512_mask_mul_ps(lowest, masks[v], s[v], scales)
+            })
+        },
+    };
     let max = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
     let max = _mm512_mul_ps(max, factor);
     let limit = _mm512_set1_ps(block.rows[row].reference + HEADROOM);
@@ -226,6 +239,13 @@ unsafe fn softmax_row(
         let added = _mm512_add_ps(_mm512_add_ps(w[0], w[1]), _mm512_add_ps(w[2], w[3]));
         let sums = block.rows[row].sums.as_mut_ptr();
         _mm512_store_ps(sums, _mm512_add_ps(_mm512_load_ps(sums), added));
+        let w = match block.scales {
+            None => w,
+            Some([_, values]) => std::array::from_fn(|v| {
+                let scales = _mm512_loadu_ps(values.add(v * 16));
+                _mm512_maskz_mul_ps(masks[v], w[v], scales)
+            }),
+        };
         for tile in 0..VECTORS / 2 {
             let rounded: __m512i =
                 std::mem::transmute(_mm512_cvtne2ps_pbh(w[2 * tile + 1], w[2 * tile]));
@@ -349,6 +369,50 @@ unsafe fn copy_values(from: *const u8, num_positions: usize, head_dim: usize, to
             }
         }
     }
+}
+
+/// # Safety
+/// See [`TileAttention::widen_values`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn widen_values(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16) {
+    for pair in 0..KEY_TILE / 2 {
+        let mask = match num_positions.saturating_sub(pair * 2) {
+            0 => 0,
+            1 => 0x5555_5555,
+            _ => !0,
+        };
+        for i in (0..head_dim).step_by(16) {
+            // SAFETY: rows of `head_dim` pairs; what is masked is not read.
+            unsafe {
+                let row = from.cast::<i8>().add((pair * head_dim + i) * 2);
+                let wide = widen(_mm256_maskz_loadu_epi8(mask, row));
+                _mm512_storeu_si512(to.add(i * VALUE_TILE + pair * 32).cast(), wide);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`TileAttention::widen_keys`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn widen_keys(from: *const u8, stride: usize, head_dim: usize, to: *mut u16) {
+    for pair in 0..head_dim / 2 {
+        // SAFETY: 16 positions of a pair of dimensions each.
+        unsafe {
+            let row = _mm256_loadu_si256(from.add(pair * stride).cast());
+            _mm512_storeu_si512(to.add(pair * 32).cast(), widen(row));
+        }
+    }
+}
+
+/// bf16 has 8 bits of precision: enough for what is at most 127.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn widen(bytes: __m256i) -> __m512i {
+    let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256::<1>(bytes)));
+    // SAFETY: both are 64 bytes.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
 /// # Safety

@@ -24,7 +24,7 @@ mod portable;
 use std::fmt;
 use std::ops::Range;
 
-use corella_model::DType;
+use corella_model::{DType, KvFormat};
 
 use crate::buffer::Form;
 
@@ -155,15 +155,15 @@ pub struct Kernels {
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
     /// elements, those of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
-    pub scores: ByFormat<Scores>,
+    pub scores: ByKvFormat<Scores>,
     /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`, of which all
     /// but the first `limit` are 0. Updates the running maximum and the 16 running sums and
     /// returns the factor by which everything accumulated before must shrink.
     pub softmax_block:
         unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
-    pub values: ByFormat<Values>,
-    /// Where the processor has matrix tiles: for KV in bf16, and queries and weights that are
-    /// rounded to bf16.
+    pub values: ByKvFormat<Values>,
+    /// Where the processor has matrix tiles: for KV that bf16 holds, and queries and weights that
+    /// are rounded to bf16.
     pub tile_attention: Option<TileAttention>,
     /// Independent chains of multiply-adds that no memory slows down; each iteration does
     /// `peak_flops` operations.
@@ -174,8 +174,9 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    pub fn attention_through_tiles(&self, head_dim: usize, kv: DType) -> Option<&TileAttention> {
-        let fits = kv == DType::Bf16 && head_dim.is_multiple_of(TILE_K);
+    pub fn attention_through_tiles(&self, head_dim: usize, kv: KvFormat) -> Option<&TileAttention> {
+        let is_exact = matches!(kv, KvFormat::Float(DType::Bf16) | KvFormat::Int8);
+        let fits = is_exact && head_dim.is_multiple_of(TILE_K);
         self.tile_attention.as_ref().filter(|_| fits)
     }
 
@@ -343,6 +344,12 @@ pub struct TileAttention {
     /// a tile of values as `TileValues` reads them, and zeros behind them.
     pub copy_values:
         unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    /// The same from 8-bit integers.
+    pub widen_values:
+        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    /// Turns a tile of keys in 8-bit integers, pairs of dimensions `stride` bytes apart, into one in
+    /// bf16.
+    pub widen_keys: unsafe fn(from: *const u8, stride: usize, head_dim: usize, to: *mut u16),
     pub values: TileValues,
     /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
     /// positions that the row may not see could have hidden.
@@ -395,6 +402,8 @@ pub struct TileSoftmax<'a> {
     pub scores: *const f32,
     /// Scores are still to be multiplied by this.
     pub scale: f32,
+    /// Multiply keys and values of the positions, if these are integers.
+    pub scales: Option<[*const f32; 2]>,
     /// Of these positions on, in the sequence.
     pub start: usize,
     /// Up to where in the sequence each row may see, ascending. Positions behind weigh 0.
@@ -447,13 +456,38 @@ impl<T: Copy> ByFormat<T> {
     }
 }
 
+/// One of each format of keys and values.
+pub struct ByKvFormat<T> {
+    pub f32: T,
+    pub bf16: T,
+    pub f16: T,
+    pub int8: T,
+}
+
+impl<T: Copy> ByKvFormat<T> {
+    pub fn of(&self, format: KvFormat) -> T {
+        match format {
+            KvFormat::Float(DType::F32) => self.f32,
+            KvFormat::Float(DType::Bf16) => self.bf16,
+            KvFormat::Float(DType::F16) => self.f16,
+            KvFormat::Int8 => self.int8,
+        }
+    }
+}
+
 /// Formats as constants, because const generics take no enums.
 const F32: u8 = 0;
 const BF16: u8 = 1;
 const F16: u8 = 2;
+/// Of keys and values.
+const INT8: u8 = 3;
 
 const fn element_size(format: u8) -> usize {
-    if format == F32 { 4 } else { 2 }
+    match format {
+        F32 => 4,
+        INT8 => 1,
+        _ => 2,
+    }
 }
 
 /// The line to fetch when `line` is read: some 16 KiB ahead, four pages in turn. The hardware
