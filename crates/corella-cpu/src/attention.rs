@@ -4,10 +4,11 @@
 //! running maximum and running sums. Rows of one tile share the reads of K and V and nothing
 //! else, so prefill and decode rows go through the same arithmetic.
 
+use std::io;
 use std::ops::Range;
 
 use corella_core::PageId;
-use corella_model::AttentionSpec;
+use corella_model::{AttentionSpec, KvFormat};
 
 use crate::attention_plan::AttentionTask;
 use crate::buffer::{Buffer, PackedRows, Tiles};
@@ -26,11 +27,11 @@ pub enum AttentionScratch {
 }
 
 impl AttentionScratch {
-    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> Self {
-        match kernels.attention_through_tiles(head_dim, kv.dtype) {
+    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> io::Result<Self> {
+        Ok(match kernels.attention_through_tiles(head_dim, kv.format) {
             None => Self::Rows(Box::new(RowScratch::new(head_dim))),
-            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv.form))),
-        }
+            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv)?)),
+        })
     }
 }
 
@@ -47,6 +48,8 @@ pub struct RowScratch {
     /// Of the current block.
     groups: Vec<KeyGroup>,
     runs: Vec<ValueRun>,
+    /// Of keys and of values, where these are integers.
+    scales: [[f32; ATTENTION_BLOCK]; 2],
 }
 
 // SAFETY: the pointers in `groups` and `runs` are dead once a task is done.
@@ -63,6 +66,7 @@ impl RowScratch {
             out: vec![0.0; head_dim.next_multiple_of(ATTENTION_LANES) * MAX_TILE_ROWS],
             groups: Vec::with_capacity(ATTENTION_BLOCK),
             runs: Vec::with_capacity(ATTENTION_BLOCK),
+            scales: [[0.0; ATTENTION_BLOCK]; 2],
         }
     }
 }
@@ -81,18 +85,15 @@ pub struct AttentionLayer<'a> {
 
 impl AttentionLayer<'_> {
     pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        let tasks = plan.attention.tasks_of(worker).iter().map(|task| {
-            let span = &plan.spans[task.span];
-            (task, span, plan.pages_of(span))
-        });
+        let tasks = plan.attention.tasks_of(worker);
         match scratch {
             AttentionScratch::Rows(scratch) => {
-                tasks.for_each(|(task, span, pages)| self.run_task(task, span, pages, scratch));
+                for task in tasks {
+                    let span = &plan.spans[task.span];
+                    self.run_task(task, span, plan.pages_of(span), scratch);
+                }
             }
-            AttentionScratch::Tiles(scratch) => {
-                tasks.for_each(|(task, span, pages)| self.run_tiles(task, span, pages, scratch));
-                self.release_tiles();
-            }
+            AttentionScratch::Tiles(scratch) => self.run_tiles(plan, tasks, scratch),
         }
     }
 
@@ -117,7 +118,7 @@ impl AttentionLayer<'_> {
             // SAFETY: q holds head_dim * num_rows elements; the groups lie in KV memory,
             // which no one writes during attention, and their offsets in a block.
             unsafe {
-                (self.kernels.scores.of(self.kv.dtype))(
+                (self.kernels.scores.of(self.kv.format))(
                     scratch.q.as_ptr(),
                     num_rows,
                     &scratch.groups,
@@ -130,6 +131,14 @@ impl AttentionLayer<'_> {
                 let row_end = first_end + row / task.heads.len();
                 let limit = row_end.saturating_sub(block).min(ATTENTION_BLOCK);
                 let scores = &mut scratch.scores[row * ATTENTION_BLOCK..][..ATTENTION_BLOCK];
+                let is_scaled = self.kv.format == KvFormat::Int8;
+                let [key_scales, value_scales] = &scratch.scales;
+                if is_scaled {
+                    let scores = scores[..limit].iter_mut();
+                    scores
+                        .zip(key_scales)
+                        .for_each(|(score, scale)| *score *= scale);
+                }
                 // SAFETY: one block of scores, 16 sums.
                 scratch.scale[row] = unsafe {
                     (self.kernels.softmax_block)(
@@ -139,11 +148,17 @@ impl AttentionLayer<'_> {
                         scratch.sums[row].as_mut_ptr(),
                     )
                 };
+                if is_scaled {
+                    let weights = scores[..limit].iter_mut();
+                    weights
+                        .zip(value_scales)
+                        .for_each(|(weight, scale)| *weight *= scale);
+                }
             }
             // SAFETY: the runs lie in KV memory and cover no more than a block; `out` has
             // MAX_TILE_ROWS rows of the given stride.
             unsafe {
-                (self.kernels.values.of(self.kv.dtype))(
+                (self.kernels.values.of(self.kv.format))(
                     scratch.scores.as_ptr(),
                     num_rows,
                     scratch.scale.as_ptr(),
@@ -191,23 +206,18 @@ impl AttentionLayer<'_> {
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
         for (r, at) in self.rows(task, span).enumerate() {
             let values = &mut scratch.out[r * stride..][..head_dim];
-            self.store_row(at, values, &scratch.sums[r]);
+            let scale = 1.0 / sum_lanes(&scratch.sums[r]);
+            for value in &mut *values {
+                // Adding 0 turns -0, which a masked position could have hidden, into 0.
+                *value = *value * scale + 0.0;
+            }
+            self.write_row(at, values);
         }
     }
 
-    /// Divides by the sums and hands the row to the next layer.
-    pub(crate) fn store_row(
-        &self,
-        (row, head): (usize, usize),
-        values: &mut [f32],
-        sums: &[f32; 16],
-    ) {
+    /// Hands a row's head to the next layer.
+    pub(crate) fn write_row(&self, (row, head): (usize, usize), values: &[f32]) {
         let rows = self.tiles.rows(self.tiles.tile_of(row));
-        let scale = 1.0 / sum_lanes(sums);
-        for value in &mut *values {
-            // Adding 0 turns -0, which a masked position could have hidden, into 0.
-            *value = *value * scale + 0.0;
-        }
         // SAFETY: a row's head belongs to one task.
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }
@@ -233,6 +243,13 @@ impl AttentionLayer<'_> {
                 head,
             };
             scratch.runs.push(self.kv.values(at, offset, num_positions));
+            if self.kv.format == KvFormat::Int8 {
+                let first = position - positions.start;
+                for (which, scales) in scratch.scales.iter_mut().enumerate() {
+                    let scales = &mut scales[first..first + num_positions];
+                    self.kv.copy_scales(at, which, offset, scales);
+                }
+            }
             for first in (0..num_positions).step_by(ATTENTION_LANES) {
                 let count = (num_positions - first).min(ATTENTION_LANES);
                 let mut group = self.kv.keys(at, offset + first, count);

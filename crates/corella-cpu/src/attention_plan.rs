@@ -2,10 +2,55 @@
 
 use std::ops::Range;
 
-use corella_model::AttentionSpec;
+use corella_model::{AttentionSpec, KvFormat};
 
+use crate::kernels::{Kernels, QUERY_TILE_ROWS};
 use crate::step_plan::SpanPlan;
 use crate::thread_pool::Worker;
+use crate::tile_attention::MAX_TASK_ROWS;
+
+/// What attention takes at once.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskShape {
+    /// A task has no more rows than this,
+    max_rows: usize,
+    /// and no fewer than this only to keep workers busy.
+    min_rows: usize,
+    /// Reading a position costs about as much as so many rows' arithmetic on it.
+    read_cost: usize,
+}
+
+impl TaskShape {
+    pub fn new(kernels: &Kernels, head_dim: usize, kv_format: KvFormat) -> Self {
+        match kernels.attention_through_tiles(head_dim, kv_format) {
+            None => Self {
+                max_rows: kernels.tile_rows,
+                min_rows: kernels.tile_rows,
+                read_cost: 2,
+            },
+            Some(_) => Self {
+                max_rows: MAX_TASK_ROWS,
+                min_rows: QUERY_TILE_ROWS,
+                read_cost: 50,
+            },
+        }
+    }
+
+    /// Rows of a task, so that there are some for every worker.
+    fn rows(&self, spans: &[SpanPlan], spec: &AttentionSpec, num_threads: usize) -> usize {
+        const TASKS_PER_WORKER: usize = 4;
+        let group = spec.num_heads / spec.num_kv_heads;
+        let num_tasks = |rows: usize| -> usize {
+            let of_span = |span: &SpanPlan| (span.num_rows * group).div_ceil(rows);
+            spec.num_kv_heads * spans.iter().map(of_span).sum::<usize>()
+        };
+        let mut rows = self.max_rows;
+        while rows / 2 >= self.min_rows && num_tasks(rows) < TASKS_PER_WORKER * num_threads {
+            rows /= 2;
+        }
+        rows
+    }
+}
 
 /// Query rows that attend together: some positions of a span, times some of the query heads
 /// that share a KV head.
@@ -36,12 +81,13 @@ impl AttentionPlan {
         &mut self,
         spans: &[SpanPlan],
         spec: &AttentionSpec,
-        tile_rows: usize,
+        shape: TaskShape,
         num_threads: usize,
     ) {
+        let rows = shape.rows(spans, spec, num_threads);
         let group = spec.num_heads / spec.num_kv_heads;
-        let heads_at_once = group.min(tile_rows);
-        let positions_at_once = (tile_rows / group).max(1);
+        let heads_at_once = group.min(rows);
+        let positions_at_once = (rows / group).max(1);
         for (span, plan) in spans.iter().enumerate() {
             for kv_head in 0..spec.num_kv_heads {
                 for start in (0..plan.num_rows).step_by(positions_at_once) {
@@ -56,15 +102,18 @@ impl AttentionPlan {
                 }
             }
         }
-        self.share_out(spans, num_threads);
+        self.share_out(spans, shape, num_threads);
     }
 
     /// Cuts the tasks into runs of about equal cost.
-    fn share_out(&mut self, spans: &[SpanPlan], num_threads: usize) {
+    fn share_out(&mut self, spans: &[SpanPlan], shape: TaskShape, num_threads: usize) {
         let cost = |task: &AttentionTask| {
-            let length = spans[task.span].start + task.positions.end;
-            // Reading a position costs about as much as two rows' arithmetic on it.
-            (length * (task.positions.len() * task.heads.len() + 2)) as u64
+            let Range { start, end } = task.positions;
+            let num_read = spans[task.span].start + end;
+            // Of each row on average, times 2.
+            let num_seen = 2 * spans[task.span].start + start + end;
+            let num_rows = (end - start) * task.heads.len();
+            (num_seen * num_rows + 2 * num_read * shape.read_cost) as u64
         };
         let total: u64 = self.tasks.iter().map(cost).sum();
         let mut sum = 0;

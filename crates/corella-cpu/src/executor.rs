@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, PageId, StepId, TokenId};
 use corella_model::{
-    DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask,
-    WeightFormat,
+    DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
+    TokenMask, WeightFormat,
 };
 
 use crate::core_affinity::allowed_cores;
@@ -31,7 +31,7 @@ pub struct CpuConfig {
     pub pin_threads: bool,
     /// Of the packed matrices. `None` keeps the checkpoint's, so that nothing is rounded.
     pub weight_format: Option<WeightFormat>,
-    pub kv_dtype: DType,
+    pub kv_format: KvFormat,
     pub num_pages: u32,
     pub page_size: u32,
     pub max_num_seqs: u32,
@@ -109,8 +109,8 @@ impl CpuExecutor {
         let kv_layout = KvLayout {
             num_pages: config.num_pages,
             page_size: config.page_size,
-            dtype: config.kv_dtype,
-            page_bytes: kv_page_bytes(&spec, config.page_size, config.kv_dtype),
+            format: config.kv_format,
+            page_bytes: kv_page_bytes(&spec, config.page_size, config.kv_format),
         };
         let limits = SlotLimits {
             max_num_seqs: config.max_num_seqs,
@@ -156,10 +156,16 @@ impl CpuExecutor {
             // One page more, for warm-up.
             let num_pages = config.num_pages as usize + 1;
             let head_dim = spec.attention.head_dim;
-            let tiles = kernels.attention_through_tiles(head_dim, config.kv_dtype);
+            let tiles = kernels.attention_through_tiles(head_dim, config.kv_format);
             let kv_form = KvForm::new(tiles.is_some(), config.page_size);
-            let kv = KvMemory::new(&spec, num_pages, config.page_size, config.kv_dtype, kv_form)
-                .map_err(no_memory("the KV pages"))?;
+            let kv = KvMemory::new(
+                &spec,
+                num_pages,
+                config.page_size,
+                config.kv_format,
+                kv_form,
+            )
+            .map_err(no_memory("the KV pages"))?;
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();
             let mut forward =

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use corella_model::{Activation, DecoderSpec};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
+use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::gemm::{Epilogue, PackedMatrix, Part, gemm};
 use crate::grid::Grid;
@@ -86,8 +87,8 @@ impl Forward {
         Ok(Self {
             rotary: Rotary::new(&spec.rotary, attention.head_dim),
             scratch: (0..num_threads)
-                .map(|_| Mutex::new(AttentionScratch::new(kernels, &kv, attention.head_dim)))
-                .collect(),
+                .map(|_| AttentionScratch::new(kernels, &kv, attention.head_dim).map(Mutex::new))
+                .collect::<io::Result<_>>()?,
             spec,
             kernels,
             tile_rows,
@@ -111,13 +112,8 @@ impl Forward {
         self.tile_rows
     }
 
-    /// Rows that attend together.
-    pub fn attention_rows(&self) -> usize {
-        let head_dim = self.spec.attention.head_dim;
-        let tiles = self
-            .kernels
-            .attention_through_tiles(head_dim, self.kv.dtype);
-        tiles.map_or(self.kernels.tile_rows, |tiles| tiles.max_rows)
+    pub fn attention_shape(&self) -> TaskShape {
+        TaskShape::new(self.kernels, self.spec.attention.head_dim, self.kv.format)
     }
 
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
@@ -268,7 +264,7 @@ impl Forward {
     /// Operations, and bytes of keys and values.
     fn attention_cost(&self, plan: &StepPlan) -> (usize, usize) {
         let spec = &self.spec.attention;
-        let row_bytes = 2 * spec.num_kv_heads * spec.head_dim * self.kv.dtype.size();
+        let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
         plan.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
             let pairs = (span.start + 1 + end) * span.num_rows / 2;

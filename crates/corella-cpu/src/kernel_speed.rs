@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use corella_core::PageId;
 use corella_model::{
-    Activation, AttentionSpec, DType, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec, Storage,
-    Tensor, WeightFormat,
+    Activation, AttentionSpec, DType, DecoderSpec, KvFormat, MlpSpec, RotaryScaling, RotarySpec,
+    Storage, Tensor, WeightFormat,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch};
+use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, Lane, PackedMatrix, Part, gemm};
@@ -53,8 +54,10 @@ pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<Kerne
     for format in formats {
         bench.dense(format, &mut speeds)?;
     }
-    for (num_rows, start) in [(512, 0), (2048, 0), (1, 16_383)] {
-        speeds.push(bench.attention(num_rows, start)?);
+    for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
+        for (num_rows, start) in [(512, 0), (2048, 0), (1, 4095), (1, 16_383)] {
+            speeds.push(bench.attention(format, num_rows, start)?);
+        }
     }
     Ok(speeds)
 }
@@ -132,20 +135,23 @@ impl Bench {
         Ok(())
     }
 
-    /// `num_rows` rows of one sequence, the first at position `start`; bf16 pages, in the shape of
-    /// Qwen3-0.6B.
-    fn attention(&mut self, num_rows: usize, start: usize) -> Result<KernelSpeed, CpuError> {
+    /// `num_rows` rows of one sequence, the first at position `start`, in the shape of Qwen3-0.6B.
+    fn attention(
+        &mut self,
+        format: KvFormat,
+        num_rows: usize,
+        start: usize,
+    ) -> Result<KernelSpeed, CpuError> {
         const NUM_LAYERS: usize = 4;
         const PAGE_SIZE: u32 = 16;
         let spec = spec(NUM_LAYERS);
         let (attention, head_dim) = (&spec.attention, spec.attention.head_dim);
-        let tiles = self.kernels.attention_through_tiles(head_dim, DType::Bf16);
-        let rows_at_once = tiles.map_or(self.kernels.tile_rows, |tiles| tiles.max_rows);
+        let tiles = self.kernels.attention_through_tiles(head_dim, format);
         let kv_form = KvForm::new(tiles.is_some(), PAGE_SIZE);
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
-        let kv = KvMemory::new(&spec, num_pages, PAGE_SIZE, DType::Bf16, kv_form)
-            .map_err(out_of_memory)?;
+        let kv =
+            KvMemory::new(&spec, num_pages, PAGE_SIZE, format, kv_form).map_err(out_of_memory)?;
         // Pages never written would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {
@@ -173,7 +179,7 @@ impl Bench {
         plan.finish(
             attention,
             self.kernels.rows_at_once(form),
-            rows_at_once,
+            TaskShape::new(self.kernels, head_dim, format),
             num_threads,
         );
         let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
@@ -181,8 +187,9 @@ impl Bench {
         let width = attention.num_heads * head_dim;
         let out = PackedRows::new(num_rows, width, form).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
-            .map(|_| Mutex::new(AttentionScratch::new(self.kernels, &kv, head_dim)))
-            .collect();
+            .map(|_| AttentionScratch::new(self.kernels, &kv, head_dim).map(Mutex::new))
+            .collect::<Result<_, _>>()
+            .map_err(out_of_memory)?;
         let kernels = self.kernels;
         let seconds = self.median(&|worker| {
             let scratch = &scratch[worker.index()];
@@ -201,9 +208,13 @@ impl Bench {
             }
         })?;
         let pairs: usize = (start + 1..=num_positions).sum();
-        let row_bytes = 2 * attention.num_kv_heads * head_dim * DType::Bf16.size();
+        let row_bytes = 2 * attention.num_kv_heads * format.row_bytes(head_dim);
+        let format_name = match format {
+            KvFormat::Int8 => "int8",
+            KvFormat::Float(_) => "bf16",
+        };
         Ok(KernelSpeed {
-            name: format!("attention, {num_rows} rows behind {start}"),
+            name: format!("attention, {num_rows} rows behind {start}, {format_name}"),
             flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
             bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
             format: match tiles {

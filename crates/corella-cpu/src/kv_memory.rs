@@ -5,17 +5,19 @@
 
 use std::io;
 
-use corella_model::{DType, DecoderSpec};
+use corella_model::{DType, DecoderSpec, KvFormat};
 use half::{bf16, f16};
 
-use crate::kernels::{ATTENTION_LANES, Kernels, KeyGroup, TILE_POSITIONS, ValueRun};
+use crate::kernels::{
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, VALUE_TILE, ValueRun, tile_value_index,
+};
 use crate::region::Region;
 
 /// Memory of one page: K and V of all layers.
-pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, kv_dtype: DType) -> usize {
+pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, format: KvFormat) -> usize {
     let attention = &spec.attention;
-    let elements = attention.num_kv_heads * attention.head_dim * page_size as usize;
-    2 * spec.num_layers * elements * kv_dtype.size()
+    let num_rows = 2 * spec.num_layers * attention.num_kv_heads * page_size as usize;
+    num_rows * format.row_bytes(attention.head_dim)
 }
 
 /// How a head's part of a page lies.
@@ -32,7 +34,7 @@ pub enum KvForm {
 impl KvForm {
     /// Tiles for attention through tiles, wherever their positions lie in one page.
     pub fn new(through_tiles: bool, page_size: u32) -> Self {
-        match through_tiles && (page_size as usize).is_multiple_of(TILE_POSITIONS) {
+        match through_tiles && (page_size as usize).is_multiple_of(KEY_TILE) {
             true => Self::Tiles,
             false => Self::Plain,
         }
@@ -42,7 +44,7 @@ impl KvForm {
 pub struct KvMemory {
     region: Region,
     pub form: KvForm,
-    pub dtype: DType,
+    pub format: KvFormat,
     num_layers: usize,
     num_pages: usize,
     num_kv_heads: usize,
@@ -55,16 +57,16 @@ impl KvMemory {
         spec: &DecoderSpec,
         num_pages: usize,
         page_size: u32,
-        dtype: DType,
+        format: KvFormat,
         form: KvForm,
     ) -> io::Result<Self> {
-        let bytes = kv_page_bytes(spec, page_size, dtype)
+        let bytes = kv_page_bytes(spec, page_size, format)
             .checked_mul(num_pages)
             .ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            region: Region::new(bytes + ATTENTION_LANES * dtype.size())?,
+            region: Region::new(bytes + ATTENTION_LANES * format.size())?,
             form,
-            dtype,
+            format,
             num_layers: spec.num_layers,
             num_pages,
             num_kv_heads: spec.attention.num_kv_heads,
@@ -82,14 +84,14 @@ impl KvMemory {
     }
 
     pub fn page_bytes(&self) -> usize {
-        2 * self.num_layers * self.num_kv_heads * self.half_len() * self.dtype.size()
+        self.num_layers * self.num_kv_heads * self.part_bytes()
     }
 
     /// Bytes from one dimension of a key, or one pair of them, to the next.
     pub fn key_stride(&self) -> usize {
         match self.form {
-            KvForm::Plain => self.page_size * self.dtype.size(),
-            KvForm::Tiles => 2 * self.page_size * self.dtype.size(),
+            KvForm::Plain => self.page_size * self.format.size(),
+            KvForm::Tiles => 2 * self.page_size * self.format.size(),
         }
     }
 
@@ -114,29 +116,30 @@ impl KvMemory {
 
     /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
     pub fn key_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
         self.element(at, self.key_index(0, offset))
     }
 
     /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
     pub fn value_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(TILE_POSITIONS));
+        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
         self.element(at, self.value_index(0, offset))
     }
 
-    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][TILE_POSITIONS][2]`.
+    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][KEY_TILE][2]`.
     pub fn copy_key(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        self.copy_elements(at, to, tile, |i| {
-            let outside = (i / 2 * TILE_POSITIONS + to) * 2 + i % 2;
+        assert!(to < KEY_TILE && tile.len() == KEY_TILE * self.head_dim);
+        self.copy_elements(at, tile, |i| {
+            let outside = (i / 2 * KEY_TILE + to) * 2 + i % 2;
             (self.key_index(i, offset), outside)
         });
     }
 
-    /// Puts one position's value, in bf16, into a tile of `[TILE_POSITIONS / 2][head_dim][2]`.
+    /// Puts one position's value, in bf16, into a tile as `TileValues` reads it.
     pub fn copy_value(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        self.copy_elements(at, to, tile, |i| {
-            let outside = (to / 2 * self.head_dim + i) * 2 + to % 2;
-            (self.value_index(i, offset), outside)
+        assert!(to < VALUE_TILE && tile.len() == VALUE_TILE * self.head_dim);
+        self.copy_elements(at, tile, |i| {
+            (self.value_index(i, offset), tile_value_index(to, i))
         });
     }
 
@@ -144,18 +147,40 @@ impl KvMemory {
     fn copy_elements(
         &self,
         at: HeadPage,
-        to: usize,
         tile: &mut [u16],
         indices: impl Fn(usize) -> (usize, usize),
     ) {
-        assert!(self.dtype == DType::Bf16 && to < TILE_POSITIONS);
-        assert_eq!(tile.len(), TILE_POSITIONS * self.head_dim);
-        let start = self.element(at, 0).cast::<u16>();
         for i in 0..self.head_dim {
             let (from, to) = indices(i);
-            debug_assert!(from < 2 * self.half_len());
-            // SAFETY: inside the head's part of the page, which no one writes during attention.
-            tile[to] = unsafe { *start.add(from) };
+            let from = self.element(at, from);
+            // SAFETY: an element of the page, which no one writes during attention.
+            tile[to] = unsafe {
+                match self.format {
+                    KvFormat::Int8 => bf16::from_f32(f32::from(*from.cast::<i8>())).to_bits(),
+                    format => {
+                        assert_eq!(format, KvFormat::Float(DType::Bf16));
+                        *from.cast::<u16>()
+                    }
+                }
+            };
+        }
+    }
+
+    /// Multiplies positions of a page: of keys (0), or of values (1), as far as their elements are
+    /// integers.
+    fn scales(&self, at: HeadPage, which: usize, offset: usize) -> *mut f32 {
+        assert!(self.format == KvFormat::Int8 && which < 2 && offset < self.page_size);
+        let index = which * self.page_size + offset;
+        // SAFETY: behind the elements of the head's part of the page.
+        unsafe { (self.part(at).add(2 * self.half_len()).cast::<f32>()).add(index) }
+    }
+
+    pub fn copy_scales(&self, at: HeadPage, which: usize, offset: usize, out: &mut [f32]) {
+        assert!(offset + out.len() <= self.page_size);
+        let from = self.scales(at, which, offset);
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
+            *out = unsafe { from.add(i).read_unaligned() };
         }
     }
 
@@ -166,6 +191,14 @@ impl KvMemory {
     pub unsafe fn write_key(&self, kernels: &Kernels, at: HeadPage, offset: usize, key: &[f32]) {
         assert!(offset < self.page_size && key.len() == self.head_dim);
         let start = self.element(at, self.key_index(0, offset));
+        if self.format == KvFormat::Int8 {
+            // SAFETY: elements of the head's keys; exclusive by the caller's promise.
+            let scale = for_each_quantised(kernels, key, |i, value| unsafe {
+                *self.element(at, self.key_index(i, offset)).cast() = value;
+            });
+            // SAFETY: as above; perhaps not aligned.
+            return unsafe { self.scales(at, 0, offset).write_unaligned(scale) };
+        }
         match self.form {
             // SAFETY: element (i, offset) of the head's keys; exclusive by the caller's promise.
             KvForm::Plain => unsafe { self.write(start, self.page_size, key) },
@@ -190,6 +223,14 @@ impl KvMemory {
     ) {
         assert!(offset < self.page_size && value.len() == self.head_dim);
         let start = self.element(at, self.value_index(0, offset));
+        if self.format == KvFormat::Int8 {
+            // SAFETY: elements of the head's values; exclusive by the caller's promise.
+            let scale = for_each_quantised(kernels, value, |i, value| unsafe {
+                *self.element(at, self.value_index(i, offset)).cast() = value;
+            });
+            // SAFETY: as above; perhaps not aligned.
+            return unsafe { self.scales(at, 1, offset).write_unaligned(scale) };
+        }
         match self.form {
             // SAFETY: element (offset, i) of the head's values; exclusive by the caller's promise.
             KvForm::Plain => unsafe { self.write(start, 1, value) },
@@ -208,10 +249,15 @@ impl KvMemory {
         for (i, &value) in values.iter().enumerate() {
             // SAFETY: the caller's promise; pages are aligned to their elements.
             unsafe {
-                match self.dtype {
-                    DType::F32 => *start.cast::<f32>().add(i * stride) = value,
-                    DType::Bf16 => *start.cast::<bf16>().add(i * stride) = bf16::from_f32(value),
-                    DType::F16 => *start.cast::<f16>().add(i * stride) = f16::from_f32(value),
+                match self.format {
+                    KvFormat::Float(DType::F32) => *start.cast::<f32>().add(i * stride) = value,
+                    KvFormat::Float(DType::Bf16) => {
+                        *start.cast::<bf16>().add(i * stride) = bf16::from_f32(value);
+                    }
+                    KvFormat::Float(DType::F16) => {
+                        *start.cast::<f16>().add(i * stride) = f16::from_f32(value);
+                    }
+                    KvFormat::Int8 => unreachable!("integers need a scale"),
                 }
             }
         }
@@ -220,7 +266,7 @@ impl KvMemory {
     /// Copies the first `num_rows` positions of a page, all layers.
     pub fn copy_rows(&mut self, from: usize, to: usize, num_rows: usize) {
         assert!(num_rows <= self.page_size);
-        let size = self.dtype.size();
+        let size = self.format.size();
         let num_values = match self.form {
             KvForm::Plain => num_rows * self.head_dim,
             KvForm::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
@@ -240,16 +286,24 @@ impl KvMemory {
                     .for_each(|i| copy(self.key_index(i, 0), 2 * num_rows)),
             }
             copy(self.value_index(0, 0), num_values);
+            if self.format == KvFormat::Int8 && num_rows > 0 {
+                for which in 0..2 {
+                    let [from, to] = [from, to].map(|at| self.scales(at, which, 0).cast::<u8>());
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy(from, to, num_rows * size_of::<f32>()) };
+                }
+            }
         }
     }
 
     /// A page in a form that does not depend on this layout's cut: by layer, all heads' keys
-    /// and then all heads' values, each `[head][position][head_dim]`.
+    /// and then all heads' values, each `[head][position][head_dim]`; behind all that scales, if
+    /// there are any, by layer and head those of keys, then those of values.
     pub fn read_page(&self, page: usize, out: &mut [u8]) {
         assert_eq!(out.len(), self.page_bytes());
-        self.for_each_element(page, |at, element| {
+        self.for_each_element(page, |at, element, len| {
             // SAFETY: elements lie inside the region; no step is running.
-            let bytes = unsafe { std::slice::from_raw_parts(element, self.dtype.size()) };
+            let bytes = unsafe { std::slice::from_raw_parts(element, len) };
             out[at..at + bytes.len()].copy_from_slice(bytes);
         });
     }
@@ -257,17 +311,18 @@ impl KvMemory {
     /// The reverse of `read_page`.
     pub fn write_page(&mut self, page: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.page_bytes());
-        let size = self.dtype.size();
-        self.for_each_element(page, |at, element| {
+        self.for_each_element(page, |at, element, len| {
             // SAFETY: elements lie inside the region; `&mut self` keeps everyone else out.
-            let out = unsafe { std::slice::from_raw_parts_mut(element, size) };
-            out.copy_from_slice(&bytes[at..at + size]);
+            let out = unsafe { std::slice::from_raw_parts_mut(element, len) };
+            out.copy_from_slice(&bytes[at..at + len]);
         });
     }
 
-    /// Calls `visit(offset in the outside form, element)`.
-    fn for_each_element(&self, page: usize, mut visit: impl FnMut(usize, *mut u8)) {
-        let size = self.dtype.size();
+    /// Calls `visit(offset in the outside form, element, bytes)`.
+    fn for_each_element(&self, page: usize, mut visit: impl FnMut(usize, *mut u8, usize)) {
+        let size = self.format.size();
+        let scales = 2 * self.num_layers * self.num_kv_heads * self.half_len() * size;
+        let scale_bytes = self.page_size * size_of::<f32>();
         let half = self.half_len();
         for (layer, head) in self.layers_and_heads() {
             let at = HeadPage { layer, page, head };
@@ -277,9 +332,16 @@ impl KvMemory {
                 for i in 0..self.head_dim {
                     let outside = position * self.head_dim + i;
                     let key = self.element(at, self.key_index(i, position));
-                    visit((keys + outside) * size, key);
+                    visit((keys + outside) * size, key, size);
                     let value = self.element(at, self.value_index(i, position));
-                    visit((values + outside) * size, value);
+                    visit((values + outside) * size, value, size);
+                }
+            }
+            if self.format == KvFormat::Int8 {
+                for which in 0..2 {
+                    let index = (layer * self.num_kv_heads + head) * 2 + which;
+                    let first = self.scales(at, which, 0).cast();
+                    visit(scales + index * scale_bytes, first, scale_bytes);
                 }
             }
         }
@@ -312,16 +374,23 @@ impl KvMemory {
     }
 
     fn element(&self, at: HeadPage, index: usize) -> *mut u8 {
+        assert!(index < 2 * self.half_len());
+        // SAFETY: just checked.
+        unsafe { self.part(at).add(index * self.format.size()) }
+    }
+
+    /// A head's part of a page.
+    fn part(&self, at: HeadPage) -> *mut u8 {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
-        assert!(at.head < self.num_kv_heads && index < 2 * self.half_len());
+        assert!(at.head < self.num_kv_heads);
         let head = at.layer * self.num_kv_heads + at.head;
-        let start = (head * self.num_pages + at.page) * 2 * self.half_len();
+        let start = (head * self.num_pages + at.page) * self.part_bytes();
         // SAFETY: all indices were just checked.
-        unsafe {
-            self.region
-                .as_ptr()
-                .add((start + index) * self.dtype.size())
-        }
+        unsafe { self.region.as_ptr().add(start) }
+    }
+
+    fn part_bytes(&self) -> usize {
+        2 * self.page_size * self.format.row_bytes(self.head_dim)
     }
 }
 
@@ -343,4 +412,37 @@ fn for_each_rounded(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usi
         unsafe { (kernels.round)(values.as_ptr(), values.len(), rounded.as_mut_ptr()) };
         visit(part * AT_ONCE, &rounded[..values.len()]);
     }
+}
+
+/// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns
+/// what they are to be multiplied by.
+fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
+    const AT_ONCE: usize = 128;
+    const INFINITE: u32 = f32::INFINITY.to_bits();
+    // SAFETY: exactly the values.
+    let most = unsafe { (kernels.largest_bits)(values.as_ptr(), values.len()) };
+    // What is no number, or no finite one, spoils the position.
+    let (scale, inverse) = match most {
+        0 => (0.0, 0.0),
+        1..INFINITE => (f32::from_bits(most) / 127.0, 127.0 / f32::from_bits(most)),
+        _ => (f32::NAN, 0.0),
+    };
+    // Of the smallest numbers the inverse is infinite.
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let mut quantised = [0; AT_ONCE];
+    for (part, values) in values.chunks(AT_ONCE).enumerate() {
+        // SAFETY: as many elements as there is room for.
+        unsafe {
+            (kernels.quantise)(
+                values.as_ptr(),
+                values.len(),
+                inverse,
+                quantised.as_mut_ptr(),
+            )
+        };
+        for (i, value) in quantised[..values.len()].iter().enumerate() {
+            visit(part * AT_ONCE + i, *value);
+        }
+    }
+    scale
 }

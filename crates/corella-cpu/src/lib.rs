@@ -11,6 +11,7 @@ mod grid;
 mod head_groups;
 mod kernel_speed;
 mod kernels;
+mod kv_fetch;
 mod kv_memory;
 mod machine;
 mod profile;

@@ -254,7 +254,7 @@ impl Stage {
         self.plan.finish(
             &self.forward.spec().attention,
             self.forward.tile_rows(),
-            self.forward.attention_rows(),
+            self.forward.attention_shape(),
             self.pool.num_threads(),
         );
         let incoming = (!self.is_first).then_some(rows);

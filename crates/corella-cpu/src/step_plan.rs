@@ -5,7 +5,7 @@ use std::ops::Range;
 use corella_core::{Batch, PageId, SlotId, TokenId};
 use corella_model::AttentionSpec;
 
-use crate::attention_plan::AttentionPlan;
+use crate::attention_plan::{AttentionPlan, TaskShape};
 use crate::buffer::Tiles;
 use crate::grid::Grid;
 use crate::slot::Slots;
@@ -125,12 +125,12 @@ impl StepPlan {
         &mut self,
         spec: &AttentionSpec,
         tile_rows: usize,
-        attention_rows: usize,
+        attention: TaskShape,
         num_threads: usize,
     ) {
         let tiles = Tiles::new(self.rows.len(), tile_rows);
         self.grid = Grid::new(tiles, num_threads);
         self.attention
-            .build(&self.spans, spec, attention_rows, num_threads);
+            .build(&self.spans, spec, attention, num_threads);
     }
 }

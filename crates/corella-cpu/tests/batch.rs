@@ -7,19 +7,22 @@ use std::sync::Arc;
 use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, kv_page_bytes};
 use corella_model::{
-    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, Storage, Tensor, WeightFormat,
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, Storage, Tensor,
+    WeightFormat,
 };
 
 const NUM_POSITIONS: u32 = 256;
+const F32: KvFormat = KvFormat::Float(DType::F32);
+const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 
 #[test]
 fn page_size_reaches_no_bit() {
     let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
-    for kv_dtype in [DType::F32, DType::Bf16, DType::F16] {
-        let expected = play(kv_dtype, 16, &prompt);
+    for kv_format in [F32, BF16, KvFormat::Float(DType::F16), KvFormat::Int8] {
+        let expected = play(kv_format, 16, &prompt);
         for page_size in [1, 2, 3, 7, 33, 64, 100, 256] {
-            let actual = play(kv_dtype, page_size, &prompt);
-            assert_eq!(actual, expected, "pages of {page_size}, {kv_dtype:?}");
+            let actual = play(kv_format, page_size, &prompt);
+            assert_eq!(actual, expected, "pages of {page_size}, {kv_format:?}");
         }
     }
 }
@@ -31,7 +34,7 @@ fn stages_reach_no_bit() {
     let checkpoint = Checkpoint::open(nano).unwrap();
     let play = |num_stages| {
         let spec = checkpoint.config().spec.clone();
-        let mut config = config(DType::Bf16, 16);
+        let mut config = config(BF16, 16);
         config.num_stages = num_stages;
         let weights = checkpoint.weights().unwrap();
         let mut executor = CpuExecutor::new(spec, weights, config).unwrap();
@@ -52,7 +55,7 @@ fn blocks_reach_no_bit() {
         let checkpoint = Checkpoint::open(golden.join(name).join("model.gguf")).unwrap();
         let play = |weights, format, isa| {
             let spec = checkpoint.config().spec.clone();
-            let mut config = config(DType::Bf16, 16);
+            let mut config = config(BF16, 16);
             (config.weight_format, config.isa) = (format, Some(isa));
             let mut executor = CpuExecutor::new(spec, weights, config).ok()?;
             Some(play_on(
@@ -95,8 +98,8 @@ fn unpack(tensor: &mut Tensor) -> usize {
 #[test]
 fn impossible_batches_fail_alone() {
     let prompt: Vec<TokenId> = (0..20).collect();
-    let expected = play(DType::F32, 16, &prompt);
-    let mut executor = executor(DType::F32, 16);
+    let expected = play(F32, 16, &prompt);
+    let mut executor = executor(F32, 16);
     let mut builder = BatchBuilder::new(0);
     let greedy = sampling();
     type Make<'a> = &'a dyn Fn(&mut BatchBuilder);
@@ -180,7 +183,7 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     let build = |weights| {
         let config = CpuConfig {
             weight_format,
-            ..config(DType::F32, 16)
+            ..config(F32, 16)
         };
         CpuExecutor::new(spec.clone(), weights, config).unwrap()
     };
@@ -228,7 +231,7 @@ fn a_draft_without_numbers_draws_nothing_wrong() {
     bytes[BAD as usize * row_bytes..][..row_bytes].fill(0xff);
     weights.embed.range = 0..bytes.len();
     weights.embed.storage = Arc::new(Storage::Owned(bytes));
-    let mut executor = CpuExecutor::new(spec, weights, config(DType::F32, 16)).unwrap();
+    let mut executor = CpuExecutor::new(spec, weights, config(F32, 16)).unwrap();
     let prompt: Vec<TokenId> = (0..20).collect();
     let expected = play_on(&mut executor, &mut BatchBuilder::new(0), 16, &prompt);
     let mut builder = BatchBuilder::new(100);
@@ -258,7 +261,7 @@ fn a_draft_without_numbers_draws_nothing_wrong() {
 
 #[test]
 fn pages_go_out_position_by_position() {
-    let mut executor = executor(DType::F32, 16);
+    let mut executor = executor(F32, 16);
     let layout = executor.kv_layout();
     let pattern: Vec<u8> = (0..layout.page_bytes).map(|i| (i % 249) as u8).collect();
     executor.write_page(PageId(3), &pattern).unwrap();
@@ -282,9 +285,75 @@ fn pages_go_out_position_by_position() {
     }
 }
 
+/// A page of integers with its scales, read, written elsewhere and copied in part.
+#[test]
+fn pages_of_integers_keep_their_scales() {
+    let prompt: Vec<TokenId> = (0..24).map(|i| i * 37 % 251).collect();
+    let mut executor = executor(KvFormat::Int8, 16);
+    let mut builder = BatchBuilder::new(0);
+    play_on(&mut executor, &mut builder, 16, &prompt);
+    let page_bytes = executor.kv_layout().page_bytes;
+    let mut pages = [0, 1, 2, 3].map(|_| vec![0; page_bytes]);
+    executor.read_page(PageId(15), &mut pages[0]).unwrap();
+    executor.write_page(PageId(3), &pages[0]).unwrap();
+    executor.read_page(PageId(3), &mut pages[1]).unwrap();
+    assert_eq!(pages[0], pages[1]);
+    builder.copy(3, 4, 16);
+    builder.copy(3, 5, 5);
+    run(&mut executor, &builder.build()).unwrap();
+    executor.read_page(PageId(4), &mut pages[2]).unwrap();
+    executor.read_page(PageId(5), &mut pages[3]).unwrap();
+    assert_eq!(pages[0], pages[2]);
+    // Behind [layer][K, V][head][position][dimension]: [layer][head][K, V][position].
+    let spec = checkpoint().config().spec.clone();
+    let num_rows = 2 * spec.num_layers * spec.attention.num_kv_heads * 16;
+    let num_elements = num_rows * spec.attention.head_dim;
+    let scales = |page: &[u8]| -> Vec<f32> {
+        let bytes = page[num_elements..].as_chunks::<4>().0;
+        bytes
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect()
+    };
+    let (whole, part) = (scales(&pages[0]), scales(&pages[3]));
+    assert_eq!(whole.len(), num_rows);
+    for (i, (whole, part)) in whole.iter().zip(part).enumerate() {
+        assert!(*whole > 0.0 && whole.is_finite(), "scale {i}: {whole}");
+        assert_eq!(part, if i % 16 < 5 { *whole } else { 0.0 }, "scale {i}");
+    }
+}
+
+/// More than a block of what attention takes at once, and more than one of its tasks.
+#[test]
+fn chunks_of_a_long_prompt_reach_no_bit() {
+    let prompt: Vec<TokenId> = (0..700).map(|i| i * 37 % 251).collect();
+    let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+    let checkpoint = Checkpoint::open(nano).unwrap();
+    for kv_format in [BF16, KvFormat::Int8] {
+        for page_size in [16, 48, 23] {
+            let logprobs = |chunk: usize, num_threads| {
+                let mut config = config(kv_format, page_size);
+                config.num_threads = num_threads;
+                config.num_pages = 768_u32.div_ceil(page_size);
+                config.max_model_len = 768;
+                config.max_num_batched_tokens = 768;
+                let spec = checkpoint.config().spec.clone();
+                let weights = checkpoint.weights().unwrap();
+                let mut executor = CpuExecutor::new(spec, weights, config).unwrap();
+                draw_behind(&mut executor, &prompt, page_size, chunk)
+            };
+            let whole = logprobs(700, 1);
+            for (chunk, num_threads) in [(700, 2), (256, 2), (77, 1), (5, 2)] {
+                let chunked = logprobs(chunk, num_threads);
+                assert_eq!(chunked, whole, "{kv_format:?}, {page_size}, {chunk}");
+            }
+        }
+    }
+}
+
 #[test]
 fn warm_up_leaves_the_pages_alone() {
-    let mut executor = executor(DType::Bf16, 16);
+    let mut executor = executor(BF16, 16);
     executor.warm_up().unwrap();
     let mut page = vec![1; executor.kv_layout().page_bytes];
     for id in 0..executor.kv_layout().num_pages {
@@ -297,7 +366,7 @@ fn warm_up_leaves_the_pages_alone() {
 fn checkpoints_that_do_not_fit_are_refused_by_name() {
     let checkpoint = checkpoint();
     let spec = checkpoint.config().spec.clone();
-    let build = |spec, weights| match CpuExecutor::new(spec, weights, config(DType::F32, 16)) {
+    let build = |spec, weights| match CpuExecutor::new(spec, weights, config(F32, 16)) {
         Ok(_) => panic!("an executor was built"),
         Err(error) => error.to_string(),
     };
@@ -315,7 +384,7 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
     let mut weights = checkpoint.weights().unwrap();
     weights.layers.pop();
     assert!(build(spec.clone(), weights).contains("layers"));
-    let mut config = config(DType::F32, 16);
+    let mut config = config(F32, 16);
     config.num_stages = spec.num_layers + 1;
     let built = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config);
     let error = built.err().expect("more stages than layers");
@@ -325,16 +394,19 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
 #[test]
 fn page_memory_is_what_the_layout_says() {
     for page_size in [1, 16, 100] {
-        for dtype in [DType::F32, DType::Bf16] {
+        for format in [F32, BF16, KvFormat::Int8] {
             let spec = checkpoint().config().spec.clone();
             let expected = 2
                 * spec.num_layers
                 * spec.attention.num_kv_heads
-                * spec.attention.head_dim
                 * page_size as usize
-                * dtype.size();
-            assert_eq!(kv_page_bytes(&spec, page_size, dtype), expected);
-            let layout = executor(dtype, page_size).kv_layout();
+                * match format {
+                    KvFormat::Float(dtype) => spec.attention.head_dim * dtype.size(),
+                    // An f32 is the scale.
+                    KvFormat::Int8 => spec.attention.head_dim + 4,
+                };
+            assert_eq!(kv_page_bytes(&spec, page_size, format), expected);
+            let layout = executor(format, page_size).kv_layout();
             assert_eq!(layout.page_bytes, expected);
         }
     }
@@ -345,11 +417,11 @@ fn checkpoint() -> Checkpoint {
     Checkpoint::open(golden.join("qwen3-gqa-tied")).unwrap()
 }
 
-fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
+fn config(kv_format: KvFormat, page_size: u32) -> CpuConfig {
     CpuConfig {
         num_threads: 2,
         weight_format: None,
-        kv_dtype,
+        kv_format,
         num_pages: NUM_POSITIONS.div_ceil(page_size),
         page_size,
         max_num_seqs: 4,
@@ -362,11 +434,11 @@ fn config(kv_dtype: DType, page_size: u32) -> CpuConfig {
     }
 }
 
-fn executor(kv_dtype: DType, page_size: u32) -> CpuExecutor {
+fn executor(kv_format: KvFormat, page_size: u32) -> CpuExecutor {
     let checkpoint = checkpoint();
     let spec = checkpoint.config().spec.clone();
     let weights = checkpoint.weights().unwrap();
-    CpuExecutor::new(spec, weights, config(kv_dtype, page_size)).unwrap()
+    CpuExecutor::new(spec, weights, config(kv_format, page_size)).unwrap()
 }
 
 fn sampling() -> SamplingParams {
@@ -382,8 +454,8 @@ fn run(executor: &mut CpuExecutor, batch: &Arc<Batch>) -> Result<BatchOutput, Ex
     executor.wait()
 }
 
-fn play(kv_dtype: DType, page_size: u32, prompt: &[TokenId]) -> Vec<(TokenId, Vec<u32>)> {
-    let mut executor = executor(kv_dtype, page_size);
+fn play(kv_format: KvFormat, page_size: u32, prompt: &[TokenId]) -> Vec<(TokenId, Vec<u32>)> {
+    let mut executor = executor(kv_format, page_size);
     play_on(&mut executor, &mut BatchBuilder::new(0), page_size, prompt)
 }
 
@@ -410,4 +482,28 @@ fn play_on(
         builder.span(0, prompt.len() + i, &[sample.token], true);
     }
     drawn
+}
+
+/// The bits of the log-probabilities behind a prompt that is computed in chunks.
+fn draw_behind(
+    executor: &mut CpuExecutor,
+    prompt: &[TokenId],
+    page_size: u32,
+    chunk: usize,
+) -> Vec<u32> {
+    let mut builder = BatchBuilder::new(0);
+    let pages: Vec<u32> = (0..(prompt.len() as u32).div_ceil(page_size)).collect();
+    builder.start(0, prompt.len(), &sampling());
+    builder.pages(0, 0, &pages);
+    let mut start = 0;
+    loop {
+        let end = prompt.len().min(start + chunk);
+        builder.span(0, start, &prompt[start..end], end == prompt.len());
+        let output = run(executor, &builder.build()).unwrap();
+        if let [(_, sample)] = &output.samples[..] {
+            let top = &sample.logprobs.as_ref().unwrap().top;
+            return top.iter().map(|(_, lp)| lp.to_bits()).collect();
+        }
+        start = end;
+    }
 }

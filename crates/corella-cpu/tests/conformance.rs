@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{Checkpoint, DType, WeightFormat, conformance};
+use corella_model::{Checkpoint, DType, KvFormat, WeightFormat, conformance};
 
 #[test]
 fn f32_pages() {
@@ -39,6 +39,17 @@ fn avx2_kernels() {
     }
 }
 
+/// A key's and a value's scale must not depend on what stands beside it.
+#[test]
+fn pages_in_8_bits() {
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    let best = isas.iter().position(|&isa| isa == detect_isa());
+    for &isa in &isas[..=best.unwrap()] {
+        run("qwen3-gqa-tied", isa, KvFormat::Int8, 16);
+        run("llama-gqa-tied", isa, KvFormat::Int8, 7);
+    }
+}
+
 #[test]
 fn matrix_tiles() {
     if detect_isa() == Isa::Amx {
@@ -63,8 +74,8 @@ fn golden(model: &str) -> PathBuf {
     folder.join(model)
 }
 
-fn run(model: &str, isa: Isa, kv_dtype: DType, page_size: u32) {
-    run_stages(golden(model), isa, kv_dtype, page_size, 1);
+fn run(model: &str, isa: Isa, kv_format: impl Into<KvFormat>, page_size: u32) {
+    run_stages(golden(model), isa, kv_format, page_size, 1);
 }
 
 /// Rows of 8-bit integers have scales, which must not depend on the rows beside them.
@@ -74,19 +85,25 @@ fn weights_in_8_bits() {
     let best = isas.iter().position(|&isa| isa == detect_isa());
     for &isa in &isas[..=best.unwrap()] {
         let (model, format) = (golden("qwen3-gqa-tied"), Some(WeightFormat::Int8));
-        run_format(model, format, isa, DType::Bf16, 16, 1);
+        run_format(model, format, isa, DType::Bf16.into(), 16, 1);
     }
 }
 
-fn run_stages(model: PathBuf, isa: Isa, kv_dtype: DType, page_size: u32, num_stages: usize) {
-    run_format(model, None, isa, kv_dtype, page_size, num_stages);
+fn run_stages(
+    model: PathBuf,
+    isa: Isa,
+    kv_format: impl Into<KvFormat>,
+    page_size: u32,
+    num_stages: usize,
+) {
+    run_format(model, None, isa, kv_format.into(), page_size, num_stages);
 }
 
 fn run_format(
     model: PathBuf,
     weight_format: Option<WeightFormat>,
     isa: Isa,
-    kv_dtype: DType,
+    kv_format: KvFormat,
     page_size: u32,
     num_stages: usize,
 ) {
@@ -96,7 +113,7 @@ fn run_format(
         let config = CpuConfig {
             num_threads: limits.num_threads,
             weight_format,
-            kv_dtype,
+            kv_format,
             num_pages: limits.num_pages,
             page_size: limits.page_size,
             max_num_seqs: limits.max_num_seqs,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use corella_core::{Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat};
 use serde_json::Value;
 
 const PAGE_SIZE: usize = 16;
@@ -27,7 +27,7 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
     for isa in available_isas() {
         for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
             for chunk in [7, 64, usize::MAX] {
-                let model = Model::open(&folder, isa, DType::F32);
+                let model = Model::open(&folder, isa, DType::F32.into());
                 for (case, run) in model.run(chunk, Next::Drawn) {
                     let name = format!(
                         "{} on {isa}, prompt of {} in chunks of {chunk}",
@@ -52,7 +52,7 @@ fn bf16_kv_stays_close() {
             _ => BF16_KV_TOLERANCE,
         };
         for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
-            let model = Model::open(&folder, isa, DType::Bf16);
+            let model = Model::open(&folder, isa, DType::Bf16.into());
             for (case, run) in model.run(64, Next::Golden) {
                 let name = format!(
                     "{} on {isa}, K and V in bf16, prompt of {}",
@@ -71,7 +71,7 @@ fn matrix_tiles_stay_close() {
     let rounded = folders().filter(|folder| rounds_rows(detect_isa(), folder));
     for folder in rounded {
         for chunk in [7, usize::MAX] {
-            let model = Model::open(&folder, Isa::Amx, DType::F32);
+            let model = Model::open(&folder, Isa::Amx, DType::F32.into());
             for (case, run) in model.run(chunk, Next::Golden) {
                 let name = format!("{} in chunks of {chunk}", folder.display());
                 run.check(&case.logits, BF16_ROWS_TOLERANCE, &name);
@@ -105,7 +105,7 @@ struct Run {
 }
 
 impl Model {
-    fn open(folder: &Path, isa: Isa, kv_dtype: DType) -> Self {
+    fn open(folder: &Path, isa: Isa, kv_format: KvFormat) -> Self {
         let gguf = folder.join("model.gguf");
         let model = if gguf.exists() { &gguf } else { folder };
         let checkpoint = Checkpoint::open(model).unwrap();
@@ -115,7 +115,7 @@ impl Model {
             // A step here is too short to share.
             num_threads: 1,
             weight_format: None,
-            kv_dtype,
+            kv_format,
             num_pages: cases.iter().map(Case::num_pages).sum(),
             page_size: PAGE_SIZE as u32,
             max_num_seqs: cases.len() as u32,

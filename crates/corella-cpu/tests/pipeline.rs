@@ -9,7 +9,7 @@ use corella_core::{
     Speculation, StepId, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat};
 
 const NUM_REQUESTS: u64 = 12;
 const MAX_TOKENS: u32 = 16;
@@ -286,7 +286,7 @@ fn executor(num_stages: usize, num_threads: usize) -> CpuExecutor {
         num_threads,
         num_stages,
         weight_format: None,
-        kv_dtype: DType::Bf16,
+        kv_format: KvFormat::Float(DType::Bf16),
         num_pages: limits.num_pages,
         page_size: limits.page_size,
         max_num_seqs: limits.max_num_seqs,

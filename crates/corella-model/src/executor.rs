@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, PageId, SlotId, StepId, TokenId};
 
-use crate::DType;
+use crate::KvFormat;
 
 /// Runs batches in the order they were submitted. A slot's tokens depend on nothing but the
 /// slot's own history and parameters: not on the batch around it, not on how its prompt was
@@ -64,8 +64,8 @@ pub struct KvLayout {
     pub num_pages: u32,
     /// Positions in a page.
     pub page_size: u32,
-    pub dtype: DType,
-    /// K and V of all layers.
+    pub format: KvFormat,
+    /// K and V of all layers, with their scales.
     pub page_bytes: usize,
 }
 

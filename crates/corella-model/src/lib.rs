@@ -34,4 +34,4 @@ pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
 pub use sampler::{SampleError, SampleRequest, sample};
-pub use tensor::{DType, DecoderWeights, LayerWeights, Storage, Tensor, WeightFormat};
+pub use tensor::{DType, DecoderWeights, KvFormat, LayerWeights, Storage, Tensor, WeightFormat};

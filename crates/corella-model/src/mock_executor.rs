@@ -15,7 +15,9 @@ use corella_core::{
 };
 
 use crate::mock_model::Sequence;
-use crate::{DType, Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, MockConfig, TokenMask};
+use crate::{
+    DType, Executor, ExecutorError, ExecutorInfo, Fault, KvFormat, KvLayout, MockConfig, TokenMask,
+};
 
 pub struct MockExecutor {
     config: MockConfig,
@@ -445,7 +447,7 @@ impl Executor for MockExecutor {
         KvLayout {
             num_pages: self.config.num_pages,
             page_size: self.config.page_size,
-            dtype: DType::F32,
+            format: KvFormat::Float(DType::F32),
             page_bytes: self.config.page_size as usize * size_of::<Row>(),
         }
     }

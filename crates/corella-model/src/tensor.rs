@@ -21,6 +21,40 @@ impl DType {
     }
 }
 
+/// What an executor keeps keys and values in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvFormat {
+    Float(DType),
+    /// Integers of 8 bits, times a scale for each token and KV head, one for the key and one for the
+    /// value: the largest magnitude is 127.
+    Int8,
+}
+
+impl KvFormat {
+    /// Of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Float(dtype) => dtype.size(),
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Of a key or a value of `head_dim` elements, with its scale.
+    pub fn row_bytes(self, head_dim: usize) -> usize {
+        let scale = match self {
+            Self::Float(_) => 0,
+            Self::Int8 => size_of::<f32>(),
+        };
+        head_dim * self.size() + scale
+    }
+}
+
+impl From<DType> for KvFormat {
+    fn from(dtype: DType) -> Self {
+        Self::Float(dtype)
+    }
+}
+
 /// What an executor keeps the weights of matrices in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightFormat {

@@ -226,9 +226,10 @@ pub struct CacheArgs {
     /// Tokens in a KV page
     #[arg(long, value_name = "TOKENS", visible_alias = "page-size", default_value_t = defaults().page_size)]
     pub block_size: u32,
-    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32
-    #[arg(long, value_enum, default_value_t)]
-    pub kv_cache_dtype: DTypeArg,
+    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32. int8 halves what a token
+    /// takes of bf16
+    #[arg(long, value_enum, visible_alias = "kv-dtype", default_value_t)]
+    pub kv_cache_dtype: KvFormatArg,
     /// Share the KV of common prompt beginnings (the default)
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub enable_prefix_caching: bool,
@@ -293,7 +294,7 @@ pub enum IsaArg {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum DTypeArg {
+pub enum KvFormatArg {
     #[default]
     Auto,
     #[value(alias = "float32")]
@@ -302,6 +303,7 @@ pub enum DTypeArg {
     F16,
     #[value(alias = "bfloat16")]
     Bf16,
+    Int8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -11,12 +11,12 @@ use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::Isa;
-use corella_model::{CostModel, DType, WeightFormat};
+use corella_model::{CostModel, DType, KvFormat, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
-    CacheArgs, DTypeArg, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, LenRange,
+    CacheArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, KvFormatArg, LenRange,
     ModelArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs,
     WeightFormatArg,
 };
@@ -196,7 +196,7 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model);
     set_device(&mut options, &args.device)?;
-    options.kv_dtype = dtype(args.kv_cache_dtype);
+    options.kv_format = kv_format(args.kv_cache_dtype);
     if args.context < 2 {
         let reason = "--context must be at least 2: a token, and one to predict";
         return Err(Error::Config(reason.to_owned()));
@@ -351,7 +351,7 @@ fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(
 fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     options.kv_cache_bytes = args.kv_cache_memory;
     options.scheduler.page_size = args.block_size;
-    options.kv_dtype = dtype(args.kv_cache_dtype);
+    options.kv_format = kv_format(args.kv_cache_dtype);
     options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;
     options.max_pinned_share = args.max_pinned_share;
     for prefix in &args.pin_prefix {
@@ -394,12 +394,13 @@ fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
     }
 }
 
-fn dtype(arg: DTypeArg) -> Option<DType> {
+fn kv_format(arg: KvFormatArg) -> Option<KvFormat> {
     match arg {
-        DTypeArg::Auto => None,
-        DTypeArg::F32 => Some(DType::F32),
-        DTypeArg::F16 => Some(DType::F16),
-        DTypeArg::Bf16 => Some(DType::Bf16),
+        KvFormatArg::Auto => None,
+        KvFormatArg::F32 => Some(KvFormat::Float(DType::F32)),
+        KvFormatArg::F16 => Some(KvFormat::Float(DType::F16)),
+        KvFormatArg::Bf16 => Some(KvFormat::Float(DType::Bf16)),
+        KvFormatArg::Int8 => Some(KvFormat::Int8),
     }
 }
 

@@ -3,7 +3,8 @@
 use corella_core::{SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
 use corella_model::{
-    Checkpoint, DType, Executor, ExecutorInfo, MockConfig, MockEnd, MockExecutor, WeightFormat,
+    Checkpoint, DType, Executor, ExecutorInfo, KvFormat, MockConfig, MockEnd, MockExecutor,
+    WeightFormat,
 };
 use corella_text::Tokenizer;
 
@@ -22,7 +23,7 @@ pub struct Hardware {
     pub executor: ExecutorInfo,
     pub num_stages: usize,
     pub weight_format: WeightFormat,
-    pub kv_dtype: DType,
+    pub kv_format: KvFormat,
     pub num_kv_pages: u32,
     pub page_size: u32,
     pub kv_bytes: u64,
@@ -33,6 +34,13 @@ impl Hardware {
         match self.weight_format {
             WeightFormat::Float(dtype) => dtype_name(dtype),
             WeightFormat::Int8 => "int8",
+        }
+    }
+
+    pub fn kv_format_name(&self) -> &'static str {
+        match self.kv_format {
+            KvFormat::Float(dtype) => dtype_name(dtype),
+            KvFormat::Int8 => "int8",
         }
     }
 }
@@ -58,11 +66,13 @@ pub(crate) fn load(
         .weight_format
         .or(stored)
         .unwrap_or(WeightFormat::Float(DType::F32));
-    let kv_dtype = options.kv_dtype.unwrap_or(match weight_format {
-        WeightFormat::Float(DType::F32) => DType::F32,
-        WeightFormat::Float(DType::F16 | DType::Bf16) | WeightFormat::Int8 => DType::Bf16,
-    });
-    let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_dtype) as u64;
+    let kv_format = options
+        .kv_format
+        .unwrap_or(KvFormat::Float(match weight_format {
+            WeightFormat::Float(DType::F32) => DType::F32,
+            WeightFormat::Float(DType::F16 | DType::Bf16) | WeightFormat::Int8 => DType::Bf16,
+        }));
+    let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_format) as u64;
     let packed_bytes = (TokenCost::num_weights(spec) * weight_format.num_bits() / 8) as u64;
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
@@ -93,7 +103,7 @@ pub(crate) fn load(
                 num_threads: options.num_threads.unwrap_or_else(num_cores),
                 pin_threads: options.pin_threads,
                 weight_format: options.weight_format,
-                kv_dtype,
+                kv_format,
                 num_pages: scheduler.num_pages,
                 page_size: scheduler.page_size,
                 max_num_seqs: scheduler.max_num_seqs,
@@ -116,7 +126,7 @@ pub(crate) fn load(
         executor: executor.info(),
         num_stages,
         weight_format,
-        kv_dtype,
+        kv_format,
         num_kv_pages: scheduler.num_pages,
         page_size: scheduler.page_size,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
@@ -157,7 +167,7 @@ fn mock_config(
     mock
 }
 
-pub(crate) fn dtype_name(dtype: DType) -> &'static str {
+fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",
         DType::F16 => "f16",

@@ -95,7 +95,7 @@ impl Speed {
             let cost = TokenCost {
                 spec: &llm.config.spec,
                 weight_format: hardware.weight_format,
-                kv_dtype: hardware.kv_dtype,
+                kv_format: hardware.kv_format,
             };
             let tiles = match &*hardware.executor.isa {
                 "amx" => (limits.tile_flops_per_s, limits.int8_ops_per_s),

@@ -8,7 +8,7 @@ use corella_model::{Checkpoint, ModelConfig};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
-use crate::device::{self, Hardware, dtype_name};
+use crate::device::{self, Hardware};
 use crate::kv_plan::display_bytes;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
@@ -122,7 +122,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}, \
-             {pages} KV pages of {page_size} tokens ({kv} {kv_dtype}), context {context}",
+             {pages} KV pages of {page_size} tokens ({kv} {kv_format}), context {context}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -137,7 +137,7 @@ impl Llm {
             pages = hardware.num_kv_pages,
             page_size = hardware.page_size,
             kv = display_bytes(hardware.kv_bytes),
-            kv_dtype = dtype_name(hardware.kv_dtype),
+            kv_format = hardware.kv_format_name(),
             context = self.max_model_len,
         )
     }

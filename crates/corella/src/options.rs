@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile};
-use corella_model::{CostModel, DType, WeightFormat};
+use corella_model::{CostModel, KvFormat, WeightFormat};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
@@ -36,7 +36,7 @@ pub struct LlmOptions {
     /// Default: the checkpoint's.
     pub weight_format: Option<WeightFormat>,
     /// Default: f32 for f32 weights, else bf16.
-    pub kv_dtype: Option<DType>,
+    pub kv_format: Option<KvFormat>,
     /// Default: half of the free memory, and no more than the requests can use.
     pub kv_cache_bytes: Option<u64>,
     /// Default: what model and KV cache allow.
@@ -68,7 +68,7 @@ impl Default for LlmOptions {
             pin_threads: false,
             isa: None,
             weight_format: None,
-            kv_dtype: None,
+            kv_format: None,
             kv_cache_bytes: None,
             max_model_len: None,
             pinned_prefixes: Vec::new(),

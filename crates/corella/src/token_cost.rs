@@ -1,12 +1,12 @@
 //! What a token costs at least, to judge speeds by.
 
-use corella_model::{DType, DecoderSpec, WeightFormat};
+use corella_model::{DecoderSpec, KvFormat, WeightFormat};
 
 /// Operations and bytes that no implementation of a model can do without.
 pub struct TokenCost<'a> {
     pub spec: &'a DecoderSpec,
     pub weight_format: WeightFormat,
-    pub kv_dtype: DType,
+    pub kv_format: KvFormat,
 }
 
 impl TokenCost<'_> {
@@ -36,9 +36,9 @@ impl TokenCost<'_> {
     pub fn decode_bytes(&self, num_context_tokens: f64) -> f64 {
         let spec = self.spec;
         let weights = num_layer_weights(spec) + num_head_weights(spec);
-        let kv_row = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim;
-        (weights * self.weight_format.num_bits() / 8) as f64
-            + num_context_tokens * (kv_row * self.kv_dtype.size()) as f64
+        let heads = 2 * spec.num_layers * spec.attention.num_kv_heads;
+        let kv_row = heads * self.kv_format.row_bytes(spec.attention.head_dim);
+        (weights * self.weight_format.num_bits() / 8) as f64 + num_context_tokens * kv_row as f64
     }
 }
 

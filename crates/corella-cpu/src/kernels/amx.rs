@@ -112,9 +112,29 @@ fn tile_config(TileShape { num_rows, k }: TileShape) -> TileConfig {
 /// # Safety
 /// The process may use tiles.
 pub unsafe fn configure(shape: TileShape) {
-    let config = tile_config(shape);
+    // SAFETY: the caller's promise, passed on.
+    unsafe { load_config(&tile_config(shape)) };
+}
+
+/// Tiles 0–7 of so many rows of 64 bytes.
+///
+/// # Safety
+/// The process may use tiles.
+pub unsafe fn configure_full(rows: [usize; 8]) {
+    let mut config = tile_config(TileShape { num_rows: 0, k: 0 });
+    for (tile, num_rows) in rows.into_iter().enumerate() {
+        config.rows[tile] = num_rows as u8;
+        config.row_bytes[tile] = if num_rows > 0 { 64 } else { 0 };
+    }
+    // SAFETY: the caller's promise, passed on.
+    unsafe { load_config(&config) };
+}
+
+/// # Safety
+/// The process may use tiles.
+unsafe fn load_config(config: &TileConfig) {
     // SAFETY: a valid configuration; no tile holds anything between two kernels.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+    unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
 }
 
 /// # Safety

@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
-    PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp, line_ahead,
-    sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
+    Kernels, KeyGroup, PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp,
+    line_ahead, sum_lanes, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -26,16 +26,18 @@ pub const KERNELS: Kernels = Kernels {
     round,
     add_lanes,
     silu_mul,
-    scores: ByFormat {
+    scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,
         f16: scores::<F16>,
+        int8: scores::<INT8>,
     },
     softmax_block,
-    values: ByFormat {
+    values: ByKvFormat {
         f32: values::<F32>,
         bf16: values::<BF16>,
         f16: values::<F16>,
+        int8: values::<INT8>,
     },
     tile_attention: None,
     peak,
@@ -133,6 +135,10 @@ unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m512 {
                 let halves = _mm256_loadu_si256(elements.cast());
                 let words = _mm512_cvtepu16_epi32(halves);
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+            }
+            INT8 => {
+                let bytes = _mm_loadu_si128(elements.cast());
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
             }
             _ => _mm512_cvtph_ps(_mm256_loadu_si256(elements.cast())),
         }

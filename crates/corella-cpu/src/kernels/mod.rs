@@ -22,8 +22,9 @@ mod elementwise;
 mod portable;
 
 use std::fmt;
+use std::ops::Range;
 
-use corella_model::DType;
+use corella_model::{DType, KvFormat};
 
 use crate::buffer::Form;
 
@@ -154,15 +155,15 @@ pub struct Kernels {
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`; rows of `x` have 32
     /// elements, those of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
-    pub scores: ByFormat<Scores>,
+    pub scores: ByKvFormat<Scores>,
     /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`, of which all
     /// but the first `limit` are 0. Updates the running maximum and the 16 running sums and
     /// returns the factor by which everything accumulated before must shrink.
     pub softmax_block:
         unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
-    pub values: ByFormat<Values>,
-    /// Where the processor has matrix tiles: for KV in bf16, and queries and weights that are
-    /// rounded to bf16.
+    pub values: ByKvFormat<Values>,
+    /// Where the processor has matrix tiles: for KV that bf16 holds, and queries and weights that
+    /// are rounded to bf16.
     pub tile_attention: Option<TileAttention>,
     /// Independent chains of multiply-adds that no memory slows down; each iteration does
     /// `peak_flops` operations.
@@ -173,8 +174,9 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    pub fn attention_through_tiles(&self, head_dim: usize, kv: DType) -> Option<&TileAttention> {
-        let fits = kv == DType::Bf16 && head_dim.is_multiple_of(TILE_K);
+    pub fn attention_through_tiles(&self, head_dim: usize, kv: KvFormat) -> Option<&TileAttention> {
+        let is_exact = matches!(kv, KvFormat::Float(DType::Bf16) | KvFormat::Int8);
+        let fits = is_exact && head_dim.is_multiple_of(TILE_K);
         self.tile_attention.as_ref().filter(|_| fits)
     }
 
@@ -310,39 +312,56 @@ pub type Values = unsafe fn(
     out_stride: usize,
 );
 
-/// Positions that attention through matrix tiles takes in one go, counted from position 0 of the
-/// sequence.
+/// Positions that attention through matrix tiles weighs values of in one go, counted from position
+/// 0 of the sequence.
 pub const TILE_ATTENTION_BLOCK: usize = 256;
-/// Positions of one tile of keys or values.
-pub const TILE_POSITIONS: usize = 16;
+/// Positions that its softmax takes in one go.
+pub const TILE_SOFTMAX_BLOCK: usize = 64;
+/// Positions of a tile of keys.
+pub const KEY_TILE: usize = 16;
+/// Positions of a tile of values, or of weights.
+pub const VALUE_TILE: usize = 32;
+/// Rows of queries that share tiles.
+pub const QUERY_TILE_ROWS: usize = 32;
+/// Elements between tiles of weights, or of `TILE_K` dimensions of queries: of each row 32, one row
+/// after the other.
+pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 
-/// Attention through matrix tiles, a block of `TILE_ATTENTION_BLOCK` positions at a time.
+/// Attention of up to `QUERY_TILE_ROWS` rows through matrix tiles.
 #[derive(Clone, Copy)]
 pub struct TileAttention {
-    /// Rows that it takes at once.
-    pub max_rows: usize,
+    /// Before all else in a thread, and whenever the number of rows changes.
+    pub configure: unsafe fn(num_rows: usize),
+    /// Rounds a row of queries into its places in the tiles that begin with it.
+    pub load_query: unsafe fn(q: *const f32, head_dim: usize, to: *mut u16),
+    /// Asks for `num_lines` cache lines of each of some streams, some time before they are read, a
+    /// line of each in turn: the hardware runs ahead of each page that it sees touched. May name any
+    /// address.
+    pub fetch: fn(streams: &[LineStream], num_lines: usize),
     pub scores: TileScores,
-    /// As `Kernels::softmax_block`, for scores still to be multiplied by `scale`, and with weights
-    /// in bf16, of which those from `limit` up to `len`, a multiple of 16, are 0.
-    pub softmax: unsafe fn(
-        scores: *const f32,
-        scale: f32,
-        limit: usize,
-        len: usize,
-        max: &mut f32,
-        sums: *mut f32,
-        weights: *mut u16,
-    ) -> f32,
+    pub softmax: unsafe fn(TileSoftmax<'_>),
+    /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of
+    /// a tile of values as `TileValues` reads them, and zeros behind them.
+    pub copy_values:
+        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    /// The same from 8-bit integers.
+    pub widen_values:
+        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    /// Turns a tile of keys in 8-bit integers, pairs of dimensions `stride` bytes apart, into one in
+    /// bf16.
+    pub widen_keys: unsafe fn(from: *const u8, stride: usize, head_dim: usize, to: *mut u16),
     pub values: TileValues,
+    /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
+    /// positions that the row may not see could have hidden.
+    pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
 }
 
-/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g.
-/// Queries are bf16, 32 dimensions by 32 dimensions, and for those one row after the other; keys
-/// pairs of dimensions, `stride` bytes from one to the next, of each pair the positions, of each
-/// position its two elements. Rows of `out` have `TILE_ATTENTION_BLOCK` elements. With an odd
-/// number of groups one more is written.
+/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g, of which
+/// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, in tiles
+/// of 32 dimensions; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
+/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements.
 pub type TileScores = unsafe fn(
     q: *const u16,
     num_rows: usize,
@@ -352,18 +371,74 @@ pub type TileScores = unsafe fn(
     out: *mut f32,
 );
 
-/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, for the 16 positions of
-/// each tile: pairs of positions, of each pair the dimensions, of each dimension its two elements.
-/// Rows of `weights` have `TILE_ATTENTION_BLOCK` elements, rows of `out`
-/// `head_dim`, a multiple of 32.
+/// Cache lines, `stride` bytes apart.
+#[derive(Clone, Copy)]
+pub struct LineStream {
+    pub first: *const u8,
+    pub stride: usize,
+}
+
+/// What a row of queries has accumulated, besides its output.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct RowSums {
+    /// Of weights, lane by lane.
+    pub sums: [f32; 16],
+    /// Weights are 2 to the power of what a score, in powers of 2, exceeds this by. A whole number,
+    /// raised when a score exceeds it by more than 16, so that all there is shrinks exactly.
+    pub reference: f32,
+}
+
+impl RowSums {
+    pub const NONE: Self = Self {
+        sums: [0.0; 16],
+        reference: f32::NEG_INFINITY,
+    };
+}
+
+/// Turns scores of `TILE_SOFTMAX_BLOCK` positions into weights in bf16, and shrinks what was
+/// accumulated before where it must.
+pub struct TileSoftmax<'a> {
+    pub scores: *const f32,
+    /// Scores are still to be multiplied by this.
+    pub scale: f32,
+    /// Multiply keys and values of the positions, if these are integers.
+    pub scales: Option<[*const f32; 2]>,
+    /// Of these positions on, in the sequence.
+    pub start: usize,
+    /// Up to where in the sequence each row may see, ascending. Positions behind weigh 0.
+    pub ends: &'a [usize],
+    pub rows: &'a mut [RowSums],
+    /// Tiles of the `TILE_ATTENTION_BLOCK`.
+    pub weights: *mut u16,
+    pub head_dim: usize,
+    /// As in `TileValues`.
+    pub out: *mut f32,
+}
+
+/// `out[row] += Σ_j weights[row][j] * values[j]`, over `num_tiles` tiles of values, of 16 dimensions
+/// by 16 dimensions: pairs of positions, of each pair the dimensions, of each dimension its two
+/// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31. Of these only
+/// `dims` are computed, which begin and end at multiples of 32.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,
-    scale: *const f32,
-    values: &[*const u8],
+    values: *const u16,
+    num_tiles: usize,
     head_dim: usize,
+    dims: Range<usize>,
     out: *mut f32,
 );
+
+/// Where dimension i of a row of `out` is.
+pub fn tile_out_index(row: usize, i: usize) -> usize {
+    (i / 16 * 2 + row / 16) * 256 + row % 16 * 16 + i % 16
+}
+
+/// Where dimension i of a position of a tile of values is.
+pub fn tile_value_index(position: usize, i: usize) -> usize {
+    i / 16 * 512 + position / 2 * 32 + i % 16 * 2 + position % 2
+}
 
 pub struct ByFormat<T> {
     pub f32: T,
@@ -381,13 +456,38 @@ impl<T: Copy> ByFormat<T> {
     }
 }
 
+/// One of each format of keys and values.
+pub struct ByKvFormat<T> {
+    pub f32: T,
+    pub bf16: T,
+    pub f16: T,
+    pub int8: T,
+}
+
+impl<T: Copy> ByKvFormat<T> {
+    pub fn of(&self, format: KvFormat) -> T {
+        match format {
+            KvFormat::Float(DType::F32) => self.f32,
+            KvFormat::Float(DType::Bf16) => self.bf16,
+            KvFormat::Float(DType::F16) => self.f16,
+            KvFormat::Int8 => self.int8,
+        }
+    }
+}
+
 /// Formats as constants, because const generics take no enums.
 const F32: u8 = 0;
 const BF16: u8 = 1;
 const F16: u8 = 2;
+/// Of keys and values.
+const INT8: u8 = 3;
 
 const fn element_size(format: u8) -> usize {
-    if format == F32 { 4 } else { 2 }
+    match format {
+        F32 => 4,
+        INT8 => 1,
+        _ => 2,
+    }
 }
 
 /// The line to fetch when `line` is read: some 16 KiB ahead, four pages in turn. The hardware

@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, F16, F32, INT8_TILE_K, Kernels, KeyGroup,
-    PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp, sum_lanes, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
+    Kernels, KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp,
+    sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -25,16 +26,18 @@ pub static KERNELS: Kernels = Kernels {
     round,
     add_lanes,
     silu_mul,
-    scores: ByFormat {
+    scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,
         f16: scores::<F16>,
+        int8: scores::<INT8>,
     },
     softmax_block,
-    values: ByFormat {
+    values: ByKvFormat {
         f32: values::<F32>,
         bf16: values::<BF16>,
         f16: values::<F16>,
+        int8: values::<INT8>,
     },
     tile_attention: None,
     peak,
@@ -109,6 +112,11 @@ unsafe fn load_lanes<const FORMAT: u8, const N: usize>(elements: *const u8) -> [
                 for (l, lane) in lanes.iter_mut().enumerate() {
                     let bits = elements.cast::<u16>().add(l).read_unaligned();
                     *lane = bf16::from_bits(bits).to_f32();
+                }
+            }
+            INT8 => {
+                for (l, lane) in lanes.iter_mut().enumerate() {
+                    *lane = f32::from(*elements.cast::<i8>().add(l));
                 }
             }
             _ => {

@@ -5,6 +5,12 @@ use half::{bf16, f16};
 use super::*;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+const KV_FORMATS: [KvFormat; 4] = [
+    KvFormat::Float(DType::F32),
+    KvFormat::Float(DType::Bf16),
+    KvFormat::Float(DType::F16),
+    KvFormat::Int8,
+];
 
 #[test]
 fn gemm_sums_products_whatever_rows_stand_beside() {
@@ -176,11 +182,7 @@ fn sums_of_8_bit_integers_are_exact() {
         for k in [1_usize, 63, 64, 200, 1024] {
             let num_blocks = k.div_ceil(INT8_TILE_K);
             // The largest in some places, so that anything narrower than 32 bits overflows.
-            let bytes = |len: usize, seed: u64| -> Vec<i8> {
-                let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
-                random(len, seed).into_iter().map(scaled).collect()
-            };
-            let weights = bytes(k * PANEL_LANES, 1);
+            let weights = integers(k * PANEL_LANES, 1);
             let mut panel = vec![0_i8; num_blocks * INT8_TILE_K * PANEL_LANES];
             for i in 0..k {
                 for lane in 0..PANEL_LANES {
@@ -188,7 +190,7 @@ fn sums_of_8_bit_integers_are_exact() {
                 }
             }
             for num_rows in 1..=kernels.rows_at_once(Form::Int8) {
-                let a = bytes(num_rows * k, 2);
+                let a = integers(num_rows * k, 2);
                 let mut rows = vec![0_i8; num_rows * num_blocks * INT8_TILE_K];
                 for (row, values) in a.chunks(k).enumerate() {
                     for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
@@ -286,116 +288,170 @@ fn sums_are_scaled_by_row_and_lane() {
 /// Queries, keys and values of attention through tiles against sums in f64, and each row alone.
 #[test]
 fn tile_attention_weighs_what_may_be_seen() {
-    const HEAD_DIM: usize = 64;
-    const NUM_TILES: usize = 3;
-    const NUM_POSITIONS: usize = NUM_TILES * TILE_POSITIONS;
-    const SCALE: f32 = 0.3;
     for (isa, kernels) in tables() {
-        let Some(tiles) = kernels.tile_attention else {
-            continue;
-        };
-        let round =
-            |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
-        let keys = round(random(NUM_POSITIONS * HEAD_DIM, 1));
-        let values = round(random(NUM_POSITIONS * HEAD_DIM, 2));
-        let (mut key_tiles, mut value_tiles) = (vec![0_u16; keys.len()], vec![0_u16; keys.len()]);
-        for position in 0..NUM_POSITIONS {
-            let (tile, p) = (position / TILE_POSITIONS, position % TILE_POSITIONS);
-            for i in 0..HEAD_DIM {
-                let start = tile * TILE_POSITIONS * HEAD_DIM;
-                let from = position * HEAD_DIM + i;
-                let key = start + (i / 2 * TILE_POSITIONS + p) * 2 + i % 2;
-                key_tiles[key] = keys[from].to_bits();
-                let value = start + (p / 2 * HEAD_DIM + i) * 2 + p % 2;
-                value_tiles[value] = values[from].to_bits();
+        if let Some(tiles) = &kernels.tile_attention {
+            for (head_dim, num_positions) in [(64, 48), (32, 200), (96, 256), (128, 33)] {
+                check_tile_attention(isa, tiles, head_dim, num_positions, false);
+                check_tile_attention(isa, tiles, head_dim, num_positions, true);
             }
         }
-        let pointers = |tiles: &[u16]| -> Vec<*const u8> {
-            let tiles = tiles.chunks(TILE_POSITIONS * HEAD_DIM);
-            tiles.map(|tile| tile.as_ptr().cast()).collect()
-        };
-        let (key_tiles, value_tiles) = (pointers(&key_tiles), pointers(&value_tiles));
-        // A row may see so many positions.
-        let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
-            let num_rows = q.len();
-            let mut packed = vec![0_u16; num_rows * HEAD_DIM];
-            for (row, q) in q.iter().enumerate() {
-                for (i, q) in q.iter().enumerate() {
-                    let at = (i / TILE_K * num_rows + row) * TILE_K + i % TILE_K;
-                    packed[at] = q.to_bits();
-                }
-            }
-            let mut scores = vec![f32::NAN; tiles.max_rows * TILE_ATTENTION_BLOCK];
-            let mut weights = vec![0_u16; tiles.max_rows * TILE_ATTENTION_BLOCK];
-            let mut out = vec![0.0; num_rows * HEAD_DIM];
-            let (mut shrink, mut sums) = (vec![0.0; num_rows], vec![[0.0; 16]; num_rows]);
-            // SAFETY: extents as the kernels want them.
+    }
+}
+
+/// Keys and values in bf16, or in 8-bit integers times scales.
+fn check_tile_attention(
+    isa: Isa,
+    tiles: &TileAttention,
+    head_dim: usize,
+    num_positions: usize,
+    is_int8: bool,
+) {
+    const SCALE: f32 = 0.3;
+    let round =
+        |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
+    let len = num_positions * head_dim;
+    let elements = |seed| match is_int8 {
+        true => round(integers(len, seed).into_iter().map(f32::from).collect()),
+        false => round(random(len, seed)),
+    };
+    let (keys, values) = (elements(1), elements(2));
+    let padded = num_positions.next_multiple_of(TILE_SOFTMAX_BLOCK);
+    let scales = [4, 5].map(|seed| -> Vec<f32> {
+        let scale = |x: f32| if is_int8 { (x + 1.5) / 127.0 } else { 1.0 };
+        random(padded, seed).into_iter().map(scale).collect()
+    });
+    // Beyond the last position stands what may not reach a result.
+    let mut key_tiles = vec![bf16::NAN; padded * head_dim];
+    let mut value_tiles = key_tiles.clone();
+    for position in 0..num_positions {
+        let (tile, p) = (position / KEY_TILE, position % KEY_TILE);
+        for i in 0..head_dim {
+            let start = tile * KEY_TILE * head_dim;
+            let from = position * head_dim + i;
+            key_tiles[start + (i / 2 * KEY_TILE + p) * 2 + i % 2] = keys[from];
+            value_tiles[start + (p / 2 * head_dim + i) * 2 + p % 2] = values[from];
+        }
+    }
+    let bytes = |tile: &[bf16]| -> Vec<i8> { tile.iter().map(|x| x.to_f32() as i8).collect() };
+    let mut copied_keys = vec![0_u16; padded * head_dim];
+    let mut copied = vec![0_u16; padded * head_dim];
+    for tile in 0..padded / KEY_TILE {
+        let at = tile * KEY_TILE * head_dim..(tile + 1) * KEY_TILE * head_dim;
+        let (keys, values) = (&key_tiles[at.clone()], &value_tiles[at.clone()]);
+        let len = num_positions.saturating_sub(tile * KEY_TILE).min(KEY_TILE);
+        let to = tile / 2 * VALUE_TILE * head_dim + tile % 2 * KEY_TILE / 2 * 32;
+        let to = copied[to..].as_mut_ptr();
+        if is_int8 {
+            let (keys, values) = (bytes(keys), bytes(values));
+            let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
+            // SAFETY: a tile of each; half a tile of values.
             unsafe {
-                let to = scores.as_mut_ptr();
-                let stride = TILE_POSITIONS * 4;
-                (tiles.scores)(packed.as_ptr(), num_rows, &key_tiles, stride, HEAD_DIM, to);
-                for row in 0..num_rows {
-                    let at = row * TILE_ATTENTION_BLOCK;
-                    let mut max = f32::NEG_INFINITY;
-                    shrink[row] = (tiles.softmax)(
-                        scores[at..].as_ptr(),
-                        SCALE,
-                        limits[row],
-                        NUM_POSITIONS,
-                        &mut max,
-                        sums[row].as_mut_ptr(),
-                        weights[at..].as_mut_ptr(),
-                    );
-                }
-                let (shrink, to) = (shrink.as_ptr(), out.as_mut_ptr());
-                (tiles.values)(
-                    weights.as_ptr(),
-                    num_rows,
-                    shrink,
-                    &value_tiles,
-                    HEAD_DIM,
-                    to,
-                );
-                (tiles.release)();
+                (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied_keys[at].as_mut_ptr());
+                (tiles.widen_values)(values, len, head_dim, to);
             }
-            let rows = out.chunks(HEAD_DIM).zip(&sums);
-            rows.map(|(out, sums)| {
-                let sum = sum_lanes(sums);
-                out.iter().map(|value| value / sum).collect()
-            })
-            .collect()
-        };
-        for num_rows in [1, 2, 15, 16, 17, 32] {
-            let rows = random(num_rows * HEAD_DIM, 3);
-            let q: Vec<Vec<bf16>> = rows.chunks(HEAD_DIM).map(|q| round(q.to_vec())).collect();
-            let limits: Vec<usize> = (0..num_rows)
-                .map(|row| 1 + row * 7 % NUM_POSITIONS)
-                .collect();
-            let together = attend(&q, &limits);
-            for row in 0..num_rows {
-                let alone = attend(&q[row..=row], &limits[row..=row]);
-                assert_eq!(together[row], alone[0], "{isa} {num_rows} rows");
-                let dot = |position: usize| -> f64 {
-                    let key = &keys[position * HEAD_DIM..][..HEAD_DIM];
-                    let terms = q[row].iter().zip(key);
-                    terms.map(|(a, b)| a.to_f64() * b.to_f64()).sum()
-                };
-                let weights = (0..limits[row]).map(|p| (dot(p) * f64::from(SCALE)).exp());
-                let weights: Vec<f64> = weights.collect();
-                let sum: f64 = weights.iter().sum();
-                for i in 0..HEAD_DIM {
-                    let terms = weights.iter().enumerate();
-                    let expected: f64 = terms
-                        .map(|(p, w)| w / sum * values[p * HEAD_DIM + i].to_f64())
-                        .sum();
-                    // Weights have 8 bits, values are at most 1.
-                    let error = (f64::from(together[row][i]) - expected).abs();
-                    assert!(
-                        error < 1.0 / 256.0,
-                        "{isa}: {} not {expected}",
-                        together[row][i]
-                    );
-                }
+        } else {
+            let keys = keys.iter().map(|key| key.to_bits());
+            copied_keys[at]
+                .iter_mut()
+                .zip(keys)
+                .for_each(|(to, key)| *to = key);
+            // SAFETY: half a tile of values each.
+            unsafe { (tiles.copy_values)(values.as_ptr().cast(), len, head_dim, to) };
+        }
+    }
+    let key_tiles: Vec<*const u8> = (copied_keys.chunks(KEY_TILE * head_dim))
+        .map(|tile| tile.as_ptr().cast())
+        .collect();
+    // A row may see so many positions.
+    let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
+        let num_rows = q.len();
+        let mut packed = vec![0_u16; QUERY_TILE_ROWS * head_dim];
+        for (row, q) in q.iter().enumerate() {
+            for (i, q) in q.iter().enumerate() {
+                packed[i / TILE_K * ROW_TILE_LEN + row * TILE_K + i % TILE_K] = q.to_bits();
+            }
+        }
+        let mut scores = vec![f32::NAN; QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK];
+        let mut weights = vec![0_u16; QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK];
+        let mut out = vec![0.0; QUERY_TILE_ROWS * head_dim];
+        let mut rows = vec![RowSums::NONE; num_rows];
+        // SAFETY: extents as the kernels want them.
+        unsafe {
+            (tiles.configure)(num_rows);
+            for first in (0..num_positions).step_by(TILE_SOFTMAX_BLOCK) {
+                (tiles.scores)(
+                    packed.as_ptr(),
+                    num_rows,
+                    &key_tiles[first / KEY_TILE..][..TILE_SOFTMAX_BLOCK / KEY_TILE],
+                    KEY_TILE * 4,
+                    head_dim,
+                    scores.as_mut_ptr(),
+                );
+                (tiles.softmax)(TileSoftmax {
+                    scores: scores.as_ptr(),
+                    scale: SCALE,
+                    scales: is_int8.then(|| scales.each_ref().map(|s| s[first..].as_ptr())),
+                    start: first,
+                    ends: limits,
+                    rows: &mut rows,
+                    weights: weights.as_mut_ptr(),
+                    head_dim,
+                    out: out.as_mut_ptr(),
+                });
+            }
+            let (weights, num_tiles) = (weights.as_ptr(), padded / VALUE_TILE);
+            let to = out.as_mut_ptr();
+            for dims in [0..32, 32..head_dim] {
+                let values = copied.as_ptr();
+                (tiles.values)(weights, num_rows, values, num_tiles, head_dim, dims, to);
+            }
+            (tiles.release)();
+        }
+        let rows = rows.iter().enumerate();
+        rows.map(|(row, RowSums { sums, .. })| {
+            let sum = sum_lanes(sums);
+            let value = |i| out[tile_out_index(row, i)] / sum;
+            (0..head_dim).map(value).collect()
+        })
+        .collect()
+    };
+    // Weights have 8 bits; values are at most 1, or 2.5.
+    let tolerance = if is_int8 { 1e-2 } else { 4e-3 };
+    for num_rows in [1, 2, 15, 16, 17, 32] {
+        // Some rows' scores are far apart, so that a later one raises what weights refer to.
+        let rows = random(num_rows * head_dim, 3);
+        let q: Vec<Vec<bf16>> = (rows.chunks(head_dim).enumerate())
+            .map(|(row, q)| round(q.iter().map(|q| q * (1 + row % 5 * 20) as f32).collect()))
+            .collect();
+        let limits: Vec<usize> = (0..num_rows)
+            .map(|row| num_positions - row * 7 % num_positions)
+            .collect();
+        let together = attend(&q, &limits);
+        for row in 0..num_rows {
+            let alone = attend(&q[row..=row], &limits[row..=row]);
+            assert_eq!(together[row], alone[0], "{isa} {num_rows} rows");
+            let dot = |position: usize| -> f64 {
+                let key = &keys[position * head_dim..][..head_dim];
+                let terms = q[row].iter().zip(key);
+                let sum: f64 = terms.map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+                sum * f64::from(SCALE) * f64::from(scales[0][position])
+            };
+            let max = (0..limits[row]).map(dot).fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = (0..limits[row]).map(|p| (dot(p) - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..head_dim {
+                let terms = weights.iter().enumerate();
+                let expected: f64 = terms
+                    .map(|(p, w)| {
+                        let scale = f64::from(scales[1][p]);
+                        w / sum * values[p * head_dim + i].to_f64() * scale
+                    })
+                    .sum();
+                let error = (f64::from(together[row][i]) - expected).abs();
+                assert!(
+                    error < tolerance,
+                    "{isa} row {row}, dimension {i}: off by {error}"
+                );
             }
         }
     }
@@ -439,15 +495,15 @@ fn silu_is_right_from_end_to_end_of_the_range() {
 #[test]
 fn scores_fill_their_own_places_only() {
     for (isa, kernels) in tables() {
-        for dtype in DTYPES {
+        for format in KV_FORMATS {
             for (page_size, head_dim) in [(16, 64), (5, 6), (1, 20), (40, 18)] {
                 // Room for reads of 16 lanes from the last key on.
-                let keys = Elements::new(dtype, head_dim * page_size + ATTENTION_LANES, 3);
+                let keys = Elements::of_kv(format, head_dim * page_size + ATTENTION_LANES, 3);
                 let at = |i: usize| {
                     keys.bytes
                         .as_ptr()
                         .cast::<u8>()
-                        .wrapping_add(i * dtype.size())
+                        .wrapping_add(i * format.size())
                 };
                 let count = page_size.min(ATTENTION_LANES);
                 let groups = [3, 20, 36].map(|offset| KeyGroup {
@@ -460,11 +516,11 @@ fn scores_fill_their_own_places_only() {
                     let mut out = vec![f32::INFINITY; num_rows * ATTENTION_BLOCK];
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
-                        (kernels.scores.of(dtype))(
+                        (kernels.scores.of(format))(
                             q.as_ptr(),
                             num_rows,
                             &groups,
-                            page_size * dtype.size(),
+                            page_size * format.size(),
                             head_dim,
                             out.as_mut_ptr(),
                         );
@@ -479,7 +535,7 @@ fn scores_fill_their_own_places_only() {
                         let position = page_size - count + place - group.offset;
                         let key = |i: usize| keys.values[i * page_size + position];
                         let terms = (0..head_dim).map(|i| (q[i * num_rows + row], key(i)));
-                        assert_dot(actual, terms, &format!("{isa} {dtype:?} {page_size}"));
+                        assert_dot(actual, terms, &format!("{isa} {format:?} {page_size}"));
                     }
                 }
             }
@@ -529,10 +585,10 @@ fn softmax_weighs_what_may_be_seen() {
 #[test]
 fn values_are_weighed_on_top_of_what_was() {
     for (isa, kernels) in tables() {
-        for dtype in DTYPES {
+        for format in KV_FORMATS {
             for head_dim in [16usize, 20, 64, 80] {
                 let lens = [16, 3, 1, 16];
-                let values = Elements::new(dtype, 16 * head_dim + ATTENTION_LANES, 7);
+                let values = Elements::of_kv(format, 16 * head_dim + ATTENTION_LANES, 7);
                 let runs = lens.map(|num_positions| ValueRun {
                     values: values.bytes.as_ptr().cast(),
                     num_positions,
@@ -545,7 +601,7 @@ fn values_are_weighed_on_top_of_what_was() {
                     let mut out = before.clone();
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
-                        (kernels.values.of(dtype))(
+                        (kernels.values.of(format))(
                             weights.as_ptr(),
                             num_rows,
                             scale.as_ptr(),
@@ -564,7 +620,7 @@ fn values_are_weighed_on_top_of_what_was() {
                             });
                             let at = row * stride + i;
                             let terms = std::iter::once((before[at], scale[row])).chain(weighed);
-                            assert_dot(out[at], terms, &format!("{isa} {dtype:?} {head_dim}"));
+                            assert_dot(out[at], terms, &format!("{isa} {format:?} {head_dim}"));
                         }
                     }
                 }
@@ -637,6 +693,29 @@ impl Elements {
             values,
         }
     }
+}
+
+impl Elements {
+    fn of_kv(format: KvFormat, len: usize, seed: u64) -> Self {
+        if let KvFormat::Float(dtype) = format {
+            return Self::new(dtype, len, seed);
+        }
+        let bytes = integers(len.next_multiple_of(8), seed);
+        let words = bytes.as_chunks::<8>().0;
+        Self {
+            bytes: words
+                .iter()
+                .map(|word| u64::from_ne_bytes(word.map(|byte| byte as u8)))
+                .collect(),
+            values: bytes.into_iter().map(f32::from).collect(),
+        }
+    }
+}
+
+/// Between -127 and 127, both included.
+fn integers(len: usize, seed: u64) -> Vec<i8> {
+    let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
+    random(len, seed).into_iter().map(scaled).collect()
 }
 
 /// Between -1 and 1.

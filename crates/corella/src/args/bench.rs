@@ -8,7 +8,7 @@ use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
 use corella_bench::{Metric, Objective};
 
-use super::{CacheArgs, DTypeArg, DeviceArgs, ModelArgs, SchedulerArgs, SpeculationArgs};
+use super::{CacheArgs, DeviceArgs, KvFormatArg, ModelArgs, SchedulerArgs, SpeculationArgs};
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -260,7 +260,7 @@ pub struct BenchPerplexityArgs {
     pub context: u32,
     /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32
     #[arg(long, value_enum, default_value_t)]
-    pub kv_cache_dtype: DTypeArg,
+    pub kv_cache_dtype: KvFormatArg,
     #[command(flatten)]
     pub device: DeviceArgs,
 }
