@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block_tensor::BlockTensor;
+use crate::packed_tensor::PackedTensor;
 use crate::{GroupFormat, GroupedRow};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +49,19 @@ pub enum Storage {
     Owned(Vec<u8>),
     /// Elsewhere, in another form.
     Blocks(BlockTensor),
+    /// Elsewhere, as integers and scales.
+    Packed(PackedTensor),
 }
 
 impl Storage {
-    /// Of blocks, their values: computed when first asked for, and then kept.
+    /// Of blocks and integers, their values: computed when first asked for, and then kept.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
             Self::Blocks(blocks) => blocks.values(),
+            Self::Packed(packed) => packed.values(),
         }
     }
 
@@ -72,6 +76,7 @@ impl Storage {
                 let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
             }
             Self::Blocks(blocks) => blocks.release(),
+            Self::Packed(packed) => packed.release(),
             _ => {}
         }
     }
@@ -87,7 +92,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Little-endian bytes, `num_bytes` of them. Of blocks, `row` is the cheaper way.
+    /// Little-endian bytes, `num_bytes` of them. Of blocks and integers, `row` is the cheaper way.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
     }
@@ -103,6 +108,11 @@ impl Tensor {
         if let Storage::Blocks(blocks) = &*self.storage {
             scratch.resize(blocks.row_bytes(), 0);
             blocks.write_rows(row..row + 1, scratch);
+            return scratch;
+        }
+        if let Storage::Packed(packed) = &*self.storage {
+            scratch.resize(packed.row_bytes(), 0);
+            packed.write_rows(row..row + 1, scratch);
             return scratch;
         }
         let row_bytes = self.num_bytes() / self.shape[0];
@@ -121,14 +131,25 @@ impl Tensor {
     pub fn group_format(&self) -> Option<GroupFormat> {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.group_format(),
+            Storage::Packed(packed) => packed.group_format(),
             _ => None,
         }
+    }
+
+    /// Integers of 8 bits with one scale for each row, made to be computed with.
+    pub fn has_int8_rows(&self) -> bool {
+        let Storage::Packed(packed) = &*self.storage else {
+            return false;
+        };
+        let format = packed.group_format();
+        format.is_some_and(|format| format.bits == 8 && format.group_len == self.shape[1])
     }
 
     /// A row of a tensor with a `group_format`.
     pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.read_groups(blocks.stored_row(row), out),
+            Storage::Packed(packed) => packed.read_groups(row, out),
             _ => panic!("a tensor without groups"),
         }
     }
@@ -147,6 +168,17 @@ pub struct DecoderWeights {
     pub norm: Tensor,
     /// Absent when tied.
     pub lm_head: Option<Tensor>,
+}
+
+impl DecoderWeights {
+    /// What the matrices of the layers can be kept in without being rounded.
+    pub fn format(&self) -> WeightFormat {
+        let mut matrices = self.layers.iter().flat_map(LayerWeights::matrices);
+        match matrices.all(Tensor::has_int8_rows) && !self.layers.is_empty() {
+            true => WeightFormat::Int8,
+            false => WeightFormat::Float(self.embed.dtype),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -169,4 +201,12 @@ pub struct LayerWeights {
     pub gate_bias: Option<Tensor>,
     pub up_bias: Option<Tensor>,
     pub down_bias: Option<Tensor>,
+}
+
+impl LayerWeights {
+    pub fn matrices(&self) -> [&Tensor; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+    }
 }
