@@ -27,8 +27,10 @@ const NORM_CHUNK: usize = 256;
 pub struct Forward {
     spec: DecoderSpec,
     kernels: &'static Kernels,
-    /// Rows that its GEMMs take at once.
+    /// Rows that the layers' GEMMs take at once.
     tile_rows: usize,
+    /// Rows that the head's takes at once.
+    head_tile_rows: usize,
     weights: PackedWeights,
     rotary: Rotary,
     pub kv: KvMemory,
@@ -69,9 +71,11 @@ impl Forward {
         // Wider than the angles: a load waits for a store that is whole pages away.
         let heads_len = groups.num_lanes() + PANEL_LANES;
         let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
-        let form = weights.ends.head.form();
+        let head_form = weights.ends.head.form();
+        let head_tile_rows = kernels.rows_at_once(head_form);
+        let form = weights.layers.first().map_or(head_form, PackedLayer::form);
         let tile_rows = kernels.rows_at_once(form);
-        let logit_rows = if draws { 2 * tile_rows } else { 0 };
+        let logit_rows = if draws { 2 * head_tile_rows } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
@@ -80,7 +84,7 @@ impl Forward {
             queries: Buffer::new(max_rows, attention.num_heads * attention.head_dim)?,
             attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim, form)?,
             gated: PackedRows::new(max_rows, spec.mlp.intermediate_size, form)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size, form)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {
@@ -91,6 +95,7 @@ impl Forward {
             spec,
             kernels,
             tile_rows,
+            head_tile_rows,
             weights,
             kv,
             activations,
@@ -104,7 +109,7 @@ impl Forward {
 
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
-        2 * self.tile_rows
+        2 * self.head_tile_rows
     }
 
     pub fn tile_rows(&self) -> usize {
@@ -137,7 +142,7 @@ impl Forward {
     /// Logits of up to `logit_rows` rows, in their order; all layers are done.
     pub fn logits(&self, plan: &StepPlan, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
-        let tiles = Tiles::new(rows.len(), self.tile_rows);
+        let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         let norm = &self.weights.ends.norm;
