@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use corella_model::{Activation, DecoderSpec};
+use corella_model::{Activation, DecoderSpec, LayerInput};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::buffer::{Buffer, PackedRows, Tiles};
@@ -37,6 +37,15 @@ pub struct Forward {
     activations: Activations,
     scratch: Vec<Mutex<AttentionScratch>>,
     pub profile: Option<Arc<Profile>>,
+}
+
+/// Sees what goes into the dense layers, after the barrier behind it and before it is overwritten.
+pub trait Observer: Sync {
+    fn observe(&self, input: LayerInput, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>);
+}
+
+impl Observer for () {
+    fn observe(&self, _: LayerInput, _: &PackedRows, _: Tiles, _: &Worker<'_>) {}
 }
 
 /// Sized by the largest step, allocated once.
@@ -128,14 +137,25 @@ impl Forward {
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
     /// them, `[rows][hidden_size]`; without one, they are embedded.
     pub fn layers(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+        self.layers_with(plan, incoming, worker, &());
+    }
+
+    /// The same before the eyes of an observer.
+    pub fn layers_with(
+        &self,
+        plan: &StepPlan,
+        incoming: Option<&[f32]>,
+        worker: &Worker<'_>,
+        observer: &impl Observer,
+    ) {
         let scratch = &self.scratch[worker.index()];
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         self.enter(plan, incoming, worker);
         walk.finish(Operation::Embed);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(plan, index, layer, walk, &mut scratch);
-            self.mlp(plan, layer, walk);
+            self.attention(plan, index, layer, walk, &mut scratch, observer);
+            self.mlp(plan, layer, walk, observer);
         }
     }
 
@@ -202,11 +222,13 @@ impl Forward {
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         scratch: &mut AttentionScratch,
+        observer: &impl Observer,
     ) {
         let (act, grid) = (&self.activations, plan.grid);
         let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
         walk.finish(Operation::Norm);
+        observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(plan, index, layer, walk);
         walk.finish(Operation::Rotate);
         AttentionLayer {
@@ -223,21 +245,35 @@ impl Forward {
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
         self.quantise(&act.attended, grid, walk);
+        observer.observe(
+            LayerInput::AttentionOutput,
+            &act.attended,
+            grid.tiles,
+            worker,
+        );
         let out = Epilogue::Add(&act.hidden);
         let (rows, weights) = (&act.attended, &layer.output);
         self.dense(Operation::Output, rows, grid, weights, out, walk);
     }
 
-    fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, walk: &mut Walk<'_>) {
+    fn mlp(
+        &self,
+        plan: &StepPlan,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+        observer: &impl Observer,
+    ) {
         let (act, grid) = (&self.activations, plan.grid);
         self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
         walk.finish(Operation::Norm);
+        observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
         let out = match self.spec.mlp.activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
         self.dense(Operation::GateUp, rows, grid, weights, out, walk);
         self.quantise(&act.gated, grid, walk);
+        observer.observe(LayerInput::MlpOutput, &act.gated, grid.tiles, walk.worker);
         let out = Epilogue::Add(&act.hidden);
         self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
     }

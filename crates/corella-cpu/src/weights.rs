@@ -145,6 +145,27 @@ impl PackedWeights {
 }
 
 impl PackedLayer {
+    /// A layer by itself, in a form of floating point.
+    pub fn pack(
+        spec: &DecoderSpec,
+        layer: &LayerWeights,
+        kernels: &Kernels,
+        pool: &mut ThreadPool,
+    ) -> Result<Self, CpuError> {
+        let is_bf16 = |matrix: &&Tensor| matrix.dtype == DType::Bf16;
+        let form = match kernels.tile_gemm.is_some() && layer.matrices().iter().all(is_bf16) {
+            true => Form::MatrixTiles,
+            false => Form::Columns,
+        };
+        let mut packer = Packer {
+            dtype: None,
+            form,
+            kernels,
+            pool,
+        };
+        packer.layer(spec, layer)
+    }
+
     /// Of all its matrices, and of what they are multiplied with.
     pub fn form(&self) -> Form {
         self.qkv.form()

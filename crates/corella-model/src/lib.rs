@@ -5,11 +5,13 @@ mod block_format;
 mod block_tensor;
 mod checkpoint;
 mod checkpoint_error;
+mod checkpoint_writer;
 pub mod conformance;
 mod cost_model;
 mod decoder_spec;
 mod decoder_weights;
 mod executor;
+mod folder_config;
 mod generator;
 mod gguf;
 mod group_format;
@@ -20,6 +22,7 @@ mod model_config;
 mod packed_matrix;
 mod packed_tensor;
 mod quantization;
+mod quantize;
 mod safetensors_file;
 mod sampler;
 mod tensor;
@@ -29,6 +32,7 @@ pub use block_format::BlockFormat;
 pub use block_tensor::{BlockTensor, RowOrder};
 pub use checkpoint::Checkpoint;
 pub use checkpoint_error::CheckpointError;
+pub use checkpoint_writer::{CheckpointWriter, PlannedPart};
 pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
@@ -40,5 +44,8 @@ pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
 pub use packed_tensor::{PackedLayout, PackedTensor};
 pub use quantization::{Quantization, Scheme};
+pub use quantize::{
+    Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,
+};
 pub use sampler::{SampleError, SampleRequest, sample};
-pub use tensor::{DType, DecoderWeights, LayerWeights, Storage, Tensor, WeightFormat};
+pub use tensor::{DType, DecoderWeights, LayerInput, LayerWeights, Storage, Tensor, WeightFormat};

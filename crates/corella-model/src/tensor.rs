@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::{bf16, f16};
+
 use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
-use crate::{GroupFormat, GroupedRow};
+use crate::{DecoderSpec, GroupFormat, GroupedRow};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
@@ -119,6 +121,29 @@ impl Tensor {
         &self.bytes()[row * row_bytes..][..row_bytes]
     }
 
+    /// The values of one row of a matrix.
+    pub fn read_row(&self, row: usize, scratch: &mut Vec<u8>, out: &mut [f32]) {
+        let bytes = self.row(row, scratch);
+        assert_eq!(bytes.len(), out.len() * self.dtype.size());
+        match self.dtype {
+            DType::F32 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+            }
+            DType::F16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = f16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+            DType::Bf16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = bf16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+        }
+    }
+
     /// What the checkpoint stores, where that is not these numbers themselves.
     pub fn blocks(&self) -> Option<&BlockTensor> {
         match &*self.storage {
@@ -203,7 +228,58 @@ pub struct LayerWeights {
     pub down_bias: Option<Tensor>,
 }
 
+/// What goes into a layer's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerInput {
+    /// Queries, keys and values.
+    Attention,
+    AttentionOutput,
+    /// Gate and up.
+    Mlp,
+    MlpOutput,
+}
+
+impl LayerInput {
+    pub const ALL: [Self; 4] = [
+        Self::Attention,
+        Self::AttentionOutput,
+        Self::Mlp,
+        Self::MlpOutput,
+    ];
+
+    /// In the order of `LayerWeights::matrices`.
+    pub const OF_MATRICES: [Self; 7] = [
+        Self::Attention,
+        Self::Attention,
+        Self::Attention,
+        Self::AttentionOutput,
+        Self::Mlp,
+        Self::Mlp,
+        Self::MlpOutput,
+    ];
+
+    pub fn len(self, spec: &DecoderSpec) -> usize {
+        match self {
+            Self::Attention | Self::Mlp => spec.hidden_size,
+            Self::AttentionOutput => spec.attention.num_heads * spec.attention.head_dim,
+            Self::MlpOutput => spec.mlp.intermediate_size,
+        }
+    }
+}
+
 impl LayerWeights {
+    pub fn matrices_mut(&mut self) -> [&mut Tensor; 7] {
+        [
+            &mut self.q,
+            &mut self.k,
+            &mut self.v,
+            &mut self.o,
+            &mut self.gate,
+            &mut self.up,
+            &mut self.down,
+        ]
+    }
+
     pub fn matrices(&self) -> [&Tensor; 7] {
         [
             &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,

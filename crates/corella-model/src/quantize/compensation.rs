@@ -1,0 +1,225 @@
+//! Rounding that makes up for itself: the error of one weight is taken out of those of the same
+//! output that are still to be rounded, as far as their inputs go together (GPTQ, Frantar et al.,
+//! "Accurate post-training quantization for generative pre-trained transformers", 2023,
+//! arXiv 2210.17323).
+
+use super::rounding::{Codes, Scale};
+use crate::DType;
+
+/// Sums of products of a layer's inputs with each other, over rows of calibration text: the second
+/// derivatives of the squared error of its outputs.
+pub struct Hessian {
+    num_columns: usize,
+    /// `[in, in]`; of each pair, the place at or right of the diagonal.
+    sums: Vec<f32>,
+}
+
+/// U with U transposed times U the inverse of a Hessian: upper triangular, row by row.
+pub struct InverseFactor {
+    num_columns: usize,
+    rows: Vec<f32>,
+    /// Inputs that were always 0: their weights are of no consequence.
+    is_dead: Vec<bool>,
+}
+
+/// Added to the diagonal, as a share of its mean, so that inputs which always go together do not
+/// make the inverse explode. The paper's value.
+const DAMPING: f64 = 0.01;
+/// Columns whose errors are passed on together.
+const BLOCK: usize = 64;
+
+impl Hessian {
+    /// `sums` as in the type's description.
+    pub fn new(num_columns: usize, sums: Vec<f32>) -> Self {
+        assert_eq!(sums.len(), num_columns * num_columns);
+        Self { num_columns, sums }
+    }
+}
+
+impl InverseFactor {
+    /// `Err` when the sums are no numbers.
+    pub fn new(hessian: &Hessian, num_threads: usize) -> Result<Self, String> {
+        let n = hessian.num_columns;
+        let diagonal: Vec<f64> = (0..n).map(|i| f64::from(hessian.sums[i * n + i])).collect();
+        if !diagonal.iter().all(|sum| sum.is_finite()) {
+            return Err(String::from(
+                "its inputs on the calibration text are no numbers",
+            ));
+        }
+        let is_dead: Vec<bool> = diagonal.iter().map(|&sum| sum <= 0.0).collect();
+        let mean = diagonal.iter().sum::<f64>() / n as f64;
+        let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
+        // In reverse order the Cholesky factor L of the Hessian has the inverse that is wanted:
+        // with J turning the order round, H = J L Lᵀ J, so H⁻¹ = (J L⁻¹ J)ᵀ (J L⁻¹ J).
+        let mut lower = vec![0.0; n * n];
+        for i in 0..n {
+            let from = n - 1 - i;
+            for j in 0..=i {
+                // The place right of the diagonal: the row that comes first in the usual order.
+                lower[i * n + j] = f64::from(hessian.sums[from * n + (n - 1 - j)]);
+            }
+            lower[i * n + i] += damping;
+        }
+        factor(&mut lower, n, num_threads)?;
+        let inverse = invert(&lower, n, num_threads);
+        drop(lower);
+        let mut rows = vec![0.0; n * n];
+        for i in 0..n {
+            for j in i..n {
+                rows[i * n + j] = inverse[(n - 1 - i) * n + (n - 1 - j)] as f32;
+            }
+        }
+        Ok(Self {
+            num_columns: n,
+            rows,
+            is_dead,
+        })
+    }
+
+    /// Turns a row of weights into codes. A group's scale is that of its weights as they are when
+    /// its first one is rounded.
+    pub(super) fn round_row(
+        &self,
+        codes: &Codes,
+        group_len: usize,
+        scale_dtype: DType,
+        row: &mut [f32],
+        scales: &mut [Scale],
+    ) {
+        let n = self.num_columns;
+        assert_eq!(row.len(), n);
+        for (weight, is_dead) in row.iter_mut().zip(&self.is_dead) {
+            if *is_dead {
+                *weight = 0.0;
+            }
+        }
+        let mut errors = [0.0; BLOCK];
+        let mut start = 0;
+        while start < n {
+            // Blocks end where groups do, for scales need all of a group's weights.
+            let group_end = (start / group_len + 1) * group_len;
+            let end = (start + BLOCK).min(group_end);
+            if start.is_multiple_of(group_len) {
+                scales[start / group_len] = codes.fit(&row[start..group_end], scale_dtype);
+            }
+            let scale = scales[start / group_len];
+            for k in start..end {
+                let factors = &self.rows[k * n..][..n];
+                let error = scale.round(codes, &mut row[k]) / factors[k];
+                errors[k - start] = error;
+                subtract(error, &factors[k + 1..end], &mut row[k + 1..end]);
+            }
+            for (k, error) in (start..end).zip(errors) {
+                subtract(error, &self.rows[k * n..][end..n], &mut row[end..]);
+            }
+            start = end;
+        }
+    }
+}
+
+fn subtract(factor: f32, from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to -= factor * from;
+    }
+}
+
+/// Cholesky: the lower triangle of a matrix becomes L with L times L transposed that matrix.
+fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
+    let mut panel = Vec::new();
+    for start in (0..n).step_by(BLOCK) {
+        let end = (start + BLOCK).min(n);
+        for i in start..end {
+            for j in start..=i {
+                let dot = dot(&a[i * n + start..i * n + j], &a[j * n + start..j * n + j]);
+                let rest = a[i * n + j] - dot;
+                a[i * n + j] = match i == j {
+                    true if rest > 0.0 => rest.sqrt(),
+                    true => {
+                        let reason = "its inputs on the calibration text do not differ enough";
+                        return Err(String::from(reason));
+                    }
+                    false => rest / a[j * n + j],
+                };
+            }
+        }
+        let (done, below) = a.split_at_mut(end * n);
+        // The rows below: their part in these columns, then what is left of them.
+        in_parallel(below, n, num_threads, |_, row| {
+            for j in start..end {
+                let dot = dot(&row[start..j], &done[j * n + start..j * n + j]);
+                row[j] = (row[j] - dot) / done[j * n + j];
+            }
+        });
+        panel.clear();
+        for row in below.chunks(n) {
+            panel.extend_from_slice(&row[start..end]);
+        }
+        let width = end - start;
+        in_parallel(below, n, num_threads, |i, row| {
+            let (own, _) = row.split_at(end);
+            let own: Vec<f64> = own[start..].to_vec();
+            for j in 0..=i {
+                row[end + j] -= dot(&own, &panel[j * width..][..width]);
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Of a lower triangular matrix.
+fn invert(lower: &[f64], n: usize, num_threads: usize) -> Vec<f64> {
+    // Row j of `columns` is column j of the inverse, so that its sums run along memory.
+    let mut columns = vec![0.0; n * n];
+    in_parallel(&mut columns, n, num_threads, |j, column| {
+        column[j] = 1.0 / lower[j * n + j];
+        for i in j + 1..n {
+            let dot = dot(&lower[i * n + j..i * n + i], &column[j..i]);
+            column[i] = -dot / lower[i * n + i];
+        }
+    });
+    let mut inverse = vec![0.0; n * n];
+    for i in 0..n {
+        for j in 0..=i {
+            inverse[i * n + j] = columns[j * n + i];
+        }
+    }
+    inverse
+}
+
+/// Hands out rows of `n` one by one in turn, since those of a triangle differ in length.
+fn in_parallel(
+    rows: &mut [f64],
+    n: usize,
+    num_threads: usize,
+    work: impl Fn(usize, &mut [f64]) + Sync,
+) {
+    let num_threads = num_threads.clamp(1, (rows.len() / n).max(1));
+    let mut shares: Vec<Vec<(usize, &mut [f64])>> = Vec::new();
+    shares.resize_with(num_threads, Vec::new);
+    for (i, row) in rows.chunks_mut(n).enumerate() {
+        shares[i % num_threads].push((i, row));
+    }
+    std::thread::scope(|scope| {
+        for share in shares {
+            scope.spawn(|| {
+                for (i, row) in share {
+                    work(i, row);
+                }
+            });
+        }
+    });
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    const LANES: usize = 8;
+    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f64>() + rest
+}
