@@ -223,3 +223,167 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     sums.iter().sum::<f64>() + rest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::rounding::value;
+    use super::*;
+    use crate::Scheme;
+    use crate::generator::uniform;
+
+    const LEN: usize = 96;
+    const GROUP_LEN: usize = 32;
+
+    /// Rows in which neighbours go together, one input that is always 0, and two that are always
+    /// the same.
+    fn inputs(num_rows: usize) -> Vec<Vec<f64>> {
+        let rows = (0..num_rows).map(|row| {
+            let noise = |k: usize| uniform(1, k as u32, row as u32) - 0.5;
+            let mut x: Vec<f64> = (0..LEN)
+                .map(|k| noise(k) + 0.8 * noise(k / 6 * 6) + 0.3 * noise(LEN))
+                .collect();
+            x[7] = 0.0;
+            x[50] = x[49];
+            x
+        });
+        rows.collect()
+    }
+
+    fn hessian(inputs: &[Vec<f64>]) -> Hessian {
+        let mut sums = vec![0.0; LEN * LEN];
+        for i in 0..LEN {
+            for j in i..LEN {
+                sums[i * LEN + j] = inputs.iter().map(|x| x[i] * x[j]).sum::<f64>() as f32;
+            }
+        }
+        Hessian::new(LEN, sums)
+    }
+
+    fn codes(symmetric: bool) -> Codes {
+        Codes::of(Scheme {
+            num_bits: 4,
+            group_len: Some(GROUP_LEN),
+            symmetric,
+            is_packed: true,
+        })
+    }
+
+    fn row(seed: u64) -> Vec<f32> {
+        let weight = |k| (uniform(seed, 0, k) + uniform(seed, 1, k) - 1.0) as f32;
+        (0..LEN as u32).map(weight).collect()
+    }
+
+    /// Gauss-Jordan elimination.
+    fn inverse(a: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let n = a.len();
+        let mut rows: Vec<Vec<f64>> = a.to_vec();
+        for (i, row) in rows.iter_mut().enumerate() {
+            row.extend((0..n).map(|j| f64::from(u8::from(i == j))));
+        }
+        for pivot in 0..n {
+            let scale = 1.0 / rows[pivot][pivot];
+            rows[pivot].iter_mut().for_each(|x| *x *= scale);
+            let own = rows[pivot].clone();
+            for (i, row) in rows.iter_mut().enumerate() {
+                let factor = row[pivot];
+                if i != pivot {
+                    row.iter_mut().zip(&own).for_each(|(x, p)| *x -= factor * p);
+                }
+            }
+        }
+        rows.into_iter().map(|row| row[n..].to_vec()).collect()
+    }
+
+    /// The paper's equations (2), with the inverse of what is left computed anew for each weight.
+    fn reference(hessian: &Hessian, codes: &Codes, row: &[f32]) -> Vec<f32> {
+        let full = |i: usize, j: usize| f64::from(hessian.sums[i.min(j) * LEN + i.max(j)]);
+        let mean = (0..LEN).map(|i| full(i, i)).sum::<f64>() / LEN as f64;
+        let mut weights: Vec<f64> = row.iter().map(|&w| f64::from(w)).collect();
+        weights[7] = 0.0;
+        let mut scale = Scale::default();
+        let mut rounded = Vec::new();
+        for k in 0..LEN {
+            let rest: Vec<usize> = (k..LEN).collect();
+            let left: Vec<Vec<f64>> = rest
+                .iter()
+                .map(|&i| {
+                    let damped = |j| full(i, j) + if i == j { 0.01 * mean } else { 0.0 };
+                    rest.iter().map(|&j| damped(j)).collect()
+                })
+                .collect();
+            let inverse = inverse(&left);
+            if k.is_multiple_of(GROUP_LEN) {
+                let group: Vec<f32> = weights[k..k + GROUP_LEN]
+                    .iter()
+                    .map(|&w| w as f32)
+                    .collect();
+                scale = codes.fit(&group, DType::F32);
+            }
+            let code = codes.code(weights[k] as f32, scale);
+            let lost = weights[k] - f64::from(value(code, scale));
+            for (i, &column) in rest.iter().enumerate() {
+                weights[column] -= lost / inverse[0][0] * inverse[0][i];
+            }
+            rounded.push(code);
+        }
+        rounded
+    }
+
+    #[test]
+    fn the_paper_s_equations_give_the_same_codes() {
+        let hessian = hessian(&inputs(400));
+        for num_threads in [1, 3] {
+            let factor = InverseFactor::new(&hessian, num_threads).unwrap();
+            for symmetric in [true, false] {
+                let codes = codes(symmetric);
+                for seed in 0..4 {
+                    let (mut row, mut scales) = (row(seed), vec![Scale::default(); 3]);
+                    let expected = reference(&hessian, &codes, &row);
+                    factor.round_row(&codes, GROUP_LEN, DType::F32, &mut row, &mut scales);
+                    // A weight in the middle of two codes may go either way, and others after it.
+                    let same = row.iter().zip(&expected).filter(|(a, b)| a == b).count();
+                    assert!(same >= LEN - 2, "{same} of {LEN} codes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_lose_less_than_by_rounding_to_the_nearest() {
+        let seen = inputs(400);
+        let factor = InverseFactor::new(&hessian(&seen), 2).unwrap();
+        let codes = codes(true);
+        let (mut nearest_error, mut error) = (0.0, 0.0);
+        for seed in 0..8 {
+            let original = row(seed);
+            let (mut made_up_for, mut scales) = (original.clone(), vec![Scale::default(); 3]);
+            factor.round_row(&codes, GROUP_LEN, DType::F32, &mut made_up_for, &mut scales);
+            let output_error = |value: &dyn Fn(usize) -> f32| -> f64 {
+                let errors = seen.iter().map(|x| {
+                    let terms = (0..LEN).map(|k| f64::from(value(k) - original[k]) * x[k]);
+                    terms.sum::<f64>().powi(2)
+                });
+                errors.sum()
+            };
+            error += output_error(&|k| value(made_up_for[k], scales[k / GROUP_LEN]));
+            nearest_error += output_error(&|k| {
+                let group = k / GROUP_LEN * GROUP_LEN;
+                let scale = codes.fit(&original[group..group + GROUP_LEN], DType::F32);
+                value(codes.code(original[k], scale), scale)
+            });
+        }
+        assert!(error < 0.7 * nearest_error, "{error} and {nearest_error}");
+    }
+
+    #[test]
+    fn inputs_that_were_never_seen_or_are_no_numbers() {
+        let zeros = Hessian::new(LEN, vec![0.0; LEN * LEN]);
+        let factor = InverseFactor::new(&zeros, 2).unwrap();
+        let (mut row, mut scales) = (row(0), vec![Scale::default(); 3]);
+        factor.round_row(&codes(true), GROUP_LEN, DType::Bf16, &mut row, &mut scales);
+        let values = row.iter().map(|&code| value(code, scales[0]));
+        assert!(values.into_iter().all(|value| value == 0.0));
+        let broken = Hessian::new(LEN, vec![f32::NAN; LEN * LEN]);
+        assert!(InverseFactor::new(&broken, 1).is_err());
+    }
+}

@@ -173,19 +173,16 @@ impl<'a> QuantizePlan<'a> {
     /// As compressed-tensors, and with it vLLM and Transformers, read it.
     pub fn quantization_config(&self, is_tied: bool) -> Value {
         let requested = self.format.scheme();
-        let mut schemes = vec![requested];
+        let mut schemes = Vec::new();
         for planned in self.matrices() {
             schemes.extend(planned.scheme.filter(|scheme| !schemes.contains(scheme)));
         }
-        schemes.retain(|scheme| {
-            self.matrices()
-                .any(|planned| planned.scheme == Some(*scheme))
-        });
+        // What has no scheme of its own comes last: some readers take the first that fits.
+        schemes.sort_by_key(|scheme| *scheme == requested);
         let groups = schemes.iter().enumerate().map(|(index, scheme)| {
-            let targets = match index {
-                // What has no scheme of its own.
-                0 => vec!["Linear".to_owned()],
-                _ => self.targets(*scheme),
+            let targets = match index + 1 == schemes.len() {
+                true => vec!["Linear".to_owned()],
+                false => self.targets(*scheme),
             };
             let group = json!({
                 "targets": targets,
