@@ -3,6 +3,8 @@
 //! "Accurate post-training quantization for generative pre-trained transformers", 2023,
 //! arXiv 2210.17323).
 
+use std::ops::Range;
+
 use super::rounding::{Codes, Scale};
 use crate::DType;
 
@@ -76,50 +78,79 @@ impl InverseFactor {
         })
     }
 
-    /// Turns a row of weights into codes. A group's scale is that of its weights as they are when
+    /// Turns rows of weights into codes. A group's scale is that of its weights as they are when
     /// its first one is rounded.
-    pub(super) fn round_row(
+    pub(super) fn round_rows(
         &self,
         codes: &Codes,
         group_len: usize,
         scale_dtype: DType,
-        row: &mut [f32],
+        rows: &mut [f32],
         scales: &mut [Scale],
     ) {
         let n = self.num_columns;
-        assert_eq!(row.len(), n);
-        for (weight, is_dead) in row.iter_mut().zip(&self.is_dead) {
-            if *is_dead {
-                *weight = 0.0;
-            }
+        let num_groups = n / group_len;
+        for (k, _) in self.is_dead.iter().enumerate().filter(|(_, dead)| **dead) {
+            rows.iter_mut()
+                .skip(k)
+                .step_by(n)
+                .for_each(|weight| *weight = 0.0);
         }
-        let mut errors = [0.0; BLOCK];
+        let mut errors = vec![[0.0; BLOCK]; rows.len() / n];
         let mut start = 0;
         while start < n {
             // Blocks end where groups do, for scales need all of a group's weights.
-            let group_end = (start / group_len + 1) * group_len;
+            let group = start / group_len;
+            let group_end = (group + 1) * group_len;
             let end = (start + BLOCK).min(group_end);
-            if start.is_multiple_of(group_len) {
-                scales[start / group_len] = codes.fit(&row[start..group_end], scale_dtype);
+            let scales = scales.iter_mut().skip(group).step_by(num_groups);
+            for ((row, scale), errors) in rows.chunks_exact_mut(n).zip(scales).zip(&mut errors) {
+                if start == group * group_len {
+                    *scale = codes.fit(&row[start..group_end], scale_dtype);
+                }
+                for k in start..end {
+                    let factors = &self.rows[k * n..][..n];
+                    let error = scale.round(codes, &mut row[k]) / factors[k];
+                    errors[k - start] = error;
+                    for (weight, factor) in row[k + 1..end].iter_mut().zip(&factors[k + 1..end]) {
+                        *weight -= error * factor;
+                    }
+                }
             }
-            let scale = scales[start / group_len];
-            for k in start..end {
-                let factors = &self.rows[k * n..][..n];
-                let error = scale.round(codes, &mut row[k]) / factors[k];
-                errors[k - start] = error;
-                subtract(error, &factors[k + 1..end], &mut row[k + 1..end]);
-            }
-            for (k, error) in (start..end).zip(errors) {
-                subtract(error, &self.rows[k * n..][end..n], &mut row[end..]);
-            }
+            self.pass_on(start..end, &errors, rows);
             start = end;
         }
     }
-}
 
-fn subtract(factor: f32, from: &[f32], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to -= factor * from;
+    /// Takes the errors of a block out of the columns behind it: some columns at a time, so that
+    /// the factors for them serve all rows from the first-level cache.
+    fn pass_on(&self, block: Range<usize>, errors: &[[f32; BLOCK]], rows: &mut [f32]) {
+        const LANES: usize = 16;
+        let n = self.num_columns;
+        for first in (block.end..n).step_by(LANES) {
+            let columns = first..(first + LANES).min(n);
+            for (row, errors) in rows.chunks_exact_mut(n).zip(errors) {
+                let weights = &mut row[columns.clone()];
+                let mut sums = [0.0; LANES];
+                sums[..weights.len()].copy_from_slice(weights);
+                for (k, error) in block.clone().zip(errors) {
+                    let factors = &self.rows[k * n..][columns.clone()];
+                    match factors.first_chunk::<LANES>() {
+                        Some(factors) => {
+                            for (sum, factor) in sums.iter_mut().zip(factors) {
+                                *sum -= error * factor;
+                            }
+                        }
+                        None => {
+                            for (sum, factor) in sums.iter_mut().zip(factors) {
+                                *sum -= error * factor;
+                            }
+                        }
+                    }
+                }
+                weights.copy_from_slice(&sums[..weights.len()]);
+            }
+        }
     }
 }
 
@@ -339,7 +370,7 @@ mod tests {
                 for seed in 0..4 {
                     let (mut row, mut scales) = (row(seed), vec![Scale::default(); 3]);
                     let expected = reference(&hessian, &codes, &row);
-                    factor.round_row(&codes, GROUP_LEN, DType::F32, &mut row, &mut scales);
+                    factor.round_rows(&codes, GROUP_LEN, DType::F32, &mut row, &mut scales);
                     // A weight in the middle of two codes may go either way, and others after it.
                     let same = row.iter().zip(&expected).filter(|(a, b)| a == b).count();
                     assert!(same >= LEN - 2, "{same} of {LEN} codes");
@@ -357,7 +388,7 @@ mod tests {
         for seed in 0..8 {
             let original = row(seed);
             let (mut made_up_for, mut scales) = (original.clone(), vec![Scale::default(); 3]);
-            factor.round_row(&codes, GROUP_LEN, DType::F32, &mut made_up_for, &mut scales);
+            factor.round_rows(&codes, GROUP_LEN, DType::F32, &mut made_up_for, &mut scales);
             let output_error = |value: &dyn Fn(usize) -> f32| -> f64 {
                 let errors = seen.iter().map(|x| {
                     let terms = (0..LEN).map(|k| f64::from(value(k) - original[k]) * x[k]);
@@ -380,7 +411,7 @@ mod tests {
         let zeros = Hessian::new(LEN, vec![0.0; LEN * LEN]);
         let factor = InverseFactor::new(&zeros, 2).unwrap();
         let (mut row, mut scales) = (row(0), vec![Scale::default(); 3]);
-        factor.round_row(&codes(true), GROUP_LEN, DType::Bf16, &mut row, &mut scales);
+        factor.round_rows(&codes(true), GROUP_LEN, DType::Bf16, &mut row, &mut scales);
         let values = row.iter().map(|&code| value(code, scales[0]));
         assert!(values.into_iter().all(|value| value == 0.0));
         let broken = Hessian::new(LEN, vec![f32::NAN; LEN * LEN]);

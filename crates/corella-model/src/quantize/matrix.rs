@@ -140,6 +140,9 @@ fn num_groups(scheme: Scheme, num_columns: usize) -> usize {
     num_columns / scheme.group_len.unwrap_or(num_columns)
 }
 
+/// Rows that share what is read for them.
+const ROWS_AT_ONCE: usize = 16;
+
 /// From row `first` of the matrix on.
 fn quantize_rows(
     weight: &Tensor,
@@ -154,20 +157,25 @@ fn quantize_rows(
     let group_len = scheme.group_len.unwrap_or(num_columns);
     let codes = Codes::of(scheme);
     let mut scratch = Vec::new();
-    let mut row = vec![0.0; num_columns];
-    let rows = integers
-        .chunks_mut(row_bytes)
-        .zip(scales.chunks_mut(num_columns / group_len));
-    for (index, (integers, scales)) in rows.enumerate() {
-        weight.read_row(first + index, &mut scratch, &mut row);
-        if let Some(at) = row.iter().position(|weight| !weight.is_finite()) {
-            let output = first + index;
-            return Err(format!("weight [{output}, {at}] is {}", row[at]));
+    let mut rows = vec![0.0; ROWS_AT_ONCE * num_columns];
+    let num_groups = num_columns / group_len;
+    let batches = integers
+        .chunks_mut(ROWS_AT_ONCE * row_bytes)
+        .zip(scales.chunks_mut(ROWS_AT_ONCE * num_groups));
+    for (batch, (integers, scales)) in batches.enumerate() {
+        let first = first + batch * ROWS_AT_ONCE;
+        let rows = &mut rows[..scales.len() / num_groups * num_columns];
+        for (index, row) in rows.chunks_mut(num_columns).enumerate() {
+            weight.read_row(first + index, &mut scratch, row);
+            if let Some(at) = row.iter().position(|weight| !weight.is_finite()) {
+                let output = first + index;
+                return Err(format!("weight [{output}, {at}] is {}", row[at]));
+            }
         }
         match factor {
-            Some(factor) => factor.round_row(&codes, group_len, weight.dtype, &mut row, scales),
+            Some(factor) => factor.round_rows(&codes, group_len, weight.dtype, rows, scales),
             None => {
-                for (group, scale) in row.chunks_mut(group_len).zip(&mut *scales) {
+                for (group, scale) in rows.chunks_mut(group_len).zip(&mut *scales) {
                     *scale = codes.fit(group, weight.dtype);
                     for weight in group {
                         *weight = codes.code(*weight, *scale);
@@ -175,11 +183,13 @@ fn quantize_rows(
                 }
             }
         }
-        if scheme.is_packed {
-            pack_codes(&row, scheme.num_bits, integers);
-        } else {
-            for (integer, code) in integers.iter_mut().zip(&row) {
-                *integer = *code as u8 ^ 0x80;
+        for (row, integers) in rows.chunks(num_columns).zip(integers.chunks_mut(row_bytes)) {
+            if scheme.is_packed {
+                pack_codes(row, scheme.num_bits, integers);
+            } else {
+                for (integer, code) in integers.iter_mut().zip(row) {
+                    *integer = *code as u8 ^ 0x80;
+                }
             }
         }
     }
