@@ -210,6 +210,37 @@ impl PackedRows {
         Some((first, wide.stride()))
     }
 
+    /// The elements of a row of a tile, as they are before they are quantised.
+    ///
+    /// # Safety
+    /// Nobody writes the row meanwhile.
+    pub unsafe fn read(&self, tile: &Range<usize>, row: usize, out: &mut [f32]) {
+        assert!(tile.contains(&row) && out.len() == self.k);
+        let (start, row_in_tile) = (self.tile_ptr(tile), row - tile.start);
+        // SAFETY: inside the tile; not written by the caller's promise.
+        unsafe {
+            match self.form {
+                Form::Columns => {
+                    for (k, value) in out.iter_mut().enumerate() {
+                        *value = *start.cast::<f32>().add(k * tile.len() + row_in_tile);
+                    }
+                }
+                Form::MatrixTiles => {
+                    for (k, value) in out.iter_mut().enumerate() {
+                        let block = k / TILE_K * tile.len() + row_in_tile;
+                        let at = block * TILE_K + k % TILE_K;
+                        let bits = u32::from(*start.cast::<u16>().add(at));
+                        *value = f32::from_bits(bits << 16);
+                    }
+                }
+                Form::Int8 => {
+                    let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+                    out.copy_from_slice(&quantised.wide.row(row)[..self.k]);
+                }
+            }
+        }
+    }
+
     /// Writes elements `first..` of row `row` of a tile.
     ///
     /// # Safety

@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use corella_model::{Activation, DecoderSpec};
+use corella_model::{Activation, DecoderSpec, LayerInput};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
@@ -28,14 +28,25 @@ const NORM_CHUNK: usize = 256;
 pub struct Forward {
     spec: DecoderSpec,
     kernels: &'static Kernels,
-    /// Rows that its GEMMs take at once.
+    /// Rows that the layers' GEMMs take at once.
     tile_rows: usize,
+    /// Rows that the head's takes at once.
+    head_tile_rows: usize,
     weights: PackedWeights,
     rotary: Rotary,
     pub kv: KvMemory,
     activations: Activations,
     scratch: Vec<Mutex<AttentionScratch>>,
     pub profile: Option<Arc<Profile>>,
+}
+
+/// Sees what goes into the dense layers, after the barrier behind it and before it is overwritten.
+pub trait Observer: Sync {
+    fn observe(&self, input: LayerInput, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>);
+}
+
+impl Observer for () {
+    fn observe(&self, _: LayerInput, _: &PackedRows, _: Tiles, _: &Worker<'_>) {}
 }
 
 /// Sized by the largest step, allocated once.
@@ -70,9 +81,11 @@ impl Forward {
         // Wider than the angles: a load waits for a store that is whole pages away.
         let heads_len = groups.num_lanes() + PANEL_LANES;
         let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
-        let form = weights.ends.head.form();
+        let head_form = weights.ends.head.form();
+        let head_tile_rows = kernels.rows_at_once(head_form);
+        let form = weights.layers.first().map_or(head_form, PackedLayer::form);
         let tile_rows = kernels.rows_at_once(form);
-        let logit_rows = if draws { 2 * tile_rows } else { 0 };
+        let logit_rows = if draws { 2 * head_tile_rows } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
@@ -81,7 +94,7 @@ impl Forward {
             queries: Buffer::new(max_rows, attention.num_heads * attention.head_dim)?,
             attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim, form)?,
             gated: PackedRows::new(max_rows, spec.mlp.intermediate_size, form)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size, form)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {
@@ -92,6 +105,7 @@ impl Forward {
             spec,
             kernels,
             tile_rows,
+            head_tile_rows,
             weights,
             kv,
             activations,
@@ -105,7 +119,7 @@ impl Forward {
 
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
-        2 * self.tile_rows
+        2 * self.head_tile_rows
     }
 
     pub fn tile_rows(&self) -> usize {
@@ -119,21 +133,32 @@ impl Forward {
     /// All layers, for all rows of the step. `incoming` is what the stage before has made of
     /// them, `[rows][hidden_size]`; without one, they are embedded.
     pub fn layers(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+        self.layers_with(plan, incoming, worker, &());
+    }
+
+    /// The same before the eyes of an observer.
+    pub fn layers_with(
+        &self,
+        plan: &StepPlan,
+        incoming: Option<&[f32]>,
+        worker: &Worker<'_>,
+        observer: &impl Observer,
+    ) {
         let scratch = &self.scratch[worker.index()];
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         self.enter(plan, incoming, worker);
         walk.finish(Operation::Embed);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(plan, index, layer, walk, &mut scratch);
-            self.mlp(plan, layer, walk);
+            self.attention(plan, index, layer, walk, &mut scratch, observer);
+            self.mlp(plan, layer, walk, observer);
         }
     }
 
     /// Logits of up to `logit_rows` rows, in their order; all layers are done.
     pub fn logits(&self, plan: &StepPlan, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
-        let tiles = Tiles::new(rows.len(), self.tile_rows);
+        let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
         let norm = &self.weights.ends.norm;
@@ -193,11 +218,13 @@ impl Forward {
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         scratch: &mut AttentionScratch,
+        observer: &impl Observer,
     ) {
         let (act, grid) = (&self.activations, plan.grid);
         let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
         walk.finish(Operation::Norm);
+        observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(plan, index, layer, walk);
         walk.finish(Operation::Rotate);
         AttentionLayer {
@@ -214,21 +241,35 @@ impl Forward {
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
         self.quantise(&act.attended, grid, walk);
+        observer.observe(
+            LayerInput::AttentionOutput,
+            &act.attended,
+            grid.tiles,
+            worker,
+        );
         let out = Epilogue::Add(&act.hidden);
         let (rows, weights) = (&act.attended, &layer.output);
         self.dense(Operation::Output, rows, grid, weights, out, walk);
     }
 
-    fn mlp(&self, plan: &StepPlan, layer: &PackedLayer, walk: &mut Walk<'_>) {
+    fn mlp(
+        &self,
+        plan: &StepPlan,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+        observer: &impl Observer,
+    ) {
         let (act, grid) = (&self.activations, plan.grid);
         self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
         walk.finish(Operation::Norm);
+        observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
         let out = match self.spec.mlp.activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
         self.dense(Operation::GateUp, rows, grid, weights, out, walk);
         self.quantise(&act.gated, grid, walk);
+        observer.observe(LayerInput::MlpOutput, &act.gated, grid.tiles, walk.worker);
         let out = Epilogue::Add(&act.hidden);
         self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
     }

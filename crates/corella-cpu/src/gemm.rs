@@ -8,7 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ops::{Range, RangeInclusive};
 
-use corella_model::{DType, Tensor};
+use corella_model::{DType, GroupedRow, Tensor};
 use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
@@ -43,7 +43,8 @@ pub struct Lane<'a> {
 
 impl PackedMatrix {
     /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
-    /// are rounded to ±127 times their lane's largest magnitude, whatever the type.
+    /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
+    /// integers of 8 bits with a scale for each output.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         k: usize,
@@ -575,8 +576,15 @@ fn quantise_panel(
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
     // Filled only of tensors that are stored as something else.
     let mut scratch = Vec::new();
+    let mut groups = GroupedRow::default();
     for (lane, source) in lanes.iter().enumerate() {
         let Some(source) = source else { continue };
+        if source.weight.has_int8_rows() {
+            source.weight.read_groups(source.row, &mut groups);
+            scales[lane] = groups.scales[0];
+            write_integers(&groups.quants, lane, out);
+            continue;
+        }
         let dtype = source.weight.dtype;
         let bytes = source.weight.row(source.row, &mut scratch);
         assert_eq!(bytes.len(), k * dtype.size());
@@ -600,14 +608,18 @@ fn quantise_panel(
             };
             (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
         }
-        let (quads, rest) = quantised.as_chunks::<4>();
-        for (quad, values) in quads.iter().enumerate() {
-            let at = int8_position(quad * 4, lane);
-            out[at..at + 4].copy_from_slice(&values.map(|value| value as u8));
-        }
-        for (i, value) in rest.iter().enumerate() {
-            out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
-        }
+        write_integers(&quantised, lane, out);
+    }
+}
+
+fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
+    let (quads, rest) = row.as_chunks::<4>();
+    for (quad, values) in quads.iter().enumerate() {
+        let at = int8_position(quad * 4, lane);
+        out[at..at + 4].copy_from_slice(&values.map(|value| value as u8));
+    }
+    for (i, value) in rest.iter().enumerate() {
+        out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
     }
 }
 

@@ -3,6 +3,7 @@
 mod attention;
 mod attention_plan;
 mod buffer;
+mod calibration;
 mod core_affinity;
 mod executor;
 mod forward;
@@ -24,6 +25,7 @@ mod thread_pool;
 mod tile_attention;
 mod weights;
 
+pub use calibration::LayerCalibration;
 pub use executor::{CpuConfig, CpuError, CpuExecutor};
 pub use kernel_speed::{KernelSpeed, measure_kernels};
 pub use kernels::{Isa, detect_isa};

@@ -77,18 +77,25 @@ impl PackedWeights {
             Some(WeightFormat::Float(dtype)) => Some(dtype),
             Some(WeightFormat::Int8) | None => None,
         };
-        let all_bf16 = match dtype {
-            Some(dtype) => dtype == DType::Bf16,
-            None => matrices(weights, head).all(|matrix| matrix.dtype == DType::Bf16),
+        let form = |matrices: &[&Tensor]| {
+            let is_bf16 = |matrix: &&Tensor| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
+            match format {
+                Some(WeightFormat::Int8) => Form::Int8,
+                None if matrices.iter().all(|matrix| matrix.has_int8_rows()) => Form::Int8,
+                _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
+                    Form::MatrixTiles
+                }
+                _ => Form::Columns,
+            }
         };
-        let form = match format {
-            Some(WeightFormat::Int8) => Form::Int8,
-            _ if kernels.tile_gemm.is_some() && all_bf16 => Form::MatrixTiles,
-            _ => Form::Columns,
-        };
+        let matrices: Vec<_> = weights
+            .layers
+            .iter()
+            .flat_map(LayerWeights::matrices)
+            .collect();
         let mut packer = Packer {
             dtype,
-            form,
+            form: form(&matrices),
             kernels,
             pool,
         };
@@ -98,6 +105,7 @@ impl PackedWeights {
                 .map_err(|error| CpuError(format!("layer {index}: {error}")))
         });
         let layers = layers.collect::<Result<_, _>>()?;
+        packer.form = form(&[head]);
         let ends = PackedEnds {
             embedding: if spec.tied_embeddings {
                 Embedding::Tied
@@ -136,6 +144,34 @@ impl PackedWeights {
     }
 }
 
+impl PackedLayer {
+    /// A layer by itself, in a form of floating point.
+    pub fn pack(
+        spec: &DecoderSpec,
+        layer: &LayerWeights,
+        kernels: &Kernels,
+        pool: &mut ThreadPool,
+    ) -> Result<Self, CpuError> {
+        let is_bf16 = |matrix: &&Tensor| matrix.dtype == DType::Bf16;
+        let form = match kernels.tile_gemm.is_some() && layer.matrices().iter().all(is_bf16) {
+            true => Form::MatrixTiles,
+            false => Form::Columns,
+        };
+        let mut packer = Packer {
+            dtype: None,
+            form,
+            kernels,
+            pool,
+        };
+        packer.layer(spec, layer)
+    }
+
+    /// Of all its matrices, and of what they are multiplied with.
+    pub fn form(&self) -> Form {
+        self.qkv.form()
+    }
+}
+
 impl PackedEnds {
     /// The embedding of a token.
     pub fn embed(&self, token: usize, out: &mut [f32]) {
@@ -153,6 +189,7 @@ impl PackedEnds {
 struct Packer<'a> {
     /// `None`: as the checkpoint has it.
     dtype: Option<DType>,
+    /// Of the layers, and then of the head.
     form: Form,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
@@ -243,13 +280,6 @@ impl Packer<'_> {
     }
 }
 
-fn matrices<'a>(weights: &'a DecoderWeights, head: &'a Tensor) -> impl Iterator<Item = &'a Tensor> {
-    let layers = weights.layers.iter();
-    layers
-        .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
-        .chain([head])
-}
-
 /// The parts' format; f32, which holds every other, if they differ.
 fn common_dtype(lanes: &[Option<Lane<'_>>]) -> DType {
     let mut dtypes = lanes.iter().flatten().map(|lane| lane.weight.dtype);
@@ -310,5 +340,39 @@ fn bias<'a>(
         None if wanted => Err(CpuError(format!("{name} is missing"))),
         Some(_) => Err(CpuError(format!("{name} is there, but the model has none"))),
         None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use corella_model::{Checkpoint, GroupedRow};
+
+    use super::*;
+    use crate::kernels::{Isa, kernels};
+
+    #[test]
+    fn integers_of_a_checkpoint_are_not_rounded_again() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized/int8");
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let (spec, weights) = (&checkpoint.config().spec, checkpoint.weights().unwrap());
+        let kernels = kernels(Isa::Portable).unwrap();
+        let mut pool = ThreadPool::new(1).unwrap();
+        for format in [None, Some(WeightFormat::Int8)] {
+            let packed = PackedWeights::pack(spec, &weights, format, kernels, &mut pool).unwrap();
+            let down = &weights.layers[0].down;
+            let mut row = vec![0.0; down.shape[1]];
+            let mut stored = GroupedRow::default();
+            for output in 0..down.shape[0] {
+                packed.layers[0].down.read_row(output, &mut row);
+                down.read_groups(output, &mut stored);
+                let scale = stored.scales[0];
+                let values = stored.quants.iter().map(|&q| f32::from(q) * scale);
+                assert!(values.eq(row.iter().copied()), "output {output}");
+            }
+            let head_form = packed.ends.head.form();
+            assert_eq!(head_form == Form::Int8, format.is_some(), "{format:?}");
+        }
     }
 }

@@ -89,6 +89,19 @@ fn weights_in_8_bits() {
     }
 }
 
+/// As they are stored: of 8 bits the layers, not the head.
+#[test]
+fn quantised_checkpoints() {
+    let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    let best = isas.iter().position(|&isa| isa == detect_isa());
+    for &isa in &isas[..=best.unwrap()] {
+        for model in ["int8", "int4-g64-asymmetric"] {
+            run_stages(quantized.join(model), isa, DType::Bf16, 16, 1);
+        }
+    }
+}
+
 fn run_stages(
     model: PathBuf,
     isa: Isa,

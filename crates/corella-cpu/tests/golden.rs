@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use corella_core::{Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat, WeightFormat};
 use serde_json::Value;
 
 const PAGE_SIZE: usize = 16;
@@ -21,6 +21,9 @@ const BF16_KV_TOLERANCE: f32 = 5e-3;
 
 /// Matrix tiles round what goes into every dense layer to bf16, by up to 2^-9 of itself.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
+
+/// 8-bit layers round what goes into them to 127 steps of a row's largest.
+const INT8_ROWS_TOLERANCE: f32 = 5e-2;
 
 #[test]
 fn f32_kv_gives_the_golden_logits_and_tokens() {
@@ -80,9 +83,42 @@ fn matrix_tiles_stay_close() {
     }
 }
 
+/// In f32 nothing but the order of sums can differ: this is about the numbers in the files.
+#[test]
+fn quantised_checkpoints_hold_the_golden_numbers() {
+    for folder in quantised() {
+        let format = Some(WeightFormat::Float(DType::F32));
+        let model = Model::open_as(&folder, detect_isa(), DType::F32, format);
+        for (case, run) in model.run(64, Next::Drawn) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            run.check(&case.logits, F32_TOLERANCE, &name);
+            assert_eq!(run.tokens, case.tokens, "{name}");
+        }
+    }
+}
+
+/// As they are served.
+#[test]
+fn quantised_checkpoints_stay_close() {
+    for isa in available_isas() {
+        for folder in quantised() {
+            let model = Model::open(&folder, isa, DType::F32);
+            for (case, run) in model.run(7, Next::Golden) {
+                let name = format!("{} on {isa}", folder.display());
+                let tolerance = match folder.ends_with("int8") {
+                    true => INT8_ROWS_TOLERANCE,
+                    false => BF16_ROWS_TOLERANCE,
+                };
+                run.check(&case.logits, tolerance, &name);
+            }
+        }
+    }
+}
+
 fn rounds_rows(isa: Isa, folder: &Path) -> bool {
     let name = folder.file_name().and_then(|name| name.to_str());
-    isa == Isa::Amx && name.is_some_and(|name| name.ends_with("bf16"))
+    // Blocks of a GGUF file become bf16.
+    isa == Isa::Amx && name.is_some_and(|name| name.ends_with("bf16") || name.ends_with("gguf"))
 }
 
 struct Model {
@@ -106,6 +142,15 @@ struct Run {
 
 impl Model {
     fn open(folder: &Path, isa: Isa, kv_format: KvFormat) -> Self {
+        Self::open_as(folder, isa, kv_format, None)
+    }
+
+    fn open_as(
+        folder: &Path,
+        isa: Isa,
+        kv_format: KvFormat,
+        weight_format: Option<WeightFormat>,
+    ) -> Self {
         let gguf = folder.join("model.gguf");
         let model = if gguf.exists() { &gguf } else { folder };
         let checkpoint = Checkpoint::open(model).unwrap();
@@ -114,7 +159,7 @@ impl Model {
         let config = CpuConfig {
             // A step here is too short to share.
             num_threads: 1,
-            weight_format: None,
+            weight_format,
             kv_format,
             num_pages: cases.iter().map(Case::num_pages).sum(),
             page_size: PAGE_SIZE as u32,
@@ -254,8 +299,16 @@ fn available_isas() -> impl Iterator<Item = Isa> {
 }
 
 fn folders() -> impl Iterator<Item = PathBuf> {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let mut folders: Vec<PathBuf> = fs::read_dir(golden)
+    folders_of("golden")
+}
+
+fn quantised() -> impl Iterator<Item = PathBuf> {
+    folders_of("quantized")
+}
+
+fn folders_of(kind: &str) -> impl Iterator<Item = PathBuf> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let mut folders: Vec<PathBuf> = fs::read_dir(tests.join(kind))
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("golden.json").is_file())

@@ -23,10 +23,10 @@ enum Source {
     Gguf(GgufFile),
 }
 
-const CONFIG: &str = "config.json";
-const GENERATION_CONFIG: &str = "generation_config.json";
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
     /// Reads the configuration of a folder or a GGUF file. Weights are touched by `weights` only.

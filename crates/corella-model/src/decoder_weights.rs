@@ -2,7 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{CheckpointError, DecoderSpec, DecoderWeights, LayerWeights, ModelConfig, Tensor};
+use crate::packed_matrix::{self, Parts};
+use crate::packed_tensor::StoredTensor;
+use crate::{
+    CheckpointError, DecoderSpec, DecoderWeights, LayerWeights, ModelConfig, Quantization, Tensor,
+};
 
 /// A file of tensors, whatever its format.
 pub trait TensorSource {
@@ -11,6 +15,11 @@ pub trait TensorSource {
     fn names(&self) -> Vec<String>;
     /// `None` when the file has no such tensor.
     fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError>;
+    /// The same of any type, for what quantised matrices consist of. A format with quantised
+    /// matrices of its own has none.
+    fn stored(&self, _name: &str) -> Option<StoredTensor> {
+        None
+    }
 }
 
 /// How a format calls the weights, without `.weight` and `.bias`.
@@ -72,7 +81,7 @@ pub fn load<S: TensorSource>(
         norm: tensors.take(&weight(names.norm), &[spec.hidden_size])?,
         lm_head: match spec.tied_embeddings {
             true => None,
-            false => Some(tensors.take(&weight(names.lm_head), &vocab_by_hidden)?),
+            false => Some(tensors.take_matrix(names.lm_head, vocab_by_hidden)?),
         },
     };
     tensors.refuse_leftovers()?;
@@ -125,6 +134,27 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor)
     }
 
+    /// Of numbers, or of integers if the configuration says that there are some.
+    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor, CheckpointError> {
+        let Some(quantization) = &self.config.quantization else {
+            return self.take(&weight(name), &shape);
+        };
+        let mut parts = MatrixParts {
+            name,
+            by_name: &self.by_name,
+            taken: &mut self.taken,
+            file: None,
+        };
+        match packed_matrix::find(quantization, shape, &mut parts) {
+            Ok(Some(tensor)) => Ok(tensor),
+            Ok(None) => self.take(&weight(name), &shape),
+            Err(problem) => Err(CheckpointError::new(
+                parts.file.unwrap_or(self.missing_from),
+                format!("matrix {name}: {problem}"),
+            )),
+        }
+    }
+
     fn take_layer(
         &mut self,
         layer: &str,
@@ -137,7 +167,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let inner = spec.mlp.intermediate_size;
         let names = self.names;
         let mut matrix = |name: &str, out: usize, input: usize| {
-            self.take(&format!("{layer}.{name}.weight"), &[out, input])
+            self.take_matrix(&format!("{layer}.{name}"), [out, input])
         };
         let q = matrix(names.q, query, hidden)?;
         let k = matrix(names.k, key, hidden)?;
@@ -182,14 +212,17 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     /// A tensor that nothing reads means that the model is not what its description says, and
     /// its output would be quietly wrong.
     fn refuse_leftovers(&self) -> Result<(), CheckpointError> {
-        let is_harmless = |name: &str| {
-            // A copy of the tied matrix, and a table older exporters stored.
-            name == "lm_head.weight" || name.ends_with(".rotary_emb.inv_freq")
+        let is_harmless = |name: &str, file: &S| {
+            // A copy of the tied matrix, a table older exporters stored, and the biases that GPTQ
+            // exporters gave to layers without one.
+            name == "lm_head.weight"
+                || name.ends_with(".rotary_emb.inv_freq")
+                || self.is_unused_bias(name, file)
         };
         let leftover = self
             .by_name
             .iter()
-            .filter(|(name, _)| !self.taken.contains(*name) && !is_harmless(name))
+            .filter(|(name, file)| !self.taken.contains(*name) && !is_harmless(name, file))
             .min_by_key(|(name, _)| *name);
         match leftover {
             Some((name, file)) => Err(CheckpointError::new(
@@ -201,5 +234,32 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             )),
             None => Ok(()),
         }
+    }
+
+    fn is_unused_bias(&self, name: &str, file: &S) -> bool {
+        let is_gptq = matches!(self.config.quantization, Some(Quantization::Gptq { .. }));
+        let bias = file.stored(name);
+        is_gptq
+            && name.ends_with(".bias")
+            && bias.is_some_and(|bias| bias.bytes().iter().all(|&byte| byte == 0))
+    }
+}
+
+struct MatrixParts<'a, 's, S> {
+    name: &'a str,
+    by_name: &'a HashMap<String, &'s S>,
+    taken: &'a mut HashSet<String>,
+    /// Where the first part lies.
+    file: Option<&'s str>,
+}
+
+impl<S: TensorSource> Parts for MatrixParts<'_, '_, S> {
+    fn take(&mut self, suffix: &str) -> Option<StoredTensor> {
+        let name = format!("{}.{suffix}", self.name);
+        let file: &_ = *self.by_name.get(&name)?;
+        let tensor = file.stored(&name)?;
+        self.file.get_or_insert(file.file());
+        self.taken.insert(name);
+        Some(tensor)
     }
 }

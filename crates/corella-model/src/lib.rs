@@ -5,17 +5,24 @@ mod block_format;
 mod block_tensor;
 mod checkpoint;
 mod checkpoint_error;
+mod checkpoint_writer;
 pub mod conformance;
 mod cost_model;
 mod decoder_spec;
 mod decoder_weights;
 mod executor;
+mod folder_config;
 mod generator;
 mod gguf;
+mod group_format;
 mod json_object;
 mod mock_executor;
 mod mock_model;
 mod model_config;
+mod packed_matrix;
+mod packed_tensor;
+mod quantization;
+mod quantize;
 mod safetensors_file;
 mod sampler;
 mod tensor;
@@ -25,13 +32,22 @@ pub use block_format::BlockFormat;
 pub use block_tensor::{BlockTensor, RowOrder};
 pub use checkpoint::Checkpoint;
 pub use checkpoint_error::CheckpointError;
+pub use checkpoint_writer::{CheckpointWriter, PlannedPart};
 pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
 };
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask};
+pub use group_format::{GroupFormat, GroupedRow};
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
+pub use packed_tensor::{PackedLayout, PackedTensor};
+pub use quantization::{Quantization, Scheme};
+pub use quantize::{
+    Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,
+};
 pub use sampler::{SampleError, SampleRequest, sample};
-pub use tensor::{DType, DecoderWeights, KvFormat, LayerWeights, Storage, Tensor, WeightFormat};
+pub use tensor::{
+    DType, DecoderWeights, KvFormat, LayerInput, LayerWeights, Storage, Tensor, WeightFormat,
+};

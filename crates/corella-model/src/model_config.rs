@@ -6,8 +6,8 @@ use corella_core::TokenId;
 
 use crate::json_object::{self, JsonObject};
 use crate::{
-    Activation, AttentionSpec, CheckpointError, DType, DecoderSpec, MlpSpec, RotaryScaling,
-    RotarySpec,
+    Activation, AttentionSpec, CheckpointError, DType, DecoderSpec, MlpSpec, Quantization,
+    RotaryScaling, RotarySpec,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,8 @@ pub struct ModelConfig {
     pub spec: DecoderSpec,
     /// As declared; each tensor says its own.
     pub dtype: Option<DType>,
+    /// Of a folder whose matrices are integers.
+    pub quantization: Option<Quantization>,
     pub bos_token_id: Option<TokenId>,
     /// Every token that ends a sequence: those of both files.
     pub eos_token_ids: Vec<TokenId>,
@@ -66,11 +68,11 @@ impl ModelConfig {
         let fields = json_object::parse(config.0, config.1)?;
         let config = JsonObject::new(config.0, &fields);
         let architecture = architecture(&config)?;
-        refuse_quantization(&config)?;
         let mut model = Self {
             architecture,
             spec: decoder_spec(architecture, &config)?,
             dtype: dtype(&config)?,
+            quantization: Quantization::parse(&config)?,
             bos_token_id: config.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: config.token_ids("eos_token_id")?,
             generation: GenerationDefaults::default(),
@@ -126,16 +128,6 @@ fn architecture(config: &JsonObject<'_>) -> Result<Architecture, CheckpointError
             error
         }
     })
-}
-
-fn refuse_quantization(config: &JsonObject<'_>) -> Result<(), CheckpointError> {
-    match config.get("quantization_config") {
-        Some(_) => Err(config.refuse(
-            "quantization_config",
-            "only unquantised weights (f32, f16, bf16) are supported",
-        )),
-        None => Ok(()),
-    }
 }
 
 fn dtype(config: &JsonObject<'_>) -> Result<Option<DType>, CheckpointError> {

@@ -7,6 +7,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::decoder_weights::TensorSource;
+use crate::packed_tensor::StoredTensor;
 use crate::{CheckpointError, DType, Storage, Tensor};
 
 pub struct SafetensorsFile {
@@ -64,6 +65,17 @@ impl TensorSource for SafetensorsFile {
             dtype,
             shape: info.shape.clone(),
         }))
+    }
+
+    fn stored(&self, name: &str) -> Option<StoredTensor> {
+        let info = self.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        Some(StoredTensor {
+            storage: self.storage.clone(),
+            range: self.data_start + start..self.data_start + end,
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+        })
     }
 }
 

@@ -3,7 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::{bf16, f16};
+
 use crate::block_tensor::BlockTensor;
+use crate::packed_tensor::PackedTensor;
+use crate::{DecoderSpec, GroupFormat, GroupedRow};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
@@ -81,16 +85,19 @@ pub enum Storage {
     Owned(Vec<u8>),
     /// Elsewhere, in another form.
     Blocks(BlockTensor),
+    /// Elsewhere, as integers and scales.
+    Packed(PackedTensor),
 }
 
 impl Storage {
-    /// Of blocks, their values: computed when first asked for, and then kept.
+    /// Of blocks and integers, their values: computed when first asked for, and then kept.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
             Self::Owned(bytes) => bytes,
             Self::Blocks(blocks) => blocks.values(),
+            Self::Packed(packed) => packed.values(),
         }
     }
 
@@ -105,6 +112,7 @@ impl Storage {
                 let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
             }
             Self::Blocks(blocks) => blocks.release(),
+            Self::Packed(packed) => packed.release(),
             _ => {}
         }
     }
@@ -120,7 +128,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Little-endian bytes, `num_bytes` of them. Of blocks, `row` is the cheaper way.
+    /// Little-endian bytes, `num_bytes` of them. Of blocks and integers, `row` is the cheaper way.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
     }
@@ -138,8 +146,36 @@ impl Tensor {
             blocks.write_rows(row..row + 1, scratch);
             return scratch;
         }
+        if let Storage::Packed(packed) = &*self.storage {
+            scratch.resize(packed.row_bytes(), 0);
+            packed.write_rows(row..row + 1, scratch);
+            return scratch;
+        }
         let row_bytes = self.num_bytes() / self.shape[0];
         &self.bytes()[row * row_bytes..][..row_bytes]
+    }
+
+    /// The values of one row of a matrix.
+    pub fn read_row(&self, row: usize, scratch: &mut Vec<u8>, out: &mut [f32]) {
+        let bytes = self.row(row, scratch);
+        assert_eq!(bytes.len(), out.len() * self.dtype.size());
+        match self.dtype {
+            DType::F32 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+            }
+            DType::F16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = f16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+            DType::Bf16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = bf16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+        }
     }
 
     /// What the checkpoint stores, where that is not these numbers themselves.
@@ -147,6 +183,33 @@ impl Tensor {
         match &*self.storage {
             Storage::Blocks(blocks) => Some(blocks),
             _ => None,
+        }
+    }
+
+    /// `None` where integers and scales are not what the checkpoint stores.
+    pub fn group_format(&self) -> Option<GroupFormat> {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.format.group_format(),
+            Storage::Packed(packed) => packed.group_format(),
+            _ => None,
+        }
+    }
+
+    /// Integers of 8 bits with one scale for each row, made to be computed with.
+    pub fn has_int8_rows(&self) -> bool {
+        let Storage::Packed(packed) = &*self.storage else {
+            return false;
+        };
+        let format = packed.group_format();
+        format.is_some_and(|format| format.bits == 8 && format.group_len == self.shape[1])
+    }
+
+    /// A row of a tensor with a `group_format`.
+    pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.format.read_groups(blocks.stored_row(row), out),
+            Storage::Packed(packed) => packed.read_groups(row, out),
+            _ => panic!("a tensor without groups"),
         }
     }
 
@@ -164,6 +227,17 @@ pub struct DecoderWeights {
     pub norm: Tensor,
     /// Absent when tied.
     pub lm_head: Option<Tensor>,
+}
+
+impl DecoderWeights {
+    /// What the matrices of the layers can be kept in without being rounded.
+    pub fn format(&self) -> WeightFormat {
+        let mut matrices = self.layers.iter().flat_map(LayerWeights::matrices);
+        match matrices.all(Tensor::has_int8_rows) && !self.layers.is_empty() {
+            true => WeightFormat::Int8,
+            false => WeightFormat::Float(self.embed.dtype),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -186,4 +260,63 @@ pub struct LayerWeights {
     pub gate_bias: Option<Tensor>,
     pub up_bias: Option<Tensor>,
     pub down_bias: Option<Tensor>,
+}
+
+/// What goes into a layer's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerInput {
+    /// Queries, keys and values.
+    Attention,
+    AttentionOutput,
+    /// Gate and up.
+    Mlp,
+    MlpOutput,
+}
+
+impl LayerInput {
+    pub const ALL: [Self; 4] = [
+        Self::Attention,
+        Self::AttentionOutput,
+        Self::Mlp,
+        Self::MlpOutput,
+    ];
+
+    /// In the order of `LayerWeights::matrices`.
+    pub const OF_MATRICES: [Self; 7] = [
+        Self::Attention,
+        Self::Attention,
+        Self::Attention,
+        Self::AttentionOutput,
+        Self::Mlp,
+        Self::Mlp,
+        Self::MlpOutput,
+    ];
+
+    pub fn len(self, spec: &DecoderSpec) -> usize {
+        match self {
+            Self::Attention | Self::Mlp => spec.hidden_size,
+            Self::AttentionOutput => spec.attention.num_heads * spec.attention.head_dim,
+            Self::MlpOutput => spec.mlp.intermediate_size,
+        }
+    }
+}
+
+impl LayerWeights {
+    pub fn matrices_mut(&mut self) -> [&mut Tensor; 7] {
+        [
+            &mut self.q,
+            &mut self.k,
+            &mut self.v,
+            &mut self.o,
+            &mut self.gate,
+            &mut self.up,
+            &mut self.down,
+        ]
+    }
+
+    pub fn matrices(&self) -> [&Tensor; 7] {
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
+    }
 }

@@ -19,7 +19,8 @@ impl Shutdown {
         (sender, Self { requests })
     }
 
-    pub(crate) async fn requested(&mut self) {
+    /// Never, once nobody can ask.
+    pub async fn requested(&mut self) {
         if self.requests.recv().await.is_none() {
             std::future::pending::<()>().await;
         }

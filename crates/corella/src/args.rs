@@ -1,6 +1,7 @@
 //! What was typed. `config.rs` says what is meant by it.
 
 mod bench;
+mod quantize;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange,
 };
+pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 
 /// Serves large language models.
 #[derive(Parser)]
@@ -33,6 +35,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Write a model's answer to standard output, and its speed to standard error
     Generate(GenerateArgs),
+    /// Write a model as a folder with integer weights
+    Quantize(QuantizeArgs),
     /// Measure
     #[command(subcommand)]
     Bench(BenchCommand),

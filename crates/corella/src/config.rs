@@ -2,23 +2,25 @@
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella::{Device, Error, GenerateParams, LlmOptions, ModelSource};
+use corella::{
+    CalibrationText, Device, Error, GenerateParams, LlmOptions, ModelSource, QuantizeOptions,
+};
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::Isa;
-use corella_model::{CostModel, DType, KvFormat, WeightFormat};
+use corella_model::{CostModel, DType, KvFormat, QuantizeFormat, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
-    CacheArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, IsaArg, KvFormatArg, LenRange,
-    ModelArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs,
-    WeightFormatArg,
+    CacheArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, GroupLen, IsaArg, KvFormatArg,
+    LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, SchedulerArgs,
+    SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs, WeightFormatArg,
 };
 
 pub struct Serve {
@@ -205,32 +207,90 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
         let reason = "--max-model-len has no use here; --context is what is looked at together";
         return Err(Error::Config(reason.to_owned()));
     }
-    let path = args.text.display();
-    let text = std::fs::read_to_string(&args.text)
-        .map_err(|error| Error::Io(format!("cannot read {path}"), error))?;
-    let is_lines = args.text.extension().is_some_and(|end| end == "jsonl");
-    let documents = match is_lines {
-        false => vec![text],
-        true => {
-            let lines = text.lines().enumerate();
-            let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-            lines
-                .map(|(index, line)| {
-                    let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
-                    let text = object.as_ref().and_then(|object| object["text"].as_str());
-                    text.map(str::to_owned).ok_or_else(|| {
-                        let line = index + 1;
-                        Error::Config(format!("{path}, line {line}: no object with a `text`"))
-                    })
-                })
-                .collect::<Result<_, _>>()?
-        }
-    };
+    let documents = documents(&args.text)?;
     Ok(BenchPerplexity {
         source: source(args.model.model),
         options,
         documents,
         context: args.context,
+    })
+}
+
+/// Of a `.jsonl` file the `text` of each line, of any other all of it.
+fn documents(path: &Path) -> Result<Vec<String>, Error> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::Io(format!("cannot read {shown}"), error))?;
+    if path.extension().is_none_or(|end| end != "jsonl") {
+        return Ok(vec![text]);
+    }
+    let lines = text.lines().enumerate();
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(index, line)| {
+            let object: Option<serde_json::Value> = serde_json::from_str(line).ok();
+            let text = object.as_ref().and_then(|object| object["text"].as_str());
+            text.map(str::to_owned).ok_or_else(|| {
+                let line = index + 1;
+                Error::Config(format!("{shown}, line {line}: no object with a `text`"))
+            })
+        })
+        .collect()
+}
+
+pub struct Quantize {
+    pub source: ModelSource,
+    pub out: PathBuf,
+    pub options: QuantizeOptions,
+}
+
+pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
+    let refuse = |reason: &str| Err(Error::Config(reason.to_owned()));
+    let format = match args.format {
+        QuantizeFormatArg::Int8 => {
+            if args.group_size.is_some() || args.asymmetric {
+                return refuse("--group-size and --asymmetric need --format int4");
+            }
+            QuantizeFormat::Int8
+        }
+        QuantizeFormatArg::Int4 => QuantizeFormat::Int4 {
+            group_len: args.group_size.map_or(Some(128), |GroupLen(len)| len),
+            symmetric: !args.asymmetric,
+        },
+    };
+    let calibration = match (args.method, args.calibration) {
+        (MethodArg::Nearest, None) => None,
+        (MethodArg::Gptq, None) => return refuse("--method gptq needs --calibration FILE"),
+        (MethodArg::Nearest, Some(_)) => return refuse("--calibration needs --method gptq"),
+        (MethodArg::Gptq, Some(path)) => {
+            if args.context == 0 || args.calibration_tokens == 0 {
+                return refuse("--context and --calibration-tokens must be at least 1");
+            }
+            Some(CalibrationText {
+                documents: documents(&path)?,
+                context: args.context as usize,
+                max_tokens: args.calibration_tokens,
+            })
+        }
+    };
+    if args.threads == Some(0) {
+        return refuse("--threads must be at least 1");
+    }
+    Ok(Quantize {
+        source: ModelSource::Path(args.model),
+        out: args.out,
+        options: QuantizeOptions {
+            format,
+            // An empty list is written as an empty name.
+            keep: args
+                .keep
+                .into_iter()
+                .filter(|name| !name.is_empty())
+                .collect(),
+            calibration,
+            num_threads: args.threads.unwrap_or_else(num_cores),
+            isa: args.isa.map(isa),
+        },
     })
 }
 
@@ -375,13 +435,17 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
     }
     options.num_threads = args.threads;
     options.pin_threads = args.pin_threads;
-    options.isa = args.isa.map(|isa| match isa {
+    options.isa = args.isa.map(isa);
+    Ok(())
+}
+
+fn isa(arg: IsaArg) -> Isa {
+    match arg {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
         IsaArg::Amx => Isa::Amx,
-    });
-    Ok(())
+    }
 }
 
 fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {

@@ -3,7 +3,8 @@
 use corella_core::{SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
 use corella_model::{
-    Checkpoint, DType, Executor, ExecutorInfo, KvFormat, MockConfig, MockEnd, MockExecutor,
+    Checkpoint, DType, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig, MockEnd,
+    MockExecutor,
     WeightFormat,
 };
 use corella_text::Tokenizer;
@@ -59,9 +60,7 @@ pub(crate) fn load(
         Device::Cpu => Some(checkpoint.weights()?),
         Device::Mock => None,
     };
-    let stored = weights
-        .as_ref()
-        .map(|weights| WeightFormat::Float(weights.embed.dtype));
+    let stored = weights.as_ref().map(DecoderWeights::format);
     let weight_format = options
         .weight_format
         .or(stored)

@@ -16,6 +16,7 @@ mod kv_plan;
 mod llm;
 mod options;
 mod perplexity;
+mod quantize;
 mod token_cost;
 
 pub use device::Hardware;
@@ -23,4 +24,5 @@ pub use error::Error;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use options::{Device, LlmOptions, ModelSource};
 pub use perplexity::Perplexity;
+pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
 pub use token_cost::TokenCost;

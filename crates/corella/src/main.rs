@@ -11,6 +11,7 @@ mod config;
 mod generate;
 mod open_files;
 mod profile_table;
+mod quantize_command;
 mod serve;
 
 use args::{BenchCommand, Cli, Command};
@@ -31,6 +32,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve(args) => serve::run(config::serve(args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
         Command::Bench(BenchCommand::Offline(args)) => {
             bench::offline(config::bench_offline(args)?)?

@@ -20,6 +20,9 @@ mod avx2;
 mod avx512;
 mod elementwise;
 mod portable;
+mod products;
+
+pub use self::products::{PRODUCT_LANES, add_products};
 
 use std::fmt;
 use std::ops::Range;

@@ -398,9 +398,7 @@ fn configurations_that_are_refused() {
         ),
         (
             json!({ "quantization_config": { "quant_method": "gptq" } }),
-            "quantization_config is {\"quant_method\":\"gptq\"}; only unquantised weights (f32, \
-             f16, bf16) are supported"
-                .into(),
+            "quantization_config.bits is missing".into(),
         ),
         (
             json!({ "torch_dtype": "float8" }),

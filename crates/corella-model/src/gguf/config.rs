@@ -23,6 +23,7 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
         architecture,
         spec: decoder_spec(file, &keys, architecture)?,
         dtype: dtype(metadata)?,
+        quantization: None,
         bos_token_id: metadata.try_token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: end_token_ids(metadata)?,
         generation: generation(metadata)?,

@@ -1,0 +1,359 @@
+//! Layers run one at a time over a text, and what goes into their matrices summed up: what
+//! quantisation needs to know of a model besides its weights.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use corella_core::{PageId, TokenId};
+use corella_model::{DType, DecoderSpec, Hessian, LayerInput, LayerWeights, Tensor};
+
+use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::executor::CpuError;
+use crate::forward::{Forward, Observer};
+use crate::gemm::PackedMatrix;
+use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
+use crate::kv_memory::{KvForm, KvMemory};
+use crate::region::Region;
+use crate::step_plan::StepPlan;
+use crate::thread_pool::{ThreadPool, Worker};
+use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedWeights};
+
+/// Holds the residual stream of all tokens before a layer. Its memory is that, and what one layer
+/// needs.
+pub struct LayerCalibration {
+    /// Of one layer.
+    spec: DecoderSpec,
+    isa: Isa,
+    kernels: &'static Kernels,
+    pool: ThreadPool,
+    /// `[tokens][hidden_size]`
+    rows: Vec<f32>,
+    steps: Vec<Step>,
+    num_pages: usize,
+}
+
+/// Rows that are computed together: a part of one sequence, or several whole ones.
+struct Step {
+    rows: Range<usize>,
+    spans: Vec<Span>,
+}
+
+struct Span {
+    /// In its sequence.
+    start: usize,
+    num_rows: usize,
+    first_page: usize,
+    num_pages: usize,
+}
+
+const MAX_ROWS: usize = 512;
+const PAGE_SIZE: usize = 16;
+
+impl LayerCalibration {
+    /// Embeds sequences of tokens, each from position 0 on.
+    pub fn new(
+        spec: &DecoderSpec,
+        embed: &Tensor,
+        sequences: &[Vec<TokenId>],
+        num_threads: usize,
+        isa: Option<Isa>,
+    ) -> Result<Self, CpuError> {
+        let isa = isa.unwrap_or_else(detect_isa);
+        let kernels = kernels(isa)
+            .ok_or_else(|| CpuError(format!("this machine has no {isa} instructions")))?;
+        let pool = ThreadPool::new(num_threads)
+            .map_err(|error| CpuError(format!("cannot start the worker threads: {error}")))?;
+        let (steps, num_pages) = plan_steps(sequences.iter().map(Vec::len));
+        let num_tokens: usize = sequences.iter().map(Vec::len).sum();
+        let mut rows = vec![0.0; num_tokens * spec.hidden_size];
+        let mut scratch = Vec::new();
+        let tokens = sequences.iter().flatten();
+        for (&token, row) in tokens.zip(rows.chunks_exact_mut(spec.hidden_size)) {
+            if token as usize >= spec.vocab_size {
+                return Err(CpuError(format!("token {token} is not in the vocabulary")));
+            }
+            embed.read_row(token as usize, &mut scratch, row);
+        }
+        let mut spec = spec.clone();
+        spec.num_layers = 1;
+        Ok(Self {
+            spec,
+            isa,
+            kernels,
+            pool,
+            rows,
+            steps,
+            num_pages,
+        })
+    }
+
+    pub fn num_tokens(&self) -> usize {
+        self.rows.len() / self.spec.hidden_size
+    }
+
+    /// What goes into the matrices of the next layer, by `LayerInput`.
+    pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], CpuError> {
+        let sums = InputSums::new(&self.spec, self.isa).map_err(no_memory)?;
+        self.run(layer, &sums, false)?;
+        Ok(sums.finish())
+    }
+
+    /// Takes all rows through the next layer, with the weights that it is to have.
+    pub fn advance(&mut self, layer: &LayerWeights) -> Result<(), CpuError> {
+        self.run(layer, &(), true)
+    }
+
+    fn run(
+        &mut self,
+        layer: &LayerWeights,
+        observer: &impl Observer,
+        keep: bool,
+    ) -> Result<(), CpuError> {
+        let mut forward = self.forward(layer)?;
+        let len = self.spec.hidden_size;
+        let (mut plan, mut outgoing) = (StepPlan::default(), Vec::new());
+        for step in &self.steps {
+            plan.clear();
+            for span in &step.spans {
+                let pages = span.first_page..span.first_page + span.num_pages;
+                let pages: Vec<_> = pages.map(|page| PageId(page as u32)).collect();
+                plan.add_span(&vec![0; span.num_rows], span.start, &pages);
+            }
+            plan.finish(
+                &self.spec.attention,
+                forward.tile_rows(),
+                forward.attention_rows(),
+                self.pool.num_threads(),
+            );
+            let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
+            let incoming: &[f32] = rows;
+            self.pool
+                .run(&|worker| forward.layers_with(&plan, Some(incoming), worker, observer))
+                .map_err(CpuError)?;
+            if keep {
+                outgoing = forward.outgoing(step.rows.len(), outgoing);
+                rows.copy_from_slice(&outgoing);
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
+        let (spec, kernels) = (&self.spec, self.kernels);
+        let layer = PackedLayer::pack(spec, layer, kernels, &mut self.pool)?;
+        // Rows enter and leave as they are.
+        let nothing = PackedMatrix::pack(
+            &[],
+            spec.hidden_size,
+            DType::F32,
+            Form::Columns,
+            kernels,
+            &mut self.pool,
+        );
+        let ends = PackedEnds {
+            embedding: Embedding::Tied,
+            norm: Vec::new(),
+            head: nothing.map_err(no_memory)?,
+        };
+        let weights = PackedWeights {
+            layers: vec![layer],
+            ends: Arc::new(ends),
+        };
+        let head_dim = spec.attention.head_dim;
+        let (dtype, page_size) = (DType::Bf16, PAGE_SIZE as u32);
+        let tiles = kernels.attention_through_tiles(head_dim, dtype);
+        let form = KvForm::new(tiles.is_some(), page_size);
+        let kv = KvMemory::new(spec, self.num_pages, page_size, dtype, form).map_err(no_memory)?;
+        let num_threads = self.pool.num_threads();
+        Forward::new(
+            spec.clone(),
+            kernels,
+            weights,
+            kv,
+            MAX_ROWS,
+            num_threads,
+            false,
+        )
+        .map_err(no_memory)
+    }
+}
+
+fn no_memory(error: io::Error) -> CpuError {
+    CpuError(format!("no memory for the calibration: {error}"))
+}
+
+/// Also the pages that a step needs at most.
+fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
+    let (mut steps, mut next_row, mut most_pages) = (Vec::<Step>::new(), 0, 1);
+    for len in lens {
+        let num_pages = len.div_ceil(PAGE_SIZE);
+        let used_pages = steps
+            .last()
+            .and_then(|step| step.spans.last())
+            .map_or(0, |span| span.first_page + span.num_pages);
+        if let Some(step) = steps.last_mut()
+            && step.rows.len() + len <= MAX_ROWS
+            // A part of a longer one has pages of its own before it.
+            && step.spans[0].start == 0
+        {
+            step.spans.push(Span {
+                start: 0,
+                num_rows: len,
+                first_page: used_pages,
+                num_pages,
+            });
+            step.rows.end += len;
+            next_row += len;
+            most_pages = most_pages.max(used_pages + num_pages);
+            continue;
+        }
+        most_pages = most_pages.max(num_pages);
+        for start in (0..len).step_by(MAX_ROWS) {
+            let num_rows = (len - start).min(MAX_ROWS);
+            steps.push(Step {
+                rows: next_row..next_row + num_rows,
+                spans: vec![Span {
+                    start,
+                    num_rows,
+                    first_page: 0,
+                    num_pages,
+                }],
+            });
+            next_row += num_rows;
+        }
+    }
+    (steps, most_pages)
+}
+
+/// Sums of products of the inputs of each kind.
+struct InputSums {
+    isa: Isa,
+    /// The rows of one input, side by side in memory.
+    wide: Buffer,
+    inputs: [Sums; 4],
+}
+
+struct Sums {
+    num_columns: usize,
+    /// `[padded][padded]`: right of the diagonal, and some beside it.
+    region: Region,
+}
+
+/// Rows that are summed before they are added to what was: as many as the second-level cache holds.
+const SUMMED_ROWS: usize = 128;
+
+impl InputSums {
+    fn new(spec: &DecoderSpec, isa: Isa) -> io::Result<Self> {
+        let lens = LayerInput::ALL.map(|input| input.len(spec));
+        let mut inputs = Vec::new();
+        for num_columns in lens {
+            let padded = num_columns.next_multiple_of(PRODUCT_LANES);
+            inputs.push(Sums {
+                num_columns,
+                region: Region::new(padded * padded * size_of::<f32>())?,
+            });
+        }
+        let inputs = inputs.try_into().map_err(|_| io::ErrorKind::Other)?;
+        let longest = lens.into_iter().max().unwrap_or(0);
+        Ok(Self {
+            isa,
+            wide: Buffer::new(MAX_ROWS, longest)?,
+            inputs,
+        })
+    }
+
+    fn finish(self) -> [Hessian; 4] {
+        self.inputs.map(|sums| {
+            let (n, padded) = (sums.num_columns, sums.padded());
+            let mut dense = vec![0.0; n * n];
+            for i in 0..n {
+                for j in i..n {
+                    // SAFETY: inside the region, which nobody writes any more.
+                    dense[i * n + j] = unsafe { *sums.ptr().add(i * padded + j) };
+                }
+            }
+            Hessian::new(n, dense)
+        })
+    }
+}
+
+impl Sums {
+    fn padded(&self) -> usize {
+        self.num_columns.next_multiple_of(PRODUCT_LANES)
+    }
+
+    fn ptr(&self) -> *mut f32 {
+        self.region.as_ptr().cast()
+    }
+}
+
+impl Observer for InputSums {
+    fn observe(&self, input: LayerInput, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>) {
+        let sums = &self.inputs[input as usize];
+        let (num_columns, padded) = (sums.num_columns, sums.padded());
+        for row in worker.share(tiles.num_rows()) {
+            let tile = tiles.rows(tiles.tile_of(row));
+            // SAFETY: written before the last barrier; the row of `wide` is this worker's, and was
+            // read before the barriers of the layer since.
+            unsafe {
+                let wide = self.wide.row_mut(row);
+                rows.read(&tile, row, &mut wide[..num_columns]);
+                wide[num_columns..padded].fill(0.0);
+            }
+        }
+        worker.barrier();
+        let num_blocks = padded / PRODUCT_LANES;
+        for first in (0..tiles.num_rows()).step_by(SUMMED_ROWS) {
+            let num_rows = (tiles.num_rows() - first).min(SUMMED_ROWS);
+            // Long and short rows of the triangle by turns, so that each worker has as much.
+            for turn in worker.share(num_blocks) {
+                let block = match turn % 2 {
+                    0 => turn / 2,
+                    _ => num_blocks - 1 - turn / 2,
+                };
+                let i = block * PRODUCT_LANES;
+                let x = self.wide.row_ptr(first);
+                // SAFETY: rows of `wide` with `padded` elements; these rows of sums are this
+                // worker's.
+                unsafe {
+                    let out = sums.ptr().add(i * padded);
+                    let stride = self.wide.stride();
+                    add_products(self.isa, x, stride, num_rows, i, padded, out);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_sequences_share_a_step_and_long_ones_have_several() {
+        let lens = [100, 200, 300, 1100, 5, 512, 1];
+        let (steps, num_pages) = plan_steps(lens.into_iter());
+        let mut next = 0;
+        let mut found = vec![0; lens.len()];
+        let mut sequence = 0;
+        for step in &steps {
+            assert_eq!(step.rows.start, next);
+            next = step.rows.end;
+            assert!(step.rows.len() <= MAX_ROWS);
+            let spans = step.spans.iter().map(|span| span.num_rows);
+            assert_eq!(spans.sum::<usize>(), step.rows.len());
+            let mut next_page = 0;
+            for span in &step.spans {
+                assert_eq!(span.first_page, next_page);
+                next_page += span.num_pages;
+                assert!(next_page <= num_pages);
+                assert!(span.num_pages * PAGE_SIZE >= span.start + span.num_rows);
+                assert_eq!(span.start, found[sequence]);
+                found[sequence] += span.num_rows;
+                sequence += usize::from(found[sequence] == lens[sequence]);
+            }
+        }
+        assert_eq!(found, lens);
+    }
+}

@@ -1,0 +1,282 @@
+//! A matrix `[out, in]` that a folder stores as integers, with a scale for each group of weights of
+//! an output, as compressed-tensors, GPTQ and AWQ lay it out.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use crate::{DType, GroupFormat, GroupedRow, Storage, Tensor};
+
+/// A tensor of any type, as its file has it.
+#[derive(Clone)]
+pub struct StoredTensor {
+    pub storage: Arc<Storage>,
+    pub range: Range<usize>,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+}
+
+impl StoredTensor {
+    pub fn bytes(&self) -> &[u8] {
+        &self.storage.bytes()[self.range.clone()]
+    }
+
+    pub(crate) fn word(&self, index: usize) -> u32 {
+        let bytes = self.bytes()[index * 4..].first_chunk();
+        u32::from_le_bytes(*bytes.expect("a word inside the tensor"))
+    }
+
+    fn number(&self, index: usize) -> f32 {
+        let at = |size: usize| &self.bytes()[index * size..][..size];
+        match self.dtype {
+            Dtype::F32 => f32::from_bits(self.word(index)),
+            Dtype::F16 => f16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
+            Dtype::BF16 => bf16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
+            other => unreachable!("a scale of type {other:?}"),
+        }
+    }
+}
+
+/// How integers and zero points lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PackedLayout {
+    /// compressed-tensors `int-quantized`: bytes, row by row.
+    Bytes,
+    /// compressed-tensors `pack-quantized`: along a row in words, the smallest number stored as 0.
+    /// Zero points in words along the outputs, `[out / 8, groups]`; scales `[out, groups]`.
+    Rows,
+    /// Eight inputs of an output in a word, `[in / 8, out]`; zero points of eight outputs,
+    /// `[groups, out / 8]`, to which `zero_offset` is added word by word, as it was taken away;
+    /// scales `[groups, out]`.
+    Gptq { zero_offset: u32 },
+    /// Eight outputs of an input in a word, `[in, out / 8]`, the even ones in its lower half; zero
+    /// points likewise, `[groups, out / 8]`; scales `[groups, out]`.
+    Awq,
+}
+
+/// Kernels that compute with integers read groups; rows of bf16 are for all others.
+pub struct PackedTensor {
+    layout: PackedLayout,
+    num_rows: usize,
+    num_columns: usize,
+    num_bits: usize,
+    group_len: usize,
+    has_minimum: bool,
+    integers: StoredTensor,
+    scales: StoredTensor,
+    zeros: Option<StoredTensor>,
+    /// Of each input, if the groups are not one after the other.
+    group_of: Option<Vec<u32>>,
+    values: OnceLock<Vec<u8>>,
+}
+
+/// What `PackedTensor::tensor` puts together. Shapes fit each other: `packed_matrix.rs` has seen
+/// to that.
+pub struct PackedParts {
+    pub layout: PackedLayout,
+    pub shape: [usize; 2],
+    pub num_bits: usize,
+    pub group_len: usize,
+    pub integers: StoredTensor,
+    pub scales: StoredTensor,
+    pub zeros: Option<StoredTensor>,
+    pub group_of: Option<Vec<u32>>,
+}
+
+/// Of 4 bits, what stands for 0 in symmetric weights.
+const MIDDLE: u32 = 8;
+
+impl PackedTensor {
+    pub fn tensor(parts: PackedParts) -> Tensor {
+        let [num_rows, num_columns] = parts.shape;
+        let mut packed = Self {
+            layout: parts.layout,
+            num_rows,
+            num_columns,
+            num_bits: parts.num_bits,
+            group_len: parts.group_len,
+            has_minimum: false,
+            integers: parts.integers,
+            scales: parts.scales,
+            zeros: parts.zeros,
+            group_of: parts.group_of,
+            values: OnceLock::new(),
+        };
+        // GPTQ and AWQ store the zero points of symmetric weights as well.
+        packed.has_minimum = packed.zeros.is_some()
+            && (0..num_rows).any(|row| {
+                let mut groups = 0..packed.num_groups();
+                groups.any(|group| packed.zero(row, group) != MIDDLE)
+            });
+        Tensor {
+            range: 0..num_rows * packed.row_bytes(),
+            storage: Arc::new(Storage::Packed(packed)),
+            dtype: DType::Bf16,
+            shape: parts.shape.to_vec(),
+        }
+    }
+
+    /// `None`: an output's weights share scales in another order than they stand in.
+    pub fn group_format(&self) -> Option<GroupFormat> {
+        self.group_of.is_none().then_some(GroupFormat {
+            bits: self.num_bits,
+            group_len: self.group_len,
+            has_minimum: self.has_minimum,
+        })
+    }
+
+    fn num_groups(&self) -> usize {
+        self.num_columns / self.group_len
+    }
+
+    /// Integers, scales and minimums of a row.
+    pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
+        out.quants.resize(self.num_columns, 0);
+        self.read_integers(row, &mut out.quants);
+        let groups = 0..self.num_groups();
+        out.scales.clear();
+        out.scales
+            .extend(groups.clone().map(|group| self.scale(row, group)));
+        out.minimums.clear();
+        if self.has_minimum {
+            // Exact, where scales have 16 bits.
+            out.minimums.extend(
+                groups
+                    .zip(&out.scales)
+                    .map(|(group, scale)| -scale * self.zero(row, group) as f32),
+            );
+        }
+    }
+
+    /// Symmetric ones around 0, others from 0 on.
+    fn read_integers(&self, row: usize, out: &mut [i8]) {
+        let middle = match (self.num_bits, self.has_minimum) {
+            (4, true) => 0,
+            (4, false) => MIDDLE as i8,
+            // Of bytes, turning the highest bit takes 128 away.
+            _ => i8::MIN,
+        };
+        let bytes = self.integers.bytes();
+        match self.layout {
+            PackedLayout::Bytes => {
+                let row = &bytes[row * out.len()..][..out.len()];
+                for (value, byte) in out.iter_mut().zip(row) {
+                    *value = *byte as i8;
+                }
+            }
+            PackedLayout::Rows => {
+                let row_bytes = bytes.len() / self.num_rows;
+                let row = &bytes[row * row_bytes..][..row_bytes];
+                if self.num_bits == 8 {
+                    for (value, byte) in out.iter_mut().zip(row) {
+                        *value = *byte as i8 ^ middle;
+                    }
+                    return;
+                }
+                for (pair, byte) in out.chunks_mut(2).zip(row) {
+                    pair[0] = (byte & 15) as i8 - middle;
+                    if let Some(second) = pair.get_mut(1) {
+                        *second = (byte >> 4) as i8 - middle;
+                    }
+                }
+            }
+            PackedLayout::Gptq { .. } => {
+                for (index, values) in out.chunks_mut(8).enumerate() {
+                    let word = self.integers.word(index * self.num_rows + row);
+                    for (i, value) in values.iter_mut().enumerate() {
+                        *value = (word >> (4 * i) & 15) as i8 - middle;
+                    }
+                }
+            }
+            PackedLayout::Awq => {
+                let shift = awq_shift(row);
+                for (k, value) in out.iter_mut().enumerate() {
+                    let word = self.integers.word(k * self.num_rows / 8 + row / 8);
+                    *value = (word >> shift & 15) as i8 - middle;
+                }
+            }
+        }
+    }
+
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        self.scales.number(match self.layout {
+            PackedLayout::Bytes | PackedLayout::Rows => row * self.num_groups() + group,
+            PackedLayout::Gptq { .. } | PackedLayout::Awq => group * self.num_rows + row,
+        })
+    }
+
+    /// The integer that stands for 0, counted from the smallest.
+    fn zero(&self, row: usize, group: usize) -> u32 {
+        let Some(zeros) = &self.zeros else {
+            return MIDDLE;
+        };
+        let beside = group * (self.num_rows / 8) + row / 8;
+        match self.layout {
+            PackedLayout::Bytes => MIDDLE,
+            PackedLayout::Rows => {
+                let word = zeros.word(row / 8 * self.num_groups() + group);
+                word >> (row % 8 * 4) & 15
+            }
+            PackedLayout::Gptq { zero_offset } => {
+                let word = zeros.word(beside).wrapping_add(zero_offset * 0x1111_1111);
+                word >> (row % 8 * 4) & 15
+            }
+            PackedLayout::Awq => zeros.word(beside) >> awq_shift(row) & 15,
+        }
+    }
+
+    /// Of a row's values.
+    pub fn row_bytes(&self) -> usize {
+        self.num_columns * DType::Bf16.size()
+    }
+
+    /// The values of some rows in bf16, one row after the other.
+    pub fn write_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let mut groups = GroupedRow::default();
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
+            self.read_groups(row, &mut groups);
+            let out = out.as_chunks_mut::<2>().0;
+            if let Some(group_of) = &self.group_of {
+                for ((value, quant), &group) in out.iter_mut().zip(&groups.quants).zip(group_of) {
+                    *value = groups.value(*quant, group as usize);
+                }
+                continue;
+            }
+            let quants = groups.quants.chunks(self.group_len);
+            for (group, (out, quants)) in out.chunks_mut(self.group_len).zip(quants).enumerate() {
+                for (value, quant) in out.iter_mut().zip(quants) {
+                    *value = groups.value(*quant, group);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn values(&self) -> &[u8] {
+        self.values.get_or_init(|| {
+            let mut values = vec![0; self.num_rows * self.row_bytes()];
+            self.write_rows(0..self.num_rows, &mut values);
+            values
+        })
+    }
+
+    pub(crate) fn release(&self) {
+        for part in [&self.integers, &self.scales] {
+            part.storage.release(part.range.clone());
+        }
+    }
+}
+
+impl GroupedRow {
+    fn value(&self, quant: i8, group: usize) -> [u8; 2] {
+        let minimum = self.minimums.get(group).copied().unwrap_or(0.0);
+        let value = f32::from(quant) * self.scales[group] + minimum;
+        bf16::from_f32(value).to_le_bytes()
+    }
+}
+
+/// Of an output within its word: AWQ stores outputs 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
+fn awq_shift(row: usize) -> usize {
+    4 * (row % 8 / 2 + row % 2 * 4)
+}

@@ -1,0 +1,336 @@
+//! What becomes of each tensor, decided before anything is read, and what config.json says of it.
+
+use serde_json::{Value, json};
+
+use super::matrix::{part_shapes, stored_dtype};
+use crate::checkpoint_writer::PlannedPart;
+use crate::decoder_weights::HUGGING_FACE_NAMES;
+use crate::{DecoderWeights, LayerWeights, Scheme, Tensor};
+
+/// What matrices are to be stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantizeFormat {
+    /// A scale for each output; who computes with it rounds a layer's inputs to 8 bits as well.
+    Int8,
+    /// A scale, and perhaps a zero point, for so many weights of an output, or for all of them.
+    Int4 {
+        group_len: Option<usize>,
+        symmetric: bool,
+    },
+}
+
+impl QuantizeFormat {
+    fn scheme(self) -> Scheme {
+        match self {
+            Self::Int8 => Scheme {
+                num_bits: 8,
+                group_len: None,
+                symmetric: true,
+                is_packed: false,
+            },
+            Self::Int4 {
+                group_len,
+                symmetric,
+            } => Scheme {
+                num_bits: 4,
+                group_len,
+                symmetric,
+                is_packed: true,
+            },
+        }
+    }
+}
+
+pub struct QuantizePlan<'a> {
+    /// In the order in which they are to be written: layers one after the other.
+    pub tensors: Vec<PlannedTensor<'a>>,
+    format: QuantizeFormat,
+}
+
+/// A tensor, and what it becomes.
+pub struct PlannedTensor<'a> {
+    /// In Hugging Face's spelling; of a matrix that is quantised, without `.weight`.
+    pub name: String,
+    pub tensor: &'a Tensor,
+    /// `None`: it stays as it is.
+    pub scheme: Option<Scheme>,
+    pub place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Outside,
+    /// A vector of a layer.
+    Layer(usize),
+    /// One of a layer's `matrices`.
+    Matrix {
+        layer: usize,
+        index: usize,
+    },
+}
+
+impl<'a> QuantizePlan<'a> {
+    /// `keep` names matrices that stay as they are, by whole parts of their names: `lm_head`,
+    /// `down_proj`, `layers.0`. `Err` is a name that there is no matrix of.
+    pub fn new(
+        weights: &'a DecoderWeights,
+        format: QuantizeFormat,
+        keep: &[String],
+    ) -> Result<Self, String> {
+        let names = &HUGGING_FACE_NAMES;
+        let plain = |name: String, tensor, place| PlannedTensor {
+            name,
+            tensor,
+            scheme: None,
+            place,
+        };
+        let mut tensors = vec![plain(
+            format!("{}.weight", names.embed),
+            &weights.embed,
+            Place::Outside,
+        )];
+        let mut matrices = Vec::new();
+        let mut matrix = |name: String, tensor: &'a Tensor, place| {
+            let scheme = match keep.iter().any(|kept| names_part(kept, &name)) {
+                true => None,
+                false => scheme_for(format.scheme(), tensor.shape[1]),
+            };
+            matrices.push(name.clone());
+            PlannedTensor {
+                name: match scheme {
+                    Some(_) => name,
+                    None => format!("{name}.weight"),
+                },
+                tensor,
+                scheme,
+                place,
+            }
+        };
+        for (layer, weights) in weights.layers.iter().enumerate() {
+            let prefix = format!("{}.{layer}", names.layers);
+            for (name, tensor) in vectors(weights) {
+                let name = format!("{prefix}.{name}");
+                tensors.push(plain(name, tensor, Place::Layer(layer)));
+            }
+            for (index, (name, tensor)) in matrix_names().zip(weights.matrices()).enumerate() {
+                let place = Place::Matrix { layer, index };
+                tensors.push(matrix(format!("{prefix}.{name}"), tensor, place));
+            }
+        }
+        tensors.push(plain(
+            format!("{}.weight", names.norm),
+            &weights.norm,
+            Place::Outside,
+        ));
+        match &weights.lm_head {
+            Some(head) => tensors.push(matrix(names.lm_head.into(), head, Place::Outside)),
+            // One name for both cases, so that a list of names serves any model.
+            None => matrices.push(names.lm_head.into()),
+        }
+        for kept in keep {
+            if !matrices.iter().any(|name| names_part(kept, name)) {
+                return Err(format!(
+                    "{kept} is no part of a matrix's name; there are {}",
+                    matrices.join(", ")
+                ));
+            }
+        }
+        Ok(Self { tensors, format })
+    }
+
+    pub fn matrices(&self) -> impl Iterator<Item = &PlannedTensor<'a>> {
+        self.tensors
+            .iter()
+            .filter(|planned| planned.scheme.is_some())
+    }
+
+    /// Matrices that stay as they are.
+    pub fn kept(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().filter_map(|planned| {
+            let is_matrix = matches!(planned.place, Place::Matrix { .. });
+            let is_head = planned.name == "lm_head.weight";
+            let is_kept = planned.scheme.is_none() && (is_matrix || is_head);
+            is_kept.then(|| planned.name.trim_end_matches(".weight"))
+        })
+    }
+
+    /// Of a weight that is quantised, with scales and zero points.
+    pub fn bits_per_weight(&self) -> f64 {
+        let parts = self.matrices().flat_map(PlannedTensor::parts);
+        let bits = parts.map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bitsize());
+        let weights = self
+            .matrices()
+            .map(|planned| planned.tensor.shape.iter().product::<usize>());
+        bits.sum::<usize>() as f64 / weights.sum::<usize>() as f64
+    }
+
+    /// All that is to be written.
+    pub fn parts(&self) -> Vec<PlannedPart> {
+        let parts = self.tensors.iter().flat_map(PlannedTensor::parts);
+        parts.collect()
+    }
+
+    /// As compressed-tensors, and with it vLLM and Transformers, read it.
+    pub fn quantization_config(&self, is_tied: bool) -> Value {
+        let requested = self.format.scheme();
+        let mut schemes = Vec::new();
+        for planned in self.matrices() {
+            schemes.extend(planned.scheme.filter(|scheme| !schemes.contains(scheme)));
+        }
+        // What has no scheme of its own comes last: some readers take the first that fits.
+        schemes.sort_by_key(|scheme| *scheme == requested);
+        let groups = schemes.iter().enumerate().map(|(index, scheme)| {
+            let targets = match index + 1 == schemes.len() {
+                true => vec!["Linear".to_owned()],
+                false => self.targets(*scheme),
+            };
+            let group = json!({
+                "targets": targets,
+                "weights": weights_config(*scheme),
+                "input_activations": match self.format {
+                    QuantizeFormat::Int8 => activations_config(),
+                    QuantizeFormat::Int4 { .. } => Value::Null,
+                },
+                "output_activations": null,
+            });
+            (format!("group_{index}"), group)
+        });
+        // Tied, the head is a layer still.
+        let ignore: Vec<_> = self.kept().chain(is_tied.then_some("lm_head")).collect();
+        json!({
+            "quant_method": "compressed-tensors",
+            "format": match self.format {
+                QuantizeFormat::Int8 => "int-quantized",
+                QuantizeFormat::Int4 { .. } => "pack-quantized",
+            },
+            "quantization_status": "compressed",
+            "config_groups": groups.collect::<serde_json::Map<_, _>>(),
+            "ignore": ignore,
+            "kv_cache_scheme": null,
+            "global_compression_ratio": null,
+        })
+    }
+
+    /// Patterns for the matrices of a scheme, which are the same in all layers.
+    fn targets(&self, scheme: Scheme) -> Vec<String> {
+        let names = matrix_names().enumerate().filter(|(wanted, _)| {
+            self.matrices().any(|planned| {
+                let is_it =
+                    matches!(planned.place, Place::Matrix { index, .. } if index == *wanted);
+                is_it && planned.scheme == Some(scheme)
+            })
+        });
+        let patterns = names.map(|(_, name)| format!("re:.*{}$", name.replace('.', "\\.")));
+        let head = self
+            .matrices()
+            .find(|planned| planned.name == "lm_head" && planned.scheme == Some(scheme));
+        patterns.chain(head.map(|_| "lm_head".into())).collect()
+    }
+}
+
+impl PlannedTensor<'_> {
+    pub fn layer(&self) -> Option<usize> {
+        match self.place {
+            Place::Outside => None,
+            Place::Layer(layer) | Place::Matrix { layer, .. } => Some(layer),
+        }
+    }
+
+    pub fn parts(&self) -> Vec<PlannedPart> {
+        let shape = &self.tensor.shape;
+        let Some(scheme) = self.scheme else {
+            return vec![(
+                self.name.clone(),
+                stored_dtype(self.tensor.dtype),
+                shape.clone(),
+            )];
+        };
+        let parts = part_shapes(scheme, [shape[0], shape[1]], self.tensor.dtype);
+        let parts = parts
+            .into_iter()
+            .map(|(suffix, dtype, shape)| (format!("{}.{suffix}", self.name), dtype, shape));
+        parts.collect()
+    }
+}
+
+/// The lengths that kernels elsewhere have.
+const GROUP_LENS: [usize; 3] = [128, 64, 32];
+
+/// With the longest groups that rows can be cut into, up to those asked for; `None` where there
+/// are none.
+fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
+    let Some(group_len) = scheme.group_len else {
+        return Some(scheme);
+    };
+    let lens = [group_len].into_iter().chain(GROUP_LENS);
+    let group_len = lens
+        .filter(|&len| len <= group_len)
+        .find(|&len| num_columns.is_multiple_of(len))?;
+    Some(Scheme {
+        group_len: Some(group_len),
+        ..scheme
+    })
+}
+
+fn names_part(part: &str, name: &str) -> bool {
+    !part.is_empty() && format!(".{name}.").contains(&format!(".{part}."))
+}
+
+/// In the order of `LayerWeights::matrices`.
+fn matrix_names() -> impl Iterator<Item = &'static str> {
+    let names = &HUGGING_FACE_NAMES;
+    [
+        names.q, names.k, names.v, names.o, names.gate, names.up, names.down,
+    ]
+    .into_iter()
+}
+
+fn vectors(layer: &LayerWeights) -> Vec<(String, &Tensor)> {
+    let names = &HUGGING_FACE_NAMES;
+    let norms = [
+        (names.attention_norm, Some(&layer.attention_norm)),
+        (names.q_norm, layer.q_norm.as_ref()),
+        (names.k_norm, layer.k_norm.as_ref()),
+        (names.mlp_norm, Some(&layer.mlp_norm)),
+    ];
+    let biases = matrix_names().zip([
+        &layer.q_bias,
+        &layer.k_bias,
+        &layer.v_bias,
+        &layer.o_bias,
+        &layer.gate_bias,
+        &layer.up_bias,
+        &layer.down_bias,
+    ]);
+    let norms = norms
+        .into_iter()
+        .filter_map(|(name, tensor)| Some((format!("{name}.weight"), tensor?)));
+    let biases =
+        biases.filter_map(|(name, tensor)| Some((format!("{name}.bias"), tensor.as_ref()?)));
+    norms.chain(biases).collect()
+}
+
+fn weights_config(scheme: Scheme) -> Value {
+    json!({
+        "num_bits": scheme.num_bits,
+        "type": "int",
+        "symmetric": scheme.symmetric,
+        "strategy": match scheme.group_len {
+            Some(_) => "group",
+            None => "channel",
+        },
+        "group_size": scheme.group_len,
+        "dynamic": false,
+    })
+}
+
+fn activations_config() -> Value {
+    json!({
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": true,
+        "strategy": "token",
+        "group_size": null,
+        "dynamic": true,
+    })
+}

@@ -1,0 +1,424 @@
+//! `corella quantize`: what it writes is what was meant, and nothing is there when it fails.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use corella::{
+    CalibrationText, GenerateParams, Llm, LlmOptions, ModelSource, QuantizeOptions, quantize,
+};
+use corella_model::{
+    Checkpoint, CheckpointWriter, DType, QuantizeFormat, QuantizePlan, WeightFormat,
+};
+
+/// A folder of a test's own.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("corella-{}-q-{name}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn root(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(name)
+}
+
+fn nano() -> PathBuf {
+    root("models/nano")
+}
+
+fn int4(group_len: usize, symmetric: bool) -> QuantizeFormat {
+    QuantizeFormat::Int4 {
+        group_len: Some(group_len),
+        symmetric,
+    }
+}
+
+fn options(format: QuantizeFormat) -> QuantizeOptions {
+    QuantizeOptions {
+        format,
+        keep: Vec::new(),
+        calibration: None,
+        num_threads: 2,
+        isa: None,
+    }
+}
+
+fn write(source: &Path, out: &Path, options: &QuantizeOptions) {
+    let source = ModelSource::Path(source.to_path_buf());
+    let mut seen = 0;
+    let quantized = quantize(&source, out, options, &mut |progress| {
+        assert!(seen < progress.done && progress.done <= progress.total);
+        seen = progress.done;
+        ControlFlow::Continue(())
+    });
+    let size = fs::read_dir(out).unwrap();
+    let size = size.map(|entry| entry.unwrap().metadata().unwrap().len());
+    assert_eq!(quantized.unwrap().num_bytes, size.sum::<u64>());
+}
+
+fn answers(folder: &Path, format: Option<WeightFormat>) -> Vec<String> {
+    let options = LlmOptions {
+        num_threads: Some(1),
+        kv_cache_bytes: Some(8 << 20),
+        weight_format: format,
+        ..LlmOptions::default()
+    };
+    let llm = Llm::load(&ModelSource::Path(folder.to_path_buf()), &options).unwrap();
+    let prompts = ["Tell me a story about a fox.", "What is 47 + 38?"];
+    let params = GenerateParams {
+        max_tokens: Some(48),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..GenerateParams::default()
+    };
+    let answers = prompts.map(|prompt| llm.generate(prompt, &params).unwrap().text);
+    answers.into_iter().collect()
+}
+
+/// The folder's numbers, as a folder without integers.
+fn dequantised(folder: &Path, out: &Path) {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let weights = checkpoint.weights().unwrap();
+    let everything = ["layers".to_owned(), "lm_head".to_owned()];
+    let plan = QuantizePlan::new(&weights, QuantizeFormat::Int8, &everything).unwrap();
+    assert_eq!(plan.matrices().count(), 0);
+    let mut writer = CheckpointWriter::create(out, &plan.parts()).unwrap();
+    for planned in &plan.tensors {
+        writer.write(&planned.name, planned.tensor.bytes()).unwrap();
+    }
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ] {
+        writer
+            .write_file(name, &checkpoint.file(name).unwrap().unwrap())
+            .unwrap();
+    }
+    let config = checkpoint.file("config.json").unwrap().unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let fields = config.as_object_mut().unwrap();
+    assert!(fields.remove("quantization_config").is_some());
+    writer
+        .write_file("config.json", config.to_string().as_bytes())
+        .unwrap();
+    writer.finish().unwrap();
+}
+
+#[test]
+fn a_folder_answers_as_its_numbers_do() {
+    let scratch = Scratch::new("round-trip");
+    let original = answers(&nano(), None);
+    for (name, format, is_near) in [
+        ("int8", QuantizeFormat::Int8, true),
+        ("g128", int4(128, true), false),
+        ("g32", int4(32, false), false),
+    ] {
+        let (folder, plain) = (scratch.path(name), scratch.path(&format!("{name}-plain")));
+        write(&nano(), &folder, &options(format));
+        dequantised(&folder, &plain);
+        let bf16 = Some(WeightFormat::Float(DType::Bf16));
+        let found = answers(&folder, bf16);
+        assert_eq!(found, answers(&plain, bf16), "{name}");
+        // As it is served, rows rounded as well, 8 bits change nothing at first.
+        let served = answers(&folder, None);
+        if is_near {
+            let beginning = |answers: &[String]| answers[0][..16].to_owned();
+            assert_eq!(beginning(&served), beginning(&original), "{name}");
+        }
+    }
+    // A model whose inputs no group of 128 divides has smaller ones there, and says so.
+    let config = fs::read(scratch.path("g128").join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let groups = &config["quantization_config"]["config_groups"];
+    assert_eq!(groups["group_0"]["targets"][0], "re:.*mlp\\.down_proj$");
+    assert_eq!(groups["group_0"]["weights"]["group_size"], 32);
+    assert_eq!(groups["group_1"]["targets"][0], "Linear");
+    assert_eq!(groups["group_1"]["weights"]["group_size"], 128);
+    assert_eq!(config["quantization_config"]["ignore"][0], "lm_head");
+    // Nothing is left of the making.
+    assert_eq!(scratch.names().len(), 6);
+}
+
+#[test]
+fn an_answer_does_not_depend_on_what_file_the_model_came_in() {
+    let scratch = Scratch::new("gguf");
+    for name in ["llama-f32", "llama3-f16", "qwen3-f16"] {
+        let (folder, file) = (scratch.path(name), scratch.path(&format!("{name}-file")));
+        write(
+            &root("tests/gguf").join(name),
+            &folder,
+            &options(QuantizeFormat::Int8),
+        );
+        let gguf = root("tests/gguf").join(format!("{name}.gguf"));
+        write(&gguf, &file, &options(QuantizeFormat::Int8));
+        assert_eq!(answers(&folder, None), answers(&file, None), "{name}");
+    }
+}
+
+#[test]
+fn the_bytes_depend_on_nothing_but_the_inputs() {
+    let scratch = Scratch::new("same");
+    let text = fs::read_to_string(root("models/nano/README.md")).unwrap();
+    let mut files = Vec::new();
+    for (name, num_threads) in [("one", 1), ("two", 2), ("again", 2)] {
+        let mut options = options(int4(32, true));
+        options.num_threads = num_threads;
+        options.calibration = Some(CalibrationText {
+            documents: vec![text.clone(), String::new(), "Once upon a time.".to_owned()],
+            context: 700,
+            max_tokens: 1000,
+        });
+        let out = scratch.path(name);
+        write(&nano(), &out, &options);
+        files.push(fs::read(out.join("model.safetensors")).unwrap());
+    }
+    assert!(files[0] == files[1] && files[1] == files[2]);
+    let nearest = scratch.path("nearest");
+    write(&nano(), &nearest, &options(int4(32, true)));
+    assert!(fs::read(nearest.join("model.safetensors")).unwrap() != files[0]);
+}
+
+#[test]
+fn matrices_that_are_kept_are_kept() {
+    let scratch = Scratch::new("keep");
+    let out = scratch.path("out");
+    let mut options = options(QuantizeFormat::Int8);
+    options.keep = vec!["down_proj".to_owned(), "layers.0".to_owned()];
+    write(&nano(), &out, &options);
+    let weights = Checkpoint::open(&out).unwrap().weights().unwrap();
+    let original = Checkpoint::open(nano()).unwrap().weights().unwrap();
+    for (index, (layer, before)) in weights.layers.iter().zip(&original.layers).enumerate() {
+        assert_eq!(layer.q.has_int8_rows(), index > 0);
+        assert!(layer.down.bytes() == before.down.bytes(), "layer {index}");
+    }
+    // Some are left that are not integers, so that all are served as numbers.
+    assert_eq!(answers(&out, None).len(), 2);
+}
+
+fn corella(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .env_remove("RUST_LOG");
+    command
+}
+
+#[track_caller]
+fn refusal(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    assert!(
+        text.starts_with("error: ") && !text.contains("panicked"),
+        "{text}"
+    );
+    text
+}
+
+#[track_caller]
+fn check_refusal(arguments: &[&str], expected: &str) {
+    let arguments = [&["quantize"], arguments].concat();
+    let line = refusal(&corella(&arguments).output().unwrap());
+    assert!(line.contains(expected), "{line}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_a_line() {
+    let scratch = Scratch::new("refused");
+    let nano = nano();
+    let (model, out) = (nano.to_str().unwrap(), scratch.path("out"));
+    let out = out.to_str().unwrap();
+    check_refusal(
+        &[model, out, "--format", "int8", "--group-size", "32"],
+        "need --format int4",
+    );
+    check_refusal(
+        &[model, out, "--format", "int4", "--method", "gptq"],
+        "--method gptq needs --calibration FILE",
+    );
+    let readme = root("README.md");
+    let readme = readme.to_str().unwrap();
+    check_refusal(
+        &[model, out, "--format", "int4", "--calibration", readme],
+        "--calibration needs --method gptq",
+    );
+    check_refusal(
+        &[
+            model,
+            out,
+            "--format",
+            "int4",
+            "--method",
+            "gptq",
+            "--calibration",
+            "/no/text",
+        ],
+        "cannot read /no/text",
+    );
+    check_refusal(
+        &[model, out, "--format", "int8", "--keep", "lm_head,nose"],
+        "--keep: nose is no part of a matrix's name; there are model.layers.0.self_attn.q_proj,",
+    );
+    check_refusal(
+        &[model, out, "--format", "int8", "--keep", "layers"],
+        "no matrix is left to quantise",
+    );
+    check_refusal(
+        &["/no/model", out, "--format", "int8"],
+        "/no/model: no such folder or file",
+    );
+    let empty = scratch.path("empty.txt");
+    fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
+    check_refusal(
+        &[
+            model,
+            out,
+            "--format",
+            "int4",
+            "--method",
+            "gptq",
+            "--calibration",
+            empty,
+        ],
+        "the text has no tokens",
+    );
+    fs::create_dir(out).unwrap();
+    check_refusal(&[model, out, "--format", "int8"], "out: is there already");
+    fs::remove_dir(out).unwrap();
+    check_refusal(
+        &[model, "/proc/out", "--format", "int8"],
+        "cannot be written",
+    );
+    check_refusal(
+        &[model, "/no/such/out", "--format", "int8"],
+        "cannot be written: No such file",
+    );
+    assert_eq!(scratch.names(), ["empty.txt"]);
+}
+
+#[test]
+fn a_broken_model_leaves_nothing() {
+    let scratch = Scratch::new("broken");
+    let (model, out) = (scratch.path("model"), scratch.path("out"));
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(root("tests/quantized/int4-g32")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    // Of which the first scale is no number.
+    let file = model.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let header_len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
+    let scale = &header["model.layers.0.mlp.up_proj.weight_scale"]["data_offsets"][0];
+    let at = 8 + header_len + scale.as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, &bytes).unwrap();
+    let (from, to) = (model.to_str().unwrap(), out.to_str().unwrap());
+    check_refusal(
+        &[from, to, "--format", "int8"],
+        "model.layers.0.mlp.up_proj: weight [0, 0] is NaN",
+    );
+    fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    check_refusal(&[from, to, "--format", "int8"], "is truncated");
+    assert_eq!(scratch.names(), ["model"]);
+}
+
+/// A limit of the size of files does what a full disk does.
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let scratch = Scratch::new("full");
+    let out = scratch.path("out");
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 1000; exec {} quantize {} {} --format int8",
+        env!("CARGO_BIN_EXE_corella"),
+        nano().display(),
+        out.display()
+    );
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let line = refusal(&output);
+    assert!(line.contains("cannot be written: File too large"), "{line}");
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+/// One that is in the middle of it.
+fn start_slow(scratch: &Scratch) -> Child {
+    let text = scratch.path("text.txt");
+    fs::write(
+        &text,
+        "The fox looked for a kite, and by luck it found one. ".repeat(9000),
+    )
+    .unwrap();
+    let (model, out) = (nano(), scratch.path("out"));
+    let arguments = [
+        "quantize",
+        model.to_str().unwrap(),
+        out.to_str().unwrap(),
+        "--format",
+        "int4",
+        "--method",
+        "gptq",
+        "--calibration",
+        text.to_str().unwrap(),
+    ];
+    let child = corella(&arguments).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while scratch.names().len() < 2 {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+#[test]
+fn a_killed_process_leaves_no_folder_of_that_name() {
+    let scratch = Scratch::new("killed");
+    let mut child = start_slow(&scratch);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = format!("out.partial-{}", child.id());
+    assert_eq!(scratch.names(), [left, "text.txt".to_owned()]);
+}
+
+#[test]
+fn an_interrupted_process_leaves_nothing() {
+    let scratch = Scratch::new("interrupted");
+    let child = start_slow(&scratch);
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    let line = refusal(&child.wait_with_output().unwrap());
+    assert!(line.contains("interrupted"), "{line}");
+    assert_eq!(scratch.names(), ["text.txt"]);
+}
