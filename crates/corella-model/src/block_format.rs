@@ -5,6 +5,8 @@
 
 use half::{bf16, f16};
 
+use crate::{GroupFormat, GroupedRow};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFormat {
     F32,
@@ -187,6 +189,62 @@ impl BlockFormat {
             Self::Iq4Xs => each(iq4_xs),
         }
     }
+
+    /// Of formats whose values are even steps of at most 4 or of 8 bits.
+    pub fn group_format(self) -> Option<GroupFormat> {
+        let (bits, has_minimum) = match self {
+            Self::Q4_0 => (4, false),
+            Self::Q4_1 | Self::Q4K => (4, true),
+            Self::Q8_0 => (8, false),
+            _ => return None,
+        };
+        Some(GroupFormat {
+            bits,
+            group_len: LEN,
+            has_minimum,
+        })
+    }
+
+    /// The integers of whole blocks of a format that has them, which give what `dequantise` does.
+    pub fn read_groups(self, blocks: &[u8], out: &mut GroupedRow) {
+        let num_blocks = blocks.len() / self.block_bytes();
+        out.quants.resize(num_blocks * self.block_len(), 0);
+        out.scales.clear();
+        out.minimums.clear();
+        let blocks = blocks.chunks_exact(self.block_bytes());
+        for (block, quants) in blocks.zip(out.quants.chunks_exact_mut(self.block_len())) {
+            match self {
+                Self::Q4_0 => {
+                    out.scales.push(half_at(block, 0));
+                    nibbles(&block[2..], quants, |q, _| q as i8 - 8);
+                }
+                Self::Q4_1 => {
+                    out.scales.push(half_at(block, 0));
+                    out.minimums.push(half_at(block, 2));
+                    nibbles(&block[4..], quants, |q, _| q as i8);
+                }
+                Self::Q4K => {
+                    let (scales, leasts) = (half_at(block, 0), half_at(block, 2));
+                    for (part, quants) in quants.chunks_exact_mut(LEN).enumerate() {
+                        let (scale, least) = scale_and_least(&block[4..16], part);
+                        out.scales.push(scales * scale);
+                        out.minimums.push(-(leasts * least));
+                        let codes = &block[16 + part / 2 * LEN..];
+                        for (q, code) in quants.iter_mut().zip(codes) {
+                            *q = (code >> (part % 2 * 4) & 15) as i8;
+                        }
+                    }
+                }
+                Self::Q8_0 => {
+                    out.scales.push(half_at(block, 0));
+                    for (q, &byte) in quants.iter_mut().zip(&block[2..]) {
+                        *q = byte as i8;
+                    }
+                }
+                _ => panic!("{} has no groups", self.name()),
+            }
+        }
+    }
 }
 
 /// What the 16 codes of IQ4_NL and IQ4_XS stand for.
@@ -199,7 +257,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 }
 
 /// The low halves of all bytes are the first values, the high halves the others.
-fn nibbles(bytes: &[u8], values: &mut [f32], value: impl Fn(u8, usize) -> f32) {
+fn nibbles<T>(bytes: &[u8], values: &mut [T], value: impl Fn(u8, usize) -> T) {
     let (low, high) = values.split_at_mut(values.len() / 2);
     let half = low.len();
     for (i, (&byte, (low, high))) in bytes.iter().zip(low.iter_mut().zip(high)).enumerate() {

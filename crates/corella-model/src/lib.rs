@@ -12,6 +12,7 @@ mod decoder_weights;
 mod executor;
 mod generator;
 mod gguf;
+mod group_format;
 mod json_object;
 mod mock_executor;
 mod mock_model;
@@ -30,6 +31,7 @@ pub use decoder_spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
 };
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask};
+pub use group_format::{GroupFormat, GroupedRow};
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block_tensor::BlockTensor;
+use crate::{GroupFormat, GroupedRow};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
@@ -113,6 +114,22 @@ impl Tensor {
         match &*self.storage {
             Storage::Blocks(blocks) => Some(blocks),
             _ => None,
+        }
+    }
+
+    /// `None` where integers and scales are not what the checkpoint stores.
+    pub fn group_format(&self) -> Option<GroupFormat> {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.format.group_format(),
+            _ => None,
+        }
+    }
+
+    /// A row of a tensor with a `group_format`.
+    pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.format.read_groups(blocks.stored_row(row), out),
+            _ => panic!("a tensor without groups"),
         }
     }
 

@@ -68,6 +68,33 @@ fn blocks_of_every_type_have_their_values() {
         assert_eq!(tensor.shape, [1, 256]);
         let mut scratch = Vec::new();
         assert_eq!(tensor.row(0, &mut scratch), tensor.bytes());
+        if let Some(group_format) = tensor.group_format() {
+            let mut row = crate::GroupedRow::default();
+            tensor.read_groups(0, &mut row);
+            assert_eq!(
+                row.minimums.len(),
+                if group_format.has_minimum {
+                    row.scales.len()
+                } else {
+                    0
+                }
+            );
+            for (i, (q, value)) in row.quants.iter().zip(&values).enumerate() {
+                let group = i / group_format.group_len;
+                let least = row.minimums.get(group).copied().unwrap_or(0.0);
+                assert_eq!(
+                    row.scales[group] * f32::from(*q) + least,
+                    *value,
+                    "{format:?}[{i}]"
+                );
+                let range = match (group_format.bits, group_format.has_minimum) {
+                    (8, _) => i8::MIN..=i8::MAX,
+                    (_, true) => 0..=15,
+                    _ => -8..=7,
+                };
+                assert!(range.contains(q), "{format:?}[{i}] is {q}");
+            }
+        }
         if let Some(blocks) = tensor.blocks() {
             assert_eq!((blocks.format, blocks.stored_row(0)), (format, stored));
             let rounded = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes());
