@@ -8,6 +8,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 use crate::buffer::Form;
 use crate::executor::CpuError;
 use crate::gemm::{Lane, PackedMatrix, decode_row, elements};
+use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
 use crate::thread_pool::ThreadPool;
 
@@ -53,6 +54,13 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
+        if let Some(WeightFormat::Int4 { group_len }) = format
+            && !matches!(group_len, 32 | 64 | 128)
+        {
+            return Err(CpuError(format!(
+                "groups of {group_len} weights in 4 bits; there are kernels for 32, 64 and 128"
+            )));
+        }
         if weights.layers.len() != spec.num_layers {
             return Err(CpuError(format!(
                 "the model has {} layers, the checkpoint {}",
@@ -75,20 +83,27 @@ impl PackedWeights {
         check_shape("lm_head", head, &embedding_shape)?;
         let dtype = match format {
             Some(WeightFormat::Float(dtype)) => Some(dtype),
-            Some(WeightFormat::Int8) | None => None,
+            _ => None,
+        };
+        let int4 = match (format, weights.format()) {
+            (Some(WeightFormat::Int4 { group_len }), _) => Some(Int4::All { group_len }),
+            (None, WeightFormat::Int4 { .. }) => Some(Int4::Stored),
+            _ => None,
         };
         let all_bf16 = match dtype {
             Some(dtype) => dtype == DType::Bf16,
-            None => matrices(weights, head).all(|matrix| matrix.dtype == DType::Bf16),
+            None => weights.matrices().all(|matrix| matrix.dtype == DType::Bf16),
         };
         let form = match format {
             Some(WeightFormat::Int8) => Form::Int8,
+            _ if int4.is_some() => Form::Int8,
             _ if kernels.tile_gemm.is_some() && all_bf16 => Form::MatrixTiles,
             _ => Form::Columns,
         };
         let mut packer = Packer {
             dtype,
             form,
+            int4,
             kernels,
             pool,
         };
@@ -154,8 +169,19 @@ struct Packer<'a> {
     /// `None`: as the checkpoint has it.
     dtype: Option<DType>,
     form: Form,
+    int4: Option<Int4>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
+}
+
+/// Which matrices are kept in 4 bits. Those that a checkpoint has in groups are taken as they are.
+#[derive(Clone, Copy)]
+enum Int4 {
+    /// The others are rounded to groups of so many.
+    All { group_len: usize },
+    /// The others are rounded to 8 bits, for rows come in one form only. So is a matrix of several
+    /// of the checkpoint's, if one of them has more than 4 bits.
+    Stored,
 }
 
 impl Packer<'_> {
@@ -238,16 +264,16 @@ impl Packer<'_> {
 
     fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
         let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
-        PackedMatrix::pack(lanes, k, dtype, self.form, self.kernels, self.pool)
+        let stored = self.int4.and_then(|_| Int4Packing::stored(lanes, k));
+        let int4 = match self.int4 {
+            Some(Int4::All { group_len }) => {
+                stored.or_else(|| Some(Int4Packing::rounded(k, group_len)))
+            }
+            _ => stored,
+        };
+        PackedMatrix::pack(lanes, k, dtype, self.form, int4, self.kernels, self.pool)
             .map_err(out_of_memory)
     }
-}
-
-fn matrices<'a>(weights: &'a DecoderWeights, head: &'a Tensor) -> impl Iterator<Item = &'a Tensor> {
-    let layers = weights.layers.iter();
-    layers
-        .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
-        .chain([head])
 }
 
 /// The parts' format; f32, which holds every other, if they differ.

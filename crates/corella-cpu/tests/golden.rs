@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use corella_core::{Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, WeightFormat};
 use serde_json::Value;
 
 const PAGE_SIZE: usize = 16;
@@ -21,6 +21,10 @@ const BF16_KV_TOLERANCE: f32 = 5e-3;
 
 /// Matrix tiles round what goes into every dense layer to bf16, by up to 2^-9 of itself.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
+
+/// Rows of 8-bit integers are off by up to 2^-8 of their largest magnitude, each element by itself,
+/// and rows here are short. It is as much with weights in 8 bits.
+const INT8_ROWS_TOLERANCE: f32 = 7e-2;
 
 #[test]
 fn f32_kv_gives_the_golden_logits_and_tokens() {
@@ -80,6 +84,30 @@ fn matrix_tiles_stay_close() {
     }
 }
 
+/// Blocks of 4 bits are not rounded again, but rows are, to 8 bits, and so are the matrices with more
+/// than 4.
+#[test]
+fn blocks_in_4_bits_stay_close() {
+    let in_4_bits = folders().filter(|folder| {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.ends_with("q4-gguf"))
+    });
+    let mut num_cases = 0;
+    for folder in in_4_bits {
+        for isa in available_isas() {
+            for chunk in [7, usize::MAX] {
+                let model = Model::open_format(&folder, isa, DType::F32, None);
+                for (case, run) in model.run(chunk, Next::Golden) {
+                    let name = format!("{} on {isa} in chunks of {chunk}", folder.display());
+                    run.check(&case.logits, INT8_ROWS_TOLERANCE, &name);
+                    num_cases += 1;
+                }
+            }
+        }
+    }
+    assert!(num_cases > 0);
+}
+
 fn rounds_rows(isa: Isa, folder: &Path) -> bool {
     let name = folder.file_name().and_then(|name| name.to_str());
     isa == Isa::Amx && name.is_some_and(|name| name.ends_with("bf16"))
@@ -105,7 +133,20 @@ struct Run {
 }
 
 impl Model {
+    /// With weights as the checkpoint has them; but those in 4 bits are written out, for rows would
+    /// be rounded to 8 bits for them.
     fn open(folder: &Path, isa: Isa, kv_dtype: DType) -> Self {
+        let is_gguf = folder.join("model.gguf").exists();
+        let format = is_gguf.then_some(WeightFormat::Float(DType::F32));
+        Self::open_format(folder, isa, kv_dtype, format)
+    }
+
+    fn open_format(
+        folder: &Path,
+        isa: Isa,
+        kv_dtype: DType,
+        weight_format: Option<WeightFormat>,
+    ) -> Self {
         let gguf = folder.join("model.gguf");
         let model = if gguf.exists() { &gguf } else { folder };
         let checkpoint = Checkpoint::open(model).unwrap();
@@ -114,7 +155,7 @@ impl Model {
         let config = CpuConfig {
             // A step here is too short to share.
             num_threads: 1,
-            weight_format: None,
+            weight_format,
             kv_dtype,
             num_pages: cases.iter().map(Case::num_pages).sum(),
             page_size: PAGE_SIZE as u32,

@@ -29,16 +29,27 @@ pub enum WeightFormat {
     /// Integers of 8 bits, times a scale for each output; what they are multiplied with is rounded
     /// to 8 bits as well, times a scale for each row.
     Int8,
+    /// Integers of 4 bits, times a scale for each `group_len` weights of an output; what they are
+    /// multiplied with is rounded as for `Int8`.
+    Int4 {
+        group_len: usize,
+    },
 }
 
 impl WeightFormat {
-    /// Of one weight, without the scales.
-    pub fn num_bits(self) -> usize {
+    /// Of so many weights, with the scales of their groups; those of outputs do not show.
+    pub fn num_bytes(self, num_weights: usize) -> usize {
         match self {
-            Self::Float(dtype) => 8 * dtype.size(),
-            Self::Int8 => 8,
+            Self::Float(dtype) => num_weights * dtype.size(),
+            Self::Int8 => num_weights,
+            Self::Int4 { group_len } => num_weights / 2 + num_weights / group_len * 2,
         }
     }
+}
+
+impl WeightFormat {
+    /// Smaller groups cost memory, larger ones quality.
+    pub const INT4: Self = Self::Int4 { group_len: 32 };
 }
 
 /// Where bytes live.
@@ -147,6 +158,30 @@ pub struct DecoderWeights {
     pub norm: Tensor,
     /// Absent when tied.
     pub lm_head: Option<Tensor>,
+}
+
+impl DecoderWeights {
+    /// What keeps the matrices as the checkpoint has them: of a checkpoint of several formats, the
+    /// one that most bytes are saved by.
+    pub fn format(&self) -> WeightFormat {
+        let groups = self.matrices().filter_map(Tensor::group_format);
+        match groups
+            .filter(|groups| groups.bits == 4)
+            .map(|groups| groups.group_len)
+            .min()
+        {
+            Some(group_len) => WeightFormat::Int4 { group_len },
+            None => WeightFormat::Float(self.embed.dtype),
+        }
+    }
+
+    /// Those of the layers and of the head.
+    pub fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+        let layers = self.layers.iter();
+        layers
+            .flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
+            .chain([self.lm_head.as_ref().unwrap_or(&self.embed)])
+    }
 }
 
 #[derive(Clone)]

@@ -3,7 +3,8 @@
 use corella_core::{SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
 use corella_model::{
-    Checkpoint, DType, Executor, ExecutorInfo, MockConfig, MockEnd, MockExecutor, WeightFormat,
+    Checkpoint, DType, DecoderWeights, Executor, ExecutorInfo, MockConfig, MockEnd, MockExecutor,
+    WeightFormat,
 };
 use corella_text::Tokenizer;
 
@@ -33,6 +34,7 @@ impl Hardware {
         match self.weight_format {
             WeightFormat::Float(dtype) => dtype_name(dtype),
             WeightFormat::Int8 => "int8",
+            WeightFormat::Int4 { .. } => "int4",
         }
     }
 }
@@ -51,19 +53,17 @@ pub(crate) fn load(
         Device::Cpu => Some(checkpoint.weights()?),
         Device::Mock => None,
     };
-    let stored = weights
-        .as_ref()
-        .map(|weights| WeightFormat::Float(weights.embed.dtype));
+    let stored = weights.as_ref().map(DecoderWeights::format);
     let weight_format = options
         .weight_format
         .or(stored)
         .unwrap_or(WeightFormat::Float(DType::F32));
     let kv_dtype = options.kv_dtype.unwrap_or(match weight_format {
         WeightFormat::Float(DType::F32) => DType::F32,
-        WeightFormat::Float(DType::F16 | DType::Bf16) | WeightFormat::Int8 => DType::Bf16,
+        _ => DType::Bf16,
     });
     let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_dtype) as u64;
-    let packed_bytes = (TokenCost::num_weights(spec) * weight_format.num_bits() / 8) as u64;
+    let packed_bytes = weight_format.num_bytes(TokenCost::num_weights(spec)) as u64;
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
         page_bytes,

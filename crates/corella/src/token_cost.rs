@@ -37,7 +37,7 @@ impl TokenCost<'_> {
         let spec = self.spec;
         let weights = num_layer_weights(spec) + num_head_weights(spec);
         let kv_row = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim;
-        (weights * self.weight_format.num_bits() / 8) as f64
+        self.weight_format.num_bytes(weights) as f64
             + num_context_tokens * (kv_row * self.kv_dtype.size()) as f64
     }
 }
