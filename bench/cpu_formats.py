@@ -1,4 +1,4 @@
-"""Weights in bf16 and int8 on AMX and AVX-512, by turns: prefill and decode of one request with their
+"""Weights in bf16, int8 and int4 on AMX and AVX-512, by turns: prefill and decode of one request with their
 shares of the machine's limits, then 8 and 32 requests at once.
 
     python bench/cpu_formats.py target/release/corella MODEL [ROUNDS]
@@ -13,7 +13,7 @@ import tempfile
 
 BINARY, MODEL = sys.argv[1:3]
 ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-SETTINGS = [(dtype, isa) for dtype in ("bf16", "int8") for isa in ("amx", "avx512")]
+SETTINGS = [(dtype, isa) for dtype in ("bf16", "int8", "int4") for isa in ("amx", "avx512")]
 SPEED = re.compile(r"(prefill|decode)\s+\d+ tokens\s+[\d.]+ s\s+([\d.]+) tokens/s.*\((\d+) %\)")
 
 

@@ -211,6 +211,13 @@ GOLDEN_MODELS = {
             "original_max_position_embeddings": 64,
         },
     ),
+    "llama-q4-gguf": make_golden.llama(
+        hidden_size=32,
+        intermediate_size=256,
+        vocab_size=64,
+        head_dim=8,
+        tie_word_embeddings=False,
+    ),
     "qwen2-gguf": make_golden.qwen2(
         hidden_size=32, intermediate_size=32, vocab_size=64, num_hidden_layers=1
     ),
@@ -224,6 +231,27 @@ QWEN2 = {name: Type.Q8_0 for name in MIXED if ".1." not in name and "lm_head" no
 }
 # Llama has Q4_K, and Qwen3 Q5_K in its place.
 QWEN3_CHANGES = {"model.layers.0.mlp.down_proj.weight": Type.Q5_K}
+
+# What executors may keep in 4 bits as it is.
+Q4 = {
+    "model.embed_tokens.weight": Type.Q4_0,
+    "lm_head.weight": Type.Q4_1,
+    "model.layers.0.self_attn.q_proj.weight": Type.Q4_0,
+    "model.layers.0.self_attn.k_proj.weight": Type.Q4_0,
+    "model.layers.0.self_attn.v_proj.weight": Type.Q4_1,
+    "model.layers.0.self_attn.o_proj.weight": Type.Q4_1,
+    "model.layers.0.mlp.gate_proj.weight": Type.Q4_0,
+    "model.layers.0.mlp.up_proj.weight": Type.Q4_0,
+    "model.layers.0.mlp.down_proj.weight": Type.Q4_K,
+    "model.layers.1.self_attn.q_proj.weight": Type.Q4_1,
+    "model.layers.1.self_attn.k_proj.weight": Type.Q4_0,
+    "model.layers.1.self_attn.v_proj.weight": Type.Q4_0,
+    "model.layers.1.self_attn.o_proj.weight": Type.Q5_0,
+    "model.layers.1.mlp.gate_proj.weight": Type.Q4_1,
+    "model.layers.1.mlp.up_proj.weight": Type.Q4_1,
+    "model.layers.1.mlp.down_proj.weight": Type.Q4_0,
+}
+KINDS = {"llama-q4-gguf": Q4, "qwen2-gguf": QWEN2, "qwen3-gguf": MIXED | QWEN3_CHANGES}
 
 
 def block_weights(kind, weight, generator):
@@ -247,7 +275,7 @@ def block_weights(kind, weight, generator):
 def make_golden_model(name, config):
     # What lengths do to a model is tested with the other goldens.
     make_golden.PROMPT_LENGTHS = (1, 40)
-    kinds = {"qwen2": QWEN2, "qwen3": MIXED | QWEN3_CHANGES}.get(config["model_type"], MIXED)
+    kinds = KINDS.get(name, MIXED)
     for seed in range(1000):
         with tempfile.TemporaryDirectory() as scratch:
             scratch = Path(scratch)

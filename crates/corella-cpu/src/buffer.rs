@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 
+use crate::kernels::int4::{CHUNK_K, Int4Rows};
 use crate::kernels::{INT8_TILE_K, Kernels, PANEL_LANES, TILE_K};
 use crate::region::Region;
 
@@ -70,8 +71,9 @@ pub enum Form {
     /// As `Kernels::tile_gemm` does. Rows are bf16, tile by tile, in a tile 32 k by 32 k, and for
     /// those one row after the other.
     MatrixTiles,
-    /// As `Kernels::int8_gemm` does. Rows are 8-bit integers, in a tile 64 k by 64 k, and for those
-    /// one row after the other; a row has a scale, which is known once the row is complete.
+    /// As `Kernels::int8_gemm` and `Kernels::int4_gemm` do. Rows are 8-bit integers, in a tile 64 k
+    /// by 64 k, and for those one row after the other; a row has a scale, which is known once the
+    /// row is complete, and the sums of its chunks.
     Int8,
 }
 
@@ -101,6 +103,8 @@ struct Quantised {
     wide: Buffer,
     /// One f32 a row.
     scales: Region,
+    /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each.
+    sums: Region,
 }
 
 impl PackedRows {
@@ -110,6 +114,7 @@ impl PackedRows {
             Form::Int8 => Some(Quantised {
                 wide: Buffer::new(max_rows, k)?,
                 scales: Region::new(max_rows * size_of::<f32>())?,
+                sums: Region::new(max_rows * num_chunks(k) * size_of::<i32>())?,
             }),
         };
         let mut packed = Self {
@@ -150,6 +155,23 @@ impl PackedRows {
         unsafe { quantised.scales.as_ptr().cast::<f32>().add(rows.start) }
     }
 
+    /// In `Form::Int8`: the rows of a tile.
+    pub fn int4_rows(&self, rows: &Range<usize>) -> Int4Rows {
+        Int4Rows {
+            rows: self.tile_ptr(rows),
+            num_rows: rows.len(),
+            sums: self.sums_ptr(rows),
+        }
+    }
+
+    fn sums_ptr(&self, rows: &Range<usize>) -> *mut i32 {
+        assert!(rows.end <= self.max_rows);
+        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+        let start = rows.start * num_chunks(self.k);
+        // SAFETY: just checked.
+        unsafe { quantised.sums.as_ptr().cast::<i32>().add(start) }
+    }
+
     /// Quantises a row of a tile, if its form asks for that: to ±127 times its largest magnitude.
     ///
     /// # Safety
@@ -174,12 +196,15 @@ impl PackedRows {
             // Of the smallest numbers the inverse is infinite.
             let inverse = if inverse.is_finite() { inverse } else { 0.0 };
             let start = self.tile_ptr(tile).cast::<i8>();
+            let sums = self.sums_ptr(tile).add(row - tile.start);
             for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
                 let at = (block * tile.len() + row - tile.start) * INT8_TILE_K;
                 let out = start.add(at);
                 (kernels.quantise)(values.as_ptr(), values.len(), inverse, out);
                 out.add(values.len())
                     .write_bytes(0, INT8_TILE_K - values.len());
+                let sums = sums.add(block * (INT8_TILE_K / CHUNK_K) * tile.len());
+                (kernels.sum_chunks)(out, num_chunks(values.len()), sums, tile.len());
             }
         }
     }
@@ -291,6 +316,10 @@ impl PackedRows {
             }
         }
     }
+}
+
+fn num_chunks(k: usize) -> usize {
+    k.div_ceil(CHUNK_K)
 }
 
 /// How a step's rows are cut into tiles: as few as possible, as even as possible.

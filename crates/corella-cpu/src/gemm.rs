@@ -13,6 +13,8 @@ use half::{bf16, f16};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
+use crate::int4_matrix::{self, Int4Packing};
+use crate::kernels::int4::Int4Shape;
 use crate::kernels::{
     Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows, int8_position,
     panel_position, tile_position,
@@ -29,8 +31,11 @@ pub struct PackedMatrix {
     panels: Region,
     /// By lane, as the panels.
     bias: Option<Vec<f32>>,
-    /// In `Form::Int8`: what each lane's integers are multiplied by, one f32 a lane.
+    /// In `Form::Int8`: what each lane's integers, or the scales of their groups, are multiplied by,
+    /// one f32 a lane.
     scales: Region,
+    /// In `Form::Int8`, of weights in 4 bits.
+    int4: Option<Int4Shape>,
 }
 
 /// What one output lane computes.
@@ -44,17 +49,21 @@ pub struct Lane<'a> {
 impl PackedMatrix {
     /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
     /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
-    /// integers of 8 bits with a scale for each output.
+    /// integers of 8 bits with a scale for each output, or packed into 4 bits as `int4` says.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         k: usize,
         dtype: DType,
         form: Form,
+        int4: Option<Int4Packing>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> io::Result<Self> {
         let num_panels = lanes.len().div_ceil(PANEL_LANES);
-        let panel_bytes = panel_bytes(k, dtype, form);
+        let panel_bytes = match int4 {
+            Some(int4) => int4.shape.panel_bytes(),
+            None => panel_bytes(k, dtype, form),
+        };
         let panels = Region::new(num_panels * panel_bytes)?;
         let scales = match form {
             Form::Columns | Form::MatrixTiles => Region::new(0)?,
@@ -77,7 +86,10 @@ impl PackedMatrix {
                             let start = scales.as_ptr().cast::<f32>().add(first);
                             std::slice::from_raw_parts_mut(start, PANEL_LANES)
                         };
-                        quantise_panel(lanes, k, kernels, scales, bytes);
+                        match int4 {
+                            Some(int4) => int4.pack_panel(lanes, k, kernels, scales, bytes),
+                            None => quantise_panel(lanes, k, kernels, scales, bytes),
+                        }
                     }
                 }
             }
@@ -106,6 +118,7 @@ impl PackedMatrix {
             panels,
             bias,
             scales,
+            int4: int4.map(|int4| int4.shape),
         })
     }
 
@@ -124,6 +137,11 @@ impl PackedMatrix {
         if self.form == Form::Int8 {
             // SAFETY: the scale of a lane.
             let scale = unsafe { *self.scales_ptr(row / PANEL_LANES).add(row % PANEL_LANES) };
+            if let Some(shape) = self.int4 {
+                // SAFETY: the whole panel.
+                let panel = unsafe { std::slice::from_raw_parts(panel, shape.panel_bytes()) };
+                return int4_matrix::read_lane(panel, shape, row % PANEL_LANES, scale, out);
+            }
             for (i, value) in out.iter_mut().enumerate() {
                 let at = int8_position(i, row % PANEL_LANES);
                 // SAFETY: an element of the panel.
@@ -150,7 +168,10 @@ impl PackedMatrix {
     }
 
     fn panel_bytes(&self) -> usize {
-        panel_bytes(self.k, self.dtype, self.form)
+        match self.int4 {
+            Some(shape) => shape.panel_bytes(),
+            None => panel_bytes(self.k, self.dtype, self.form),
+        }
     }
 
     fn scales_ptr(&self, panel: usize) -> *const f32 {
@@ -258,7 +279,10 @@ pub fn gemm(
         let block = at(block)..at(block + 1);
         for panel in panels.clone() {
             match call.matrix_tiles {
-                Some(matrix_tiles) if PART_TILES.contains(&block.len()) => {
+                // Of weights in 4 bits, a kernel takes a panel part by part itself.
+                Some(matrix_tiles)
+                    if weights.int4.is_none() && PART_TILES.contains(&block.len()) =>
+                {
                     let has_next = part.goes_on || panel + 1 < panels.end;
                     let next = has_next.then_some(panel + 1);
                     call.parts(&matrix_tiles, panel, block.clone(), next);
@@ -311,12 +335,27 @@ impl Call<'_> {
         // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
         // belong to this worker.
         unsafe {
-            match (self.weights.form, &self.matrix_tiles) {
-                (Form::MatrixTiles, Some(tiles)) => {
+            match (self.weights.form, &self.matrix_tiles, self.weights.int4) {
+                (Form::MatrixTiles, Some(tiles), _) => {
                     let out_bytes = place.stride * 4;
                     (tiles.gemm)(a, num_rows, b, num_blocks, fetch_ahead, place.to, out_bytes);
                 }
-                (Form::Int8, _) => {
+                (Form::Int8, _, Some(shape)) => {
+                    let int4_rows = self.a.int4_rows(&rows);
+                    (self.kernels.int4_gemm)(&int4_rows, b, shape, fetch_ahead, values.cast());
+                    let (by_row, by_lane) =
+                        (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
+                    let scale = self.kernels.scale_rows;
+                    scale(
+                        values.cast(),
+                        num_rows,
+                        by_row,
+                        by_lane,
+                        place.to,
+                        place.stride,
+                    );
+                }
+                (Form::Int8, _, None) => {
                     let sums = values.cast::<i32>();
                     let gemm = self.kernels.int8_gemm;
                     gemm(
@@ -585,19 +624,7 @@ fn quantise_panel(
             write_integers(&groups.quants, lane, out);
             continue;
         }
-        let dtype = source.weight.dtype;
-        let bytes = source.weight.row(source.row, &mut scratch);
-        assert_eq!(bytes.len(), k * dtype.size());
-        if dtype == DType::Bf16 {
-            // Most checkpoints: a loop that becomes vectors.
-            for (value, &[low, high]) in row.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
-            }
-        } else {
-            for (value, bytes) in row.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
-                *value = decode(bytes, dtype);
-            }
-        }
+        decode_lane(source, &mut scratch, &mut row);
         // SAFETY: k elements each.
         unsafe {
             let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
@@ -620,6 +647,23 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
     for (i, value) in rest.iter().enumerate() {
         out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
+    }
+}
+
+/// All weights of a lane.
+pub fn decode_lane(source: &Lane<'_>, scratch: &mut Vec<u8>, out: &mut [f32]) {
+    let dtype = source.weight.dtype;
+    let bytes = source.weight.row(source.row, scratch);
+    assert_eq!(bytes.len(), out.len() * dtype.size());
+    if dtype == DType::Bf16 {
+        // Most checkpoints: a loop that becomes vectors.
+        for (value, &[low, high]) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
+        }
+    } else {
+        for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+            *value = decode(bytes, dtype);
+        }
     }
 }
 

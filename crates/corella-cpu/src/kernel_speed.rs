@@ -16,6 +16,7 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, Lane, PackedMatrix, Part, gemm};
 use crate::grid::Grid;
+use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
 use crate::step_plan::StepPlan;
@@ -50,6 +51,7 @@ pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<Kerne
         WeightFormat::Float(DType::F32),
         WeightFormat::Float(DType::Bf16),
         WeightFormat::Int8,
+        WeightFormat::INT4,
     ];
     for format in formats {
         bench.dense(format, &mut speeds)?;
@@ -71,11 +73,16 @@ impl Bench {
     fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
         let (form, dtype, name) = match format {
             WeightFormat::Int8 => (Form::Int8, DType::Bf16, "int8"),
+            WeightFormat::Int4 { .. } => (Form::Int8, DType::Bf16, "int4"),
             WeightFormat::Float(DType::Bf16) if self.kernels.tile_gemm.is_some() => {
                 (Form::MatrixTiles, DType::Bf16, "bf16")
             }
             WeightFormat::Float(DType::Bf16) => (Form::Columns, DType::Bf16, "bf16"),
             WeightFormat::Float(dtype) => (Form::Columns, dtype, "f32"),
+        };
+        let int4 = match format {
+            WeightFormat::Int4 { group_len } => Some(Int4Packing::rounded(K, group_len)),
+            _ => None,
         };
         let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
         let tensor = Tensor {
@@ -98,9 +105,10 @@ impl Bench {
                 })
             })
             .collect();
-        let num_bytes = K * NUM_LANES * format.num_bits() / 8;
+        let num_bytes = format.num_bytes(K * NUM_LANES);
+        let (kernels, pool) = (self.kernels, &mut self.pool);
         let matrices = (0..WEIGHT_BYTES / num_bytes)
-            .map(|_| PackedMatrix::pack(&lanes, K, dtype, form, self.kernels, &mut self.pool))
+            .map(|_| PackedMatrix::pack(&lanes, K, dtype, form, int4, kernels, pool))
             .collect::<Result<Vec<_>, _>>()
             .map_err(out_of_memory)?;
         for num_rows in [1, 8, 32, 512] {
@@ -124,11 +132,11 @@ impl Bench {
                     gemm(kernels, &rows, part, matrix, Epilogue::Store(&to));
                 }
             })?;
-            let weights = (matrices.len() * K * NUM_LANES) as f64;
+            let weights = matrices.len() * K * NUM_LANES;
             out.push(KernelSpeed {
                 name: format!("dense {name}, {num_rows} rows"),
-                flops_per_s: 2.0 * weights * num_rows as f64 / seconds,
-                bytes_per_s: weights * format.num_bits() as f64 / 8.0 / seconds,
+                flops_per_s: 2.0 * (weights * num_rows) as f64 / seconds,
+                bytes_per_s: format.num_bytes(weights) as f64 / seconds,
                 format,
             });
         }

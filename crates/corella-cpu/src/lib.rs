@@ -10,6 +10,7 @@ mod forward;
 mod gemm;
 mod grid;
 mod head_groups;
+mod int4_matrix;
 mod kernel_speed;
 mod kernels;
 mod kv_fetch;

@@ -8,6 +8,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 use crate::buffer::Form;
 use crate::executor::CpuError;
 use crate::gemm::{Lane, PackedMatrix, decode_row, elements};
+use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
 use crate::thread_pool::ThreadPool;
 
@@ -53,6 +54,13 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
+        if let Some(WeightFormat::Int4 { group_len }) = format
+            && !matches!(group_len, 32 | 64 | 128)
+        {
+            return Err(CpuError(format!(
+                "groups of {group_len} weights in 4 bits; there are kernels for 32, 64 and 128"
+            )));
+        }
         if weights.layers.len() != spec.num_layers {
             return Err(CpuError(format!(
                 "the model has {} layers, the checkpoint {}",
@@ -75,13 +83,23 @@ impl PackedWeights {
         check_shape("lm_head", head, &embedding_shape)?;
         let dtype = match format {
             Some(WeightFormat::Float(dtype)) => Some(dtype),
-            Some(WeightFormat::Int8) | None => None,
+            _ => None,
+        };
+        let int4 = match (format, weights.format()) {
+            (Some(WeightFormat::Int4 { group_len }), _) => Some(Int4::All { group_len }),
+            (None, WeightFormat::Int4 { .. }) => Some(Int4::Stored),
+            _ => None,
         };
         let form = |matrices: &[&Tensor]| {
             let is_bf16 = |matrix: &&Tensor| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
+            let has_4_bits = |matrix: &&Tensor| {
+                let groups = matrix.group_format();
+                int4.is_some() && groups.is_some_and(|groups| groups.bits == 4)
+            };
             match format {
-                Some(WeightFormat::Int8) => Form::Int8,
+                Some(WeightFormat::Int8 | WeightFormat::Int4 { .. }) => Form::Int8,
                 None if matrices.iter().all(|matrix| matrix.has_int8_rows()) => Form::Int8,
+                None if matrices.iter().any(has_4_bits) => Form::Int8,
                 _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
                     Form::MatrixTiles
                 }
@@ -96,6 +114,7 @@ impl PackedWeights {
         let mut packer = Packer {
             dtype,
             form: form(&matrices),
+            int4,
             kernels,
             pool,
         };
@@ -160,6 +179,7 @@ impl PackedLayer {
         let mut packer = Packer {
             dtype: None,
             form,
+            int4: None,
             kernels,
             pool,
         };
@@ -191,8 +211,19 @@ struct Packer<'a> {
     dtype: Option<DType>,
     /// Of the layers, and then of the head.
     form: Form,
+    int4: Option<Int4>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
+}
+
+/// Which matrices are kept in 4 bits. Those that a checkpoint has in groups are taken as they are.
+#[derive(Clone, Copy)]
+enum Int4 {
+    /// The others are rounded to groups of so many.
+    All { group_len: usize },
+    /// The others are rounded to 8 bits, for rows come in one form only. So is a matrix of several
+    /// of the checkpoint's, if one of them has more than 4 bits.
+    Stored,
 }
 
 impl Packer<'_> {
@@ -275,7 +306,14 @@ impl Packer<'_> {
 
     fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
         let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
-        PackedMatrix::pack(lanes, k, dtype, self.form, self.kernels, self.pool)
+        let stored = self.int4.and_then(|_| Int4Packing::stored(lanes, k));
+        let int4 = match self.int4 {
+            Some(Int4::All { group_len }) => {
+                stored.or_else(|| Some(Int4Packing::rounded(k, group_len)))
+            }
+            _ => stored,
+        };
+        PackedMatrix::pack(lanes, k, dtype, self.form, int4, self.kernels, self.pool)
             .map_err(out_of_memory)
     }
 }

@@ -68,7 +68,7 @@ fn blocks_reach_no_bit() {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx] {
             let floats = [DType::Bf16, DType::F32].map(WeightFormat::Float);
             let formats = floats.into_iter().chain([WeightFormat::Int8]).map(Some);
-            for format in formats.chain([None]) {
+            for format in formats {
                 let blocks = play(checkpoint.weights().unwrap(), format, isa);
                 let mut weights = checkpoint.weights().unwrap();
                 let mut num_unpacked = unpack(&mut weights.embed);
@@ -172,6 +172,7 @@ fn impossible_batches_fail_alone() {
 fn a_row_without_numbers_fails_alone() {
     a_row_without_numbers_fails_alone_in(None);
     a_row_without_numbers_fails_alone_in(Some(WeightFormat::Int8));
+    a_row_without_numbers_fails_alone_in(Some(WeightFormat::INT4));
 }
 
 fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {

@@ -81,9 +81,7 @@ fn run(model: &str, isa: Isa, kv_format: impl Into<KvFormat>, page_size: u32) {
 /// Rows of 8-bit integers have scales, which must not depend on the rows beside them.
 #[test]
 fn weights_in_8_bits() {
-    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
-    let best = isas.iter().position(|&isa| isa == detect_isa());
-    for &isa in &isas[..=best.unwrap()] {
+    for isa in isas() {
         let (model, format) = (golden("qwen3-gqa-tied"), Some(WeightFormat::Int8));
         run_format(model, format, isa, DType::Bf16.into(), 16, 1);
     }
@@ -93,13 +91,30 @@ fn weights_in_8_bits() {
 #[test]
 fn quantised_checkpoints() {
     let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
-    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
-    let best = isas.iter().position(|&isa| isa == detect_isa());
-    for &isa in &isas[..=best.unwrap()] {
+    for isa in isas() {
         for model in ["int8", "int4-g64-asymmetric"] {
             run_stages(quantized.join(model), isa, DType::Bf16, 16, 1);
         }
     }
+}
+
+/// Rows have sums too, and tiles take other steps for few of them.
+#[test]
+fn weights_in_4_bits() {
+    for isa in isas() {
+        for (model, group_len) in [("qwen3-gqa-tied", 32), ("llama-mha-untied", 64)] {
+            let format = Some(WeightFormat::Int4 { group_len });
+            run_format(golden(model), format, isa, DType::Bf16, 16, 1);
+        }
+        let model = golden("llama-q4-gguf").join("model.gguf");
+        run_format(model, None, isa, DType::Bf16, 16, 1);
+    }
+}
+
+fn isas() -> impl Iterator<Item = Isa> {
+    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    let best = isas.iter().position(|&isa| isa == detect_isa()).unwrap();
+    isas.into_iter().take(best + 1)
 }
 
 fn run_stages(
@@ -109,17 +124,18 @@ fn run_stages(
     page_size: u32,
     num_stages: usize,
 ) {
-    run_format(model, None, isa, kv_format.into(), page_size, num_stages);
+    run_format(model, None, isa, kv_format, page_size, num_stages);
 }
 
 fn run_format(
     model: PathBuf,
     weight_format: Option<WeightFormat>,
     isa: Isa,
-    kv_format: KvFormat,
+    kv_format: impl Into<KvFormat>,
     page_size: u32,
     num_stages: usize,
 ) {
+    let kv_format = kv_format.into();
     let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.config().spec.clone();
     conformance::run(spec.vocab_size, page_size, |limits| {

@@ -66,16 +66,27 @@ pub enum WeightFormat {
     /// Integers of 8 bits, times a scale for each output; what they are multiplied with is rounded
     /// to 8 bits as well, times a scale for each row.
     Int8,
+    /// Integers of 4 bits, times a scale for each `group_len` weights of an output; what they are
+    /// multiplied with is rounded as for `Int8`.
+    Int4 {
+        group_len: usize,
+    },
 }
 
 impl WeightFormat {
-    /// Of one weight, without the scales.
-    pub fn num_bits(self) -> usize {
+    /// Of so many weights, with the scales of their groups; those of outputs do not show.
+    pub fn num_bytes(self, num_weights: usize) -> usize {
         match self {
-            Self::Float(dtype) => 8 * dtype.size(),
-            Self::Int8 => 8,
+            Self::Float(dtype) => num_weights * dtype.size(),
+            Self::Int8 => num_weights,
+            Self::Int4 { group_len } => num_weights / 2 + num_weights / group_len * 2,
         }
     }
+}
+
+impl WeightFormat {
+    /// Smaller groups cost memory, larger ones quality.
+    pub const INT4: Self = Self::Int4 { group_len: 32 };
 }
 
 /// Where bytes live.
@@ -230,12 +241,19 @@ pub struct DecoderWeights {
 }
 
 impl DecoderWeights {
-    /// What the matrices of the layers can be kept in without being rounded.
+    /// What keeps the matrices as the checkpoint has them: of a checkpoint of several formats, the
+    /// one that most bytes are saved by.
     pub fn format(&self) -> WeightFormat {
-        let mut matrices = self.layers.iter().flat_map(LayerWeights::matrices);
-        match matrices.all(Tensor::has_int8_rows) && !self.layers.is_empty() {
-            true => WeightFormat::Int8,
-            false => WeightFormat::Float(self.embed.dtype),
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed);
+        let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
+        let groups = layers().chain([head]).filter_map(Tensor::group_format);
+        let fours = groups.filter(|groups| groups.bits == 4);
+        match fours.map(|groups| groups.group_len).min() {
+            Some(group_len) => WeightFormat::Int4 { group_len },
+            None if layers().all(Tensor::has_int8_rows) && !self.layers.is_empty() => {
+                WeightFormat::Int8
+            }
+            None => WeightFormat::Float(self.embed.dtype),
         }
     }
 }

@@ -322,6 +322,8 @@ pub enum WeightFormatArg {
     Bf16,
     /// Rounded at load, one scale an output; what they meet is rounded as well
     Int8,
+    /// 4 bits, one scale for each 32 weights of an output; what they meet is rounded to 8 bits
+    Int4,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

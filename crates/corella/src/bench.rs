@@ -45,7 +45,7 @@ pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn E
     for speed in speeds {
         let peak = match (speed.format, limits.tile_flops_per_s, limits.int8_ops_per_s) {
             (WeightFormat::Float(DType::Bf16), Some(peak), _) => peak,
-            (WeightFormat::Int8, _, Some(peak)) => peak,
+            (WeightFormat::Int8 | WeightFormat::Int4 { .. }, _, Some(peak)) => peak,
             _ => limits.flops_per_s,
         };
         println!(

@@ -455,6 +455,7 @@ fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
         WeightFormatArg::F16 => Some(WeightFormat::Float(DType::F16)),
         WeightFormatArg::Bf16 => Some(WeightFormat::Float(DType::Bf16)),
         WeightFormatArg::Int8 => Some(WeightFormat::Int8),
+        WeightFormatArg::Int4 => Some(WeightFormat::INT4),
     }
 }
 

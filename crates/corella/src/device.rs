@@ -4,8 +4,7 @@ use corella_core::{SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
 use corella_model::{
     Checkpoint, DType, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig, MockEnd,
-    MockExecutor,
-    WeightFormat,
+    MockExecutor, WeightFormat,
 };
 use corella_text::Tokenizer;
 
@@ -35,6 +34,7 @@ impl Hardware {
         match self.weight_format {
             WeightFormat::Float(dtype) => dtype_name(dtype),
             WeightFormat::Int8 => "int8",
+            WeightFormat::Int4 { .. } => "int4",
         }
     }
 
@@ -69,10 +69,10 @@ pub(crate) fn load(
         .kv_format
         .unwrap_or(KvFormat::Float(match weight_format {
             WeightFormat::Float(DType::F32) => DType::F32,
-            WeightFormat::Float(DType::F16 | DType::Bf16) | WeightFormat::Int8 => DType::Bf16,
+            _ => DType::Bf16,
         }));
     let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_format) as u64;
-    let packed_bytes = (TokenCost::num_weights(spec) * weight_format.num_bits() / 8) as u64;
+    let packed_bytes = weight_format.num_bytes(TokenCost::num_weights(spec)) as u64;
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
         page_bytes,

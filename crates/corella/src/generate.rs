@@ -103,7 +103,9 @@ impl Speed {
             };
             let (peak, name) = match (hardware.weight_format, tiles) {
                 (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16 tile"),
-                (WeightFormat::Int8, (_, Some(peak))) => (peak, "int8 tile"),
+                (WeightFormat::Int8 | WeightFormat::Int4 { .. }, (_, Some(peak))) => {
+                    (peak, "int8 tile")
+                }
                 _ => (limits.flops_per_s, "f32 FMA"),
             };
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();

@@ -38,7 +38,7 @@ impl TokenCost<'_> {
         let weights = num_layer_weights(spec) + num_head_weights(spec);
         let heads = 2 * spec.num_layers * spec.attention.num_kv_heads;
         let kv_row = heads * self.kv_format.row_bytes(spec.attention.head_dim);
-        (weights * self.weight_format.num_bits() / 8) as f64 + num_context_tokens * kv_row as f64
+        self.weight_format.num_bytes(weights) as f64 + num_context_tokens * kv_row as f64
     }
 }
 

@@ -8,7 +8,7 @@ use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
 use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
-use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_part, avx512};
+use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_part, avx512, int4_amx};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -26,6 +26,7 @@ pub static KERNELS: Kernels = Kernels {
         int8_peak_ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
     int8_gemm,
+    int4_gemm: int4_amx::gemm,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512::KERNELS
 };

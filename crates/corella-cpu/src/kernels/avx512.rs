@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Kernels, KeyGroup, PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp,
-    line_ahead, sum_lanes, with_rows,
+    int4_avx512, line_ahead, sum_lanes, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -17,9 +17,13 @@ pub const KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
+    int4_gemm: int4_avx512::gemm,
+    sum_chunks,
+    quantise_groups,
     largest_bits,
     quantise,
     scale_sums,
+    scale_rows,
     sum_of_squares,
     weigh,
     rotate,

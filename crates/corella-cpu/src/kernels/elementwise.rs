@@ -1,7 +1,8 @@
 //! Loops over one row that a compiler turns into vectors by itself: each instruction set has its
 //! own copy, and all copies compute the same bits.
 
-use super::PANEL_LANES;
+use super::int4::CHUNK_K;
+use super::{PANEL_LANES, sum_lanes};
 
 /// Elements read before the first of them is written, so that results may replace their inputs.
 const CHUNK: usize = 16;
@@ -162,10 +163,11 @@ pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
 }
 
 /// # Safety
-/// See `Kernels::scale_sums`.
+/// See `Kernels::scale_sums` and `Kernels::scale_rows`.
 #[inline(always)]
-pub unsafe fn scale_sums(
-    sums: *const i32,
+pub unsafe fn scale_rows<T: Copy>(
+    x: *const T,
+    to_f32: impl Fn(T) -> f32,
     num_rows: usize,
     row_scales: *const f32,
     lane_scales: *const f32,
@@ -177,16 +179,111 @@ pub unsafe fn scale_sums(
     for row in 0..num_rows {
         // SAFETY: the caller's promise; a row is read before it is written.
         unsafe {
-            let sums = sums.add(row * PANEL_LANES).cast::<[i32; PANEL_LANES]>();
-            let (sums, row_scale) = (sums.read_unaligned(), *row_scales.add(row));
+            let x = x.add(row * PANEL_LANES).cast::<[T; PANEL_LANES]>();
+            let (x, row_scale) = (x.read_unaligned(), *row_scales.add(row));
             let mut values = [0.0; PANEL_LANES];
             for j in 0..PANEL_LANES {
-                values[j] = sums[j] as f32 * row_scale * lane_scales[j];
+                values[j] = to_f32(x[j]) * row_scale * lane_scales[j];
             }
             let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
             out.write_unaligned(values);
         }
         end_chunk();
+    }
+}
+
+/// # Safety
+/// See `Kernels::sum_chunks`.
+#[inline(always)]
+pub unsafe fn sum_chunks(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize) {
+    for chunk in 0..num_chunks {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = *x.add(chunk * CHUNK_K).cast::<[i8; CHUNK_K]>();
+            *out.add(chunk * stride) = x.iter().map(|&x| i32::from(x)).sum();
+        }
+    }
+}
+
+/// Steps that a group's number of greatest magnitude is away from 0, on the side that has 8 of them.
+/// As large a scale as clips nothing by more than half a step: what is lost of the largest weights
+/// costs a model more than its share of the squared error says.
+const EXTREME: f32 = -7.5;
+
+/// Integers are the nearest; the scale is then the one that leaves the least squared error.
+///
+/// # Safety
+/// See `Kernels::quantise_groups`.
+#[inline(always)]
+pub unsafe fn quantise_groups(
+    x: *const f32,
+    num_groups: usize,
+    group_len: usize,
+    q: *mut u8,
+    scales: *mut f32,
+) {
+    // As in `quantise`; the lowest byte of the sum is then the integer.
+    const SHIFT: f32 = 12_582_912.0;
+    for group in 0..num_groups {
+        // SAFETY: the caller's promise.
+        let (x, q, scale) = unsafe {
+            let (x, q) = (x.add(group * group_len), q.add(group * group_len));
+            let num_chunks = group_len / CHUNK;
+            (
+                std::slice::from_raw_parts(x.cast::<[f32; CHUNK]>(), num_chunks),
+                std::slice::from_raw_parts_mut(q.cast::<[u8; CHUNK]>(), num_chunks),
+                &mut *scales.add(group),
+            )
+        };
+        let (mut least, mut most) = ([0.0; CHUNK], [0.0; CHUNK]);
+        for x in x {
+            for j in 0..CHUNK {
+                least[j] = if x[j] < least[j] { x[j] } else { least[j] };
+                most[j] = if x[j] > most[j] { x[j] } else { most[j] };
+            }
+        }
+        for half in [8, 4, 2, 1] {
+            for j in 0..half {
+                least[j] = if least[j + half] < least[j] {
+                    least[j + half]
+                } else {
+                    least[j]
+                };
+                most[j] = if most[j + half] > most[j] {
+                    most[j + half]
+                } else {
+                    most[j]
+                };
+            }
+        }
+        let extreme = if most[0] > -least[0] {
+            most[0]
+        } else {
+            least[0]
+        };
+        // Of the smallest numbers the inverse is infinite.
+        let inverse = match extreme.abs() < 16.0 * f32::MIN_POSITIVE {
+            true => 0.0,
+            false => EXTREME / extreme,
+        };
+        let (mut products, mut squares) = ([0.0; CHUNK], [0.0; CHUNK]);
+        for (x, q) in x.iter().zip(q) {
+            for j in 0..CHUNK {
+                let steps = x[j] * inverse;
+                let nearest = steps + SHIFT - SHIFT;
+                let nearest = if nearest < -8.0 { -8.0 } else { nearest };
+                let nearest = if nearest > 7.0 { 7.0 } else { nearest };
+                products[j] += steps * nearest;
+                squares[j] += nearest * nearest;
+                q[j] = (nearest + (SHIFT + 8.0)).to_bits() as u8;
+            }
+        }
+        // Of what is no number, or no finite one, the products are none.
+        let (products, squares) = (sum_lanes(&products), sum_lanes(&squares));
+        *scale = match products == 0.0 {
+            true => 0.0,
+            false => products / squares * (extreme / EXTREME),
+        };
     }
 }
 
@@ -249,8 +346,57 @@ macro_rules! elementwise {
         ) {
             // SAFETY: the caller's promise, passed on.
             unsafe {
-                super::elementwise::scale_sums(sums, num_rows, row_scales, lane_scales, out, stride)
+                super::elementwise::scale_rows(
+                    sums,
+                    |sum| sum as f32,
+                    num_rows,
+                    row_scales,
+                    lane_scales,
+                    out,
+                    stride,
+                )
             }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn scale_rows(
+            x: *const f32,
+            num_rows: usize,
+            row_scales: *const f32,
+            lane_scales: *const f32,
+            out: *mut f32,
+            stride: usize,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe {
+                super::elementwise::scale_rows(
+                    x,
+                    |x| x,
+                    num_rows,
+                    row_scales,
+                    lane_scales,
+                    out,
+                    stride,
+                )
+            }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn sum_chunks(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::sum_chunks(x, num_chunks, out, stride) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantise_groups(
+            x: *const f32,
+            num_groups: usize,
+            group_len: usize,
+            q: *mut u8,
+            scales: *mut f32,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::elementwise::quantise_groups(x, num_groups, group_len, q, scales) }
         }
     };
 }

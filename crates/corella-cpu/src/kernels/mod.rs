@@ -19,6 +19,14 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elementwise;
+pub mod int4;
+#[cfg(target_arch = "x86_64")]
+mod int4_amx;
+#[cfg(target_arch = "x86_64")]
+mod int4_avx2;
+#[cfg(target_arch = "x86_64")]
+mod int4_avx512;
+mod int4_portable;
 mod portable;
 mod products;
 
@@ -30,6 +38,7 @@ use std::ops::Range;
 use corella_model::{DType, KvFormat};
 
 use crate::buffer::Form;
+use int4::Int4Gemm;
 
 /// Output lanes of a weight panel.
 pub const PANEL_LANES: usize = 32;
@@ -130,6 +139,14 @@ pub struct Kernels {
     pub tile_gemm: Option<TileRows>,
     /// Takes `tile_rows` rows at once; with matrix tiles, as many as those.
     pub int8_gemm: Int8Gemm,
+    /// Takes as many rows as `int8_gemm`; `out` has room for so many.
+    pub int4_gemm: Int4Gemm,
+    /// The sums of whole chunks, `stride` apart in `out`.
+    pub sum_chunks: unsafe fn(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize),
+    /// Groups of `group_len`, a multiple of 16, as integers from 0 to 15 and a scale: `x[i]` is about
+    /// `scale * (q[i] - 8)`.
+    pub quantise_groups:
+        unsafe fn(x: *const f32, num_groups: usize, group_len: usize, q: *mut u8, scales: *mut f32),
     /// The largest magnitude, by its bits: NaN and infinity come out as no finite number does.
     pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
     /// `out[i] = round(x[i] * scale)`, ties to even; what does not fit in 8 bits gives anything.
@@ -138,6 +155,15 @@ pub struct Kernels {
     /// panel; rows of `out`, which may be `sums`, are `stride` apart.
     pub scale_sums: unsafe fn(
         sums: *const i32,
+        num_rows: usize,
+        row_scales: *const f32,
+        lane_scales: *const f32,
+        out: *mut f32,
+        stride: usize,
+    ),
+    /// As `scale_sums`, of f32.
+    pub scale_rows: unsafe fn(
+        x: *const f32,
         num_rows: usize,
         row_scales: *const f32,
         lane_scales: *const f32,
@@ -530,6 +556,7 @@ pub fn int8_position(k: usize, lane: usize) -> usize {
 }
 
 /// Σ of 16 partial sums, halves onto halves.
+#[inline(always)]
 pub fn sum_lanes(lanes: &[f32; 16]) -> f32 {
     let mut sums = *lanes;
     for half in [8, 4, 2, 1] {

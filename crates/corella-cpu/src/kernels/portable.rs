@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Kernels, KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp,
-    sum_lanes, with_rows,
+    int4_portable, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -17,9 +17,13 @@ pub static KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
+    int4_gemm: int4_portable::gemm,
+    sum_chunks,
+    quantise_groups,
     largest_bits,
     quantise,
     scale_sums,
+    scale_rows,
     sum_of_squares,
     weigh,
     rotate,

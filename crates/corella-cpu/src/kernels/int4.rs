@@ -1,0 +1,116 @@
+//! What kernels for 4-bit weights share: how a panel lies, and what its numbers are.
+//!
+//! A panel is a sequence of groups. Each begins with the scales of its 32 lanes, then, if the
+//! panel has them, their minimums, all f16; then come chunks of 32 k, of 8 lines of 64 bytes each.
+//! Line `2 p + h` of a chunk holds lanes `16 h` to `16 h + 15`, of each lane four bytes: the
+//! lower halves are k `8 p` to `8 p + 3`, the upper ones the four that follow. So one shift and two
+//! masks give what instructions for products of four bytes want.
+
+use super::{INT8_TILE_K, PANEL_LANES};
+
+/// Inputs of a row whose integers are summed once for all panels. A group is some of them.
+pub const CHUNK_K: usize = 32;
+/// Of the integers of a chunk.
+pub const CHUNK_BYTES: usize = CHUNK_K * PANEL_LANES / 2;
+/// Of the scales, or the minimums, of a group.
+pub const LANE_F16_BYTES: usize = PANEL_LANES * 2;
+/// What stands for 0 in weights without minimums.
+pub const MIDDLE: i32 = 8;
+
+/// How a panel of 4-bit weights lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Int4Shape {
+    pub num_chunks: usize,
+    /// Chunks of a group: 1, 2 or 4. The last group may have fewer.
+    pub group_chunks: usize,
+    pub has_minimum: bool,
+}
+
+impl Int4Shape {
+    pub fn num_groups(self) -> usize {
+        self.num_chunks.div_ceil(self.group_chunks)
+    }
+
+    /// Of a group's scales and minimums.
+    pub fn head_bytes(self) -> usize {
+        LANE_F16_BYTES * (1 + usize::from(self.has_minimum))
+    }
+
+    /// From one group to the next.
+    pub fn group_bytes(self) -> usize {
+        self.head_bytes() + self.group_chunks * CHUNK_BYTES
+    }
+
+    pub fn panel_bytes(self) -> usize {
+        self.num_groups() * self.head_bytes() + self.num_chunks * CHUNK_BYTES
+    }
+
+    /// The chunks of a group.
+    pub fn chunks(self, group: usize) -> std::ops::Range<usize> {
+        let first = group * self.group_chunks;
+        first..self.num_chunks.min(first + self.group_chunks)
+    }
+
+    /// Where a lane's element `k` stands in its panel, and whether in the upper half of a byte.
+    pub fn position(self, k: usize, lane: usize) -> (usize, bool) {
+        let group = k / CHUNK_K / self.group_chunks;
+        let heads = (group + 1) * self.head_bytes();
+        let pair = k % CHUNK_K / 8;
+        let line = (pair * 2 + lane / 16) * 64 + lane % 16 * 4 + k % 4;
+        (heads + k / CHUNK_K * CHUNK_BYTES + line, k % 8 >= 4)
+    }
+
+    /// Where a lane's scale of a group stands; its minimum follows `LANE_F16_BYTES` later.
+    pub fn scale_position(self, group: usize, lane: usize) -> usize {
+        group * self.group_bytes() + lane * 2
+    }
+}
+
+/// Rows of 8-bit integers as `Int8Gemm` takes them, with the sums of their chunks.
+#[derive(Clone, Copy)]
+pub struct Int4Rows {
+    pub rows: *const u8,
+    pub num_rows: usize,
+    /// Chunk by chunk, of each the rows.
+    pub sums: *const i32,
+}
+
+impl Int4Rows {
+    /// Some rows' integers of a chunk; those of the next row follow `INT8_TILE_K` bytes later.
+    ///
+    /// # Safety
+    /// The chunk is inside the rows.
+    #[inline(always)]
+    pub unsafe fn chunk(&self, chunk: usize, first_row: usize) -> *const i8 {
+        const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
+        let block = chunk / CHUNKS * self.num_rows + first_row;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let block = self.rows.add(block * INT8_TILE_K);
+            block.add(chunk % CHUNKS * CHUNK_K).cast()
+        }
+    }
+
+    /// The sums of a chunk, from a row on.
+    ///
+    /// # Safety
+    /// The chunk is inside the rows.
+    #[inline(always)]
+    pub unsafe fn sums(&self, chunk: usize, first_row: usize) -> *const i32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.sums.add(chunk * self.num_rows + first_row) }
+    }
+}
+
+/// `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
+/// each group's sum an exact integer, for q from -8 to 7. With minimums q is from 0 to 15, and to
+/// each group `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and
+/// add, each of these is one rounding. Rows of `out` have 32 elements. With `fetch_ahead` the panel
+/// comes from memory, and what lies behind it is asked for in time.
+pub type Int4Gemm = unsafe fn(
+    rows: &Int4Rows,
+    panel: *const u8,
+    shape: Int4Shape,
+    fetch_ahead: bool,
+    out: *mut f32,
+);

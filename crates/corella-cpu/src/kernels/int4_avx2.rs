@@ -1,0 +1,131 @@
+//! 4-bit weights in AVX2: products of unsigned halves of bytes, at most 15, and bytes, summed over
+//! a chunk in 16 bits, which 32 of them never fill.
+
+use std::arch::x86_64::*;
+
+use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, LANE_F16_BYTES};
+use super::{INT8_TILE_K, PANEL_LANES, line_ahead, with_rows};
+
+/// Rows whose sums stay in registers.
+const MAX_ROWS: usize = 3;
+
+/// # Safety
+/// See [`super::int4::Int4Gemm`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn gemm(
+    rows: &Int4Rows,
+    panel: *const u8,
+    shape: Int4Shape,
+    fetch_ahead: bool,
+    out: *mut f32,
+) {
+    let num_parts = rows.num_rows.div_ceil(MAX_ROWS);
+    for part in 0..num_parts {
+        let first = part * rows.num_rows / num_parts;
+        let end = (part + 1) * rows.num_rows / num_parts;
+        let fetch_ahead = fetch_ahead && part == 0;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            let out = out.add(first * PANEL_LANES);
+            with_rows!(end - first, M in [1 2 3],
+                gemm_rows::<M>(rows, first, panel, shape, fetch_ahead, out));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gemm_rows<const M: usize>(
+    rows: &Int4Rows,
+    first: usize,
+    panel: *const u8,
+    shape: Int4Shape,
+    fetch_ahead: bool,
+    out: *mut f32,
+) {
+    // SAFETY: groups of the panel, and what the rows have for their chunks; `out` has M rows of 32;
+    // prefetches may name any address.
+    unsafe {
+        // A quarter is 8 lanes.
+        let mut acc = [[_mm256_setzero_ps(); 4]; M];
+        for group in 0..shape.num_groups() {
+            let head = panel.add(group * shape.group_bytes());
+            let chunks = shape.chunks(group);
+            let lines = head.add(shape.head_bytes());
+            if fetch_ahead {
+                let num_lines = (shape.head_bytes() + chunks.len() * CHUNK_BYTES) / 64;
+                for line in 0..num_lines {
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(head.add(line * 64)).cast());
+                }
+            }
+            let mut row_sums = [0; M];
+            for chunk in chunks.clone() {
+                for r in 0..M {
+                    row_sums[r] += *rows.sums(chunk, first + r);
+                }
+            }
+            for q in 0..4 {
+                let mut sums = [_mm256_setzero_si256(); M];
+                for (i, chunk) in chunks.clone().enumerate() {
+                    let x = rows.chunk(chunk, first);
+                    let lines = lines.add(i * CHUNK_BYTES + q * 32);
+                    let products = chunk_products::<M>(x, lines);
+                    for r in 0..M {
+                        sums[r] = _mm256_add_epi32(sums[r], products[r]);
+                    }
+                }
+                let scale = load_f16(head.add(q * 16));
+                for r in 0..M {
+                    let mut sum = sums[r];
+                    if !shape.has_minimum {
+                        let middle = _mm256_slli_epi32::<3>(_mm256_set1_epi32(row_sums[r]));
+                        sum = _mm256_sub_epi32(sum, middle);
+                    }
+                    acc[r][q] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc[r][q]);
+                    if shape.has_minimum {
+                        let minimum = load_f16(head.add(LANE_F16_BYTES + q * 16));
+                        let row_sum = _mm256_set1_ps(row_sums[r] as f32);
+                        acc[r][q] = _mm256_fmadd_ps(row_sum, minimum, acc[r][q]);
+                    }
+                }
+            }
+        }
+        for r in 0..M {
+            for q in 0..4 {
+                _mm256_storeu_ps(out.add(r * PANEL_LANES + q * 8), acc[r][q]);
+            }
+        }
+    }
+}
+
+/// Of 8 lanes, whose bytes of the chunk's four pairs of quads are 128 bytes apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn chunk_products<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
+    let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+    let mut pairs = [_mm256_setzero_si256(); M];
+    for p in 0..4 {
+        // SAFETY: inside the chunk, of weights and of each row.
+        unsafe {
+            let bytes = _mm256_loadu_si256(lines.add(p * 128).cast());
+            let low = _mm256_and_si256(bytes, low_half);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half);
+            for r in 0..M {
+                let x = x.add(r * INT8_TILE_K + p * 8).cast::<i32>();
+                let first = _mm256_set1_epi32(x.read_unaligned());
+                let second = _mm256_set1_epi32(x.add(1).read_unaligned());
+                let first = _mm256_maddubs_epi16(low, first);
+                let second = _mm256_maddubs_epi16(high, second);
+                pairs[r] = _mm256_add_epi16(pairs[r], _mm256_add_epi16(first, second));
+            }
+        }
+    }
+    pairs.map(|pairs| _mm256_madd_epi16(pairs, ones))
+}
+
+/// 8 consecutive ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load_f16(at: *const u8) -> __m256 {
+    // SAFETY: the caller vouches for them.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+}

@@ -1,0 +1,80 @@
+//! 4-bit weights in plain Rust.
+
+use half::f16;
+
+use super::int4::{CHUNK_K, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
+use super::{INT8_TILE_K, PANEL_LANES};
+
+/// # Safety
+/// See [`super::int4::Int4Gemm`].
+pub unsafe fn gemm(
+    rows: &Int4Rows,
+    panel: *const u8,
+    shape: Int4Shape,
+    _fetch_ahead: bool,
+    out: *mut f32,
+) {
+    for row in 0..rows.num_rows {
+        let mut acc = [0.0_f32; PANEL_LANES];
+        for group in 0..shape.num_groups() {
+            let chunks = shape.chunks(group);
+            let mut sums = [0_i32; PANEL_LANES];
+            let mut row_sum = 0;
+            // SAFETY: a group of the panel, and what the rows have for its chunks.
+            let head = unsafe {
+                let head = panel.add(group * shape.group_bytes());
+                for (i, chunk) in chunks.enumerate() {
+                    let x = *rows.chunk(chunk, row).cast::<[i8; CHUNK_K]>();
+                    row_sum += *rows.sums(chunk, row);
+                    let at = head.add(shape.head_bytes());
+                    let lines = at.cast::<[[[[u8; 4]; 16]; 2]; 4]>().add(i);
+                    add_products(&x, &*lines, &mut sums);
+                }
+                head
+            };
+            // SAFETY: the lanes' scales, and their minimums if there are any.
+            unsafe {
+                if shape.has_minimum {
+                    let minimums = lanes_of_f16(head.add(LANE_F16_BYTES));
+                    let scales = lanes_of_f16(head);
+                    for lane in 0..PANEL_LANES {
+                        acc[lane] += sums[lane] as f32 * scales[lane];
+                        acc[lane] += row_sum as f32 * minimums[lane];
+                    }
+                } else {
+                    let scales = lanes_of_f16(head);
+                    for lane in 0..PANEL_LANES {
+                        acc[lane] += (sums[lane] - MIDDLE * row_sum) as f32 * scales[lane];
+                    }
+                }
+            }
+        }
+        // SAFETY: `out` has a row of 32 for each row.
+        unsafe {
+            *out.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>() = acc;
+        }
+    }
+}
+
+fn add_products(x: &[i8; CHUNK_K], lines: &[[[[u8; 4]; 16]; 2]; 4], sums: &mut [i32; PANEL_LANES]) {
+    for (x, halves) in x.chunks_exact(8).zip(lines) {
+        for (half, lanes) in halves.iter().enumerate() {
+            for (lane, bytes) in lanes.iter().enumerate() {
+                let mut sum = 0;
+                for (k, byte) in bytes.iter().enumerate() {
+                    sum += i32::from(x[k]) * i32::from(byte & 15);
+                    sum += i32::from(x[4 + k]) * i32::from(byte >> 4);
+                }
+                sums[half * 16 + lane] += sum;
+            }
+        }
+    }
+}
+
+unsafe fn lanes_of_f16(at: *const u8) -> [f32; PANEL_LANES] {
+    // SAFETY: 32 numbers.
+    let bits = unsafe { at.cast::<[u16; PANEL_LANES]>().read_unaligned() };
+    bits.map(|bits| f16::from_bits(bits).to_f32())
+}
+
+const _: () = assert!(INT8_TILE_K.is_multiple_of(CHUNK_K));
