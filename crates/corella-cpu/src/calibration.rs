@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use corella_core::{PageId, TokenId};
-use corella_model::{DType, DecoderSpec, Hessian, LayerInput, LayerWeights, Tensor};
+use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeights, Tensor};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
@@ -123,7 +123,7 @@ impl LayerCalibration {
             plan.finish(
                 &self.spec.attention,
                 forward.tile_rows(),
-                forward.attention_rows(),
+                forward.attention_shape(),
                 self.pool.num_threads(),
             );
             let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
@@ -148,6 +148,7 @@ impl LayerCalibration {
             spec.hidden_size,
             DType::F32,
             Form::Columns,
+            None,
             kernels,
             &mut self.pool,
         );
@@ -161,10 +162,10 @@ impl LayerCalibration {
             ends: Arc::new(ends),
         };
         let head_dim = spec.attention.head_dim;
-        let (dtype, page_size) = (DType::Bf16, PAGE_SIZE as u32);
-        let tiles = kernels.attention_through_tiles(head_dim, dtype);
+        let (format, page_size) = (KvFormat::Float(DType::Bf16), PAGE_SIZE as u32);
+        let tiles = kernels.attention_through_tiles(head_dim, format);
         let form = KvForm::new(tiles.is_some(), page_size);
-        let kv = KvMemory::new(spec, self.num_pages, page_size, dtype, form).map_err(no_memory)?;
+        let kv = KvMemory::new(spec, self.num_pages, page_size, format, form).map_err(no_memory)?;
         let num_threads = self.pool.num_threads();
         Forward::new(
             spec.clone(),

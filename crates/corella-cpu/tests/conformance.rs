@@ -83,7 +83,7 @@ fn run(model: &str, isa: Isa, kv_format: impl Into<KvFormat>, page_size: u32) {
 fn weights_in_8_bits() {
     for isa in isas() {
         let (model, format) = (golden("qwen3-gqa-tied"), Some(WeightFormat::Int8));
-        run_format(model, format, isa, DType::Bf16.into(), 16, 1);
+        run_format(model, format, isa, DType::Bf16, 16, 1);
     }
 }
 
