@@ -177,11 +177,10 @@ impl KvMemory {
 
     pub fn copy_scales(&self, at: HeadPage, which: usize, offset: usize, out: &mut [f32]) {
         assert!(offset + out.len() <= self.page_size);
-        let from = self.scales(at, which, offset);
-        for (i, out) in out.iter_mut().enumerate() {
-            // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
-            *out = unsafe { from.add(i).read_unaligned() };
-        }
+        let from = self.scales(at, which, offset).cast::<u8>();
+        let bytes = size_of_val(out);
+        // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
     }
 
     /// Rounds one position's key to the page.

@@ -298,16 +298,7 @@ impl AttentionLayer<'_> {
             // Behind the end any keys will do: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
             if self.kv.format == KvFormat::Int8 {
-                let len = block.end.saturating_sub(first).min(KEY_TILE);
-                for position in first..first + len {
-                    let page = self.head_page(work, position);
-                    for (which, scales) in scratch.scales.iter_mut().enumerate() {
-                        let at = position - block.start;
-                        let scale = &mut scales[at..=at];
-                        self.kv
-                            .copy_scales(page, which, position % page_size, scale);
-                    }
-                }
+                self.copy_scales(work, first..block.end.min(first + KEY_TILE), &block, scratch);
             }
             let copied = scratch.copied_keys.wrapping_add(index * tile_len);
             scratch.keys.push(match (self.kv.form, self.kv.format) {
@@ -329,6 +320,28 @@ impl AttentionLayer<'_> {
                     tile.as_ptr().cast()
                 }
             });
+        }
+    }
+
+    /// Of a tile's positions, as far as they are there.
+    fn copy_scales(
+        &self,
+        work: &Work<'_>,
+        tile: Range<usize>,
+        block: &Range<usize>,
+        scratch: &mut TileScratch,
+    ) {
+        let page_size = self.kv.page_size();
+        let mut position = tile.start;
+        while position < tile.end {
+            let offset = position % page_size;
+            let len = (page_size - offset).min(tile.end - position);
+            let page = self.head_page(work, position);
+            for (which, scales) in scratch.scales.iter_mut().enumerate() {
+                let scales = &mut scales[position - block.start..][..len];
+                self.kv.copy_scales(page, which, offset, scales);
+            }
+            position += len;
         }
     }
 
