@@ -123,7 +123,7 @@ unsafe fn expand<const HAS_MINIMUM: bool>(
     // SAFETY: groups of the panel, and no more chunks than the section has; prefetches may name
     // any address.
     unsafe {
-        let weights = &mut *(&raw mut (*section).weights);
+        let weights = &mut (*section).weights;
         for group in groups {
             let head = panel.add(group * shape.group_bytes());
             if fetch_ahead {
@@ -171,7 +171,7 @@ unsafe fn sum_rows(
         let mask = first_lanes(rows.num_rows - first_row);
         // SAFETY: the rows' chunks, and the section's groups.
         unsafe {
-            let row_sums = &mut *(&raw mut (*section).row_sums);
+            let row_sums = &mut (*section).row_sums;
             for (group, row_sums) in groups.clone().zip(row_sums) {
                 let mut sum = _mm512_setzero_si512();
                 for chunk in shape.chunks(group) {

@@ -1,0 +1,174 @@
+//! 4-bit weights in groups.
+
+use half::f16;
+
+use super::super::int4::{CHUNK_K, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
+use super::super::{INT8_TILE_K, Isa, PANEL_LANES};
+use super::{random, tables};
+use crate::buffer::Form;
+
+/// Groups of all lengths and a last one that is shorter, against sums in integers and the same
+/// steps in f32.
+#[test]
+fn sums_of_4_bit_groups_are_scaled_in_their_order() {
+    for (isa, kernels) in tables() {
+        // Plain Rust multiplies, then adds.
+        let multiply_add = |a: f32, b: f32, c: f32| match isa {
+            Isa::Portable => a * b + c,
+            _ => a.mul_add(b, c),
+        };
+        let shapes = [
+            (1, 1),
+            (1, 8),
+            (1, 15),
+            (1, 9),
+            (2, 3),
+            (2, 16),
+            (4, 4),
+            (4, 13),
+            (4, 27),
+        ];
+        for ((group_chunks, num_chunks), has_minimum) in shapes
+            .into_iter()
+            .flat_map(|shape| [(shape, false), (shape, true)])
+        {
+            let shape = Int4Shape {
+                num_chunks,
+                group_chunks,
+                has_minimum,
+            };
+            let k_len = num_chunks * CHUNK_K;
+            let random = |len: usize, seed: usize| random(len, seed as u64);
+            let weights = random(k_len * PANEL_LANES, num_chunks);
+            let weights: Vec<u8> = weights.iter().map(|w| (w * 8.0 + 8.0) as u8).collect();
+            let heads = random(shape.num_groups() * 2 * PANEL_LANES, 2);
+            let heads: Vec<f16> = heads.into_iter().map(f16::from_f32).collect();
+            let head = |group: usize, which: usize, lane: usize| {
+                heads[(group * 2 + which) * PANEL_LANES + lane]
+            };
+            let mut panel = vec![0_u8; shape.panel_bytes()];
+            for lane in 0..PANEL_LANES {
+                for k in 0..k_len {
+                    let (at, is_upper) = shape.position(k, lane);
+                    panel[at] |= weights[k * PANEL_LANES + lane] << (4 * u8::from(is_upper));
+                }
+                for group in 0..shape.num_groups() {
+                    let at = shape.scale_position(group, lane);
+                    panel[at..at + 2].copy_from_slice(&head(group, 0, lane).to_ne_bytes());
+                    if has_minimum {
+                        let at = at + LANE_F16_BYTES;
+                        panel[at..at + 2].copy_from_slice(&head(group, 1, lane).to_ne_bytes());
+                    }
+                }
+            }
+            let max_rows = kernels.rows_at_once(Form::Int8);
+            let some = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 32];
+            for num_rows in some.into_iter().filter(|&n| n <= max_rows) {
+                let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
+                let a: Vec<i8> = random(num_rows * k_len, 3)
+                    .into_iter()
+                    .map(scaled)
+                    .collect();
+                let num_blocks = k_len.div_ceil(INT8_TILE_K);
+                let mut rows = vec![0_i8; num_rows * num_blocks * INT8_TILE_K];
+                let mut sums = vec![0_i32; num_rows * num_chunks];
+                for (row, values) in a.chunks(k_len).enumerate() {
+                    for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
+                        let at = (block * num_rows + row) * INT8_TILE_K;
+                        rows[at..at + values.len()].copy_from_slice(values);
+                        let sums = &mut sums[block * 2 * num_rows + row..];
+                        let num_chunks = values.len() / CHUNK_K;
+                        // SAFETY: whole chunks, and a place for each of them.
+                        unsafe {
+                            let to = sums.as_mut_ptr();
+                            (kernels.sum_chunks)(values.as_ptr(), num_chunks, to, num_rows);
+                        }
+                    }
+                }
+                let mut expected = vec![0.0_f32; num_rows * PANEL_LANES];
+                for (i, acc) in expected.iter_mut().enumerate() {
+                    let (row, lane) = (i / PANEL_LANES, i % PANEL_LANES);
+                    for group in 0..shape.num_groups() {
+                        let (mut sum, mut row_sum) = (0, 0);
+                        let chunks = shape.chunks(group);
+                        for k in chunks.start * CHUNK_K..chunks.end * CHUNK_K {
+                            let x = i32::from(a[row * k_len + k]);
+                            let q = i32::from(weights[k * PANEL_LANES + lane]);
+                            sum += x * if has_minimum { q } else { q - MIDDLE };
+                            row_sum += x;
+                        }
+                        *acc = multiply_add(sum as f32, head(group, 0, lane).to_f32(), *acc);
+                        if has_minimum {
+                            let minimum = head(group, 1, lane).to_f32();
+                            *acc = multiply_add(row_sum as f32, minimum, *acc);
+                        }
+                    }
+                }
+                let rows = Int4Rows {
+                    rows: rows.as_ptr().cast(),
+                    num_rows,
+                    sums: sums.as_ptr(),
+                };
+                let panel = panel.as_ptr();
+                for fetch_ahead in [false, true] {
+                    let mut out = vec![f32::NAN; max_rows * PANEL_LANES];
+                    // SAFETY: extents as the kernel wants them.
+                    unsafe {
+                        (kernels.int4_gemm)(&rows, panel, shape, fetch_ahead, out.as_mut_ptr());
+                        if let Some(tiles) = &kernels.tile_gemm {
+                            (tiles.release)();
+                        }
+                    }
+                    let out = &out[..expected.len()];
+                    assert_eq!(out, expected, "{isa} {num_rows} rows, {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Of every group: no weight is off by a step, and all together by little more than rounding costs.
+#[test]
+fn groups_are_quantised_with_small_errors() {
+    for (isa, kernels) in tables() {
+        for group_len in [32, 64, 128] {
+            const NUM_GROUPS: usize = 9;
+            let mut x = random(NUM_GROUPS * group_len, 11);
+            x[..group_len].fill(0.0);
+            for x in &mut x[group_len..2 * group_len] {
+                *x *= 1e-30;
+            }
+            let quantise = |x: &[f32]| {
+                let (mut q, mut scales) = (vec![u8::MAX; x.len()], vec![f32::NAN; NUM_GROUPS]);
+                let (to, to_scales) = (q.as_mut_ptr(), scales.as_mut_ptr());
+                // SAFETY: whole groups.
+                unsafe {
+                    (kernels.quantise_groups)(x.as_ptr(), NUM_GROUPS, group_len, to, to_scales);
+                }
+                (q, scales)
+            };
+            let (q, scales) = quantise(&x);
+            assert!(q.iter().all(|&q| q < 16), "{isa}");
+            for (group, x) in x.chunks(group_len).enumerate() {
+                let q = &q[group * group_len..];
+                let scale = f64::from(scales[group]);
+                let mut error = 0.0;
+                for (x, q) in x.iter().zip(q) {
+                    let x = f64::from(*x);
+                    let off = x - scale * (f64::from(*q) - 8.0);
+                    assert!(off.abs() <= scale.abs(), "{isa}: {x} in group {group}");
+                    error += off * off;
+                }
+                let rounding = scale * scale / 12.0 * group_len as f64;
+                assert!(error <= 1.5 * rounding, "{isa}: group {group}");
+            }
+            for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                x[0] = odd;
+                x[2 * group_len] = odd;
+                let (_, scales) = quantise(&x);
+                assert!(scales[0].is_nan() && scales[2].is_nan(), "{isa} {odd}");
+                assert!(scales[1].is_finite() && scales[3].is_finite());
+            }
+        }
+    }
+}
