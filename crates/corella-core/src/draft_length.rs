@@ -1,6 +1,8 @@
 //! How many tokens to guess, by how guesses have fared: more while they hold, fewer when they do
 //! not, none for a while when they do not pay.
 
+use crate::SchedulerConfig;
+
 /// Of one request. Whole numbers only, so that equal histories guess alike; gains and costs are
 /// hundredths of a step.
 #[derive(Debug)]
@@ -18,9 +20,9 @@ pub(crate) struct DraftLength {
 /// A draft that holds spares a step.
 const GAIN: i32 = 100;
 /// Checking a draft is a further row of a step: on a CPU a fraction of a step of its own.
-const ROW_COST: i32 = 25;
-/// Nothing that costs more could ever pay.
-const MAX_DRAW_COST: u32 = 1000;
+const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
+/// What costs more is lost as soon as it is tried.
+const MAX_COUNTED_COST: u32 = 1000;
 /// With this much lost guessing pauses.
 const MAX_LOSS: i32 = 16 * ROW_COST;
 /// Success long ago is no reason to go on.
@@ -36,7 +38,7 @@ impl DraftLength {
     pub fn new(draw_cost: u32) -> Self {
         Self {
             length: FIRST_LENGTH,
-            draw_cost: draw_cost.min(MAX_DRAW_COST) as i32,
+            draw_cost: draw_cost.min(MAX_COUNTED_COST) as i32,
             balance: 0,
             pause: 0,
             next_pause: FIRST_PAUSE,

@@ -100,6 +100,9 @@ pub enum PrefillAdmissionPolicy {
 
 impl SchedulerConfig {
     pub const RATIO_ONE: u32 = 1 << 16;
+    /// A draft that costs so many hundredths of a step to draw, or more, never pays: with the row
+    /// that checks it, it costs the step that it may spare.
+    pub const MAX_DRAW_COST: u32 = 75;
     /// More rows than these for one request are a prefill.
     pub const MAX_DRAFT_TOKENS: u32 = 64;
 

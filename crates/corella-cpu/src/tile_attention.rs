@@ -298,7 +298,12 @@ impl AttentionLayer<'_> {
             // Behind the end any keys will do: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
             if self.kv.format == KvFormat::Int8 {
-                self.copy_scales(work, first..block.end.min(first + KEY_TILE), &block, scratch);
+                self.copy_scales(
+                    work,
+                    first..block.end.min(first + KEY_TILE),
+                    &block,
+                    scratch,
+                );
             }
             let copied = scratch.copied_keys.wrapping_add(index * tile_len);
             scratch.keys.push(match (self.kv.form, self.kv.format) {

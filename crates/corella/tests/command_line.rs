@@ -351,7 +351,10 @@ fn pipeline_stages_and_guesses_reach_no_answer() {
     };
     let one = answers("");
     assert_eq!(one[1].as_array().unwrap().len(), 6);
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano");
+    let by_draft = format!("--speculate draft --draft-model {nano} --draft-dtype int8");
     for options in [
+        &*by_draft,
         "--pipeline-parallel-size 2",
         "--pipeline-parallel-size 6",
         "--speculate ngram",
