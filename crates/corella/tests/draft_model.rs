@@ -31,7 +31,7 @@ fn limits(speculation: Speculation) -> SchedulerConfig {
 
 fn executor(model: &str, weight_format: Option<WeightFormat>, num_pages: u32) -> CpuExecutor {
     let limits = limits(Speculation::Off);
-    let checkpoint = Checkpoint::open(&folder(model)).unwrap();
+    let checkpoint = Checkpoint::open(folder(model)).unwrap();
     let config = CpuConfig {
         num_threads: 2,
         pin_threads: false,
@@ -80,7 +80,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
             sampling.top_p = 0.9;
             sampling.seed = at;
         }
-        sampling.logprobs = (at % 3 == 0).then_some(3);
+        sampling.logprobs = at.is_multiple_of(3).then_some(3);
         Submission {
             prompt: (0..3 + at * 5).map(token).collect(),
             sampling,
@@ -123,7 +123,7 @@ fn assert_same_with_drafts(
     draft_format: Option<WeightFormat>,
     num_draft_pages: u32,
 ) -> EngineStats {
-    let checkpoint = Checkpoint::open(&folder(model)).unwrap();
+    let checkpoint = Checkpoint::open(folder(model)).unwrap();
     let submissions = submissions(checkpoint.config().spec.vocab_size);
     let plain = engine(model, None);
     let alone = submissions.chunks(1).flat_map(|one| play(&plain, one));
