@@ -1,6 +1,10 @@
-"""Serves the same prompts with and without --speculate ngram, by turns, and prints medians.
+"""Serves the same prompts with and without --speculate, by turns, and prints medians.
 
-    python bench/speculation.py target/release/corella [--model FOLDER] [--runs 5] [--concurrency 1,8] [CASE ...]
+    python bench/speculation.py target/release/corella [CASE ...] [--model FOLDER] [--runs 5] [--concurrency 1,8]
+    python bench/speculation.py target/release/corella [CASE ...] --draft-model models/nano --draft-dtype int8
+
+Without a draft model the guesses are ngram's. A draft model is worth a run when it is smaller than the model: the same
+one in a cheaper type is the nearest that needs no second checkpoint.
 
 "again" asks for JSON that the conversation has already: the answer repeats it. "json" asks for it once:
 the answer takes the words from the question, in another form. "stories" has nothing to repeat.
@@ -43,15 +47,15 @@ def prompts(case):
         yield question + "<|im_start|>assistant\n"
 
 
-def served(binary, model, speculate, prompts, rest):
-    server = subprocess.Popen([binary, "serve", *model, "--port", str(PORT), "--speculate", speculate],
+def served(binary, model, speculation, prompts, rest):
+    server = subprocess.Popen([binary, "serve", *model, "--port", str(PORT), *speculation],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_ready()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "out.json"
             subprocess.run([binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", "--prompts", prompts,
-                            "--temperature", "0", *rest, "--output-json", path],
+                            *rest, "--output-json", path],
                            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             result = json.loads(path.read_text())
         result.update({name: metric(series) for name, series in COUNTS.items()})
@@ -71,20 +75,28 @@ def main():
     parser.add_argument("--concurrency", default="1,8")
     parser.add_argument("--num-prompts", type=int, default=4 * NUM_PROMPTS)
     parser.add_argument("--max-tokens", type=int, default=120)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--draft-dtype", default="auto")
+    parser.add_argument("--temperature", default="0")
     options = parser.parse_args()
+    kind = "draft" if options.draft_model else "ngram"
+    speculation = ["--speculate", kind]
+    if options.draft_model:
+        speculation += ["--draft-model", options.draft_model, "--draft-dtype", options.draft_dtype]
     model = [options.model] if options.model else []
     for case in options.cases or ["again", "json", "stories"]:
         for concurrency in options.concurrency.split(","):
-            rest = ["--num-prompts", str(options.num_prompts), "--max-concurrency", concurrency, "--max-tokens", str(options.max_tokens)]
+            rest = ["--num-prompts", str(options.num_prompts), "--max-concurrency", concurrency, "--max-tokens", str(options.max_tokens),
+                    "--temperature", options.temperature]
             with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
                 file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(case))
                 file.flush()
-                rounds = [[served(options.binary, model, value, file.name, rest) for value in ("off", "ngram")] for _ in range(options.runs)]
-            table(f"{case}, {concurrency} at a time", rounds)
+                rounds = [[served(options.binary, model, value, file.name, rest) for value in ([], speculation)] for _ in range(options.runs)]
+            table(f"{case}, {concurrency} at a time", kind, rounds)
 
 
-def table(title, rounds):
-    print(f"\n| {title} | off | ngram | ratio (lowest to highest) |\n|---|---|---|---|")
+def table(title, kind, rounds):
+    print(f"\n| {title} | off | {kind} | ratio (lowest to highest) |\n|---|---|---|---|")
     for name, key, form in MEASURES:
         cells = [f"{statistics.median(r[at][key] for r in rounds):{form}}".strip() for at in (0, 1)]
         ratios = sorted(r[1][key] / r[0][key] for r in rounds)

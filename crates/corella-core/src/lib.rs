@@ -58,4 +58,5 @@ pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{
     ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy, Speculation,
 };
+pub use speculation::DraftRequest;
 pub use stats::{PrefixHits, SchedulerStats};

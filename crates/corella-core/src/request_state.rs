@@ -6,7 +6,7 @@ use core::ops::{Index, IndexMut};
 
 use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
-use crate::{FinishReason, PageId, Request, SlotId, StepId, TokenId};
+use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
 
 /// Positions of a request, left to right:
 ///
@@ -150,6 +150,19 @@ impl RequestState {
             && self.drafts.is_empty()
             && self.num_scheduled_tokens < self.num_total_tokens()
             && self.num_total_tokens() - self.num_prompt_tokens < self.max_tokens
+    }
+
+    /// What an executor must know to draw its tokens.
+    pub fn slot_start(&self, slot: SlotId, num_cached_tokens: usize) -> SlotStart {
+        SlotStart {
+            slot,
+            request: self.request.id,
+            sampling: self.request.sampling.clone(),
+            num_prompt_tokens: self.num_prompt_tokens,
+            cached_tokens: self.tokens[..num_cached_tokens].to_vec(),
+            min_tokens: self.request.stopping.min_tokens,
+            masked_until_min_tokens: self.masked_until_min_tokens.clone(),
+        }
     }
 
     /// Rows that the request fills when it goes its whole way: the last token needs none.

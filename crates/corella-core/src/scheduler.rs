@@ -19,7 +19,8 @@ use crate::{
 ///
 /// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
 ///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
-/// * Plan: [`schedule`](Self::schedule)
+/// * Plan: [`schedule`](Self::schedule), and with a draft model before it
+///   [`draft_requests`](Self::draft_requests) and [`give_drafts`](Self::give_drafts)
 /// * Feedback: [`update_from_output`](Self::update_from_output),
 ///   [`handle_step_failed`](Self::handle_step_failed)
 /// * Outputs: [`poll_output`](Self::poll_output), [`poll_kv_event`](Self::poll_kv_event)

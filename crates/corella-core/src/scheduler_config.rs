@@ -66,6 +66,12 @@ pub enum Speculation {
     /// Whatever followed in the request's own prompt and output when its newest tokens stood there
     /// before (prompt lookup).
     Ngram,
+    /// What a draft model draws between steps: see
+    /// [`draft_requests`](crate::Scheduler::draft_requests). Drawing a token with it costs
+    /// `draw_cost` hundredths of a step.
+    Draft {
+        draw_cost: u32,
+    },
 }
 
 /// Whose turn it is among those that wait.
@@ -94,6 +100,9 @@ pub enum PrefillAdmissionPolicy {
 
 impl SchedulerConfig {
     pub const RATIO_ONE: u32 = 1 << 16;
+    /// A draft that costs so many hundredths of a step to draw, or more, never pays: with the row
+    /// that checks it, it costs the step that it may spare.
+    pub const MAX_DRAW_COST: u32 = 75;
     /// More rows than these for one request are a prefill.
     pub const MAX_DRAFT_TOKENS: u32 = 64;
 
@@ -168,6 +177,13 @@ impl SchedulerConfig {
                 "max_draft_tokens is {}; the most is {}",
                 self.max_draft_tokens,
                 Self::MAX_DRAFT_TOKENS
+            )));
+        }
+        if matches!(self.speculation, Speculation::Draft { .. }) && self.max_inflight_steps > 1 {
+            return Err(ConfigError(format!(
+                "max_inflight_steps is {}, and a draft model draws while no step runs; with it use \
+                 1, and 1 pipeline stage",
+                self.max_inflight_steps
             )));
         }
         let plans_known_tokens = self.max_inflight_steps == 1 || self.num_pipeline_stages > 1;

@@ -8,10 +8,10 @@
 use alloc::vec::Vec;
 
 use crate::draft_length::DraftLength;
-use crate::request_state::RequestIndex;
+use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::StepPlan;
 use crate::suffix_index::SuffixIndex;
-use crate::{Scheduler, SchedulerConfig, Speculation, TokenId};
+use crate::{RequestId, Scheduler, SchedulerConfig, SlotStart, Speculation, TokenId};
 
 /// Guesses for one request.
 #[derive(Debug)]
@@ -20,17 +20,42 @@ pub(crate) struct Speculator {
     length: DraftLength,
 }
 
-/// Where guesses come from. Another kind, say the tokens that a draft model has drawn, is another
-/// variant: all that is asked of it is tokens that may follow.
+/// Where guesses come from. Another kind is another variant: all that is asked of it is tokens
+/// that may follow.
 #[derive(Debug)]
 enum Proposer {
     Ngram(SuffixIndex),
+    /// What somebody else has drawn behind the first `num_tokens` tokens. Of no use behind others.
+    Given {
+        num_tokens: usize,
+        drafts: Vec<TokenId>,
+    },
+}
+
+/// A request that could use guesses in the step to come.
+#[derive(Debug)]
+pub struct DraftRequest<'a> {
+    /// Its slot, and how its tokens are drawn: a guess drawn with the same parameters at the same
+    /// position is right more often. It says nothing of tokens that are there already.
+    pub start: SlotStart,
+    /// Prompt and output so far.
+    pub tokens: &'a [TokenId],
+    /// At least 1. More would not be computed.
+    pub max_drafts: u32,
 }
 
 impl Proposer {
     /// Appends up to `max` tokens to `drafts`. `tokens` begin with those of the last call.
     fn propose(&mut self, tokens: &[TokenId], max: usize, drafts: &mut Vec<TokenId>) {
         match self {
+            Self::Given {
+                num_tokens,
+                drafts: given,
+            } => {
+                if *num_tokens == tokens.len() {
+                    drafts.extend(given.iter().take(max));
+                }
+            }
             Self::Ngram(index) => {
                 let Some(end) = index.longest_match(tokens) else {
                     return;
@@ -50,14 +75,43 @@ impl Proposer {
 
 impl Speculator {
     pub fn new(config: &SchedulerConfig) -> Option<Self> {
-        let proposer = match config.speculation {
+        let (proposer, draw_cost) = match config.speculation {
             Speculation::Off => return None,
-            Speculation::Ngram => Proposer::Ngram(SuffixIndex::default()),
+            Speculation::Ngram => (Proposer::Ngram(SuffixIndex::default()), 0),
+            Speculation::Draft { draw_cost } => {
+                let (num_tokens, drafts) = (0, Vec::new());
+                (Proposer::Given { num_tokens, drafts }, draw_cost)
+            }
         };
         Some(Self {
             proposer,
-            length: DraftLength::default(),
+            length: DraftLength::new(draw_cost),
         })
+    }
+
+    /// How many guesses to ask for. Given ones have been counted when they were asked for.
+    fn num_wanted(&mut self, max: u32) -> u32 {
+        match &self.proposer {
+            Proposer::Ngram(_) => self.length.next(max),
+            Proposer::Given { drafts, .. } => max.min(drafts.len() as u32),
+        }
+    }
+
+    fn has_given(&self, tokens: &[TokenId]) -> bool {
+        match &self.proposer {
+            Proposer::Ngram(_) => false,
+            Proposer::Given { num_tokens, drafts } => {
+                *num_tokens == tokens.len() && !drafts.is_empty()
+            }
+        }
+    }
+
+    /// What is given is for one step, and so many of it are in that step.
+    fn drop_given(&mut self, num_planned: u32) {
+        if let Proposer::Given { drafts, .. } = &mut self.proposer {
+            let num_given = core::mem::take(drafts).len() as u32;
+            self.length.note_unused(num_given - num_planned);
+        }
     }
 
     /// So many drafts were computed, and so many of them held.
@@ -67,6 +121,81 @@ impl Speculator {
 }
 
 impl Scheduler {
+    /// Who could use guesses of a draft model in the step to come, and how many. Nobody with
+    /// another kind of speculation, while a step is in flight, and when a prompt is about to take
+    /// what the step has left.
+    pub fn draft_requests(&mut self) -> Vec<DraftRequest<'_>> {
+        let is_asked = matches!(self.config.speculation, Speculation::Draft { .. });
+        if !is_asked || !self.inflight.is_empty() {
+            return Vec::new();
+        }
+        let requests = &mut self.requests;
+        let running = self.running.iter().copied();
+        let decoding: Vec<_> = running.filter(|&i| requests[i].wants_decode()).collect();
+        let num_decodes = (decoding.len() as u32).min(self.config.max_decode_seqs);
+        let running = self.running.iter().map(|&index| &requests[index]);
+        let prefilling = running.filter(|state| state.is_prefilling());
+        let num_to_prefill = match self.waiting.is_empty() || self.free_slots.is_empty() {
+            true => { prefilling }
+                .map(|state| state.prefill_end - state.num_scheduled_tokens)
+                .sum(),
+            // Whoever starts takes what it can.
+            false => u32::MAX,
+        };
+        let num_taken =
+            num_decodes.saturating_add(num_to_prefill.min(self.config.max_prefill_tokens));
+        let mut num_tokens = self.config.max_num_batched_tokens.saturating_sub(num_taken);
+        let mut num_left = decoding.len() as u32;
+        let mut asked = Vec::with_capacity(decoding.len());
+        for index in decoding {
+            let share = num_tokens.div_ceil(num_left);
+            num_left -= 1;
+            let state = &mut requests[index];
+            // The draws of the step are its last tokens at most.
+            let max = (state.max_tokens - state.num_output_tokens() - 1)
+                .min(share)
+                .min(self.config.max_draft_tokens);
+            let Some(speculator) = &mut state.speculator else {
+                continue;
+            };
+            if max == 0 || speculator.has_given(&state.tokens) {
+                continue;
+            }
+            let max_drafts = speculator.length.next(max);
+            num_tokens -= max_drafts;
+            if max_drafts > 0 {
+                asked.push((index, max_drafts));
+            }
+        }
+        let requests = &self.requests;
+        let request = |(index, max_drafts): (RequestIndex, u32)| {
+            let state: &RequestState = &requests[index];
+            let slot = state.slot.expect("a running request has a slot");
+            DraftRequest {
+                start: state.slot_start(slot, 0),
+                tokens: &state.tokens,
+                max_drafts,
+            }
+        };
+        asked.into_iter().map(request).collect()
+    }
+
+    /// Guesses behind the tokens that the request has now. They are in the next step that
+    /// computes the newest of those, as far as it has room.
+    pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
+        let Some(&index) = self.index_of.get(&id) else {
+            return;
+        };
+        let state = &mut self.requests[index];
+        let num_tokens = state.tokens.len();
+        if let Some(speculator) = &mut state.speculator
+            && let Proposer::Given { .. } = speculator.proposer
+        {
+            speculator.drop_given(0);
+            speculator.proposer = Proposer::Given { num_tokens, drafts };
+        }
+    }
+
     /// Shares what the step has left out over its decodes, for drafts.
     pub(crate) fn plan_drafts(&mut self, plan: &mut StepPlan) {
         if self.config.speculation == Speculation::Off || plan.tokens_left == 0 {
@@ -108,19 +237,17 @@ impl Scheduler {
             return 0;
         };
         let max = speculator
-            .length
-            .next(self.config.max_draft_tokens)
+            .num_wanted(self.config.max_draft_tokens)
             .min(max)
             .min(num_left);
-        if max == 0 {
-            return 0;
+        if max > 0 {
+            let drafts = &mut state.drafts;
+            speculator
+                .proposer
+                .propose(&state.tokens, max as usize, drafts);
         }
-        let drafts = &mut state.drafts;
-        speculator
-            .proposer
-            .propose(&state.tokens, max as usize, drafts);
         let page_size = self.config.page_size;
-        let num_rows = state.num_scheduled_tokens + drafts.len() as u32;
+        let num_rows = state.num_scheduled_tokens + state.drafts.len() as u32;
         let num_pages = (num_rows.div_ceil(page_size) as usize).saturating_sub(state.table.len());
         if num_pages > 0 {
             let num_others_pages = plan.num_reserved_pages - num_own_pages;
@@ -137,6 +264,10 @@ impl Scheduler {
                 state.drafts.truncate(num_free_rows as usize);
             }
         }
-        self.requests[index].drafts.len() as u32
+        let num_drafts = state.drafts.len() as u32;
+        if let Some(speculator) = &mut state.speculator {
+            speculator.drop_given(num_drafts);
+        }
+        num_drafts
     }
 }

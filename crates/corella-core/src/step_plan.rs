@@ -4,8 +4,7 @@ use alloc::vec::Vec;
 
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
-    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, SlotStart,
-    Span, StepId,
+    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
 };
 
 #[derive(Debug)]
@@ -76,15 +75,9 @@ impl StepPlan {
 
     /// Announces the slot of a request, with the tokens that its pages already hold.
     pub fn start_slot(&mut self, state: &RequestState, slot: SlotId) {
-        self.batch.started.push(SlotStart {
-            slot,
-            request: state.request.id,
-            sampling: state.request.sampling.clone(),
-            num_prompt_tokens: state.num_prompt_tokens,
-            cached_tokens: state.tokens[..state.num_scheduled_tokens as usize].to_vec(),
-            min_tokens: state.request.stopping.min_tokens,
-            masked_until_min_tokens: state.masked_until_min_tokens.clone(),
-        });
+        let num_cached_tokens = state.num_scheduled_tokens as usize;
+        let start = state.slot_start(slot, num_cached_tokens);
+        self.batch.started.push(start);
     }
 
     /// Announces the table's pages from entry `first` on.

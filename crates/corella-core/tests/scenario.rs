@@ -8,6 +8,8 @@
 //! add a prompt=12 max=4              12 tokens that no other request has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1, c2 of one call
+//! ask                                who could use how many drafts of a model in the next step
+//! give a=xyz                         … and what it drew
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
 //!                                    `*` draws a token, `<2` takes the token that step 2 draws,
 //!                                    `~xy` computes x and y as drafts behind it
@@ -25,9 +27,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy, Request,
-    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span,
-    Speculation, StoppingCriteria, TokenId,
+    Batch, BatchOutput, DraftRequest, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy,
+    Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
+    SlotId, Span, Speculation, StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -142,6 +144,10 @@ impl World {
                     config.speculation = Speculation::Ngram;
                     config.max_draft_tokens = number();
                 }
+                "draw_cost" => {
+                    let draw_cost = number();
+                    config.speculation = Speculation::Draft { draw_cost };
+                }
                 "show" => show_pages = value == "pages",
                 _ => panic!("unknown limit {key}"),
             }
@@ -173,6 +179,29 @@ impl World {
     fn run(&mut self, command: &str, words: &[&str]) {
         match command {
             "add" => self.add(words),
+            "ask" => {
+                let asked = self.scheduler.draft_requests();
+                let asked = asked.iter().map(|request| {
+                    let name = &self.names[&request.start.request];
+                    let DraftRequest {
+                        tokens, max_drafts, ..
+                    } = request;
+                    format!("{name} {max_drafts} behind {}", tokens.len())
+                });
+                let asked: Vec<_> = asked.collect();
+                match asked.is_empty() {
+                    true => self.say("nobody"),
+                    false => self.say(&asked.join(", ")),
+                }
+            }
+            "give" => {
+                for word in words {
+                    let (who, tokens) = word.split_once('=').unwrap();
+                    let (id, _) = self.names.iter().find(|(_, name)| *name == who).unwrap();
+                    let drafts = tokens.chars().map(TokenId::from).collect();
+                    self.scheduler.give_drafts(*id, drafts);
+                }
+            }
             "step" => {
                 if !self.step() {
                     self.say("nothing");

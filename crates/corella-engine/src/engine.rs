@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use corella_core::{
     AdmissionError, ConfigError, FinishReason, KvEvent, LatencyObjectives, Namespace, PinError,
-    Request, RequestId, SamplingParams, Scheduler, SchedulerConfig, StoppingCriteria, TokenId,
+    Request, RequestId, SamplingParams, Scheduler, SchedulerConfig, Speculation, StoppingCriteria,
+    TokenId,
 };
 use corella_model::{Executor, ExecutorError, KvLayout};
 use crossbeam_channel::Sender;
 
+use crate::drafter::{DraftModel, Drafter};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::kv_feed::{KvEventStream, KvFeed};
@@ -124,6 +126,23 @@ pub enum EngineError {
 impl Engine {
     /// Returns when the executor is warm and the engine takes requests.
     pub fn start(config: EngineConfig, executor: Box<dyn Executor>) -> Result<Self, EngineError> {
+        Self::start_with(config, executor, None)
+    }
+
+    /// The same with a model that guesses, as `config.scheduler.speculation` has to say.
+    pub fn start_with_draft_model(
+        config: EngineConfig,
+        executor: Box<dyn Executor>,
+        draft_model: DraftModel,
+    ) -> Result<Self, EngineError> {
+        Self::start_with(config, executor, Some(draft_model))
+    }
+
+    fn start_with(
+        config: EngineConfig,
+        executor: Box<dyn Executor>,
+        draft_model: Option<DraftModel>,
+    ) -> Result<Self, EngineError> {
         let scheduler = Scheduler::new(config.scheduler.clone()).map_err(EngineError::Config)?;
         let layout = executor.kv_layout();
         let limits = &config.scheduler;
@@ -133,6 +152,12 @@ impl Engine {
                 num_pages: limits.num_pages,
                 page_size: limits.page_size,
             });
+        }
+        let is_drafting = matches!(limits.speculation, Speculation::Draft { .. });
+        if is_drafting != draft_model.is_some() {
+            return Err(EngineError::Config(ConfigError(
+                "a draft model and speculation by a draft model need each other".to_owned(),
+            )));
         }
         let max_live_requests = limits
             .max_queued_requests
@@ -162,11 +187,19 @@ impl Engine {
         // Between two drains there may be the live requests' adds and aborts, and the aborts of
         // requests that have ended since, of which there are no more. So sending never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
-        let watchdog = Watchdog::start(config.step_timeout, config.step_deadline, shared.clone())
-            .map_err(EngineError::Thread)?;
+        let watchdog = |subject| {
+            let (timeout, deadline) = (config.step_timeout, config.step_deadline);
+            Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
+        };
+        let drafter = match draft_model {
+            Some(model) => Some(Drafter::new(model, watchdog("step of the draft model")?)),
+            None => None,
+        };
+        let watchdog = watchdog("step")?;
         let engine_loop = EngineLoop {
             scheduler,
             executor,
+            drafter,
             commands,
             streams: HashMap::new(),
             kv_feed: KvFeed::default(),
@@ -339,7 +372,9 @@ const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorError>>) {
     let shared = engine_loop.shared.clone();
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let warm = engine_loop.executor.warm_up();
+        let drafter = engine_loop.drafter.as_mut();
+        let warm = { engine_loop.executor.warm_up() }
+            .and_then(|()| drafter.map_or(Ok(()), Drafter::warm_up));
         let failed = warm
             .as_ref()
             .err()

@@ -11,6 +11,7 @@ use corella_core::{Batch, BatchOutput, Namespace, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::Receiver;
 
+use crate::drafter::Drafter;
 use crate::engine::{Command, ResetError, Shared};
 use crate::kv_feed::KvFeed;
 use crate::step_log::StepLog;
@@ -22,6 +23,7 @@ use crate::watchdog::{Watchdog, WatchedStep};
 pub(crate) struct EngineLoop {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: Box<dyn Executor>,
+    pub(crate) drafter: Option<Drafter>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
     pub(crate) kv_feed: KvFeed,
@@ -71,6 +73,7 @@ impl EngineLoop {
 
     /// Plans and submits as many steps as may be in flight.
     fn drive_step(&mut self) -> Result<(), Stopped> {
+        self.draft();
         while let Some(batch) = self.scheduler.schedule(self.shared.now_us()) {
             let batch = Arc::new(batch);
             self.step_log.push(batch.clone());
@@ -84,6 +87,32 @@ impl EngineLoop {
             }
         }
         Ok(())
+    }
+
+    /// Has the draft model guess what the next step is to check. Guesses are never needed: when it
+    /// fails, answers go on without.
+    fn draft(&mut self) {
+        let Some(drafter) = &mut self.drafter else {
+            return;
+        };
+        let requests = self.scheduler.draft_requests();
+        if requests.is_empty() {
+            return;
+        }
+        match drafter.draft(&requests) {
+            Ok(drafts) => {
+                for (request, drafts) in drafts {
+                    self.scheduler.give_drafts(request, drafts);
+                }
+            }
+            Err(reason) => {
+                tracing::warn!(
+                    reason,
+                    "the draft model has failed; from now on nothing is guessed"
+                );
+                self.drafter = None;
+            }
+        }
     }
 
     fn forward_outputs(&mut self) {
@@ -188,6 +217,9 @@ impl EngineLoop {
     fn check_invariants(&self) {
         if cfg!(debug_assertions) {
             self.scheduler.check_invariants();
+            if let Some(drafter) = &self.drafter {
+                drafter.check_invariants();
+            }
         }
     }
 

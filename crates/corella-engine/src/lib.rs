@@ -1,5 +1,6 @@
 //! Drives the core and an executor on a thread of its own. Tokens only: no text, no HTTP.
 
+mod drafter;
 mod engine;
 mod engine_loop;
 mod engine_stats;
@@ -8,6 +9,7 @@ mod step_log;
 mod token_stream;
 mod watchdog;
 
+pub use drafter::DraftModel;
 pub use engine::{
     Engine, EngineConfig, EngineError, EngineState, PinPrefixError, ResetError, Submission,
     SubmitError,

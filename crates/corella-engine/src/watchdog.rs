@@ -25,7 +25,9 @@ pub(crate) struct WatchedStep {
 }
 
 impl Watchdog {
+    /// `subject` is what its reports say that has not returned.
     pub(crate) fn start(
+        subject: &'static str,
         timeout: Duration,
         deadline: Duration,
         shared: Arc<Shared>,
@@ -36,7 +38,7 @@ impl Watchdog {
         let seen = watch.clone();
         let thread = thread::Builder::new()
             .name("corella-watchdog".to_owned())
-            .spawn(move || seen.run(timeout, deadline, &shared))?;
+            .spawn(move || seen.run(subject, timeout, deadline, &shared))?;
         Ok(Self {
             watch,
             thread: Some(thread),
@@ -76,7 +78,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, timeout: Duration, deadline: Duration, shared: &Shared) {
+    fn run(&self, subject: &str, timeout: Duration, deadline: Duration, shared: &Shared) {
         let mut reported = None;
         let mut given_up = None;
         let mut due = timeout;
@@ -108,7 +110,7 @@ impl Watch {
                             tokens = step.batch.num_tokens(),
                             requests = %RequestList(&step.requests),
                             seconds = elapsed.as_secs_f64(),
-                            "a step has not returned"
+                            "a {subject} has not returned"
                         );
                         state = self.lock();
                         continue;
@@ -116,7 +118,9 @@ impl Watch {
                     if elapsed >= deadline && given_up != reported {
                         given_up = reported;
                         let (id, seconds) = (step.batch.step, elapsed.as_secs_f64());
-                        shared.give_up(format!("step {id} has not returned for {seconds:.0} s"));
+                        shared.give_up(format!(
+                            "{subject} {id} has not returned for {seconds:.0} s"
+                        ));
                     }
                     match given_up == reported {
                         true => due - elapsed,

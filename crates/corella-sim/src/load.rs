@@ -97,9 +97,13 @@ impl Load {
         Writer::new(seed).write()
     }
 
-    /// The same with guesses, or without. They need steps in flight to be known ones.
+    /// The same with guesses, or without. They need steps in flight to be known ones, and a draft
+    /// model none.
     pub fn with_speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
+        if let Speculation::Draft { .. } = speculation {
+            self.config.num_pipeline_stages = 1;
+        }
         if speculation != Speculation::Off && self.config.num_pipeline_stages == 1 {
             self.config.max_inflight_steps = 1;
         }
@@ -365,5 +369,9 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
     if plans_known_tokens && !random.once_in(3) {
         config.speculation = Speculation::Ngram;
         config.max_draft_tokens = 1 + random.below(8) as u32;
+        if config.max_inflight_steps == 1 && random.once_in(2) {
+            let draw_cost = random.below(SchedulerConfig::MAX_DRAW_COST.into()) as u32;
+            config.speculation = Speculation::Draft { draw_cost };
+        }
     }
 }

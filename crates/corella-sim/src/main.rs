@@ -1,5 +1,5 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
-//! `--speculate ngram` has all of them guess, `--speculate off` none; else the seed decides.
+//! `--speculate ngram` or `draft` has all of them guess, `--speculate off` none; else the seed decides.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use corella_core::Speculation;
 use corella_sim::{Load, Totals, simulate};
 
 const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
-                     [--speculate ngram|off]";
+                     [--speculate ngram|draft|off]";
 
 struct Options {
     first: u64,
@@ -114,7 +114,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
                 options.speculation = Some(match value.as_str() {
                     "off" => Speculation::Off,
                     "ngram" => Speculation::Ngram,
-                    _ => return Err(format!("{name}: {value:?} is neither ngram nor off")),
+                    "draft" => Speculation::Draft { draw_cost: 10 },
+                    _ => return Err(format!("{name}: {value:?} is none of ngram, draft and off")),
                 });
             }
             "--keep" => options.keep = PathBuf::from(&value),

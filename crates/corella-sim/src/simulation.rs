@@ -56,6 +56,7 @@ struct Simulation<'a> {
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
     requests: BTreeMap<RequestId, Progress>,
+    answers: BTreeMap<RequestId, &'a Answer>,
     /// What a subscriber to KV events knows.
     heard: BTreeSet<PageHash>,
     checkers: Vec<Box<dyn Checker>>,
@@ -93,6 +94,7 @@ impl<'a> Simulation<'a> {
             last_return_us: 0,
             slots: BTreeMap::new(),
             requests: BTreeMap::new(),
+            answers: BTreeMap::new(),
             heard: BTreeSet::new(),
             checkers: checker::all(load),
             totals: Totals {
@@ -123,6 +125,7 @@ impl<'a> Simulation<'a> {
                 Event::StepReturns => self.return_step()?,
             }
             self.settle()?;
+            self.give_drafts();
             while let Some(batch) = self.scheduler.schedule(self.now_us) {
                 self.submit(&batch)?;
                 self.settle()?;
@@ -150,6 +153,7 @@ impl<'a> Simulation<'a> {
         match self.scheduler.add_requests(requests) {
             Ok(()) => {
                 for answer in answers {
+                    self.answers.insert(answer.request.id, answer);
                     self.requests
                         .insert(answer.request.id, Progress::new(answer));
                     for checker in &mut self.checkers {
@@ -191,6 +195,26 @@ impl<'a> Simulation<'a> {
         }
         let what = format!("reset is {is_reset} with {num_in_use} pages in use");
         Err(self.violation("a reset is refused while pages are in use", what))
+    }
+
+    /// A draft model that foresees three tokens in four, and is sometimes silent.
+    fn give_drafts(&mut self) {
+        let random = &mut self.random;
+        let mut given = Vec::new();
+        for asked in self.scheduler.draft_requests() {
+            let answer = self.answers[&asked.start.request];
+            let num_drawn = asked.tokens.len() - answer.request.prompt.len();
+            let coming = answer.output[num_drawn..].iter().copied();
+            let guess = |token| token + u32::from(random.once_in(4));
+            let num_drafts = asked.max_drafts as usize;
+            let drafts: Vec<_> = coming.map(guess).take(num_drafts).collect();
+            if !random.once_in(8) {
+                given.push((asked.start.request, drafts));
+            }
+        }
+        for (request, drafts) in given {
+            self.scheduler.give_drafts(request, drafts);
+        }
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), Violation> {

@@ -211,11 +211,19 @@ pub struct SchedulerArgs {
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
     /// Guess the tokens to come and check them in the step of the one before, with what it has
-    /// left: ngram goes by what followed the newest tokens earlier in prompt and answer. Answers
-    /// stay the same; those that repeat a text come sooner
+    /// left: ngram goes by what followed the newest tokens earlier in prompt and answer, draft by a
+    /// smaller model. Answers stay the same; those that repeat a text, or that a much smaller model
+    /// can foresee, may come sooner
     #[arg(long, value_enum, default_value_t)]
     pub speculate: SpeculateArg,
-    /// With --speculate ngram: guesses of one request in one step, at most; fewer while they fail
+    /// With --speculate draft: folder or GGUF file of a model with the same tokens, small beside
+    /// the model served
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<PathBuf>,
+    /// Type of the draft model's weights [default: as its checkpoint has them]
+    #[arg(long, value_enum)]
+    pub draft_dtype: Option<WeightFormatArg>,
+    /// With --speculate: guesses of one request in one step, at most; fewer while they fail
     #[arg(long, value_name = "N", value_parser = parse_draft_tokens)]
     pub draft_tokens: Option<u32>,
 }
@@ -354,6 +362,7 @@ pub enum SpeculateArg {
     #[default]
     Off,
     Ngram,
+    Draft,
 }
 
 fn defaults() -> SchedulerConfig {

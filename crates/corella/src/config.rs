@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella::{
-    CalibrationText, Device, Error, GenerateParams, LlmOptions, ModelSource, QuantizeOptions,
+    CalibrationText, Device, DraftOptions, Error, GenerateParams, LlmOptions, ModelSource,
+    QuantizeOptions,
 };
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
@@ -394,17 +395,39 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
 
 fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(), Error> {
     let limits = &mut options.scheduler;
-    match (args.speculate, args.draft_tokens) {
-        (SpeculateArg::Off, Some(_)) => {
-            let reason = "--draft-tokens needs --speculate ngram";
+    let is_drafting = args.speculate == SpeculateArg::Draft;
+    for (is_wrong, reason) in [
+        (
+            args.draft_tokens.is_some() && args.speculate == SpeculateArg::Off,
+            "--draft-tokens needs --speculate ngram or draft",
+        ),
+        (
+            args.draft_model.is_some() && !is_drafting,
+            "--draft-model needs --speculate draft",
+        ),
+        (
+            args.draft_dtype.is_some() && !is_drafting,
+            "--draft-dtype needs --speculate draft",
+        ),
+        (
+            args.draft_model.is_none() && is_drafting,
+            "--speculate draft needs --draft-model",
+        ),
+    ] {
+        if is_wrong {
             return Err(Error::Config(reason.to_owned()));
         }
-        (SpeculateArg::Off, None) => limits.speculation = Speculation::Off,
-        (SpeculateArg::Ngram, num_tokens) => {
-            limits.speculation = Speculation::Ngram;
-            limits.max_draft_tokens = num_tokens.unwrap_or(limits.max_draft_tokens);
-        }
     }
+    limits.speculation = match args.speculate {
+        SpeculateArg::Off => Speculation::Off,
+        SpeculateArg::Ngram => Speculation::Ngram,
+        SpeculateArg::Draft => Speculation::Draft { draw_cost: 0 },
+    };
+    limits.max_draft_tokens = args.draft_tokens.unwrap_or(limits.max_draft_tokens);
+    options.draft_model = args.draft_model.clone().map(|path| DraftOptions {
+        source: ModelSource::Path(path),
+        weight_format: args.draft_dtype.and_then(weight_format),
+    });
     Ok(())
 }
 

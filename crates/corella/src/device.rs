@@ -1,13 +1,17 @@
 //! From a checkpoint and options to an executor with its KV pages.
 
-use corella_core::{SchedulerConfig, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, kv_page_bytes};
+use std::sync::Arc;
+
+use corella_core::{SchedulerConfig, Speculation, TokenId};
+use corella_cpu::{CpuConfig, CpuExecutor, Profile, kv_page_bytes};
+use corella_engine::DraftModel;
 use corella_model::{
-    Checkpoint, DType, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig, MockEnd,
-    MockExecutor, WeightFormat,
+    Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig,
+    MockEnd, MockExecutor, WeightFormat,
 };
 use corella_text::Tokenizer;
 
+use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan, available_bytes};
 use crate::{Device, Error, LlmOptions, TokenCost};
 
@@ -15,6 +19,7 @@ pub(crate) struct Loaded {
     pub executor: Box<dyn Executor>,
     pub scheduler: SchedulerConfig,
     pub hardware: Hardware,
+    pub draft: Option<(DraftModel, DraftHardware)>,
 }
 
 /// What computes, and in which types.
@@ -29,13 +34,18 @@ pub struct Hardware {
     pub kv_bytes: u64,
 }
 
+/// Of a draft model: the rest is as of the model that it guesses for.
+#[derive(Clone, Debug)]
+pub struct DraftHardware {
+    pub name: String,
+    pub weight_format: WeightFormat,
+    pub weight_bytes: usize,
+    pub kv_bytes: u64,
+}
+
 impl Hardware {
     pub fn weight_format_name(&self) -> &'static str {
-        match self.weight_format {
-            WeightFormat::Float(dtype) => dtype_name(dtype),
-            WeightFormat::Int8 => "int8",
-            WeightFormat::Int4 { .. } => "int4",
-        }
+        weight_format_name(self.weight_format)
     }
 
     pub fn kv_format_name(&self) -> &'static str {
@@ -46,36 +56,119 @@ impl Hardware {
     }
 }
 
+/// A model's weights, and the types that they and its KV are kept in.
+struct Formats<'a> {
+    spec: &'a DecoderSpec,
+    /// `None` for the mock.
+    weights: Option<DecoderWeights>,
+    asked_weight_format: Option<WeightFormat>,
+    weight_format: WeightFormat,
+    kv_format: KvFormat,
+}
+
+impl<'a> Formats<'a> {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        asked_weight_format: Option<WeightFormat>,
+        options: &LlmOptions,
+    ) -> Result<Self, Error> {
+        let weights = match options.device {
+            Device::Cpu => Some(checkpoint.weights()?),
+            Device::Mock => None,
+        };
+        let stored = weights.as_ref().map(DecoderWeights::format);
+        let weight_format = asked_weight_format
+            .or(stored)
+            .unwrap_or(WeightFormat::Float(DType::F32));
+        let kv_format = options
+            .kv_format
+            .unwrap_or(KvFormat::Float(match weight_format {
+                WeightFormat::Float(DType::F32) => DType::F32,
+                _ => DType::Bf16,
+            }));
+        Ok(Self {
+            spec: &checkpoint.config().spec,
+            weights,
+            asked_weight_format,
+            weight_format,
+            kv_format,
+        })
+    }
+
+    fn page_bytes(&self, page_size: u32) -> u64 {
+        kv_page_bytes(self.spec, page_size, self.kv_format) as u64
+    }
+
+    fn packed_bytes(&self) -> u64 {
+        self.weight_format
+            .num_bytes(TokenCost::num_weights(self.spec)) as u64
+    }
+
+    /// What is read to draw a token.
+    fn step_bytes(&self) -> f64 {
+        let cost = TokenCost {
+            spec: self.spec,
+            weight_format: self.weight_format,
+            kv_format: self.kv_format,
+        };
+        cost.decode_bytes(0.0)
+    }
+
+    fn cpu_executor(
+        self,
+        scheduler: &SchedulerConfig,
+        options: &LlmOptions,
+        profile: Option<Arc<Profile>>,
+    ) -> Result<Option<Box<dyn Executor>>, Error> {
+        let Some(weights) = self.weights else {
+            return Ok(None);
+        };
+        let config = CpuConfig {
+            num_threads: options.num_threads.unwrap_or_else(num_cores),
+            pin_threads: options.pin_threads,
+            weight_format: self.asked_weight_format,
+            kv_format: self.kv_format,
+            num_pages: scheduler.num_pages,
+            page_size: scheduler.page_size,
+            max_num_seqs: scheduler.max_num_seqs,
+            max_num_batched_tokens: scheduler.max_num_batched_tokens,
+            max_model_len: scheduler.max_model_len,
+            isa: options.isa,
+            num_stages: scheduler.num_pipeline_stages as usize,
+            profile,
+        };
+        let executor = CpuExecutor::new(self.spec.clone(), weights, config)?;
+        Ok(Some(Box::new(executor)))
+    }
+}
+
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
     options: &LlmOptions,
+    draft: Option<&DraftCheckpoint>,
 ) -> Result<Loaded, Error> {
     let spec = &checkpoint.config().spec;
     let mut scheduler = options.scheduler.clone();
     scheduler
         .validate()
         .map_err(|error| Error::Config(error.0))?;
-    let weights = match options.device {
-        Device::Cpu => Some(checkpoint.weights()?),
-        Device::Mock => None,
+    let formats = Formats::new(checkpoint, options.weight_format, options)?;
+    let draft = match draft {
+        Some(draft) => {
+            let formats = Formats::new(&draft.checkpoint, draft.weight_format, options)?;
+            Some((draft, formats))
+        }
+        None => None,
     };
-    let stored = weights.as_ref().map(DecoderWeights::format);
-    let weight_format = options
-        .weight_format
-        .or(stored)
-        .unwrap_or(WeightFormat::Float(DType::F32));
-    let kv_format = options
-        .kv_format
-        .unwrap_or(KvFormat::Float(match weight_format {
-            WeightFormat::Float(DType::F32) => DType::F32,
-            _ => DType::Bf16,
-        }));
-    let page_bytes = kv_page_bytes(spec, scheduler.page_size, kv_format) as u64;
-    let packed_bytes = weight_format.num_bytes(TokenCost::num_weights(spec)) as u64;
+    let page_bytes = formats.page_bytes(scheduler.page_size);
+    let of_draft = draft.as_ref().map(|(_, formats)| formats);
+    let packed_bytes = formats.packed_bytes() + of_draft.map_or(0, Formats::packed_bytes);
+    let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
-        page_bytes,
+        // A page of each: what a request fills it fills in both.
+        page_bytes: page_bytes + draft_page_bytes,
         max_position: spec.max_position,
         max_num_seqs: scheduler.max_num_seqs,
         max_model_len: options.max_model_len,
@@ -96,31 +189,25 @@ pub(crate) fn load(
             spec.num_layers
         )));
     }
-    let executor: Box<dyn Executor> = match weights {
-        Some(weights) => {
-            let config = CpuConfig {
-                num_threads: options.num_threads.unwrap_or_else(num_cores),
-                pin_threads: options.pin_threads,
-                weight_format: options.weight_format,
-                kv_format,
-                num_pages: scheduler.num_pages,
-                page_size: scheduler.page_size,
-                max_num_seqs: scheduler.max_num_seqs,
-                max_num_batched_tokens: scheduler.max_num_batched_tokens,
-                max_model_len: scheduler.max_model_len,
-                isa: options.isa,
-                num_stages,
-                profile: options.profile.clone(),
-            };
-            Box::new(CpuExecutor::new(spec.clone(), weights, config)?)
-        }
-        None => {
-            let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
-            mock.cost = options.mock_cost.clone();
-            mock.num_stages = scheduler.num_pipeline_stages;
-            Box::new(MockExecutor::new(mock))
-        }
+    if let (Speculation::Draft { draw_cost }, Some((_, of_draft))) =
+        (&mut scheduler.speculation, &draft)
+        && options.device == Device::Cpu
+    {
+        // Memory is what a step of few rows waits for.
+        *draw_cost = (100.0 * of_draft.step_bytes() / formats.step_bytes()).ceil() as u32;
+    }
+    let draft = match draft {
+        Some((draft, formats)) => Some(load_draft(draft, formats, tokenizer, &scheduler, options)?),
+        None => None,
     };
+    let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
+    let executor = formats.cpu_executor(&scheduler, options, options.profile.clone())?;
+    let executor = executor.unwrap_or_else(|| {
+        let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
+        mock.cost = options.mock_cost.clone();
+        mock.num_stages = scheduler.num_pipeline_stages;
+        Box::new(MockExecutor::new(mock))
+    });
     let hardware = Hardware {
         executor: executor.info(),
         num_stages,
@@ -134,7 +221,42 @@ pub(crate) fn load(
         executor,
         scheduler,
         hardware,
+        draft,
     })
+}
+
+/// With a page for each of the model's, as far as its context goes.
+fn load_draft(
+    draft: &DraftCheckpoint,
+    formats: Formats<'_>,
+    tokenizer: &Tokenizer,
+    limits: &SchedulerConfig,
+    options: &LlmOptions,
+) -> Result<(DraftModel, DraftHardware), Error> {
+    let mut limits = limits.clone();
+    let max_position = u32::try_from(formats.spec.max_position).unwrap_or(u32::MAX);
+    limits.max_model_len = limits.max_model_len.min(max_position);
+    let useful_pages =
+        { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
+    limits.num_pages = limits.num_pages.min(useful_pages);
+    let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(limits.page_size));
+    let executor = formats.cpu_executor(&limits, options, None)?;
+    let executor = executor.unwrap_or_else(|| {
+        let mock = mock_config(&draft.checkpoint, tokenizer, &limits);
+        Box::new(MockExecutor::new(mock))
+    });
+    let hardware = DraftHardware {
+        name: draft.name.clone(),
+        weight_format,
+        weight_bytes: executor.info().weight_bytes,
+        kv_bytes: page_bytes * u64::from(limits.num_pages),
+    };
+    let model = DraftModel {
+        executor,
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        max_model_len: limits.max_model_len,
+    };
+    Ok((model, hardware))
 }
 
 fn num_cores() -> usize {
@@ -164,6 +286,14 @@ fn mock_config(
         at_output: None,
     });
     mock
+}
+
+pub(crate) fn weight_format_name(weight_format: WeightFormat) -> &'static str {
+    match weight_format {
+        WeightFormat::Float(dtype) => dtype_name(dtype),
+        WeightFormat::Int8 => "int8",
+        WeightFormat::Int4 { .. } => "int4",
+    }
 }
 
 fn dtype_name(dtype: DType) -> &'static str {

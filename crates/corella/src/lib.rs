@@ -11,6 +11,7 @@
 
 mod built_in;
 mod device;
+mod draft_model;
 mod error;
 mod kv_plan;
 mod llm;
@@ -19,10 +20,10 @@ mod perplexity;
 mod quantize;
 mod token_cost;
 
-pub use device::Hardware;
+pub use device::{DraftHardware, Hardware};
 pub use error::Error;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
-pub use options::{Device, LlmOptions, ModelSource};
+pub use options::{Device, DraftOptions, LlmOptions, ModelSource};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
 pub use token_cost::TokenCost;

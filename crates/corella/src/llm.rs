@@ -2,13 +2,17 @@
 
 use std::path::Path;
 
-use corella_core::{FinishReason, Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_core::{
+    FinishReason, Namespace, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria,
+    TokenId,
+};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, ModelConfig};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
-use crate::device::{self, Hardware};
+use crate::device::{self, DraftHardware, Hardware, Loaded, weight_format_name};
+use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::display_bytes;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
@@ -23,6 +27,8 @@ pub struct Llm {
     pub engine: Engine,
     pub max_model_len: u32,
     pub hardware: Hardware,
+    /// Of the model that guesses.
+    pub draft_hardware: Option<DraftHardware>,
 }
 
 /// How one answer is made. `None` is what the model's makers recommend.
@@ -62,11 +68,20 @@ impl Llm {
         let (name, checkpoint) = open(source)?;
         let tokenizer = Tokenizer::from_bytes(&required_file(&checkpoint, "tokenizer.json")?)?;
         let chat_template = chat_template(&checkpoint)?;
-        let loaded = device::load(&checkpoint, &tokenizer, options)?;
+        let draft = match &options.draft_model {
+            Some(draft) => Some(DraftCheckpoint::open(draft, &checkpoint, &tokenizer)?),
+            None => None,
+        };
+        let loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
+        warn_of_draw_cost(&loaded);
         let max_model_len = loaded.scheduler.max_model_len;
         let mut config = EngineConfig::new(loaded.scheduler);
         config.step_deadline = options.step_deadline;
-        let engine = Engine::start(config, loaded.executor)?;
+        let (draft_model, draft_hardware) = loaded.draft.unzip();
+        let engine = match draft_model {
+            Some(draft) => Engine::start_with_draft_model(config, loaded.executor, draft)?,
+            None => Engine::start(config, loaded.executor)?,
+        };
         let llm = Self {
             name,
             config: checkpoint.config().clone(),
@@ -75,6 +90,7 @@ impl Llm {
             engine,
             max_model_len,
             hardware: loaded.hardware,
+            draft_hardware,
         };
         for prefix in &options.pinned_prefixes {
             llm.pin_prefix(prefix)?;
@@ -122,7 +138,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}, \
-             {pages} KV pages of {page_size} tokens ({kv} {kv_format}), context {context}",
+             {pages} KV pages of {page_size} tokens ({kv} {kv_format}), context {context}{draft}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -139,6 +155,16 @@ impl Llm {
             kv = display_bytes(hardware.kv_bytes),
             kv_format = hardware.kv_format_name(),
             context = self.max_model_len,
+            draft = match &self.draft_hardware {
+                None => String::new(),
+                Some(draft) => format!(
+                    "; drafts by {}: weights {} {}, KV {}",
+                    draft.name,
+                    display_bytes(draft.weight_bytes as u64),
+                    weight_format_name(draft.weight_format),
+                    display_bytes(draft.kv_bytes),
+                ),
+            },
         )
     }
 
@@ -278,6 +304,17 @@ impl Iterator for TextEvents {
             num_cached_tokens: output.num_cached_tokens,
             num_output_tokens: output.num_output_tokens,
         }))
+    }
+}
+
+fn warn_of_draw_cost(loaded: &Loaded) {
+    if let Speculation::Draft { draw_cost } = loaded.scheduler.speculation
+        && draw_cost >= SchedulerConfig::MAX_DRAW_COST
+    {
+        tracing::warn!(
+            "a token of the draft model costs {draw_cost} % of one of the model: guesses cannot pay, \
+             and few will be tried"
+        );
     }
 }
 

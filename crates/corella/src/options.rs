@@ -23,6 +23,14 @@ pub enum Device {
     Mock,
 }
 
+/// The model that guesses, with [`Speculation::Draft`](corella_core::Speculation).
+#[derive(Clone, Debug)]
+pub struct DraftOptions {
+    pub source: ModelSource,
+    /// Default: the checkpoint's.
+    pub weight_format: Option<WeightFormat>,
+}
+
 /// `None` is whatever suits model and machine.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
@@ -37,7 +45,10 @@ pub struct LlmOptions {
     pub weight_format: Option<WeightFormat>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_format: Option<KvFormat>,
-    /// Default: half of the free memory, and no more than the requests can use.
+    /// Its cost is worked out when the models are loaded.
+    pub draft_model: Option<DraftOptions>,
+    /// Default: half of the free memory, and no more than the requests can use. A draft model's KV
+    /// is part of it.
     pub kv_cache_bytes: Option<u64>,
     /// Default: what model and KV cache allow.
     pub max_model_len: Option<u32>,
@@ -69,6 +80,7 @@ impl Default for LlmOptions {
             isa: None,
             weight_format: None,
             kv_format: None,
+            draft_model: None,
             kv_cache_bytes: None,
             max_model_len: None,
             pinned_prefixes: Vec::new(),

@@ -28,7 +28,7 @@ impl Perplexity {
         let tokenizer = Tokenizer::from_bytes(&required_file(&checkpoint, "tokenizer.json")?)?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
-        let mut loaded = device::load(&checkpoint, &tokenizer, &options)?;
+        let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;
         let (mut sum, mut num_tokens) = (0.0, 0);
         for document in documents {
             let tokens: Vec<TokenId> = tokenizer.encode(document, true)?;

@@ -338,6 +338,15 @@ fn serve_says_where_answers_and_ends_on_a_signal() {
 }
 
 #[test]
+fn the_summary_names_a_draft_model() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano");
+    let options = ["--speculate", "draft", "--draft-model", nano];
+    let server = Server::start(&[&options[..], &["--draft-dtype", "int8"]].concat());
+    let (_, draft) = server.summary.split_once("; drafts by nano: ").unwrap();
+    assert!(draft.contains("int8") && draft.contains("KV"), "{draft}");
+}
+
+#[test]
 fn pipeline_stages_and_guesses_reach_no_answer() {
     let bodies = [
         r#"{"prompt":"Once upon a time","max_tokens":40,"temperature":0,"logprobs":3}"#,
@@ -351,7 +360,10 @@ fn pipeline_stages_and_guesses_reach_no_answer() {
     };
     let one = answers("");
     assert_eq!(one[1].as_array().unwrap().len(), 6);
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano");
+    let by_draft = format!("--speculate draft --draft-model {nano} --draft-dtype int8");
     for options in [
+        &*by_draft,
         "--pipeline-parallel-size 2",
         "--pipeline-parallel-size 6",
         "--speculate ngram",
