@@ -12,13 +12,16 @@ import random
 import re
 from dataclasses import dataclass, field
 
-from wordings import HELD, RELATIONS, RELATIONS_HELD, STRANGE, TRAIN, Wording, expand, strange, upper_first
+from wordings import HELD, HERE, RELATIONS, RELATIONS_HELD, STRANGE, TRAIN, Wording, expand, strange, upper_first
 from words import LISTS, is_held_word, made_up
 
 MIX = {"story": 14, "reading": 33, "json": 25, "sums": 10, "talk": 10, "lists": 4, "facts": 4}
 # The last part turns to what is learnt last, finding the right fact of a text, with more questions to a text.
 LAST_MIX = {"story": 12, "reading": 42, "json": 19, "sums": 11, "talk": 11, "lists": 3, "facts": 2}
 LAST = False
+# From then on every second word is one that training has not met, or hardly: a passage is to be read by its spelling.
+FRESH_MIX = {"story": 10, "reading": 48, "json": 19, "sums": 10, "talk": 9, "lists": 2, "facts": 2}
+FRESH = False
 # At the very end, so many times more unknown words stand in requests and statements.
 STRANGER = 1
 
@@ -42,7 +45,19 @@ PHRASES = False
 PHRASE_SHARE = {"place": 0.15, "event": 0.2, "object": 0.08, "food": 0.05, "animal": 0.06, "job": 0.08, "material": 0.06, "instrument": 0.06,
                 "shop": 0.15, "madeval": 0.12, "madekey": 0.05, "vehicle": 0.06, "hobby": 0.06, "thingname": 0.08, "drink": 0.05}
 SPOTS = ["in", "on", "under", "behind", "near", "beside", "inside", "by", "below", "above", "next to", "in front of", "on top of", "close to"]
+FRESH_KINDS = set("""place object animal food job colour hobby instrument spot material vehicle weather shop subject drink trait relative
+    thingname secret name town event""".split())
 PLAIN_WORDS = sorted({part.lower() for train, _ in LISTS.values() for w in train for part in w.split() if len(part) > 3} | set(STRANGE))
+
+
+def read_words(name):
+    """The words of a file, but for those of which a part is kept for the held-out set."""
+    kept = {part.lower() for _, held in LISTS.values() for w in held for part in w.split()}
+    words = [w for line in (HERE / name).read_text().splitlines() if line[:1] != "#" for w in line.split()]
+    return [w.replace("_", " ") for w in words if kept.isdisjoint(w.lower().split("_"))]
+
+
+RARE_WORDS, RARE_NAMES = read_words("plain_words.txt"), read_words("plain_names.txt")
 
 
 def spliced(rng):
@@ -86,8 +101,28 @@ class Context:
         w = spliced(self.rng) if not self.held and self.chance(0.5) else made_up(self.rng, self.held)
         return upper_first(w) if capital else w
 
+    def fresh(self, kind):
+        """A word that is spelled as no other of its kind: made up, or one of thousands."""
+        rng = self.rng
+        if kind in ("name", "town"):
+            return rng.choice(RARE_NAMES) if self.chance(0.3) else self.invented(True)
+        w = rng.choice(RARE_WORDS) if self.chance(0.35) else self.invented()
+        if self.chance(1.5 * PHRASE_SHARE.get(kind, 0.03)):
+            other = rng.choice(RARE_WORDS + PLAIN_WORDS) if self.chance(0.5) else self.invented()
+            w = f"{w} {other}" if self.chance(0.5) else f"{other} {w}"
+        if kind == "food":
+            return w + "s" if w[-1] not in "sxzh" and self.chance(0.6) else w
+        if kind == "spot":
+            where = self.invented() if self.chance(0.2) else rng.choice(SPOTS)
+            return f"{where} the {w}"
+        if kind == "shop":
+            return w + rng.choice([" shop", " shop", " store", " market", " stall", " house", "", ""])
+        return w
+
     def _word(self, kind):
         rng = self.rng
+        if FRESH and not self.held and kind in FRESH_KINDS and self.chance(0.5):
+            return self.fresh(kind)
         if PHRASES and not self.held and self.chance(PHRASE_SHARE.get(kind, 0.0)):
             return self.phrase()
         if kind == "age":
@@ -167,6 +202,9 @@ def fill(ctx, relation):
     return {slot: ctx.word(kind) for slot, kind in relation.slots.items()}
 
 
+STATE = Wording("STATE")  # what can stand before any statement
+
+
 def state(ctx, relation, slots):
     if ctx.new:
         line = ctx.rng.choice(RELATIONS_HELD[relation.name].say)
@@ -174,7 +212,10 @@ def state(ctx, relation, slots):
         line = ctx.rng.choice(relation.say)
         if not ctx.held and ctx.chance(0.12 * STRANGER):
             line = strange(ctx.rng, line)
-    return upper_first(expand(ctx.rng, line, slots))
+    text = expand(ctx.rng, line, slots)
+    if FRESH and not ctx.held and ctx.chance(0.12):
+        return upper_first(STATE.say(ctx, s=text if line.startswith(("<", "I ", '"')) else text[:1].lower() + text[1:]))
+    return upper_first(text)
 
 
 def ask_about(ctx, relation, slots):
@@ -203,10 +244,11 @@ def passage(ctx):
     """Some facts of which several are of the same kind, so that only binding the right words helps."""
     rng = ctx.rng
     n = rng.choice((1, 2, 2, 3, 3, 4, 5) if ctx.held else (1, 2, 3, 3, 4, 4, 5, 6))
+    same = 0.6 if FRESH and not ctx.held else 0.45
     key = rng.choice(known(ctx, THIRD))
     facts = [(key, fill(ctx, key))]
     while len(facts) < n:
-        r = key if ctx.chance(0.45) else rng.choice(known(ctx, THIRD))
+        r = key if ctx.chance(same) else rng.choice(known(ctx, THIRD))
         slots = fill(ctx, r)
         if r is not key and ctx.chance(0.3):  # the same person does two things
             people = [s[k] for q, s in facts for k, kind in q.slots.items() if kind == "name"]
@@ -218,7 +260,12 @@ def passage(ctx):
     sentences = [state(ctx, r, s) for r, s in facts]
     if ctx.chance(0.2):
         sentences.insert(rng.randint(0, len(sentences)), FILLER.say(ctx))
-    return facts, " ".join(sentences)
+    return facts, ("\n" if FRESH and not ctx.held and ctx.chance(0.08) else " ").join(sentences)
+
+
+def label(ctx):
+    """A word that stands over a text and says nothing."""
+    return "" if ctx.new else upper_first(ctx.rng.choice(RARE_WORDS)) if ctx.chance(0.6) else ctx.invented(True)
 
 
 def unambiguous(fact, asked, facts):
@@ -241,10 +288,10 @@ def reading(ctx):
     if ctx.chance(0.12):
         return story_reading(ctx)
     facts, text = passage(ctx)
-    order = [f for f in facts]
+    order = facts * 2 if FRESH and not ctx.held else list(facts)
     rng.shuffle(order)
     messages = []
-    turns = 1 if ctx.held else rng.choice((1, 2, 3, 4, 5, 6) if LAST else (1, 1, 2, 3, 4, 5))
+    turns = 1 if ctx.held else rng.choice((1, 2, 3, 4, 6, 8) if FRESH else (1, 2, 3, 4, 5, 6) if LAST else (1, 1, 2, 3, 4, 5))
     check = {}
     for i in range(min(turns, len(order))):
         r, slots = order[i]
@@ -257,7 +304,7 @@ def reading(ctx):
                 q = ask_about(ctx, absent, fill(ctx, absent))[0]
                 a = UNKNOWN
             frame = TEXT_LAST if ctx.chance(0.15) else TEXT_FIRST
-            messages += [("user", frame.say(ctx, t=text, q=q)), ("assistant", a)]
+            messages += [("user", frame.say(ctx, t=text, q=q, w=label(ctx))), ("assistant", a)]
         else:
             messages += [("user", q), ("assistant", a)]
         others = [v for f, s in facts for k, v in s.items() if s is not slots and f.slots[k] == r.slots[asked] and v not in slots.values()]
@@ -458,7 +505,7 @@ def story_reading(ctx):
     p = story_parts(ctx, 2)
     text = story_text(ctx, p)
     q, a, slot = ask_about(ctx, RELATIONS["story"], p)
-    return Dialogue("reading", [("user", TEXT_FIRST.say(ctx, t=text, q=q)), ("assistant", a)],
+    return Dialogue("reading", [("user", TEXT_FIRST.say(ctx, t=text, q=q, w=label(ctx))), ("assistant", a)],
                     {"has": [p[slot]], "not": [p["f"]] if slot == "h" else []})
 
 
@@ -854,7 +901,7 @@ SKILLS = {"story": story, "reading": reading, "json": json_skill, "sums": sums, 
 
 def dialogue(rng):
     """One training dialogue."""
-    mix = LAST_MIX if LAST else MIX
+    mix = FRESH_MIX if FRESH else LAST_MIX if LAST else MIX
     messages = SKILLS[rng.choices(list(mix), list(mix.values()))[0]](Context(rng)).messages
     if messages[0][0] != "system" and rng.random() < 0.06:
         messages.insert(0, ("system", rng.choice(SYSTEM_PLAIN)))

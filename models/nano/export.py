@@ -1,7 +1,8 @@
 """Writes a run as a Hugging Face folder: config.json, weights in bf16.
 
-The weights are the mean of those at the ends of the plan's parts (`mean_of`): it reads wordings
-that training had not better than any of them. A checkpoint that is named is written as it is.
+The weights are the mean of some that the plan names (`mean_of`): those that its last part began
+with, and those at its end. It reads wordings that training had not better than either of them. A
+checkpoint that is named is written as it is.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from model import CONFIG
+from model import CONFIG, mean_state
 
 HERE = Path(__file__).parent
 
@@ -26,9 +27,7 @@ def main():
     folder.mkdir(exist_ok=True)
     steps = json.loads((HERE / "plan.json").read_text())["mean_of"]
     paths = [args.checkpoint] if args.checkpoint else [HERE / "run" / f"state_{step}.pt" for step in steps]
-    states = [torch.load(path, weights_only=False) for path in paths]
-    mean = {k: sum(s["net"][k].float() for s in states) / len(states) for k in states[0]["net"]}
-    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in mean.items()}
+    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in mean_state(paths).items()}
     temporary = folder / "model.safetensors.tmp"
     save_file(weights, str(temporary), metadata={"format": "pt"})
     os.replace(temporary, folder / "model.safetensors")
@@ -38,7 +37,7 @@ def main():
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if folder.resolve() != HERE:
             (folder / name).write_text((HERE / name).read_text())
-    print(f"steps {[s['step'] for s in states]}: {sum(v.numel() for v in weights.values())} parameters, "
+    print(f"{[path.name for path in map(Path, paths)]}: {sum(v.numel() for v in weights.values())} parameters, "
           f"{(folder / 'model.safetensors').stat().st_size} bytes")
 
 

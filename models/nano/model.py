@@ -164,6 +164,11 @@ class Nano(nn.Module):
         self.head_loss = torch.compile(self.head_loss, dynamic=False)
 
 
+def mean_state(paths):
+    states = [torch.load(path, weights_only=False)["net"] for path in paths]
+    return {k: sum(s[k].float() for s in states) / len(states) for k in states[0]}
+
+
 def load_folder(folder):
     from safetensors.torch import load_file
 

@@ -6,9 +6,18 @@ import math
 import random
 import re
 
+import pytest
+
 import corpus
 from wordings import RELATIONS, RELATIONS_HELD
 from words import LISTS, is_held_word, made_up
+
+
+@pytest.fixture(autouse=True)
+def end_of_the_plan(monkeypatch):
+    """The corpus as training sees it last: with all that joined it on the way."""
+    for name, value in (("PHRASES", True), ("LAST", True), ("STRANGER", 3), ("FRESH", True)):
+        monkeypatch.setattr(corpus, name, value)
 
 
 def training(count=3000):
@@ -22,10 +31,23 @@ def test_the_same_seed_writes_the_same_text():
     assert again == [d.messages for d in corpus.held_out(3, 4)]
 
 
+def test_the_held_out_set_does_not_know_the_plan(monkeypatch):
+    late = [d.messages for d in corpus.held_out(3, 4)]
+    for name, value in (("PHRASES", False), ("LAST", False), ("STRANGER", 1), ("FRESH", False)):
+        monkeypatch.setattr(corpus, name, value)
+    assert late == [d.messages for d in corpus.held_out(3, 4)]
+
+
 def test_word_lists_are_apart():
     for kind, (train, held) in LISTS.items():
         assert not set(map(str.lower, train)) & set(map(str.lower, held)), kind
         assert len(set(train)) == len(train) and len(set(held)) == len(held), kind
+
+
+def test_words_of_the_files_are_apart():
+    kept = {part.lower() for _, held in LISTS.values() for word in held for part in word.split()}
+    for words in (corpus.RARE_WORDS, corpus.RARE_NAMES):
+        assert len(words) > 400 and kept.isdisjoint(part.lower() for word in words for part in word.split())
 
 
 def test_made_up_words_are_apart():
@@ -51,14 +73,17 @@ def assert_apart(train, held, where):
 
 def test_wordings_are_apart():
     for w in corpus.Wording.all:
-        # The held-out set asks for one sum at a time, and its ways to write a pair were all known.
-        if w.name not in ("DRILL", "PAIR_STYLE"):
+        # The held-out set asks for one sum at a time, its ways to write a pair were all known, and it says what it says.
+        if w.name not in ("DRILL", "PAIR_STYLE", "STATE"):
             assert_apart(w.train, w.held, w.name)
     for name, held in RELATIONS_HELD.items():
         r = RELATIONS[name]
         assert held.asks and held.asks.keys() <= r.asks.keys()
         if r.say:
             assert_apart(r.say, held.say, name)
+            before = {shape.removesuffix("<s>") for template in corpus.STATE.train for shape in shapes(template)}
+            bare = [shape[len(b):] for template in held.say for shape in shapes(template) for b in before if shape.startswith(b)]
+            assert set(bare).isdisjoint(shape for template in r.say for shape in shapes(template)), name
         for slot, ask in held.asks.items():
             assert_apart(r.asks[slot].direct + r.asks[slot].indirect, ask.direct + ask.indirect, (name, slot))
     assert RELATIONS_HELD.keys() <= RELATIONS.keys()
@@ -136,5 +161,5 @@ def test_wanted_replies_pass_their_own_check():
 def test_templates_leave_no_marks():
     for messages in training():
         for role, text in messages:
-            assert not re.search(r"[<>¶]|\[(?!\"|\d|\])", re.sub("->|=>|>>", "", text)), text
+            assert not re.search(r"[<>¶]|\[(?!\"|\d|\])", re.sub("->|=>|>>>?|</?(text|doc|context|note)>", "", text)), text
             assert "  " not in text, text

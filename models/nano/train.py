@@ -13,6 +13,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -25,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 
 import corpus
-from model import CONFIG, Nano
+from model import CONFIG, Nano, mean_state
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"
@@ -71,12 +72,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share, phrases, last, stranger):
+def make_chunk(seed, number, long_share, phrases, last, stranger, fresh):
     """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
-    corpus.PHRASES, corpus.LAST, corpus.STRANGER = phrases, last, 3 if stranger else 1
+    corpus.PHRASES, corpus.LAST, corpus.STRANGER, corpus.FRESH = phrases, last, 3 if stranger else 1, fresh
     size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
@@ -198,6 +199,17 @@ def main():
     adam = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
     step, clock = 0, 0.0
     last = run / "last.pt"
+    again = plan["again"]
+    parts = [run / f"state_{n}.pt" for n in again["mean_of"]]
+
+    def begin_again():
+        """From the mean of what training has come to, with nothing in motion."""
+        net.load_state_dict(mean_state(parts))
+        save(run / "state_begun.pt", {"net": net.state_dict(), "step": again["step"]})
+        adam.state.clear()
+        for b in itertools.chain(*muon.buffers):
+            b.zero_()
+
     if last.exists():
         state = torch.load(last, weights_only=False)
         net.load_state_dict(state["net"])
@@ -205,6 +217,11 @@ def main():
         muon.buffers = state["muon"]
         step, clock = state["step"], state["clock"]
         print(f"going on at step {step}", flush=True)
+    elif all(part.exists() for part in parts):
+        step = again["step"]
+        begin_again()
+        print(f"beginning at step {step}, with the mean of earlier states", flush=True)
+    first = step
     held = held_out_batches(known_wordings=True)
     torch._dynamo.config.recompile_limit = 4 * (len(BUCKETS) + len(LONG))  # each shape is its own program
     net.compile_parts()
@@ -216,7 +233,7 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from")))
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from", "fresh_from")))
         return ahead.pop(number).result()
 
     stop = []
@@ -236,8 +253,10 @@ def main():
             print(f"step {step} held-out {value:.4f} perplexity {math.exp(value):.3f}", flush=True)
             log.write(json.dumps({"step": step, "held_out": round(value, 4), "clock": round(clock)}) + "\n")
             log.flush()
-        if step in plan["mean_of"]:
+        if step in plan["ends"] and step != first:
             save(run / f"state_{step}.pt", {"net": net.state_dict(), "step": step})
+        if step == again["step"] != first:
+            begin_again()
         if done or stop or time.time() - saved > 180:
             save(last, {"net": net.state_dict(), "adam": adam.state_dict(), "muon": muon.buffers, "step": step, "clock": clock})
             saved = time.time()
