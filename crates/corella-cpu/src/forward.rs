@@ -11,7 +11,7 @@ use corella_model::{Activation, DecoderSpec, LayerInput};
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, PackedRows, Tiles};
-use crate::gemm::{Epilogue, PackedMatrix, Part, gemm};
+use crate::gemm::{Epilogue, PackedMatrix, Part, gemm, shared_gemm};
 use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
 use crate::kernels::{Kernels, PANEL_LANES};
@@ -283,8 +283,7 @@ impl Forward {
         out: Epilogue<'_>,
         walk: &mut Walk<'_>,
     ) {
-        let part = Part::of(&grid, weights, walk.worker.index());
-        gemm(self.kernels, rows, part, weights, out);
+        shared_gemm(self.kernels, rows, &grid, weights, out, walk.worker);
         self.count_dense(operation, rows, grid, weights, walk);
         walk.finish(operation);
     }
@@ -369,31 +368,36 @@ impl Forward {
     fn project(&self, plan: &StepPlan, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
         let spec = &self.spec.attention;
         let (act, weights) = (&self.activations, &layer.qkv);
-        let worker = walk.worker.index();
-        let (groups, rows) = (HeadGroups::new(spec), plan.grid.rows_of(worker));
-        let share = plan.grid.share(worker, groups.len());
-        for group in share.clone() {
-            let panels = groups.panels(group);
-            let part = Part {
-                tiles: plan.grid.tiles,
-                taken: plan.grid.tiles_of(worker),
-                first_panel: panels.start,
-                panels: panels.start..panels.end.min(weights.num_panels()),
-                goes_on: group + 1 < share.end,
-            };
-            let out = Epilogue::Store(&act.heads[worker]);
-            gemm(self.kernels, &act.normed, part, weights, out);
-            walk.note(Operation::Qkv);
-            for r in rows.clone() {
-                for (i, head) in groups.heads(group).enumerate() {
-                    // SAFETY: no one else has this worker's heads.
-                    let values = unsafe { act.heads[worker].row_mut(r) };
-                    let values = &mut values[i * spec.head_dim..][..spec.head_dim];
-                    self.store_head(plan, index, layer, r, head, values);
+        let (worker, grid) = (walk.worker, plan.grid);
+        let groups = HeadGroups::new(spec);
+        let share_of = |owner| grid.share(owner, groups.len());
+        worker.take_shares(
+            |owner| share_of(owner).len(),
+            |owner, units| {
+                let first = share_of(owner).start;
+                for group in first + units.start..first + units.end {
+                    let mut panels = groups.panels(group);
+                    panels.end = panels.end.min(weights.num_panels());
+                    let next = (group + 1 < share_of(owner).end).then_some(panels.end);
+                    let taken = grid.tiles_of(owner);
+                    let mut part = Part::new(self.kernels, &act.normed, grid.tiles, taken, panels);
+                    part.first_panel = part.panels.start;
+                    let units = 0..part.num_units();
+                    let out = Epilogue::Store(&act.heads[worker.index()]);
+                    gemm(self.kernels, &act.normed, &part, units, next, weights, out);
+                    walk.note(Operation::Qkv);
+                    for r in grid.rows_of(owner) {
+                        for (i, head) in groups.heads(group).enumerate() {
+                            // SAFETY: no one else has this worker's heads.
+                            let values = unsafe { act.heads[worker.index()].row_mut(r) };
+                            let values = &mut values[i * spec.head_dim..][..spec.head_dim];
+                            self.store_head(plan, index, layer, r, head, values);
+                        }
+                    }
+                    walk.note(Operation::Rotate);
                 }
-            }
-            walk.note(Operation::Rotate);
-        }
+            },
+        );
         self.count_dense(Operation::Qkv, &act.normed, plan.grid, weights, walk);
     }
 

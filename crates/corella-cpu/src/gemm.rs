@@ -1,7 +1,7 @@
 //! Dense layers: weights in panels, packed once; rows times panels, shared out by panel.
 //!
-//! A worker owns whole output lanes and walks k in order, so neither the number of workers
-//! nor the rows around a row reach its result.
+//! An output is one worker's, who walks k in order, so neither the number of workers nor the rows
+//! around a row reach its result.
 
 use std::cell::Cell;
 use std::io;
@@ -20,7 +20,7 @@ use crate::kernels::{
     panel_position, tile_position,
 };
 use crate::region::Region;
-use crate::thread_pool::ThreadPool;
+use crate::thread_pool::{ThreadPool, Worker};
 
 /// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
 pub struct PackedMatrix {
@@ -227,7 +227,7 @@ const PART_BLOCKS: usize = 16;
 const ROW_BLOCK_BYTES: usize = TILE_K * 2;
 const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
-/// What one worker computes of a dense layer.
+/// What one worker has to compute of a dense layer. A unit is a panel times a block of rows.
 pub struct Part {
     /// Of all rows.
     pub tiles: Tiles,
@@ -235,35 +235,52 @@ pub struct Part {
     pub panels: Range<usize>,
     /// The panel whose outputs are lanes 0 and on.
     pub first_panel: usize,
-    /// Whether the worker goes on with the panel behind these.
-    pub goes_on: bool,
+    /// Blocks of the taken tiles, one after the other for all panels.
+    num_blocks: usize,
 }
 
 impl Part {
-    /// A worker's rows and lanes of the whole layer.
-    pub fn of(grid: &Grid, weights: &PackedMatrix, worker: usize) -> Self {
+    pub fn new(
+        kernels: &Kernels,
+        a: &PackedRows,
+        tiles: Tiles,
+        taken: Range<usize>,
+        panels: Range<usize>,
+    ) -> Self {
+        let max_rows = ROWS_BYTES / a.row_bytes();
+        let max_tiles = (max_rows / kernels.rows_at_once(a.form())).clamp(1, MAX_PART_TILES);
         Self {
-            tiles: grid.tiles,
-            taken: grid.tiles_of(worker),
-            panels: grid.share(worker, weights.num_panels),
+            num_blocks: taken.len().div_ceil(max_tiles),
+            tiles,
+            taken,
+            panels,
             first_panel: 0,
-            goes_on: false,
         }
+    }
+
+    pub fn num_units(&self) -> usize {
+        self.num_blocks * self.panels.len()
+    }
+
+    fn unit(&self, unit: usize) -> (Range<usize>, usize) {
+        let block = unit / self.panels.len();
+        let at = |block: usize| self.taken.start + block * self.taken.len() / self.num_blocks;
+        let panel = self.panels.start + unit % self.panels.len();
+        (at(block)..at(block + 1), panel)
     }
 }
 
+/// Some units of a part. `next` is the panel that the worker goes on with, if it is known.
 pub fn gemm(
     kernels: &Kernels,
     a: &PackedRows,
-    part: Part,
+    part: &Part,
+    units: Range<usize>,
+    next: Option<usize>,
     weights: &PackedMatrix,
     epilogue: Epilogue<'_>,
 ) {
     assert_eq!((a.k, a.form()), (weights.k, weights.form));
-    let (tiles, panels) = (part.taken, part.panels);
-    let max_rows = ROWS_BYTES / a.row_bytes();
-    let max_tiles = (max_rows / kernels.rows_at_once(weights.form)).clamp(1, MAX_PART_TILES);
-    let num_blocks = tiles.len().div_ceil(max_tiles);
     let call = Call {
         kernels,
         a,
@@ -274,23 +291,20 @@ pub fn gemm(
         matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
     };
-    for block in 0..num_blocks {
-        let at = |block: usize| tiles.start + block * tiles.len() / num_blocks;
-        let block = at(block)..at(block + 1);
-        for panel in panels.clone() {
-            match call.matrix_tiles {
-                // Of weights in 4 bits, a kernel takes a panel part by part itself.
-                Some(matrix_tiles)
-                    if weights.int4.is_none() && PART_TILES.contains(&block.len()) =>
-                {
-                    let has_next = part.goes_on || panel + 1 < panels.end;
-                    let next = has_next.then_some(panel + 1);
-                    call.parts(&matrix_tiles, panel, block.clone(), next);
-                }
-                _ => {
-                    for tile in block.clone() {
-                        call.tile(panel, tile, tile == block.start);
-                    }
+    for unit in units.clone() {
+        let (block, panel) = part.unit(unit);
+        match call.matrix_tiles {
+            // Of weights in 4 bits, a kernel takes a panel part by part itself.
+            Some(matrix_tiles) if weights.int4.is_none() && PART_TILES.contains(&block.len()) => {
+                let next = match unit + 1 < units.end {
+                    true => Some(part.unit(unit + 1).1),
+                    false => next,
+                };
+                call.parts(&matrix_tiles, panel, block, next);
+            }
+            _ => {
+                for tile in block.clone() {
+                    call.tile(panel, tile, tile == block.start);
                 }
             }
         }
@@ -299,6 +313,30 @@ pub fn gemm(
         // SAFETY: the processor has tiles.
         unsafe { (tiles.release)() };
     }
+}
+
+/// All of a dense layer, by all workers together. Once between two barriers.
+pub fn shared_gemm(
+    kernels: &Kernels,
+    a: &PackedRows,
+    grid: &Grid,
+    weights: &PackedMatrix,
+    epilogue: Epilogue<'_>,
+    worker: &Worker<'_>,
+) {
+    let part_of = |owner| {
+        let panels = grid.share(owner, weights.num_panels);
+        Part::new(kernels, a, grid.tiles, grid.tiles_of(owner), panels)
+    };
+    worker.take_shares(
+        |owner| part_of(owner).num_units(),
+        |owner, units| {
+            let part = part_of(owner);
+            let goes_on = owner == worker.index() && units.end < part.num_units();
+            let next = goes_on.then(|| part.unit(units.end).1);
+            gemm(kernels, a, &part, units, next, weights, epilogue);
+        },
+    );
 }
 
 struct Call<'a> {

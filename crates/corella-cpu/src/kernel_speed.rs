@@ -14,7 +14,7 @@ use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
-use crate::gemm::{Epilogue, Lane, PackedMatrix, Part, gemm};
+use crate::gemm::{Epilogue, Lane, PackedMatrix, shared_gemm};
 use crate::grid::Grid;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
@@ -128,8 +128,8 @@ impl Bench {
             let grid = Grid::new(tiles, self.pool.num_threads());
             let seconds = self.median(&|worker| {
                 for matrix in &matrices {
-                    let part = Part::of(&grid, matrix, worker.index());
-                    gemm(kernels, &rows, part, matrix, Epilogue::Store(&to));
+                    shared_gemm(kernels, &rows, &grid, matrix, Epilogue::Store(&to), worker);
+                    worker.barrier();
                 }
             })?;
             let weights = matrices.len() * K * NUM_LANES;

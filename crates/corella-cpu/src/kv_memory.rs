@@ -1,7 +1,9 @@
 //! The pages that hold keys and values.
 //!
-//! One region: layer by layer, KV head by KV head, page by page, so that what a head reads
-//! lies close together. A head's part of a page is its keys, and then its values.
+//! One region: layer by layer, page by page, KV head by KV head, so that a sequence begins to use
+//! as little memory as it needs. A head's part of a page is its keys, and then its values; it moves
+//! on by one place from page to page, because parts that are a power of two apart would meet in a
+//! few sets of the caches.
 
 use std::io;
 
@@ -382,8 +384,9 @@ impl KvMemory {
     fn part(&self, at: HeadPage) -> *mut u8 {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
         assert!(at.head < self.num_kv_heads);
-        let head = at.layer * self.num_kv_heads + at.head;
-        let start = (head * self.num_pages + at.page) * self.part_bytes();
+        let page = at.layer * self.num_pages + at.page;
+        let place = (at.head + at.page) % self.num_kv_heads;
+        let start = (page * self.num_kv_heads + place) * self.part_bytes();
         // SAFETY: all indices were just checked.
         unsafe { self.region.as_ptr().add(start) }
     }

@@ -4,6 +4,7 @@ mod attention;
 mod attention_plan;
 mod buffer;
 mod calibration;
+mod claims;
 mod core_affinity;
 mod executor;
 mod forward;

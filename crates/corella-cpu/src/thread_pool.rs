@@ -5,7 +5,7 @@
 //! barriers, and the pool stays usable.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::claims::{Claims, Side};
 use crate::core_affinity;
 
 pub struct ThreadPool {
@@ -26,6 +27,8 @@ pub struct ThreadPool {
 pub struct Worker<'a> {
     index: usize,
     shared: &'a Shared,
+    /// Barriers passed.
+    round: Cell<usize>,
 }
 
 impl ThreadPool {
@@ -48,6 +51,7 @@ impl ThreadPool {
             middle: Barrier::new(num_threads),
             end: Barrier::new(num_threads),
             panic: Mutex::new(None),
+            claims: [(); 2].map(|()| Claims::new(num_threads)),
         });
         let mut pool = Self {
             shared,
@@ -95,6 +99,7 @@ impl ThreadPool {
         let job: Job = unsafe { std::mem::transmute(job) };
         // SAFETY: the other workers wait at the start barrier and read the cell behind it.
         unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.claims.iter().for_each(Claims::clear);
         self.shared.start.wait();
         self.shared.take_part(0);
         self.shared.end.wait();
@@ -124,8 +129,33 @@ impl Worker<'_> {
 
     /// Waits until every worker is here. What they wrote before is visible after.
     pub fn barrier(&self) {
+        let round = self.round.get() + 1;
+        if self.index == 0 {
+            // Used last in the round before this one, which all have left.
+            self.shared.claims[round % 2].clear();
+        }
         if !self.shared.middle.wait() {
             resume_unwind(Box::new(Released));
+        }
+        self.round.set(round);
+    }
+
+    /// Takes this worker's share of something, and then of others' what they have not begun:
+    /// `work(owner, units)`, with units of `0..len_of(owner)`. Once between two barriers.
+    pub fn take_shares(
+        &self,
+        len_of: impl Fn(usize) -> usize,
+        mut work: impl FnMut(usize, Range<usize>),
+    ) {
+        let claims = &self.shared.claims[self.round.get() % 2];
+        let count = self.shared.num_threads;
+        for next in 0..count {
+            let owner = (self.index + next) % count;
+            let side = if next == 0 { Side::Front } else { Side::Back };
+            let len = len_of(owner);
+            while let Some(units) = claims.take(owner, len, side) {
+                work(owner, units);
+            }
         }
     }
 
@@ -149,6 +179,8 @@ struct Shared {
     middle: Barrier,
     end: Barrier,
     panic: Mutex<Option<String>>,
+    /// Of this round, and of the next.
+    claims: [Claims; 2],
 }
 
 // SAFETY: `job` is written only while all other workers wait at the start barrier, and read
@@ -176,6 +208,7 @@ impl Shared {
         let worker = Worker {
             index,
             shared: self,
+            round: Cell::new(0),
         };
         let result = catch_unwind(AssertUnwindSafe(|| job(&worker)));
         if let Err(payload) = result {
@@ -319,6 +352,57 @@ mod tests {
             })
             .unwrap();
         }
+    }
+
+    #[test]
+    fn shares_are_taken_once_in_every_round() {
+        let mut pool = ThreadPool::new(3).unwrap();
+        const LEN: usize = 50;
+        let cells: Vec<AtomicUsize> = (0..3 * LEN).map(|_| AtomicUsize::new(0)).collect();
+        for _ in 0..100 {
+            pool.run(&|worker| {
+                for round in 1..=20 {
+                    worker.take_shares(
+                        |owner| LEN - owner,
+                        |owner, units| {
+                            for unit in units {
+                                cells[owner * LEN + unit].fetch_add(round, Ordering::Relaxed);
+                            }
+                        },
+                    );
+                    worker.barrier();
+                }
+            })
+            .unwrap();
+        }
+        for (i, cell) in cells.into_iter().enumerate() {
+            let expected = if i % LEN < LEN - i / LEN {
+                100 * 210
+            } else {
+                0
+            };
+            assert_eq!(cell.into_inner(), expected, "{i}");
+        }
+    }
+
+    #[test]
+    fn a_slow_workers_share_is_finished_by_others() {
+        let mut pool = ThreadPool::new(2).unwrap();
+        let by_owner = AtomicUsize::new(0);
+        pool.run(&|worker| {
+            worker.take_shares(
+                |owner| if owner == 0 { 64 } else { 0 },
+                |_, units| {
+                    if worker.index() == 0 {
+                        by_owner.fetch_add(units.len(), Ordering::Relaxed);
+                        // Until another one has begun on what is left.
+                        std::thread::sleep(std::time::Duration::from_millis(50));
+                    }
+                },
+            );
+        })
+        .unwrap();
+        assert!(by_owner.into_inner() < 64);
     }
 
     #[test]

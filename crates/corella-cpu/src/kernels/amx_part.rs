@@ -7,6 +7,7 @@
 use std::arch::asm;
 
 use super::TilePart;
+use super::amx::apart;
 
 const TILE_ROW_BYTES: usize = 64;
 
@@ -28,11 +29,11 @@ macro_rules! multiply_low {
             $($start,)*
             "2:",
             $fetch, "/* {next} {sums} */",
-            "tileloaddt1 tmm4, [{a} + {line}]",
-            "tileloadd tmm6, [{b} + {line}]",
-            concat!($multiply, " tmm0, tmm4, tmm6"),
-            "tileloadd tmm7, [{b} + {line} + 1024]",
-            concat!($multiply, " tmm1, tmm4, tmm7"),
+            apart!("tileloaddt1 tmm4, [{a} + {line}]"),
+            apart!("tileloadd tmm6, [{b} + {line}]"),
+            apart!("tileloadd tmm7, [{b} + {line} + 1024]"),
+            apart!(concat!($multiply, " tmm0, tmm4, tmm6")),
+            apart!(concat!($multiply, " tmm1, tmm4, tmm7")),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",
@@ -53,14 +54,14 @@ macro_rules! multiply_both {
             $($start,)*
             "2:",
             $fetch, "/* {next} {sums} */",
-            "tileloaddt1 tmm4, [{a} + {line}]",
-            "tileloadd tmm6, [{b} + {line}]",
-            concat!($multiply, " tmm0, tmm4, tmm6"),
-            "tileloadd tmm7, [{b} + {line} + 1024]",
-            concat!($multiply, " tmm1, tmm4, tmm7"),
-            "tileloaddt1 tmm5, [{a} + {line} + 1024]",
-            concat!($multiply, " tmm2, tmm5, tmm6"),
-            concat!($multiply, " tmm3, tmm5, tmm7"),
+            apart!("tileloaddt1 tmm4, [{a} + {line}]"),
+            apart!("tileloadd tmm6, [{b} + {line}]"),
+            apart!("tileloadd tmm7, [{b} + {line} + 1024]"),
+            apart!(concat!($multiply, " tmm0, tmm4, tmm6")),
+            apart!("tileloaddt1 tmm5, [{a} + {line} + 1024]"),
+            apart!(concat!($multiply, " tmm1, tmm4, tmm7")),
+            apart!(concat!($multiply, " tmm2, tmm5, tmm6")),
+            apart!(concat!($multiply, " tmm3, tmm5, tmm7")),
             "add {a}, {block_bytes}", "add {b}, 2048", "dec {n}", "jnz 2b",
             "tilestored [{out} + {out_bytes}], tmm0",
             "tilestored [{out} + {out_bytes} + 64], tmm1",

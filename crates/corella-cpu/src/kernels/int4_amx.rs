@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::amx::{TileShape, configure};
+use super::amx::{TileShape, apart, configure};
 use super::avx512::first_lanes;
 use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
 use super::int4_avx512::{self, load_f16};
@@ -260,9 +260,9 @@ impl Part<'_> {
                     asm!(
                         concat!("tilezero ", $sums),
                         "2:",
-                        concat!("tileloadd ", $rows, ", [{row} + {line}]"),
-                        "tileloadd tmm6, [{weights} + {line}]",
-                        concat!("tdpbssd ", $sums, ", ", $rows, ", tmm6"),
+                        apart!(concat!("tileloadd ", $rows, ", [{row} + {line}]")),
+                        apart!("tileloadd tmm6, [{weights} + {line}]"),
+                        apart!(concat!("tdpbssd ", $sums, ", ", $rows, ", tmm6")),
                         "add {row}, {block_bytes}", "add {weights}, 1024", "dec {n}", "jnz 2b",
                         concat!("tilestored [{sums} + {line}], ", $sums),
                         row = inout(reg) row => _,
