@@ -225,6 +225,14 @@ impl PackedRows {
         unsafe { self.tile_ptr(tile).cast::<u16>().add(at) }
     }
 
+    /// In `Form::MatrixTiles`: the first `TILE_K` elements of a row of a tile; the next are
+    /// `tile.len() * TILE_K` elements on.
+    pub fn row_ptr(&self, tile: &Range<usize>, row: usize) -> *mut u16 {
+        assert!(tile.contains(&row));
+        // SAFETY: inside the tile.
+        unsafe { self.block_ptr(tile, 0).add((row - tile.start) * TILE_K) }
+    }
+
     /// Where `write` puts element `k` of a tile's first row before it is quantised, and elements
     /// from row to row. `None` in other forms.
     pub fn wide_ptr(&self, tile: &Range<usize>, k: usize) -> Option<(*const f32, usize)> {

@@ -4,18 +4,19 @@
 //! of its own and reads only what was written before the first of them.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{Activation, DecoderSpec, LayerInput};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
-use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::gemm::{Epilogue, PackedMatrix, Part, gemm, shared_gemm};
 use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
-use crate::kernels::{Kernels, PANEL_LANES};
-use crate::kv_memory::{HeadPage, KvMemory};
+use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
+use crate::kv_memory::{HeadPage, KvMemory, Rows};
 use crate::profile::{Operation, Profile, Walk};
 use crate::rotary::Rotary;
 use crate::step_plan::StepPlan;
@@ -328,6 +329,18 @@ impl Forward {
             let x = unsafe { self.activations.hidden.row(row_of(row)) };
             let x = &x[..weight.len()];
             let scale = self.norm_scale(x);
+            if let Some(tiles) = self.kernels.tile_gemm
+                && out.form() == Form::MatrixTiles
+                && x.len().is_multiple_of(TILE_K)
+            {
+                let to = out.row_ptr(&tile, row);
+                let stride = tile.len() * TILE_K;
+                // SAFETY: as many elements, and as many weights; the row is this worker's.
+                unsafe {
+                    (tiles.weigh)(x.as_ptr(), weight.as_ptr(), scale, x.len(), to, stride);
+                }
+                continue;
+            }
             let mut values = [0.0; NORM_CHUNK];
             for first in (0..x.len()).step_by(NORM_CHUNK) {
                 let len = NORM_CHUNK.min(x.len() - first);
@@ -386,12 +399,10 @@ impl Forward {
                     let out = Epilogue::Store(&act.heads[worker.index()]);
                     gemm(self.kernels, &act.normed, &part, units, next, weights, out);
                     walk.note(Operation::Qkv);
-                    for r in grid.rows_of(owner) {
+                    for run in plan.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         for (i, head) in groups.heads(group).enumerate() {
-                            // SAFETY: no one else has this worker's heads.
-                            let values = unsafe { act.heads[worker.index()].row_mut(r) };
-                            let values = &mut values[i * spec.head_dim..][..spec.head_dim];
-                            self.store_head(plan, index, layer, r, head, values);
+                            let lane = i * spec.head_dim;
+                            self.store_heads(plan, index, layer, &run, head, (worker, lane));
                         }
                     }
                     walk.note(Operation::Rotate);
@@ -401,62 +412,73 @@ impl Forward {
         self.count_dense(Operation::Qkv, &act.normed, plan.grid, weights, walk);
     }
 
-    fn store_head(
+    /// Of a run's rows, the head that begins at a lane of the worker's group of heads.
+    fn store_heads(
         &self,
         plan: &StepPlan,
         index: usize,
         layer: &PackedLayer,
-        r: usize,
+        run: &Range<usize>,
         head: usize,
-        x: &mut [f32],
+        (worker, lane): (&Worker<'_>, usize),
     ) {
         let spec = &self.spec.attention;
-        // SAFETY: written before the last barrier only.
-        let angles = unsafe { self.activations.angles.row(r) };
-        let row = &plan.rows[r];
+        let first = &plan.rows[run.start];
         let page_size = self.kv.page_size();
-        let pages = plan.pages_of(&plan.spans[row.span]);
+        let page = plan.pages_of(&plan.spans[first.span])[first.position / page_size];
         let at = |head| HeadPage {
             layer: index,
-            page: pages[row.position / page_size].0 as usize,
+            page: page.0 as usize,
             head,
         };
-        let offset = row.position % page_size;
+        let offset = first.position % page_size;
+        let heads = &self.activations.heads[worker.index()];
+        assert!(run.end <= plan.rows.len() && lane + spec.head_dim <= heads.stride());
+        // SAFETY: no one else has this worker's heads.
+        let rows = unsafe {
+            Rows {
+                first: heads.row_ptr(run.start).add(lane),
+                stride: heads.stride(),
+                len: run.len(),
+            }
+        };
+        let norm_rotate = |weight: &Option<Vec<f32>>, out: &dyn Fn(usize) -> *mut f32| {
+            let weight = weight.as_deref();
+            assert!(weight.is_none_or(|weight| weight.len() == spec.head_dim));
+            for r in run.clone() {
+                // SAFETY: a head's elements, weights and angles; angles were written before the last
+                // barrier only.
+                unsafe {
+                    (self.kernels.norm_rotate)(NormRotate {
+                        x: rows.first.add((r - run.start) * rows.stride),
+                        weight: weight.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                        eps: self.spec.norm_eps,
+                        angles: self.activations.angles.row(r).as_ptr(),
+                        head_dim: spec.head_dim,
+                        out: out(r),
+                    });
+                }
+            }
+        };
         if head < spec.num_heads {
-            self.norm_head(x, layer.q_norm.as_deref());
-            self.rotate(x, angles);
-            // SAFETY: this head of this row is this worker's.
-            let queries = unsafe { self.activations.queries.row_ptr(r).add(head * x.len()) };
-            // SAFETY: as above; a row has room for all heads.
-            unsafe { queries.copy_from_nonoverlapping(x.as_ptr(), x.len()) };
+            // SAFETY: this head of a row is this worker's; a row has room for all heads.
+            norm_rotate(&layer.q_norm, &|r| unsafe {
+                self.activations
+                    .queries
+                    .row_ptr(r)
+                    .add(head * spec.head_dim)
+            });
         } else if head < spec.num_heads + spec.num_kv_heads {
-            self.norm_head(x, layer.k_norm.as_deref());
-            self.rotate(x, angles);
+            // SAFETY: no one else has this worker's heads.
+            norm_rotate(&layer.k_norm, &|r| unsafe { heads.row_ptr(r).add(lane) });
             let at = at(head - spec.num_heads);
             // SAFETY: a position of a sequence is one row, and this head of it this worker's;
             // shared pages are written by the one span that fills them.
-            unsafe { self.kv.write_key(self.kernels, at, offset, x) };
+            unsafe { self.kv.write_keys(self.kernels, at, offset, rows) };
         } else {
             let at = at(head - spec.num_heads - spec.num_kv_heads);
             // SAFETY: as for keys.
-            unsafe { self.kv.write_value(self.kernels, at, offset, x) };
+            unsafe { self.kv.write_values(self.kernels, at, offset, rows) };
         }
-    }
-
-    fn norm_head(&self, x: &mut [f32], weight: Option<&[f32]>) {
-        if let Some(weight) = weight {
-            let scale = self.norm_scale(x);
-            assert_eq!(weight.len(), x.len());
-            let out = x.as_mut_ptr();
-            // SAFETY: exactly the elements of `x`, and as many weights.
-            unsafe { (self.kernels.weigh)(out, weight.as_ptr(), scale, x.len(), out) };
-        }
-    }
-
-    fn rotate(&self, head: &mut [f32], angles: &[f32]) {
-        let half = head.len() / 2;
-        assert!(angles.len() >= 2 * half);
-        // SAFETY: just checked.
-        unsafe { (self.kernels.rotate)(head.as_mut_ptr(), angles.as_ptr(), half) };
     }
 }

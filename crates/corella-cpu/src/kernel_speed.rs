@@ -18,7 +18,7 @@ use crate::gemm::{Epilogue, Lane, PackedMatrix, shared_gemm};
 use crate::grid::Grid;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
-use crate::kv_memory::{HeadPage, KvForm, KvMemory};
+use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows};
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -167,10 +167,15 @@ impl Bench {
                     let at = HeadPage { layer, page, head };
                     for offset in 0..PAGE_SIZE as usize {
                         let values: Vec<f32> = (0..head_dim).map(|i| i as f32 / 64.0).collect();
+                        let row = Rows {
+                            first: values.as_ptr(),
+                            stride: head_dim,
+                            len: 1,
+                        };
                         // SAFETY: nobody else is here.
                         unsafe {
-                            kv.write_key(self.kernels, at, offset, &values);
-                            kv.write_value(self.kernels, at, offset, &values);
+                            kv.write_keys(self.kernels, at, offset, row);
+                            kv.write_values(self.kernels, at, offset, row);
                         }
                     }
                 }

@@ -6,12 +6,14 @@
 //! few sets of the caches.
 
 use std::io;
+use std::ops::Range;
 
 use corella_model::{DType, DecoderSpec, KvFormat};
 use half::{bf16, f16};
 
 use crate::kernels::{
-    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, VALUE_TILE, ValueRun, tile_value_index,
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun,
+    tile_value_index,
 };
 use crate::region::Region;
 
@@ -185,79 +187,109 @@ impl KvMemory {
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
     }
 
-    /// Rounds one position's key to the page.
+    /// Rounds keys of positions from `offset` on to the page; rows are `stride` elements apart.
     ///
     /// # Safety
-    /// Nobody else uses this position of the head meanwhile.
-    pub unsafe fn write_key(&self, kernels: &Kernels, at: HeadPage, offset: usize, key: &[f32]) {
-        assert!(offset < self.page_size && key.len() == self.head_dim);
-        let start = self.element(at, self.key_index(0, offset));
-        if self.format == KvFormat::Int8 {
-            // SAFETY: elements of the head's keys; exclusive by the caller's promise.
-            let scale = for_each_quantised(kernels, key, |i, value| unsafe {
-                *self.element(at, self.key_index(i, offset)).cast() = value;
-            });
-            // SAFETY: as above; perhaps not aligned.
-            return unsafe { self.scales(at, 0, offset).write_unaligned(scale) };
-        }
-        match self.form {
-            // SAFETY: element (i, offset) of the head's keys; exclusive by the caller's promise.
-            KvForm::Plain => unsafe { self.write(start, self.page_size, key) },
-            KvForm::Tiles => for_each_rounded(kernels, key, |first, rounded| {
-                for (pair, values) in rounded.chunks_exact(2).enumerate() {
-                    let at = (first / 2 + pair) * self.page_size;
-                    // SAFETY: as above; two dimensions stand together.
-                    unsafe { *start.cast::<[u16; 2]>().add(at) = [values[0], values[1]] };
+    /// So many rows of `head_dim` elements; nobody else uses these positions of the head meanwhile.
+    pub unsafe fn write_keys(&self, kernels: &Kernels, at: HeadPage, offset: usize, rows: Rows) {
+        assert!(offset + rows.len <= self.page_size);
+        if let Some(tiles) = self.tile_kernels(kernels) {
+            for (rows, positions) in rows.by_tile(offset) {
+                let tile = self.key_tile(at, positions.start / KEY_TILE * KEY_TILE);
+                let first = positions.start % KEY_TILE;
+                let positions = first..first + rows.len;
+                // SAFETY: positions of the tile; exclusive by the caller's promise.
+                unsafe {
+                    (tiles.store_keys)(
+                        rows.first,
+                        rows.stride,
+                        positions,
+                        self.head_dim,
+                        tile.cast_mut(),
+                        self.key_stride(),
+                    );
                 }
-            }),
+            }
+            return;
+        }
+        for row in 0..rows.len {
+            // SAFETY: the caller's promise.
+            let key = unsafe { rows.row(row, self.head_dim) };
+            let index = |i: usize| self.key_index(i, offset + row);
+            // SAFETY: elements of the position; exclusive by the caller's promise.
+            unsafe { self.write(kernels, at, 0, offset + row, key, index) };
         }
     }
 
+    /// The same for values.
+    ///
     /// # Safety
-    /// Nobody else uses this position of the head meanwhile.
-    pub unsafe fn write_value(
+    /// As for keys.
+    pub unsafe fn write_values(&self, kernels: &Kernels, at: HeadPage, offset: usize, rows: Rows) {
+        assert!(offset + rows.len <= self.page_size);
+        if let Some(tiles) = self.tile_kernels(kernels) {
+            for (rows, positions) in rows.by_tile(offset) {
+                let tile = self.value_tile(at, positions.start / KEY_TILE * KEY_TILE);
+                let first = positions.start % KEY_TILE;
+                let positions = first..first + rows.len;
+                // SAFETY: positions of the tile; exclusive by the caller's promise.
+                unsafe {
+                    (tiles.store_values)(
+                        rows.first,
+                        rows.stride,
+                        positions,
+                        self.head_dim,
+                        tile.cast_mut(),
+                    );
+                }
+            }
+            return;
+        }
+        for row in 0..rows.len {
+            // SAFETY: the caller's promise.
+            let value = unsafe { rows.row(row, self.head_dim) };
+            let index = |i: usize| self.value_index(i, offset + row);
+            // SAFETY: elements of the position; exclusive by the caller's promise.
+            unsafe { self.write(kernels, at, 1, offset + row, value, index) };
+        }
+    }
+
+    /// For what they write themselves.
+    fn tile_kernels<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
+        let is_bf16 = self.format == KvFormat::Float(DType::Bf16);
+        let tiles = kernels.tile_attention.as_ref();
+        tiles.filter(|_| is_bf16 && self.form == KvForm::Tiles)
+    }
+
+    /// One position of keys (0) or values (1), element by element.
+    ///
+    /// # Safety
+    /// Nobody else uses the elements meanwhile.
+    unsafe fn write(
         &self,
         kernels: &Kernels,
         at: HeadPage,
+        which: usize,
         offset: usize,
-        value: &[f32],
+        values: &[f32],
+        index: impl Fn(usize) -> usize,
     ) {
-        assert!(offset < self.page_size && value.len() == self.head_dim);
-        let start = self.element(at, self.value_index(0, offset));
         if self.format == KvFormat::Int8 {
-            // SAFETY: elements of the head's values; exclusive by the caller's promise.
-            let scale = for_each_quantised(kernels, value, |i, value| unsafe {
-                *self.element(at, self.value_index(i, offset)).cast() = value;
+            // SAFETY: elements of the page; exclusive by the caller's promise.
+            let scale = for_each_quantised(kernels, values, |i, value| unsafe {
+                *self.element(at, index(i)).cast() = value;
             });
             // SAFETY: as above; perhaps not aligned.
-            return unsafe { self.scales(at, 1, offset).write_unaligned(scale) };
+            return unsafe { self.scales(at, which, offset).write_unaligned(scale) };
         }
-        match self.form {
-            // SAFETY: element (offset, i) of the head's values; exclusive by the caller's promise.
-            KvForm::Plain => unsafe { self.write(start, 1, value) },
-            KvForm::Tiles => for_each_rounded(kernels, value, |first, rounded| {
-                for (i, value) in rounded.iter().enumerate() {
-                    // SAFETY: as above; two positions stand together.
-                    unsafe { *start.cast::<u16>().add((first + i) * 2) = *value };
-                }
-            }),
-        }
-    }
-
-    /// # Safety
-    /// `values.len()` elements, `stride` apart, are the caller's.
-    unsafe fn write(&self, start: *mut u8, stride: usize, values: &[f32]) {
         for (i, &value) in values.iter().enumerate() {
-            // SAFETY: the caller's promise; pages are aligned to their elements.
+            let to = self.element(at, index(i));
+            // SAFETY: as above; pages are aligned to their elements.
             unsafe {
                 match self.format {
-                    KvFormat::Float(DType::F32) => *start.cast::<f32>().add(i * stride) = value,
-                    KvFormat::Float(DType::Bf16) => {
-                        *start.cast::<bf16>().add(i * stride) = bf16::from_f32(value);
-                    }
-                    KvFormat::Float(DType::F16) => {
-                        *start.cast::<f16>().add(i * stride) = f16::from_f32(value);
-                    }
+                    KvFormat::Float(DType::F32) => *to.cast::<f32>() = value,
+                    KvFormat::Float(DType::Bf16) => *to.cast::<bf16>() = bf16::from_f32(value),
+                    KvFormat::Float(DType::F16) => *to.cast::<f16>() = f16::from_f32(value),
                     KvFormat::Int8 => unreachable!("integers need a scale"),
                 }
             }
@@ -396,24 +428,48 @@ impl KvMemory {
     }
 }
 
+/// Rows of a head, of consecutive positions.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub first: *const f32,
+    /// Elements from row to row.
+    pub stride: usize,
+    pub len: usize,
+}
+
+impl Rows {
+    /// # Safety
+    /// The row has `head_dim` elements, which nobody writes meanwhile.
+    unsafe fn row<'a>(&self, row: usize, head_dim: usize) -> &'a [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.first.add(row * self.stride), head_dim) }
+    }
+
+    /// Those of each tile of positions, and where they are in the page.
+    fn by_tile(self, offset: usize) -> impl Iterator<Item = (Self, Range<usize>)> {
+        let end = offset + self.len;
+        let mut next = offset;
+        std::iter::from_fn(move || {
+            let positions = next..end.min((next / KEY_TILE + 1) * KEY_TILE);
+            next = positions.end;
+            let rows = Self {
+                first: self
+                    .first
+                    .wrapping_add((positions.start - offset) * self.stride),
+                len: positions.len(),
+                ..self
+            };
+            (!positions.is_empty()).then_some((rows, positions))
+        })
+    }
+}
+
 /// One KV head's part of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadPage {
     pub layer: usize,
     pub page: usize,
     pub head: usize,
-}
-
-/// Calls `visit` with some rounded values at a time, an even number as long as `values` has one,
-/// and the index of the first.
-fn for_each_rounded(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, &[u16])) {
-    const AT_ONCE: usize = 128;
-    let mut rounded = [0; AT_ONCE];
-    for (part, values) in values.chunks(AT_ONCE).enumerate() {
-        // SAFETY: as many elements as there is room for.
-        unsafe { (kernels.round)(values.as_ptr(), values.len(), rounded.as_mut_ptr()) };
-        visit(part * AT_ONCE, &rounded[..values.len()]);
-    }
 }
 
 /// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns

@@ -65,6 +65,22 @@ impl StepPlan {
         self.samples.clear();
     }
 
+    /// Cuts rows where a sequence ends, or a page of it.
+    pub fn page_runs(
+        &self,
+        rows: Range<usize>,
+        page_size: usize,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let mut next = rows.start;
+        std::iter::from_fn(move || {
+            let first = self.rows[..rows.end].get(next)?;
+            let span = &self.spans[first.span];
+            let of_page = next + page_size - first.position % page_size;
+            let end = rows.end.min(of_page).min(span.first_row + span.num_rows);
+            Some(std::mem::replace(&mut next, end)..end)
+        })
+    }
+
     /// Adds a batch's spans to a cleared plan. The slots' histories grow by their tokens.
     pub fn add_spans(
         &mut self,

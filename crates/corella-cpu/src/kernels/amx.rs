@@ -4,11 +4,11 @@
 //! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
 
 use std::arch::asm;
-use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-use super::amx_attention::TILE_ATTENTION;
-use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_part, avx512, int4_amx};
+use super::amx_attention::{TILE_ATTENTION, exp2_lanes};
+use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_kv, amx_part, avx512, int4_amx};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -18,6 +18,7 @@ pub static KERNELS: Kernels = Kernels {
         gemm_part: amx_part::gemm,
         int8_gemm_part: amx_part::int8_gemm,
         silu_mul,
+        weigh: amx_kv::weigh,
         fetch_to_write,
         release,
         peak,
@@ -330,14 +331,23 @@ const _: () = {
     assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);
 };
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+/// As exact as bf16 can tell: the reciprocal and the power of two are within 1e-4.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
-    let mut products = [0.0_f32; 16 * 32];
-    // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart; there are at most 32.
-    unsafe {
-        avx512::silu_mul(x, num_rows, products.as_mut_ptr());
-        for row in 0..num_rows {
-            avx512::round(products.as_ptr().add(row * 16), 16, out.add(row * TILE_K));
+    let one = _mm512_set1_ps(1.0);
+    let to_powers = _mm512_set1_ps(-std::f32::consts::LOG2_E);
+    for row in 0..num_rows {
+        // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
+        unsafe {
+            let gate = _mm512_loadu_ps(x.add(row * 32));
+            let up = _mm512_loadu_ps(x.add(row * 32 + 16));
+            let denominator = _mm512_add_ps(one, exp2_lanes(_mm512_mul_ps(gate, to_powers)));
+            let silu = _mm512_mul_ps(gate, _mm512_rcp14_ps(denominator));
+            let rounded = _mm512_cvtneps_pbh(_mm512_mul_ps(silu, up));
+            _mm256_storeu_si256(
+                out.add(row * TILE_K).cast(),
+                std::mem::transmute::<__m256bh, __m256i>(rounded),
+            );
         }
     }
 }

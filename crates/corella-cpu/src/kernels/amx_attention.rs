@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::amx::{apart, configure_full, release};
+use super::amx_kv::{store_keys, store_values};
 use super::avx512::first_lanes;
 use super::{
     KEY_TILE, LineStream, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK,
@@ -18,6 +19,8 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,
     load_query,
     fetch,
+    store_keys,
+    store_values,
     scores,
     softmax,
     copy_values,
@@ -297,7 +300,7 @@ unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
 /// 8e-5 on that interval, far below the half percent of bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-fn exp2_lanes(x: __m512) -> __m512 {
+pub fn exp2_lanes(x: __m512) -> __m512 {
     const COEFFICIENTS: [f32; 4] = [0.078_024_52, 0.226_067_16, 0.695_833_56, 0.999_925_2];
     let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
     let mut p = _mm512_set1_ps(COEFFICIENTS[0]);

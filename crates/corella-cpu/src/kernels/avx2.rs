@@ -26,7 +26,7 @@ pub static KERNELS: Kernels = Kernels {
     scale_rows,
     sum_of_squares,
     weigh,
-    rotate,
+    norm_rotate,
     round,
     add_lanes,
     silu_mul,
@@ -239,6 +239,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     // SAFETY: `x` has n elements; the last ones go through a copy filled up with zeros.

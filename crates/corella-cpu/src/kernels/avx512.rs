@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Kernels, KeyGroup, PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp,
-    int4_avx512, line_ahead, sum_lanes, with_rows,
+    int4_avx512, line_ahead, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -26,7 +26,7 @@ pub const KERNELS: Kernels = Kernels {
     scale_rows,
     sum_of_squares,
     weigh,
-    rotate,
+    norm_rotate,
     round,
     add_lanes,
     silu_mul,
@@ -229,21 +229,25 @@ unsafe fn int8_gemm_tile<const M: usize>(
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     // SAFETY: `x` has n elements; the mask keeps the last load inside.
     unsafe {
-        let mut sum = _mm512_setzero_ps();
+        // Four, because a sum waits for the one before it.
+        let mut sums = [_mm512_setzero_ps(); 4];
         let mut i = 0;
         while i < n {
-            let mask = first_lanes(n - i);
-            let v = _mm512_maskz_loadu_ps(mask, x.add(i));
-            sum = _mm512_fmadd_ps(v, v, sum);
-            i += 16;
+            for (v, sum) in sums.iter_mut().enumerate() {
+                let at = i + v * 16;
+                let v =
+                    _mm512_maskz_loadu_ps(first_lanes(n.saturating_sub(at)), x.wrapping_add(at));
+                *sum = _mm512_fmadd_ps(v, v, *sum);
+            }
+            i += 64;
         }
-        let mut lanes = [0.0; 16];
-        _mm512_storeu_ps(lanes.as_mut_ptr(), sum);
-        sum_lanes(&lanes)
+        let [a, b, c, d] = sums;
+        _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)))
     }
 }
 
@@ -254,7 +258,7 @@ pub fn first_lanes(n: usize) -> __mmask16 {
 elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-pub unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
     let one = _mm512_set1_ps(1.0);
     for row in 0..num_rows {
         // SAFETY: rows of `x` have 32 elements, rows of `out` 16.

@@ -2,7 +2,7 @@
 //! own copy, and all copies compute the same bits.
 
 use super::int4::CHUNK_K;
-use super::{PANEL_LANES, sum_lanes};
+use super::{NormRotate, PANEL_LANES, sum_lanes};
 
 /// Elements read before the first of them is written, so that results may replace their inputs.
 const CHUNK: usize = 16;
@@ -40,9 +40,35 @@ pub unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out
 }
 
 /// # Safety
-/// See `Kernels::rotate`.
+/// See [`NormRotate`].
 #[inline(always)]
-pub unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
+pub unsafe fn norm_rotate(
+    NormRotate {
+        x,
+        weight,
+        eps,
+        angles,
+        head_dim,
+        out,
+    }: NormRotate,
+    sum_of_squares: impl Fn(*const f32, usize) -> f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if weight.is_null() {
+            std::ptr::copy(x, out, head_dim);
+        } else {
+            let scale = 1.0 / (sum_of_squares(x, head_dim) / head_dim as f32 + eps).sqrt();
+            weigh(x, weight, scale, head_dim, out);
+        }
+        rotate(out, angles, head_dim / 2);
+    }
+}
+
+/// # Safety
+/// See [`NormRotate`].
+#[inline(always)]
+unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
     let mut i = 0;
     // SAFETY: the caller's promise; chunks end at `half`.
     unsafe {
@@ -306,13 +332,15 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
-        unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
+        unsafe fn norm_rotate(head: super::NormRotate) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { super::elementwise::rotate(head, angles, half) }
+            unsafe {
+                super::elementwise::norm_rotate(head, |x, n| sum_of_squares(x, n));
+            }
         }
 
         $(#[target_feature(enable = $features)])?
-        pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
+        unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
             // SAFETY: the caller's promise, passed on.
             unsafe { super::elementwise::round(x, n, out) }
         }

@@ -13,6 +13,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_attention;
 #[cfg(target_arch = "x86_64")]
+mod amx_kv;
+#[cfg(target_arch = "x86_64")]
 mod amx_part;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -174,9 +176,7 @@ pub struct Kernels {
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
     /// `out[i] = x[i] * scale * weight[i]`; `out` may be `x`.
     pub weigh: unsafe fn(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32),
-    /// Turns element i of a head of `2 * half` against element `half + i`; `angles` has `half`
-    /// cosines, then sines.
-    pub rotate: unsafe fn(head: *mut f32, angles: *const f32, half: usize),
+    pub norm_rotate: unsafe fn(NormRotate),
     /// To bf16, nearest even.
     pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
     /// `out[row][lane] += x[row][lane]` for the lanes of a panel; rows of `out` are `stride` apart.
@@ -243,6 +243,15 @@ pub struct TileRows {
     pub int8_gemm_part: unsafe fn(&TilePart),
     /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
+    /// As `Kernels::weigh`, of blocks of `TILE_K` elements, which lie `stride` elements apart in bf16.
+    pub weigh: unsafe fn(
+        x: *const f32,
+        weight: *const f32,
+        scale: f32,
+        n: usize,
+        out: *mut u16,
+        stride: usize,
+    ),
     /// Asks for the first `num_lines` cache lines of some rows, `stride` bytes apart, which `gemm`
     /// would wait for when it writes them. May name any address.
     pub fetch_to_write: fn(first: *const f32, num_rows: usize, stride: usize, num_lines: usize),
@@ -356,6 +365,20 @@ pub const QUERY_TILE_ROWS: usize = 32;
 /// after the other.
 pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 
+/// A head's RMS norm, unless `weight` is null, and rotation: of element i against the one half a head
+/// behind it.
+pub struct NormRotate {
+    pub x: *const f32,
+    /// As many as the head has elements.
+    pub weight: *const f32,
+    pub eps: f32,
+    /// Cosines of half a head, then sines.
+    pub angles: *const f32,
+    pub head_dim: usize,
+    /// May be `x`.
+    pub out: *mut f32,
+}
+
 /// Attention of up to `QUERY_TILE_ROWS` rows through matrix tiles.
 #[derive(Clone, Copy)]
 pub struct TileAttention {
@@ -367,6 +390,24 @@ pub struct TileAttention {
     /// line of each in turn: the hardware runs ahead of each page that it sees touched. May name any
     /// address.
     pub fetch: fn(streams: &[LineStream], num_lines: usize),
+    /// Rounds rows, `stride` elements apart, into positions of a tile of keys, pairs of dimensions
+    /// `tile_stride` bytes apart.
+    pub store_keys: unsafe fn(
+        rows: *const f32,
+        stride: usize,
+        positions: Range<usize>,
+        head_dim: usize,
+        tile: *mut u8,
+        tile_stride: usize,
+    ),
+    /// The same for values, of which pairs of positions are `head_dim * 4` bytes apart.
+    pub store_values: unsafe fn(
+        rows: *const f32,
+        stride: usize,
+        positions: Range<usize>,
+        head_dim: usize,
+        tile: *mut u8,
+    ),
     pub scores: TileScores,
     pub softmax: unsafe fn(TileSoftmax<'_>),
     /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of

@@ -26,7 +26,7 @@ pub static KERNELS: Kernels = Kernels {
     scale_rows,
     sum_of_squares,
     weigh,
-    rotate,
+    norm_rotate,
     round,
     add_lanes,
     silu_mul,
@@ -173,6 +173,7 @@ unsafe fn int8_gemm(
     }
 }
 
+#[inline]
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     // SAFETY: `x` has n elements.
     let x = unsafe { std::slice::from_raw_parts(x, n) };

@@ -1,0 +1,250 @@
+//! Rows on their way into the forms that matrix tiles read: bf16 in pairs.
+
+use std::arch::x86_64::*;
+
+use super::{KEY_TILE, TILE_K};
+
+/// # Safety
+/// See [`super::TileAttention::store_keys`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub unsafe fn store_keys(
+    rows: *const f32,
+    stride: usize,
+    positions: std::ops::Range<usize>,
+    head_dim: usize,
+    tile: *mut u8,
+    tile_stride: usize,
+) {
+    debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
+    let written = ((1_u32 << positions.end) - (1 << positions.start)) as __mmask16;
+    for first in (0..head_dim).step_by(TILE_K) {
+        let mut pairs = [_mm512_setzero_si512(); KEY_TILE];
+        for (row, position) in positions.clone().enumerate() {
+            // SAFETY: `head_dim` elements of a row.
+            pairs[position] = unsafe { round_block(rows.add(row * stride + first)) };
+        }
+        for (pair, line) in transpose(pairs).into_iter().enumerate() {
+            // SAFETY: the positions of a pair of dimensions.
+            unsafe {
+                let to = tile.add((first / 2 + pair) * tile_stride);
+                _mm512_mask_storeu_epi32(to.cast(), written, line);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::TileAttention::store_values`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub unsafe fn store_values(
+    rows: *const f32,
+    stride: usize,
+    positions: std::ops::Range<usize>,
+    head_dim: usize,
+    tile: *mut u8,
+) {
+    debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
+    let mut position = positions.start;
+    while position < positions.end {
+        // The second of a pair, the first, or both.
+        let is_second = position % 2 == 1;
+        let has_both = !is_second && position + 1 < positions.end;
+        let written = match (is_second, has_both) {
+            (true, _) => 0xaaaa_aaaa,
+            (false, false) => 0x5555_5555,
+            (false, true) => !0,
+        };
+        // SAFETY: `head_dim` elements of each row; the pair's elements in the tile.
+        unsafe {
+            let row = rows.add((position - positions.start) * stride);
+            let other = if has_both { row.add(stride) } else { row };
+            let (first, second) = if is_second {
+                (other, row)
+            } else {
+                (row, other)
+            };
+            for i in (0..head_dim).step_by(16) {
+                let low = _mm512_cvtepu16_epi32(round(first.add(i)));
+                let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(round(second.add(i))));
+                let to = tile.add((position / 2 * head_dim + i) * 4);
+                _mm512_mask_storeu_epi16(to.cast(), written, _mm512_or_si512(low, high));
+            }
+        }
+        position += if has_both { 2 } else { 1 };
+    }
+}
+
+/// # Safety
+/// See [`super::TileRows::weigh`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+pub unsafe fn weigh(
+    x: *const f32,
+    weight: *const f32,
+    scale: f32,
+    n: usize,
+    out: *mut u16,
+    stride: usize,
+) {
+    debug_assert!(n.is_multiple_of(TILE_K));
+    let scale = _mm512_set1_ps(scale);
+    for first in (0..n).step_by(TILE_K) {
+        // SAFETY: `n` elements each; a line of each block.
+        unsafe {
+            let product = |i: usize| {
+                let x = _mm512_mul_ps(_mm512_loadu_ps(x.add(i)), scale);
+                _mm512_mul_ps(x, _mm512_loadu_ps(weight.add(i)))
+            };
+            let rounded = _mm512_cvtne2ps_pbh(product(first + 16), product(first));
+            let to = out.add(first / TILE_K * stride);
+            _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(rounded));
+        }
+    }
+}
+
+/// # Safety
+/// 16 elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn round(x: *const f32) -> __m256i {
+    // SAFETY: the caller's promise; both types are 32 bytes.
+    unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x))) }
+}
+
+/// # Safety
+/// `TILE_K` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn round_block(x: *const f32) -> __m512i {
+    // SAFETY: the caller's promise; both types are 64 bytes.
+    unsafe {
+        let (low, high) = (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16)));
+        std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+    }
+}
+
+/// Of 16 rows of 16 elements.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
+    // Pairs, then fours of rows, in lanes of 128 bits; then those lanes.
+    let mut pairs = r;
+    for i in (0..16).step_by(2) {
+        pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    let mut fours = r;
+    for i in (0..16).step_by(4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+    let mut columns = r;
+    for i in 0..4 {
+        let even = [0, 8]
+            .map(|at| _mm512_shuffle_i32x4::<0b10_00_10_00>(fours[at + i], fours[at + 4 + i]));
+        let odd = [0, 8]
+            .map(|at| _mm512_shuffle_i32x4::<0b11_01_11_01>(fours[at + i], fours[at + 4 + i]));
+        columns[i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even[0], even[1]);
+        columns[8 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even[0], even[1]);
+        columns[4 + i] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd[0], odd[1]);
+        columns[12 + i] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd[0], odd[1]);
+    }
+    columns
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::kernels::amx::is_supported;
+
+    const HEAD_DIM: usize = 64;
+    const UNTOUCHED: u16 = 0xdead;
+
+    fn rows() -> Vec<f32> {
+        let value = |i: usize| ((i * 7919) % 1000) as f32 / 37.0 - 11.0;
+        (0..KEY_TILE * HEAD_DIM).map(value).collect()
+    }
+
+    /// Stores rows at some positions, and compares all elements with those that `place` says.
+    fn check(
+        store: impl Fn(&[f32], std::ops::Range<usize>, &mut [u16]),
+        place: impl Fn(usize, usize) -> usize,
+    ) {
+        if !is_supported() {
+            return;
+        }
+        let rows = rows();
+        for start in 0..KEY_TILE {
+            for end in start + 1..=KEY_TILE {
+                let mut tile = vec![UNTOUCHED; KEY_TILE * HEAD_DIM];
+                let mut expected = tile.clone();
+                store(&rows, start..end, &mut tile);
+                for (row, position) in (start..end).enumerate() {
+                    for i in 0..HEAD_DIM {
+                        let value = rows[row * HEAD_DIM + i];
+                        expected[place(position, i)] = bf16::from_f32(value).to_bits();
+                    }
+                }
+                assert_eq!(tile, expected, "{start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn keys_stand_by_pairs_of_dimensions() {
+        check(
+            |rows, positions, tile| {
+                // SAFETY: 64 bytes for each pair of dimensions.
+                unsafe {
+                    let to = tile.as_mut_ptr().cast();
+                    store_keys(rows.as_ptr(), HEAD_DIM, positions, HEAD_DIM, to, 64);
+                }
+            },
+            |position, i| (i / 2 * KEY_TILE + position) * 2 + i % 2,
+        );
+    }
+
+    #[test]
+    fn values_stand_by_pairs_of_positions() {
+        check(
+            |rows, positions, tile| {
+                // SAFETY: a tile of values.
+                unsafe {
+                    let to = tile.as_mut_ptr().cast();
+                    store_values(rows.as_ptr(), HEAD_DIM, positions, HEAD_DIM, to);
+                }
+            },
+            |position, i| (position / 2 * HEAD_DIM + i) * 2 + position % 2,
+        );
+    }
+
+    #[test]
+    fn weighed_rows_are_rounded_into_their_blocks() {
+        if !is_supported() {
+            return;
+        }
+        const STRIDE: usize = 3 * TILE_K;
+        let (x, weight) = (rows(), rows().split_off(HEAD_DIM));
+        let mut out = vec![UNTOUCHED; HEAD_DIM / TILE_K * STRIDE];
+        let mut expected = out.clone();
+        // SAFETY: room for two blocks.
+        unsafe {
+            weigh(
+                x.as_ptr(),
+                weight.as_ptr(),
+                0.3,
+                HEAD_DIM,
+                out.as_mut_ptr(),
+                STRIDE,
+            )
+        };
+        for i in 0..HEAD_DIM {
+            let value = bf16::from_f32(x[i] * 0.3 * weight[i]);
+            expected[i / TILE_K * STRIDE + i % TILE_K] = value.to_bits();
+        }
+        assert_eq!(out, expected);
+    }
+}
