@@ -41,7 +41,9 @@ def pairs(options):
     for dtype in options.dtypes:
         ours = Corella(options.corella, options.model, f"Corella {dtype}", ["--dtype", dtype])
         # bf16 is measured beside everything, to know what fewer bits would be worth.
-        bits = {"int8": ["Q8_0", "int8"], "int4": ["Q4_0", "int4"]}.get(dtype, ["bf16", "Q8_0", "Q4_0", "int8", "int4"])
+        bits = {"int8": ["Q8_0", "int8", "w8a8"], "int4": ["Q4_0", "int4"]}.get(
+            dtype, ["bf16", "Q8_0", "Q4_0", "int8", "int4"]
+        )
         for kind in LLAMA_KINDS:
             if kind in bits:
                 yield ours, Llama(options.llama, options.gguf, kind)
@@ -49,8 +51,10 @@ def pairs(options):
             if kind in bits:
                 yield ours, OpenVino(options.openvino, options.openvino_models, kind)
         if "bf16" in bits:
-            yield ours, Vllm(options.vllm, options.model, options.vllm_preload)
+            yield ours, Vllm(options.vllm, options.model, "bf16", options.vllm_preload)
             yield ours, Transformers(options.transformers, options.model)
+        if "w8a8" in bits:
+            yield ours, Vllm(options.vllm, options.vllm_w8a8, "w8a8", options.vllm_preload)
     for isa in ("avx512", "avx2"):
         restricted = Corella(options.corella, options.model, f"Corella bf16 {isa}", ["--isa", isa])
         for kind in LLAMA_KINDS:
@@ -238,6 +242,7 @@ def main():
         ("gguf", "folder of make_gguf.py"),
         ("vllm", "Python that has vLLM"),
         ("vllm-preload", "LD_PRELOAD for vLLM"),
+        ("vllm-w8a8", "folder of `corella quantize --format int8`"),
         ("openvino", "Python that has OpenVINO GenAI"),
         ("openvino-models", "folder of exported models fp16, int8, int4"),
         ("transformers", "Python that has Transformers"),

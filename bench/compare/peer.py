@@ -68,8 +68,8 @@ def prompt(num_tokens, seed):
 
 
 def last_json(text):
-    """Libraries write to standard output too; the result is the last line."""
-    return json.loads(text.strip().splitlines()[-1])
+    """Libraries write to standard output too, some behind the result."""
+    return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
 
 class Server:

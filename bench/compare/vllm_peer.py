@@ -10,10 +10,9 @@ from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
 
 class Vllm(Peer):
     starts_slowly = True
-    name = "vLLM bf16"
 
-    def __init__(self, python, model, preload=None):
-        self.python, self.model = python, model
+    def __init__(self, python, model, kind, preload=None):
+        self.python, self.model, self.name = python, model, f"vLLM {kind}"
         # Without the binding it may leave a core to the process that schedules.
         self.environment = {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
@@ -27,6 +26,7 @@ class Vllm(Peer):
 
     def check(self):
         need(self.python, "Python with vLLM (--vllm)")
+        need(self.model, "folder for vLLM (--model, --vllm-w8a8)")
 
     def version(self):
         return "vLLM " + self.run([self.python, "-c", "import vllm; print(vllm.__version__)"]).split()[-1]
