@@ -1,7 +1,7 @@
-"""Weights in bf16, int8 and int4 on AMX and AVX-512, by turns: prefill and decode of one request with their
-shares of the machine's limits, then 8 and 32 requests at once.
+"""Weights in bf16, int8 and int4 on AMX and AVX-512, by turns: prefill and decode of one request, then decode of 8
+and 32 at once, with their shares of the machine's limits in the same round.
 
-    python bench/cpu_formats.py target/release/corella MODEL [ROUNDS]
+    python bench/cpu_formats.py target/release/corella MODEL [ROUNDS [ISA,…]]
 """
 
 import json
@@ -9,50 +9,59 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "compare"))
+from corella_peer import Corella  # noqa: E402
+from peer import BATCHES, CONTEXT, DECODED  # noqa: E402
 
 BINARY, MODEL = sys.argv[1:3]
 ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-SETTINGS = [(dtype, isa) for dtype in ("bf16", "int8", "int4") for isa in ("amx", "avx512")]
-SPEED = re.compile(r"(prefill|decode)\s+\d+ tokens\s+[\d.]+ s\s+([\d.]+) tokens/s.*\((\d+) %\)")
+ISAS = sys.argv[4].split(",") if len(sys.argv) > 4 else ("amx", "avx512")
+SETTINGS = [(dtype, isa) for dtype in ("bf16", "int8", "int4") for isa in ISAS]
+SPEED = re.compile(r"(prefill|decode)\s+\d+ tokens\s+[\d.]+ s\s+([\d.]+) tokens/s\s+([\d.]+) of ([\d.]+) .*\((\d+) %\)")
 
 
 def generate(dtype, isa, num_tokens, max_tokens):
+    """By phase: tokens/s, what that is of the limit's unit, the limit, the share."""
     command = [BINARY, "generate", MODEL, "--ignore-eos", "--threads", "2", "--dtype", dtype, "--isa", isa,
                "--prompt-tokens", str(num_tokens), "--max-tokens", str(max_tokens)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-    return {m[1]: (float(m[2]), int(m[3])) for m in map(SPEED.match, lines) if m}
+    return {m[1]: tuple(map(float, m.groups()[1:])) for m in map(SPEED.match, lines) if m}
 
 
-def offline(dtype, isa, num_prompts):
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        subprocess.run([BINARY, "bench", "offline", MODEL, "--threads", "2", "--dtype", dtype, "--isa", isa,
-                        "--num-prompts", str(num_prompts), "--input-lens", "16", "--max-tokens", "48",
-                        "--output-json", file.name], capture_output=True, check=True)
-        report = json.load(open(file.name))
-    return report["output_throughput"], report["median_tpot_ms"]
+def kv_bytes():
+    """Of a token, in bf16."""
+    config = json.loads((Path(MODEL) / "config.json").read_text())
+    return 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
 
 def main():
-    single, loaded = {}, {}
+    speeds = {}
     for _ in range(ROUNDS):
         for dtype, isa in SETTINGS:
-            for phase, speed in generate(dtype, isa, 512, 48).items():
-                single.setdefault((f"{phase} 512", dtype, isa), []).append(speed)
-            if isa == "amx":
-                long = generate(dtype, isa, 2048, 1)["prefill"]
-                single.setdefault(("prefill 2048", dtype, isa), []).append(long)
-            for num_prompts in (8, 32):
-                loaded.setdefault((num_prompts, dtype, isa), []).append(offline(dtype, isa, num_prompts))
+            def note(what, speed, share):
+                speeds.setdefault((what, dtype, isa), []).append((speed, share))
+
+            for length in (512, 2048):
+                speed, _, _, share = generate(dtype, isa, length, 1)["prefill"]
+                note(f"prefill {length}", speed, share)
+            speed, used, limit, share = generate(dtype, isa, CONTEXT, 1 + DECODED)["decode"]
+            note("decode b1", speed, share)
+            # What a step reads: all weights once, and the keys and values of each request.
+            kv = kv_bytes() * (CONTEXT + DECODED / 2)
+            weights = used * 1e9 / speed - kv
+            for batch in BATCHES[1:]:
+                speed = Corella(BINARY, MODEL, options=["--dtype", dtype, "--isa", isa]).offline((), (batch,))
+                speed = speed[f"decode b{batch}"]
+                note(f"decode b{batch}", speed, 100 * speed / batch * (weights + batch * kv) / (limit * 1e9))
     median = statistics.median
     print("| | weights | | tokens/s (lowest to highest) | share of the limit |\n|---|---|---|---|---|")
-    for (phase, dtype, isa), runs in sorted(single.items()):
-        speeds = [speed for speed, _ in runs]
-        print(f"| {phase} | {dtype} | {isa} | {median(speeds):.0f} ({min(speeds):.0f} to {max(speeds):.0f}) "
-              f"| {median(share for _, share in runs):.0f} % |")
-    print("\n| requests | weights | | output tokens/s | TPOT p50, ms |\n|---|---|---|---|---|")
-    for (num_prompts, dtype, isa), runs in sorted(loaded.items()):
-        print(f"| {num_prompts} | {dtype} | {isa} | {median(s for s, _ in runs):.0f} | {median(t for _, t in runs):.1f} |")
+    for (what, dtype, isa), runs in speeds.items():
+        low, high = min(runs)[0], max(runs)[0]
+        print(f"| {what} | {dtype} | {isa} | {median(speed for speed, _ in runs):.0f} ({low:.0f} to {high:.0f}) "
+              f"| {median(share for _, share in runs):.0f} % ({min(share for _, share in runs):.0f} to "
+              f"{max(share for _, share in runs):.0f}) |")
 
 
 main()

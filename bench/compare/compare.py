@@ -9,6 +9,7 @@ in the file of --out, so that a comparison may be stopped and gone on with.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -22,7 +23,7 @@ from pathlib import Path
 from corella_peer import Corella
 from llama_peer import Llama
 from openvino_peer import OpenVino
-from peer import BATCHES, PREFILLS, Missing, Server, prompt
+from peer import BATCHES, PREFILLS, Missing, prompt
 from transformers_peer import Transformers
 from vllm_peer import Vllm
 
@@ -55,10 +56,12 @@ def pairs(options):
             yield ours, Transformers(options.transformers, options.model)
         if "w8a8" in bits:
             yield ours, Vllm(options.vllm, options.vllm_w8a8, "w8a8", options.vllm_preload)
-    for isa in ("avx512", "avx2"):
-        restricted = Corella(options.corella, options.model, f"Corella bf16 {isa}", ["--isa", isa])
-        for kind in LLAMA_KINDS:
+        for isa in ("avx512", "avx2"):
             if libraries := getattr(options, f"llama_{isa}"):
+                kind = {"bf16": "bf16", "int8": "Q8_0", "int4": "Q4_0"}[dtype]
+                restricted = Corella(
+                    options.corella, options.model, f"Corella {dtype} {isa}", ["--dtype", dtype, "--isa", isa]
+                )
                 yield restricted, Llama(options.llama, options.gguf, kind, f"llama.cpp {kind} {isa}", libraries)
 
 
@@ -81,7 +84,7 @@ def busy(peer, _part, _client, _options, _round):
 
 
 def serve(peer, _part, client, options, round):
-    with Server(peer) as server:
+    with peer.serving() as server:
         load = client(server, "--prompt-tokens", 256, "--unique-prompts", "--num-prompts", options.requests,
                       "--max-concurrency", 8, "--max-tokens", 64, "--ignore-eos", "--seed", round)  # fmt: skip
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
@@ -130,11 +133,29 @@ class Load:
         """Seconds of all cores that were neither idle nor ours."""
         user, nice, system, _idle, _wait, irq, soft, steal = map(int, open("/proc/stat").readline().split()[1:9])
         ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        total = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+        total = (user + nice + system + irq + soft + steal - descendants_ticks()) / os.sysconf("SC_CLK_TCK")
         return total - sum(it.ru_utime + it.ru_stime for it in ours)
 
     def of_others(self):
         return (self.busy_s() - self.before) / (time.monotonic() - self.began) / os.cpu_count()
+
+
+def descendants_ticks():
+    """Of processes that live; those that have ended are in RUSAGE_CHILDREN."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            pid, rest = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
+            parents[pid], ticks[pid] = int(rest[1]), sum(map(int, rest[11:15]))
+
+    def is_ours(pid):
+        while pid in parents:
+            pid = parents[pid]
+            if pid == os.getpid():
+                return True
+        return False
+
+    return sum(ticks[pid] for pid in parents if is_ours(pid))
 
 
 def measure(options, results):
@@ -151,19 +172,23 @@ def measure(options, results):
             results["passed over"][peer.name] = str(missing)
             print(f"{peer.name} is passed over: {missing}", file=sys.stderr)
             chosen.remove((ours, peer))
-    for at in range(options.rounds):
-        for suite in options.suites:
-            for ours, peer in chosen:
-                for part in parts(suite, peer):
-                    for run in pair(suite, part, ours, peer, client, at, options, results):
-                        results["runs"].append(run)
-                        options.out.write_text(json.dumps(results, indent=1) + "\n")
-                        print(suite, peer.name, json.dumps(run["values"]), f"others {run['others']:.3f}", file=sys.stderr)
+    try:
+        for at in range(options.rounds):
+            for suite in options.suites:
+                for ours, peer in chosen:
+                    for part in parts(suite):
+                        for run in pair(suite, part, ours, peer, client, at, options, results):
+                            results["runs"].append(run)
+                            options.out.write_text(json.dumps(results, indent=1) + "\n")
+                            print(suite, peer.name, json.dumps(run["values"]), f"others {run['others']:.3f}", file=sys.stderr)
+    finally:
+        for _, peer in chosen:
+            peer.close()
 
 
-def parts(suite, peer):
-    """What is measured in one go: little, for it to be quiet as long as that, unless starting takes longer."""
-    if suite != "offline" or peer.starts_slowly:
+def parts(suite):
+    """What is measured in one go: little, for it to be quiet as long as that."""
+    if suite != "offline":
         return [(PREFILLS, BATCHES)]
     return [((length,), ()) for length in PREFILLS] + [((), (batch,)) for batch in BATCHES]
 

@@ -1,5 +1,6 @@
 """What every engine in the comparison is asked for, and what the files of them share."""
 
+import contextlib
 import json
 import os
 import random
@@ -35,7 +36,6 @@ class Peer:
 
     name = ""
     environment = {}
-    starts_slowly = False
 
     def check(self):
         """Raises Missing."""
@@ -51,6 +51,14 @@ class Peer:
     def serve_command(self, port):
         """Raises Missing where there is no server."""
         raise Missing("its packages have no server for the OpenAI API")
+
+    @contextlib.contextmanager
+    def serving(self):
+        with Server(self) as server:
+            yield server
+
+    def close(self):
+        """Ends what the engine keeps from run to run."""
 
     def run(self, command):
         """Standard output of a command that must succeed."""

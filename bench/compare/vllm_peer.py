@@ -1,15 +1,22 @@
 """vLLM on a CPU, from the Python that has it. That Python also runs this file, which measures and writes JSON."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
+from peer import CONTEXT, DECODED, THREADS, Peer, Server, need, prompt
 
 
 class Vllm(Peer):
-    starts_slowly = True
+    """Starting takes minutes: processes stay from run to run, idle while others are measured."""
+
+    offline_process = None
+    server = None
 
     def __init__(self, python, model, kind, preload=None):
         self.python, self.model, self.name = python, model, f"vLLM {kind}"
@@ -32,14 +39,37 @@ class Vllm(Peer):
         return "vLLM " + self.run([self.python, "-c", "import vllm; print(vllm.__version__)"]).split()[-1]
 
     def offline(self, prefills, batches):
-        return last_json(self.run([self.python, __file__, self.model, json.dumps([prefills, batches])]))
+        if not self.offline_process:
+            self.offline_process = subprocess.Popen(
+                [self.python, __file__, self.model], env=os.environ | self.environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self.offline_process.stdin.write(json.dumps([prefills, batches]) + "\n")
+        self.offline_process.stdin.flush()
+        for line in self.offline_process.stdout:
+            # Others are its log.
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError(f"{self.name}: ended with {self.offline_process.wait()}")
+
+    @contextlib.contextmanager
+    def serving(self):
+        if not self.server:
+            self.server = Server(self)
+        yield self.server
+
+    def close(self):
+        if self.offline_process:
+            os.killpg(self.offline_process.pid, signal.SIGKILL)
+        if self.server:
+            self.server.stop()
 
     def serve_command(self, port):
         return [Path(self.python).parent / "vllm", "serve", self.model, "--dtype", "bfloat16", "--port", port,
                 "--max-model-len", 4096]  # fmt: skip
 
 
-def main(model, prefills, batches):
+def main(model):
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=model, dtype="bfloat16", max_model_len=4096, enable_prefix_caching=False)
@@ -51,16 +81,18 @@ def main(model, prefills, batches):
         llm.generate(prompts, options, use_tqdm=False)
         return time.monotonic() - began
 
-    speeds = {}
-    seconds([CONTEXT], 2)
-    for length in prefills:
-        seconds([length], 1)
-        speeds[f"prefill {length}"] = length / seconds([length], 1)
-    for batch in batches:
-        first = seconds([CONTEXT] * batch, 1)
-        speeds[f"decode b{batch}"] = batch * DECODED / (seconds([CONTEXT] * batch, 1 + DECODED) - first)
-    print(json.dumps(speeds))
+    for asked in sys.stdin:
+        prefills, batches = json.loads(asked)
+        speeds = {}
+        seconds([CONTEXT], 2)
+        for length in prefills:
+            seconds([length], 1)
+            speeds[f"prefill {length}"] = length / seconds([length], 1)
+        for batch in batches:
+            first = seconds([CONTEXT] * batch, 1)
+            speeds[f"decode b{batch}"] = batch * DECODED / (seconds([CONTEXT] * batch, 1 + DECODED) - first)
+        print(json.dumps(speeds), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *json.loads(sys.argv[2]))
+    main(sys.argv[1])

@@ -85,7 +85,18 @@ pub struct AttentionLayer<'a> {
 
 impl AttentionLayer<'_> {
     pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        let tasks = plan.attention.tasks_of(worker);
+        let tasks_of = |owner| plan.attention.tasks_of(owner);
+        if !plan.is_prefill() {
+            // Memory is what these wait for: a worker asks for the next task's while it has one.
+            return self.run_tasks(plan, tasks_of(worker.index()), scratch);
+        }
+        worker.take_shares(
+            |owner| tasks_of(owner).len(),
+            |owner, units| self.run_tasks(plan, &tasks_of(owner)[units], scratch),
+        );
+    }
+
+    fn run_tasks(&self, plan: &StepPlan, tasks: &[AttentionTask], scratch: &mut AttentionScratch) {
         match scratch {
             AttentionScratch::Rows(scratch) => {
                 for task in tasks {
@@ -216,7 +227,7 @@ impl AttentionLayer<'_> {
     }
 
     /// Hands a row's head to the next layer.
-    pub(crate) fn write_row(&self, (row, head): (usize, usize), values: &[f32]) {
+    fn write_row(&self, (row, head): (usize, usize), values: &[f32]) {
         let rows = self.tiles.rows(self.tiles.tile_of(row));
         // SAFETY: a row's head belongs to one task.
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };

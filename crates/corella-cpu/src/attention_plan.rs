@@ -6,7 +6,6 @@ use corella_model::{AttentionSpec, KvFormat};
 
 use crate::kernels::{Kernels, QUERY_TILE_ROWS};
 use crate::step_plan::SpanPlan;
-use crate::thread_pool::Worker;
 use crate::tile_attention::MAX_TASK_ROWS;
 
 /// What attention takes at once.
@@ -130,7 +129,7 @@ impl AttentionPlan {
         self.bounds.push(self.tasks.len());
     }
 
-    pub fn tasks_of(&self, worker: &Worker<'_>) -> &[AttentionTask] {
-        &self.tasks[self.bounds[worker.index()]..self.bounds[worker.index() + 1]]
+    pub fn tasks_of(&self, worker: usize) -> &[AttentionTask] {
+        &self.tasks[self.bounds[worker]..self.bounds[worker + 1]]
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::kernels::int4::{CHUNK_K, Int4Rows};
-use crate::kernels::{INT8_TILE_K, Kernels, PANEL_LANES, TILE_K};
+use crate::kernels::{INT8_TILE_K, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -103,18 +103,22 @@ struct Quantised {
     wide: Buffer,
     /// One f32 a row.
     scales: Region,
-    /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each.
-    sums: Region,
+    /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each. Only
+    /// for weights in 4 bits.
+    sums: Option<Region>,
 }
 
 impl PackedRows {
-    pub fn new(max_rows: usize, k: usize, form: Form) -> io::Result<Self> {
+    pub fn new(max_rows: usize, k: usize, form: Form, for_int4: bool) -> io::Result<Self> {
+        let num_sums = max_rows * num_chunks(k);
         let quantised = match form {
             Form::Columns | Form::MatrixTiles => None,
             Form::Int8 => Some(Quantised {
                 wide: Buffer::new(max_rows, k)?,
                 scales: Region::new(max_rows * size_of::<f32>())?,
-                sums: Region::new(max_rows * num_chunks(k) * size_of::<i32>())?,
+                sums: for_int4
+                    .then(|| Region::new(num_sums * size_of::<i32>()))
+                    .transpose()?,
             }),
         };
         let mut packed = Self {
@@ -160,16 +164,17 @@ impl PackedRows {
         Int4Rows {
             rows: self.tile_ptr(rows),
             num_rows: rows.len(),
-            sums: self.sums_ptr(rows),
+            sums: self.sums_ptr(rows).expect("rows for weights in 4 bits"),
         }
     }
 
-    fn sums_ptr(&self, rows: &Range<usize>) -> *mut i32 {
+    fn sums_ptr(&self, rows: &Range<usize>) -> Option<*mut i32> {
         assert!(rows.end <= self.max_rows);
         let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
         let start = rows.start * num_chunks(self.k);
+        let sums = quantised.sums.as_ref()?.as_ptr().cast::<i32>();
         // SAFETY: just checked.
-        unsafe { quantised.sums.as_ptr().cast::<i32>().add(start) }
+        Some(unsafe { sums.add(start) })
     }
 
     /// Quantises a row of a tile, if its form asks for that: to ±127 times its largest magnitude.
@@ -196,16 +201,15 @@ impl PackedRows {
             // Of the smallest numbers the inverse is infinite.
             let inverse = if inverse.is_finite() { inverse } else { 0.0 };
             let start = self.tile_ptr(tile).cast::<i8>();
-            let sums = self.sums_ptr(tile).add(row - tile.start);
-            for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
-                let at = (block * tile.len() + row - tile.start) * INT8_TILE_K;
-                let out = start.add(at);
-                (kernels.quantise)(values.as_ptr(), values.len(), inverse, out);
-                out.add(values.len())
-                    .write_bytes(0, INT8_TILE_K - values.len());
-                let sums = sums.add(block * (INT8_TILE_K / CHUNK_K) * tile.len());
-                (kernels.sum_chunks)(out, num_chunks(values.len()), sums, tile.len());
-            }
+            let sums = self.sums_ptr(tile).map(|sums| sums.add(row - tile.start));
+            (kernels.quantise_row)(QuantiseRow {
+                x: values.as_ptr(),
+                n: values.len(),
+                scale: inverse,
+                out: start.add((row - tile.start) * INT8_TILE_K),
+                sums: sums.unwrap_or(std::ptr::null_mut()),
+                num_rows: tile.len(),
+            });
         }
     }
 
@@ -225,12 +229,12 @@ impl PackedRows {
         unsafe { self.tile_ptr(tile).cast::<u16>().add(at) }
     }
 
-    /// In `Form::MatrixTiles`: the first `TILE_K` elements of a row of a tile; the next are
-    /// `tile.len() * TILE_K` elements on.
-    pub fn row_ptr(&self, tile: &Range<usize>, row: usize) -> *mut u16 {
+    /// In `Form::MatrixTiles`: `TILE_K` elements of a row of a tile from element `k` on; the next
+    /// are `tile.len() * TILE_K` elements on.
+    pub fn row_ptr(&self, tile: &Range<usize>, row: usize, k: usize) -> *mut u16 {
         assert!(tile.contains(&row));
         // SAFETY: inside the tile.
-        unsafe { self.block_ptr(tile, 0).add((row - tile.start) * TILE_K) }
+        unsafe { self.block_ptr(tile, k).add((row - tile.start) * TILE_K) }
     }
 
     /// Where `write` puts element `k` of a tile's first row before it is quantised, and elements

@@ -86,16 +86,25 @@ impl Forward {
         let head_tile_rows = kernels.rows_at_once(head_form);
         let form = weights.layers.first().map_or(head_form, PackedLayer::form);
         let tile_rows = kernels.rows_at_once(form);
+        let packed = |k| {
+            PackedRows::new(
+                max_rows,
+                k,
+                form,
+                weights.layers.iter().any(PackedLayer::has_int4),
+            )
+        };
+        let head_is_int4 = weights.ends.head.is_int4();
         let logit_rows = if draws { 2 * head_tile_rows } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
-            normed: PackedRows::new(max_rows, spec.hidden_size, form)?,
+            normed: packed(spec.hidden_size)?,
             heads: heads.collect::<io::Result<_>>()?,
             queries: Buffer::new(max_rows, attention.num_heads * attention.head_dim)?,
-            attended: PackedRows::new(max_rows, attention.num_heads * attention.head_dim, form)?,
-            gated: PackedRows::new(max_rows, spec.mlp.intermediate_size, form)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form)?,
+            attended: packed(attention.num_heads * attention.head_dim)?,
+            gated: packed(spec.mlp.intermediate_size)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_int4)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {
@@ -333,7 +342,7 @@ impl Forward {
                 && out.form() == Form::MatrixTiles
                 && x.len().is_multiple_of(TILE_K)
             {
-                let to = out.row_ptr(&tile, row);
+                let to = out.row_ptr(&tile, row, 0);
                 let stride = tile.len() * TILE_K;
                 // SAFETY: as many elements, and as many weights; the row is this worker's.
                 unsafe {

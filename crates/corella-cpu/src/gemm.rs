@@ -167,6 +167,10 @@ impl PackedMatrix {
         self.form
     }
 
+    pub fn is_int4(&self) -> bool {
+        self.int4.is_some()
+    }
+
     fn panel_bytes(&self) -> usize {
         match self.int4 {
             Some(shape) => shape.panel_bytes(),
@@ -579,12 +583,16 @@ impl Call<'_> {
                 let first = panel * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
                 if let Some(tiles) = &self.matrix_tiles
-                    && out.form() == Form::MatrixTiles
                     && num_lanes == PANEL_LANES / 2
                 {
-                    let to = out.block_ptr(&rows, first);
                     // SAFETY: a panel's lanes belong to one worker; half a block is 16 lanes.
-                    unsafe { (tiles.silu_mul)(from, rows.len(), to) };
+                    unsafe {
+                        if let Some((to, stride)) = out.wide_ptr(&rows, first) {
+                            (tiles.silu_mul_wide)(from, rows.len(), to.cast_mut(), stride);
+                        } else {
+                            (tiles.silu_mul)(from, rows.len(), out.block_ptr(&rows, first));
+                        }
+                    }
                     return;
                 }
                 let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];

@@ -113,7 +113,7 @@ impl Bench {
             .map_err(out_of_memory)?;
         for num_rows in [1, 8, 32, 512] {
             let tiles = Tiles::new(num_rows, self.kernels.rows_at_once(form));
-            let rows = PackedRows::new(num_rows, K, form).map_err(out_of_memory)?;
+            let rows = PackedRows::new(num_rows, K, form, int4.is_some()).map_err(out_of_memory)?;
             let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
             for row in 0..num_rows {
                 let tile = tiles.rows(tiles.tile_of(row));
@@ -198,7 +198,7 @@ impl Bench {
         let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
         let qkv = Buffer::new(num_rows, num_heads * head_dim).map_err(out_of_memory)?;
         let width = attention.num_heads * head_dim;
-        let out = PackedRows::new(num_rows, width, form).map_err(out_of_memory)?;
+        let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
             .map(|_| AttentionScratch::new(self.kernels, &kv, head_dim).map(Mutex::new))
             .collect::<Result<_, _>>()

@@ -13,6 +13,7 @@ use corella_model::KvFormat;
 
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
+use crate::buffer::Form;
 use crate::kernels::{
     KEY_TILE, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
     TILE_SOFTMAX_BLOCK, TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
@@ -47,9 +48,9 @@ pub struct TileScratch {
     scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
-    row: Vec<f32>,
     /// The number of rows that the thread's tiles are configured for.
     configured: usize,
+    row: Vec<f32>,
 }
 
 // SAFETY: the memory is the scratch's own, and the pointers in `keys` are dead once a task is done.
@@ -90,8 +91,8 @@ impl TileScratch {
             row_ends: vec![0; MAX_TASK_ROWS],
             scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
-            row: vec![0.0; head_dim],
             configured: 0,
+            row: vec![0.0; head_dim],
         })
     }
 }
@@ -140,7 +141,6 @@ impl AttentionLayer<'_> {
     }
 
     fn run_work(&self, work: &Work<'_>, fetch: &mut KvFetch<'_>, scratch: &mut TileScratch) {
-        let head_dim = self.spec.head_dim;
         let (task, span) = (work.task, work.span);
         let num_rows = task.positions.len() * task.heads.len();
         assert!(num_rows <= MAX_TASK_ROWS);
@@ -162,16 +162,40 @@ impl AttentionLayer<'_> {
                 self.run_block(work, block.clone(), rows, fetch, scratch);
             }
         }
+        self.store_rows(task, span, scratch);
+    }
+
+    /// Hands the task's rows to the next layer.
+    fn store_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
         let kernels = self.tile_kernels();
-        for (r, at) in self.rows(task, span).enumerate() {
-            let (tile, row) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
-            let from = tile * QUERY_TILE_ROWS * head_dim + tile_out_index(row, 0);
-            let to = scratch.row.as_mut_ptr();
-            // SAFETY: a row of `out`; room for a head.
+        let head_dim = self.spec.head_dim;
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
+            let from = tile * QUERY_TILE_ROWS * head_dim + tile_out_index(row_in_tile, 0);
+            let sums = &scratch.rows[r];
+            let rows = self.tiles.rows(self.tiles.tile_of(row));
+            let first = head * head_dim;
+            // SAFETY: a row of `out`; a row's head belongs to one task.
             unsafe {
-                (kernels.store_row)(scratch.out.add(from), &scratch.rows[r], head_dim, to);
+                let from = scratch.out.add(from);
+                match self.out.form() {
+                    Form::MatrixTiles => {
+                        let to = self.out.row_ptr(&rows, row, first);
+                        let stride = rows.len() * TILE_K;
+                        (kernels.store_rounded)(from, sums, head_dim, to, stride);
+                    }
+                    Form::Int8 => {
+                        let to = self.out.wide_ptr(&(row..row + 1), first);
+                        let (to, _) = to.expect("rows of 8-bit integers");
+                        (kernels.store_row)(from, sums, head_dim, to.cast_mut());
+                    }
+                    Form::Columns => {
+                        let values = &mut scratch.row;
+                        (kernels.store_row)(from, sums, head_dim, values.as_mut_ptr());
+                        self.out.write(self.kernels, &rows, row, first, values);
+                    }
+                }
             }
-            self.write_row(at, &scratch.row);
         }
     }
 

@@ -190,6 +190,11 @@ impl PackedLayer {
     pub fn form(&self) -> Form {
         self.qkv.form()
     }
+
+    pub fn has_int4(&self) -> bool {
+        let matrices = [&self.qkv, &self.output, &self.gate_up, &self.down];
+        matrices.into_iter().any(PackedMatrix::is_int4)
+    }
 }
 
 impl PackedEnds {

@@ -18,6 +18,7 @@ pub static KERNELS: Kernels = Kernels {
         gemm_part: amx_part::gemm,
         int8_gemm_part: amx_part::int8_gemm,
         silu_mul,
+        silu_mul_wide,
         weigh: amx_kv::weigh,
         fetch_to_write,
         release,
@@ -331,25 +332,41 @@ const _: () = {
     assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);
 };
 
-/// As exact as bf16 can tell: the reciprocal and the power of two are within 1e-4.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
-    let one = _mm512_set1_ps(1.0);
-    let to_powers = _mm512_set1_ps(-std::f32::consts::LOG2_E);
     for row in 0..num_rows {
         // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
         unsafe {
-            let gate = _mm512_loadu_ps(x.add(row * 32));
-            let up = _mm512_loadu_ps(x.add(row * 32 + 16));
-            let denominator = _mm512_add_ps(one, exp2_lanes(_mm512_mul_ps(gate, to_powers)));
-            let silu = _mm512_mul_ps(gate, _mm512_rcp14_ps(denominator));
-            let rounded = _mm512_cvtneps_pbh(_mm512_mul_ps(silu, up));
+            let rounded = _mm512_cvtneps_pbh(silu_mul_lanes(x.add(row * 32)));
             _mm256_storeu_si256(
                 out.add(row * TILE_K).cast(),
                 std::mem::transmute::<__m256bh, __m256i>(rounded),
             );
         }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
+    for row in 0..num_rows {
+        // SAFETY: rows of `x` have 32 elements, those of `out` are `stride` apart.
+        unsafe { _mm512_storeu_ps(out.add(row * stride), silu_mul_lanes(x.add(row * 32))) };
+    }
+}
+
+/// As exact as bf16 and 8-bit integers can tell: the reciprocal and the power of two are within 1e-4.
+///
+/// # Safety
+/// 16 gates, and 16 values behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
+    // SAFETY: the caller's promise.
+    let (gate, up) = unsafe { (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))) };
+    let power = _mm512_mul_ps(gate, _mm512_set1_ps(-std::f32::consts::LOG2_E));
+    let denominator = _mm512_add_ps(_mm512_set1_ps(1.0), exp2_lanes(power));
+    let silu = _mm512_mul_ps(gate, _mm512_rcp14_ps(denominator));
+    _mm512_mul_ps(silu, up)
 }
 
 fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {

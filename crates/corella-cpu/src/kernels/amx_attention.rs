@@ -28,6 +28,7 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     widen_keys,
     values,
     store_row,
+    store_rounded,
     release,
 };
 
@@ -340,17 +341,53 @@ fn fetch(streams: &[LineStream], num_lines: usize) {
 /// See [`TileAttention::store_row`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32) {
-    // SAFETY: 16 sums.
-    let sum = _mm512_reduce_add_ps(unsafe { _mm512_load_ps(sums.sums.as_ptr()) });
-    let scale = _mm512_set1_ps(1.0 / sum);
+    let scale = row_scale(sums);
     for i in (0..head_dim).step_by(16) {
         // SAFETY: `head_dim` dimensions each.
+        unsafe { _mm512_storeu_ps(to.add(i), scaled(out, i, scale)) };
+    }
+}
+
+/// # Safety
+/// See [`TileAttention::store_rounded`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+unsafe fn store_rounded(
+    out: *const f32,
+    sums: &RowSums,
+    head_dim: usize,
+    to: *mut u16,
+    stride: usize,
+) {
+    let scale = row_scale(sums);
+    for block in 0..head_dim / TILE_K {
+        let i = block * TILE_K;
+        // SAFETY: `head_dim` dimensions; a line of each block.
         unsafe {
-            let values = _mm512_loadu_ps(out.add(tile_out_index(0, i)));
-            let values = _mm512_fmadd_ps(values, scale, _mm512_setzero_ps());
-            _mm512_storeu_ps(to.add(i), values);
+            let rounded = _mm512_cvtne2ps_pbh(scaled(out, i + 16, scale), scaled(out, i, scale));
+            let rounded = std::mem::transmute::<__m512bh, __m512i>(rounded);
+            _mm512_storeu_si512(to.add(block * stride).cast(), rounded);
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn row_scale(sums: &RowSums) -> __m512 {
+    // SAFETY: 16 sums.
+    let sum = _mm512_reduce_add_ps(unsafe { _mm512_load_ps(sums.sums.as_ptr()) });
+    _mm512_set1_ps(1.0 / sum)
+}
+
+/// 16 dimensions of a row, from `i` on. Adding 0 makes 0 of -0.
+///
+/// # Safety
+/// They are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn scaled(out: *const f32, i: usize, scale: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    let values = unsafe { _mm512_loadu_ps(out.add(tile_out_index(0, i))) };
+    _mm512_fmadd_ps(values, scale, _mm512_setzero_ps())
 }
 
 /// # Safety

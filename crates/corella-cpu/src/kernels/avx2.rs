@@ -4,8 +4,9 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp,
-    int4_avx2, line_ahead, sum_lanes, with_rows,
+    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, element_size,
+    elementwise::{self, elementwise},
+    exp, int4_avx2, line_ahead, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -18,7 +19,7 @@ pub static KERNELS: Kernels = Kernels {
     tile_gemm: None,
     int8_gemm,
     int4_gemm: int4_avx2::gemm,
-    sum_chunks,
+    quantise_row,
     quantise_groups,
     largest_bits,
     quantise,
@@ -265,6 +266,12 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
         _mm256_storeu_ps(lanes.as_mut_ptr().add(8), sums[1]);
         sum_lanes(&lanes)
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quantise_row(row: QuantiseRow) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { elementwise::quantise_row(row) }
 }
 
 elementwise!("avx2,fma,f16c");

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, ValueRun, avx2, element_size, elementwise::elementwise, exp,
-    int4_avx512, line_ahead, with_rows,
+    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, avx2, element_size,
+    elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -18,7 +18,7 @@ pub const KERNELS: Kernels = Kernels {
     tile_gemm: None,
     int8_gemm,
     int4_gemm: int4_avx512::gemm,
-    sum_chunks,
+    quantise_row,
     quantise_groups,
     largest_bits,
     quantise,
@@ -253,6 +253,36 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 
 pub fn first_lanes(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn quantise_row(row: QuantiseRow) {
+    let scale = _mm512_set1_ps(row.scale);
+    for block in 0..row.n.div_ceil(INT8_TILE_K) {
+        let first = block * INT8_TILE_K;
+        // SAFETY: the masks keep loads inside the row; a block, and places for its chunks' sums.
+        unsafe {
+            let quants: [__m512i; INT8_TILE_K / 16] = std::array::from_fn(|v| {
+                let at = first + v * 16;
+                let mask = first_lanes(row.n.saturating_sub(at));
+                let x = _mm512_maskz_loadu_ps(mask, row.x.wrapping_add(at));
+                _mm512_cvtps_epi32(_mm512_mul_ps(x, scale))
+            });
+            let out = row.out.add(first * row.num_rows);
+            for (v, &quants) in quants.iter().enumerate() {
+                _mm_storeu_si128(out.add(v * 16).cast(), _mm512_cvtepi32_epi8(quants));
+            }
+            if row.sums.is_null() {
+                continue;
+            }
+            let num_chunks = (row.n - first).div_ceil(CHUNK_K).min(INT8_TILE_K / CHUNK_K);
+            for chunk in 0..num_chunks {
+                let sum = _mm512_add_epi32(quants[2 * chunk], quants[2 * chunk + 1]);
+                let at = (first / CHUNK_K + chunk) * row.num_rows;
+                *row.sums.add(at) = _mm512_reduce_add_epi32(sum);
+            }
+        }
+    }
 }
 
 elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");

@@ -2,7 +2,7 @@
 //! own copy, and all copies compute the same bits.
 
 use super::int4::CHUNK_K;
-use super::{NormRotate, PANEL_LANES, sum_lanes};
+use super::{INT8_TILE_K, NormRotate, PANEL_LANES, QuantiseRow, sum_lanes};
 
 /// Elements read before the first of them is written, so that results may replace their inputs.
 const CHUNK: usize = 16;
@@ -219,14 +219,37 @@ pub unsafe fn scale_rows<T: Copy>(
 }
 
 /// # Safety
-/// See `Kernels::sum_chunks`.
+/// See [`QuantiseRow`].
 #[inline(always)]
-pub unsafe fn sum_chunks(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize) {
-    for chunk in 0..num_chunks {
+pub unsafe fn quantise_row(
+    QuantiseRow {
+        x,
+        n,
+        scale,
+        out,
+        sums,
+        num_rows,
+    }: QuantiseRow,
+) {
+    const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
+    for block in 0..n.div_ceil(INT8_TILE_K) {
         // SAFETY: the caller's promise.
         unsafe {
-            let x = *x.add(chunk * CHUNK_K).cast::<[i8; CHUNK_K]>();
-            *out.add(chunk * stride) = x.iter().map(|&x| i32::from(x)).sum();
+            let len = INT8_TILE_K.min(n - block * INT8_TILE_K);
+            let out = out.add(block * num_rows * INT8_TILE_K);
+            if len < INT8_TILE_K {
+                out.write_bytes(0, INT8_TILE_K);
+            }
+            quantise(x.add(block * INT8_TILE_K), len, scale, out);
+            if sums.is_null() {
+                continue;
+            }
+            for chunk in 0..len.div_ceil(CHUNK_K) {
+                let x = *out.add(chunk * CHUNK_K).cast::<[u8; CHUNK_K]>();
+                // Of bytes without a sign there is an instruction for sums.
+                let sum = x.iter().map(|&x| u32::from(x ^ 0x80)).sum::<u32>();
+                *sums.add((block * CHUNKS + chunk) * num_rows) = sum as i32 - 0x80 * CHUNK_K as i32;
+            }
         }
     }
 }
@@ -407,12 +430,6 @@ macro_rules! elementwise {
                     stride,
                 )
             }
-        }
-
-        $(#[target_feature(enable = $features)])?
-        unsafe fn sum_chunks(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize) {
-            // SAFETY: the caller's promise, passed on.
-            unsafe { super::elementwise::sum_chunks(x, num_chunks, out, stride) }
         }
 
         $(#[target_feature(enable = $features)])?

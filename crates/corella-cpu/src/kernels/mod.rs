@@ -143,8 +143,7 @@ pub struct Kernels {
     pub int8_gemm: Int8Gemm,
     /// Takes as many rows as `int8_gemm`; `out` has room for so many.
     pub int4_gemm: Int4Gemm,
-    /// The sums of whole chunks, `stride` apart in `out`.
-    pub sum_chunks: unsafe fn(x: *const i8, num_chunks: usize, out: *mut i32, stride: usize),
+    pub quantise_row: unsafe fn(QuantiseRow),
     /// Groups of `group_len`, a multiple of 16, as integers from 0 to 15 and a scale: `x[i]` is about
     /// `scale * (q[i] - 8)`.
     pub quantise_groups:
@@ -243,6 +242,8 @@ pub struct TileRows {
     pub int8_gemm_part: unsafe fn(&TilePart),
     /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
+    /// The same in f32, rows `stride` elements apart.
+    pub silu_mul_wide: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32, stride: usize),
     /// As `Kernels::weigh`, of blocks of `TILE_K` elements, which lie `stride` elements apart in bf16.
     pub weigh: unsafe fn(
         x: *const f32,
@@ -365,6 +366,19 @@ pub const QUERY_TILE_ROWS: usize = 32;
 /// after the other.
 pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 
+/// `Kernels::quantise` of a row into its tile, `INT8_TILE_K` elements by `INT8_TILE_K`, zeros behind the
+/// last; and the sums of its chunks of integers.
+pub struct QuantiseRow {
+    pub x: *const f32,
+    pub n: usize,
+    pub scale: f32,
+    /// The row's first block.
+    pub out: *mut i8,
+    /// Of its first chunk, or null; those of the tile's rows stand together.
+    pub sums: *mut i32,
+    pub num_rows: usize,
+}
+
 /// A head's RMS norm, unless `weight` is null, and rotation: of element i against the one half a head
 /// behind it.
 pub struct NormRotate {
@@ -424,6 +438,9 @@ pub struct TileAttention {
     /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
     /// positions that the row may not see could have hidden.
     pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
+    /// The same to bf16, in blocks of `TILE_K` elements, `stride` elements apart.
+    pub store_rounded:
+        unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut u16, stride: usize),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
 }

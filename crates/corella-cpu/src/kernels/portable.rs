@@ -4,8 +4,9 @@ use half::{bf16, f16};
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, ValueRun, element_size, elementwise::elementwise, exp,
-    int4_portable, sum_lanes, with_rows,
+    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, element_size,
+    elementwise::{self, elementwise},
+    exp, int4_portable, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -18,7 +19,7 @@ pub static KERNELS: Kernels = Kernels {
     tile_gemm: None,
     int8_gemm,
     int4_gemm: int4_portable::gemm,
-    sum_chunks,
+    quantise_row,
     quantise_groups,
     largest_bits,
     quantise,
@@ -184,6 +185,11 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
         }
     }
     sum_lanes(&lanes)
+}
+
+unsafe fn quantise_row(row: QuantiseRow) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { elementwise::quantise_row(row) }
 }
 
 elementwise!();

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::super::int4::{CHUNK_K, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
-use super::super::{INT8_TILE_K, Isa, PANEL_LANES};
+use super::super::{INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 use crate::buffer::Form;
 
@@ -73,16 +73,17 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                 let mut rows = vec![0_i8; num_rows * num_blocks * INT8_TILE_K];
                 let mut sums = vec![0_i32; num_rows * num_chunks];
                 for (row, values) in a.chunks(k_len).enumerate() {
-                    for (block, values) in values.chunks(INT8_TILE_K).enumerate() {
-                        let at = (block * num_rows + row) * INT8_TILE_K;
-                        rows[at..at + values.len()].copy_from_slice(values);
-                        let sums = &mut sums[block * 2 * num_rows + row..];
-                        let num_chunks = values.len() / CHUNK_K;
-                        // SAFETY: whole chunks, and a place for each of them.
-                        unsafe {
-                            let to = sums.as_mut_ptr();
-                            (kernels.sum_chunks)(values.as_ptr(), num_chunks, to, num_rows);
-                        }
+                    let values: Vec<f32> = values.iter().map(|&x| f32::from(x)).collect();
+                    // SAFETY: room for the row in each block, and for a sum of each chunk.
+                    unsafe {
+                        (kernels.quantise_row)(QuantiseRow {
+                            x: values.as_ptr(),
+                            n: k_len,
+                            scale: 1.0,
+                            out: rows.as_mut_ptr().add(row * INT8_TILE_K),
+                            sums: sums.as_mut_ptr().add(row),
+                            num_rows,
+                        });
                     }
                 }
                 let mut expected = vec![0.0_f32; num_rows * PANEL_LANES];
