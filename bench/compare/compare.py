@@ -176,7 +176,7 @@ def measure(options, results):
         for at in range(options.rounds):
             for suite in options.suites:
                 for ours, peer in chosen:
-                    for part in parts(suite):
+                    for part in parts(suite, options):
                         for run in pair(suite, part, ours, peer, client, at, options, results):
                             results["runs"].append(run)
                             options.out.write_text(json.dumps(results, indent=1) + "\n")
@@ -186,11 +186,13 @@ def measure(options, results):
             peer.close()
 
 
-def parts(suite):
+def parts(suite, options):
     """What is measured in one go: little, for it to be quiet as long as that."""
     if suite != "offline":
         return [(PREFILLS, BATCHES)]
-    return [((length,), ()) for length in PREFILLS] + [((), (batch,)) for batch in BATCHES]
+    prefills = [length for length in PREFILLS if f"prefill {length}" in options.what]
+    batches = [batch for batch in BATCHES if f"decode b{batch}" in options.what]
+    return [((length,), ()) for length in prefills] + [((), (batch,)) for batch in batches]
 
 
 def pair(suite, part, ours, peer, client, at, options, results):
@@ -254,6 +256,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("compare.json"), help="numbers of all rounds, added to")
     parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name, e.g. 'llama.cpp bf16,vLLM bf16'")
+    offline_all = [f"prefill {length}" for length in PREFILLS] + [f"decode b{batch}" for batch in BATCHES]
+    parser.add_argument("--what", type=lambda text: text.split(","), default=offline_all,
+                        help=f"of the offline suite: {', '.join(offline_all)} [all]")  # fmt: skip
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16"], help="of Corella's weights [bf16]")
     parser.add_argument("--max-others", type=float, default=0.1, help="share of the cores above which a pair does not count")
     parser.add_argument("--requests", type=int, default=32, help="to a server, 8 at a time [32]")
