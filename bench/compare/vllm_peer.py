@@ -13,7 +13,8 @@ from peer import CONTEXT, DECODED, THREADS, Peer, Server, need, prompt
 
 
 class Vllm(Peer):
-    """Starting takes minutes: processes stay from run to run, idle while others are measured."""
+    """Starting takes minutes: processes stay from run to run, stopped while others are measured, because idle ones
+    take a core."""
 
     offline_process = None
     server = None
@@ -44,11 +45,13 @@ class Vllm(Peer):
                 [self.python, __file__, self.model], env=os.environ | self.environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
+        os.killpg(self.offline_process.pid, signal.SIGCONT)
         self.offline_process.stdin.write(json.dumps([prefills, batches]) + "\n")
         self.offline_process.stdin.flush()
         for line in self.offline_process.stdout:
             # Others are its log.
             if line.startswith("{"):
+                os.killpg(self.offline_process.pid, signal.SIGSTOP)
                 return json.loads(line)
         raise RuntimeError(f"{self.name}: ended with {self.offline_process.wait()}")
 
@@ -56,12 +59,17 @@ class Vllm(Peer):
     def serving(self):
         if not self.server:
             self.server = Server(self)
-        yield self.server
+        os.killpg(self.server.process.pid, signal.SIGCONT)
+        try:
+            yield self.server
+        finally:
+            os.killpg(self.server.process.pid, signal.SIGSTOP)
 
     def close(self):
         if self.offline_process:
             os.killpg(self.offline_process.pid, signal.SIGKILL)
         if self.server:
+            os.killpg(self.server.process.pid, signal.SIGCONT)
             self.server.stop()
 
     def serve_command(self, port):
