@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from peer import CONTEXT, DECODED, THREADS, Peer, Server, need, prompt
 
@@ -73,8 +72,9 @@ class Vllm(Peer):
             self.server.stop()
 
     def serve_command(self, port):
-        return [Path(self.python).parent / "vllm", "serve", self.model, "--dtype", "bfloat16", "--port", port,
-                "--max-model-len", 4096]  # fmt: skip
+        # The `vllm` command looks for a package of that name, which the CPU build is not.
+        return [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--dtype", "bfloat16",
+                "--port", port, "--max-model-len", 4096]  # fmt: skip
 
 
 def main(model):
