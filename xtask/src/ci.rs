@@ -9,7 +9,8 @@ use crate::{python, tidy};
 pub struct Stage {
     pub name: &'static str,
     pub about: &'static str,
-    /// Takes what follows the stage's name on the command line.
+    pub takes_arguments: bool,
+    /// Gets what follows the stage's name on the command line.
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
@@ -17,11 +18,13 @@ pub const STAGES: [Stage; 10] = [
     Stage {
         name: "set-up",
         about: "get what the other stages need: Rust components, a Python environment",
+        takes_arguments: false,
         run: set_up,
     },
     Stage {
         name: "fmt",
         about: "rustfmt changes nothing",
+        takes_arguments: false,
         run: |repository, _| {
             run(
                 &mut repository.cargo(&["fmt", "--all", "--check"]),
@@ -32,6 +35,7 @@ pub const STAGES: [Stage; 10] = [
     Stage {
         name: "clippy",
         about: "clippy is silent",
+        takes_arguments: false,
         run: |repository, _| {
             run(
                 &mut repository.cargo(&[
@@ -50,21 +54,25 @@ pub const STAGES: [Stage; 10] = [
     Stage {
         name: "tidy",
         about: "layers, file headers and the other rules of this repository",
+        takes_arguments: false,
         run: |repository, _| tidy::run(repository),
     },
     Stage {
         name: "test",
         about: "unit, property, golden and conformance tests; arguments go to cargo test",
+        takes_arguments: true,
         run: test,
     },
     Stage {
         name: "sim",
         about: "whole runs with faults, in virtual time: `--seeds N`, or `--seed N` to play one again",
+        takes_arguments: true,
         run: sim,
     },
     Stage {
         name: "corpus",
         about: "what the built-in model's training text promises; arguments go to pytest",
+        takes_arguments: true,
         run: |repository, arguments| {
             let mut command = pytest(repository, "models/nano")?;
             run(command.args(arguments), "corpus tests failed, above")
@@ -73,16 +81,19 @@ pub const STAGES: [Stage; 10] = [
     Stage {
         name: "build",
         about: "the release binary",
+        takes_arguments: false,
         run: build,
     },
     Stage {
         name: "e2e",
         about: "OpenAI's client against the release binary; arguments go to pytest",
+        takes_arguments: true,
         run: e2e,
     },
     Stage {
         name: "docs",
         about: "rustdoc is silent",
+        takes_arguments: false,
         run: |repository, _| {
             run(
                 repository

@@ -12,14 +12,21 @@ use repository::Repository;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let command = arguments.next().unwrap_or_default();
+    let name = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
-    let outcome = Repository::find().and_then(|repository| match command.as_str() {
-        "ci" => ci::run_all(&repository),
-        name => match ci::STAGES.iter().find(|stage| stage.name == name) {
-            Some(stage) => (stage.run)(&repository, &rest),
-            None => Err(usage(name)),
-        },
+    let stage = ci::STAGES.iter().find(|stage| stage.name == name);
+    if stage.is_none() && name != "ci" {
+        return refuse(match name.as_str() {
+            "" => "say what to do".to_string(),
+            name => format!("there is no task {name:?}"),
+        });
+    }
+    if !rest.is_empty() && stage.is_none_or(|stage| !stage.takes_arguments) {
+        return refuse(format!("{name} takes no arguments, got {rest:?}"));
+    }
+    let outcome = Repository::find().and_then(|repository| match stage {
+        None => ci::run_all(&repository),
+        Some(stage) => (stage.run)(&repository, &rest),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,14 +37,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn usage(name: &str) -> String {
-    let mut text = match name {
-        "" => "say what to do".to_string(),
-        name => format!("there is no task {name:?}"),
-    };
-    text += "\n\n  cargo xtask ci        all of these, in this order\n";
+fn refuse(reason: String) -> ExitCode {
+    eprintln!("xtask: {reason}\n\n  cargo xtask ci        all of these, in this order");
     for stage in &ci::STAGES {
-        text += &format!("  cargo xtask {:<9} {}\n", stage.name, stage.about);
+        eprintln!("  cargo xtask {:<9} {}", stage.name, stage.about);
     }
-    text
+    ExitCode::from(2)
 }
