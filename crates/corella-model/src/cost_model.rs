@@ -16,6 +16,15 @@ pub struct CostModel {
 }
 
 impl CostModel {
+    /// Of steps that all take as long.
+    pub fn per_step(micros: f64) -> Self {
+        Self {
+            per_step_us: micros,
+            per_token_us: 0.0,
+            per_attended_kilotoken_us: 0.0,
+        }
+    }
+
     pub fn step_duration(&self, batch: &Batch) -> Duration {
         if batch.is_empty() {
             return Duration::ZERO;

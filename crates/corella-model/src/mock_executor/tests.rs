@@ -215,11 +215,7 @@ fn faults_hit_their_step_and_the_executor_goes_on() {
 #[test]
 fn steps_take_their_time() {
     let mut config = MockConfig::new(50, 8, 4);
-    config.cost = Some(CostModel {
-        per_step_us: 10_000.0,
-        per_token_us: 0.0,
-        per_attended_kilotoken_us: 0.0,
-    });
+    config.cost = Some(CostModel::per_step(10_000.0));
     let mut mock = MockExecutor::new(config);
     let mut batch = BatchBuilder::new(0);
     let asked_at = Instant::now();

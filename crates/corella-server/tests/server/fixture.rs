@@ -65,11 +65,7 @@ impl Setup {
 
     /// Slow enough to be caught in the act.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
-        self.mock.cost = Some(CostModel {
-            per_step_us: f64::from(millis) * 1000.0,
-            per_token_us: 0.0,
-            per_attended_kilotoken_us: 0.0,
-        });
+        self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
         self
     }
 
