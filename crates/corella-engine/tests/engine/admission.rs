@@ -1,0 +1,80 @@
+//! What is refused, and by whom.
+
+use corella_core::AdmissionError;
+use corella_engine::{Engine, EngineConfig, EngineError, StreamEvent, SubmitError};
+use corella_model::{CostModel, MockExecutor};
+
+use crate::fixture::{assert_at_rest, limits, model, start, submission, wait_until};
+
+#[test]
+fn what_can_never_run_is_refused_in_the_callers_thread() {
+    let engine = start(limits(10, 1), model(&limits(10, 1)));
+    assert_eq!(
+        engine.submit(submission(vec![], 1)).err(),
+        Some(SubmitError::Refused(AdmissionError::EmptyPrompt))
+    );
+    assert!(matches!(
+        engine.submit(submission(vec![1; 100], 29)).err(),
+        Some(SubmitError::Refused(AdmissionError::ContextExceeded { .. }))
+    ));
+    assert!(matches!(
+        engine.submit(submission(vec![1; 30], 20)).err(),
+        Some(SubmitError::Refused(AdmissionError::PoolExceeded { .. }))
+    ));
+    assert_at_rest(&engine);
+}
+
+#[test]
+fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
+    let mut limits = limits(200, 1);
+    limits.max_num_seqs = 2;
+    limits.max_queued_requests = 4;
+    let mut mock = model(&limits);
+    mock.cost = Some(CostModel::per_step(5000.0));
+    let engine = start(limits, mock);
+    let full = |num_choices| {
+        let mut submission = submission(vec![1, 2], 100);
+        submission.num_choices = num_choices;
+        let mut streams = match engine.submit(submission) {
+            Ok(streams) => streams,
+            Err(SubmitError::QueueFull { limit }) => {
+                assert_eq!(limit, 4);
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let firsts: Vec<_> = streams.iter_mut().map(|s| s.next_blocking()).collect();
+        if firsts.iter().all(|e| *e == Some(StreamEvent::Accepted)) {
+            return Some(streams);
+        }
+        for first in firsts {
+            assert_eq!(
+                first,
+                Some(StreamEvent::Refused(AdmissionError::QueueFull { limit: 4 }))
+            );
+        }
+        None
+    };
+    assert!(full(5).is_none(), "five can never wait at once");
+    let running: Vec<_> = (0..2).map(|_| full(1).expect("free slots")).collect();
+    wait_until(|| engine.stats().scheduler.num_running == 2);
+    let mut waiting: Vec<_> = (0..3).map(|_| full(1).expect("room to wait")).collect();
+    assert!(full(2).is_none(), "one place is left");
+    waiting.push(full(1).expect("the last place"));
+    assert!(full(1).is_none());
+    drop(waiting.pop());
+    assert!(full(1).is_some(), "one left the queue");
+    drop((running, waiting));
+    assert_at_rest(&engine);
+    assert!(engine.stats().num_refused > 0);
+}
+
+#[test]
+fn a_pool_of_another_size_is_refused_at_start() {
+    let mock = model(&limits(20, 1));
+    let started = Engine::start(
+        EngineConfig::new(limits(10, 1)),
+        Box::new(MockExecutor::new(mock)),
+    );
+    assert!(matches!(started.err(), Some(EngineError::KvLayout { .. })));
+}

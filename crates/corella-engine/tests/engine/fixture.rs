@@ -1,0 +1,162 @@
+//! A small pool over the mock executor, and what the tests do with an engine and its streams.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::{
+    Batch, BatchOutput, FinishReason, Namespace, PageId, SamplingParams, SchedulerConfig, StepId,
+    StoppingCriteria, TokenId,
+};
+use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
+use corella_model::{
+    Executor, ExecutorError, ExecutorInfo, KvLayout, MockConfig, MockExecutor, TokenMask,
+};
+
+pub const VOCAB_SIZE: usize = 50;
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 16,
+        max_num_batched_tokens: 48,
+        max_prefill_tokens: 32,
+        max_queued_requests: 256,
+        new_token_ratio: SchedulerConfig::RATIO_ONE / 8,
+        max_preemptions: 1000,
+        max_inflight_steps,
+        ..SchedulerConfig::new(num_pages, 4, 128)
+    }
+}
+
+pub fn model(limits: &SchedulerConfig) -> MockConfig {
+    MockConfig::new(VOCAB_SIZE, limits.num_pages, limits.page_size)
+}
+
+pub fn start(limits: SchedulerConfig, mock: MockConfig) -> Engine {
+    start_with(EngineConfig::new(limits), mock)
+}
+
+pub fn start_with(config: EngineConfig, mock: MockConfig) -> Engine {
+    Engine::start(config, Box::new(MockExecutor::new(mock))).expect("the engine starts")
+}
+
+pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
+    Submission {
+        prompt,
+        sampling: SamplingParams::GREEDY,
+        num_choices: 1,
+        stopping: StoppingCriteria {
+            max_tokens: Some(max_tokens),
+            ..Default::default()
+        },
+        priority: 0,
+        objectives: Default::default(),
+        namespace: Namespace::default(),
+    }
+}
+
+pub fn submit_one(engine: &Engine, submission: Submission) -> TokenStream {
+    let mut streams = engine.submit(submission).expect("it is taken");
+    assert_eq!(streams.len(), 1);
+    streams.remove(0)
+}
+
+/// Reads to the end and checks the order of events on the way.
+pub fn finish(stream: &mut TokenStream) -> (Vec<TokenId>, FinishReason) {
+    assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
+    read_outputs(stream)
+}
+
+pub fn read_outputs(stream: &mut TokenStream) -> (Vec<TokenId>, FinishReason) {
+    let mut tokens = Vec::new();
+    loop {
+        let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
+            panic!("the stream ended without a terminal event");
+        };
+        assert_eq!(output.request, stream.id());
+        tokens.extend(output.sample.map(|sample| sample.token));
+        if let Some(reason) = output.finish {
+            assert_eq!(stream.next_blocking(), None);
+            assert_eq!(stream.next_blocking(), None);
+            return (tokens, reason);
+        }
+        assert_eq!(output.num_output_tokens as usize, tokens.len());
+    }
+}
+
+pub fn assert_failed(reason: &FinishReason, text: &str) {
+    let FinishReason::Error(error) = reason else {
+        panic!("expected an error, got {reason:?}");
+    };
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+/// Nothing is in use any more, once the steps that were planned ahead have returned.
+pub fn assert_at_rest(engine: &Engine) {
+    assert!(engine.wait_idle(LONG));
+    wait_until(|| engine.stats().scheduler.num_inflight_steps == 0);
+    let stats = engine.stats();
+    assert_eq!(stats.num_live_requests, 0);
+    assert_eq!(stats.scheduler.num_running, 0);
+    assert_eq!(stats.scheduler.num_waiting, 0);
+    assert_eq!(stats.scheduler.num_in_use_pages, 0);
+}
+
+pub fn wait_until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until it is.
+pub fn assert_lost(engine: &Engine) -> String {
+    wait_until(|| engine.state() != EngineState::Ready);
+    match engine.state() {
+        EngineState::Lost(reason) => reason,
+        state => panic!("{state:?}"),
+    }
+}
+
+/// The mock with other results. Reads its pages as strictly as ever.
+pub struct Altered<F> {
+    pub mock: MockExecutor,
+    pub alter: F,
+}
+
+impl<F: FnMut(&mut BatchOutput) + Send> Executor for Altered<F> {
+    fn info(&self) -> ExecutorInfo {
+        self.mock.info()
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.mock.kv_layout()
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecutorError> {
+        self.mock.warm_up()
+    }
+
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
+        self.mock.submit(batch)
+    }
+
+    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+        self.mock.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        let mut output = self.mock.wait()?;
+        (self.alter)(&mut output);
+        Ok(output)
+    }
+
+    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
+        self.mock.read_page(page, out)
+    }
+
+    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
+        self.mock.write_page(page, bytes)
+    }
+}

@@ -1,0 +1,88 @@
+//! Requests from a seed.
+
+use corella_core::{FinishReason, SamplingParams, TokenId};
+use corella_engine::{Engine, EngineStats, StreamEvent};
+use corella_model::MockConfig;
+
+use crate::fixture::{VOCAB_SIZE, assert_at_rest, finish, submission, submit_one};
+
+/// Whoever is served gets what it gets alone, whoever comes, leaves or is preempted meanwhile.
+pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice) -> EngineStats {
+    for round in 0..6 {
+        let mut readers = Vec::new();
+        for _ in 0..64 {
+            let mut submission = submission(dice.prompt(), 1 + dice.roll(60) as u32);
+            submission.sampling = dice.sampling();
+            let expected = model.lone_tokens(
+                &submission.prompt,
+                &submission.sampling,
+                submission.stopping.max_tokens.unwrap() as usize,
+            );
+            // Some leave: at once, or after a few tokens.
+            let leaves_after = (dice.roll(4) == 0).then(|| dice.roll(expected.len() + 1));
+            let mut stream = submit_one(engine, submission);
+            readers.push(std::thread::spawn(move || match leaves_after {
+                None => assert_eq!(finish(&mut stream), (expected, FinishReason::Length)),
+                Some(0) => {}
+                Some(num_tokens) => {
+                    assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
+                    for token in &expected[..num_tokens] {
+                        let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
+                            panic!("no output");
+                        };
+                        assert_eq!(output.sample.unwrap().token, *token, "round {round}");
+                    }
+                }
+            }));
+        }
+        for reader in readers {
+            reader.join().expect("the reader's checks hold");
+        }
+        assert_at_rest(engine);
+    }
+    let stats = engine.stats();
+    assert!(stats.scheduler.num_preemptions > 0, "{stats:?}");
+    assert!(stats.scheduler.num_evicted_pages > 0, "{stats:?}");
+    assert!(stats.scheduler.num_prefix_hit_tokens > 0, "{stats:?}");
+    assert!(stats.num_finished_abort > 0, "{stats:?}");
+    assert_eq!(stats.num_finished_error, 0);
+    assert_eq!(stats.num_failed_steps, 0);
+    engine.reset_prefix_cache().expect("nothing runs");
+    assert_eq!(engine.submit(submission(vec![1], 1)).unwrap().len(), 1);
+    assert_at_rest(engine);
+    stats
+}
+
+/// A small generator: equal seeds give equal tests.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % sides as u64) as usize
+    }
+
+    /// Often begins like others, so that prefixes are shared.
+    pub fn prompt(&mut self) -> Vec<TokenId> {
+        let shared = self.roll(24);
+        let own = 1 + self.roll(24);
+        let family = self.roll(3) as TokenId;
+        (0..shared)
+            .map(|i| (i as TokenId * 7 + family) % VOCAB_SIZE as TokenId)
+            .chain((0..own).map(|_| self.roll(VOCAB_SIZE) as TokenId))
+            .collect()
+    }
+
+    pub fn sampling(&mut self) -> SamplingParams {
+        let mut sampling = SamplingParams::GREEDY;
+        if self.roll(2) == 0 {
+            sampling.temperature = 1.0;
+            sampling.seed = self.roll(1000) as u64;
+            sampling.logprobs = Some(2);
+        }
+        sampling
+    }
+}

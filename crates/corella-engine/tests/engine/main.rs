@@ -1,0 +1,11 @@
+//! The engine over the mock executor, which notices every wrong page.
+
+mod admission;
+mod draft_model;
+mod fault;
+mod fixture;
+mod load;
+mod lone_run;
+mod prefix_cache;
+mod shutdown;
+mod speculation;
