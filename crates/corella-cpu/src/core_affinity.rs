@@ -2,6 +2,11 @@
 
 use std::io;
 
+/// How many cores this process may use, quotas of its control group included.
+pub fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The cores that this thread may use, by number.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> io::Result<Vec<usize>> {

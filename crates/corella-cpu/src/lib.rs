@@ -28,6 +28,7 @@ mod tile_attention;
 mod weights;
 
 pub use calibration::LayerCalibration;
+pub use core_affinity::num_cores;
 pub use executor::{CpuConfig, CpuError, CpuExecutor};
 pub use kernel_speed::{KernelSpeed, measure_kernels};
 pub use kernels::{Isa, detect_isa};

@@ -13,7 +13,7 @@ use corella::{
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
-use corella_cpu::Isa;
+use corella_cpu::{Isa, num_cores};
 use corella_model::{CostModel, DType, KvFormat, QuantizeFormat, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
@@ -182,10 +182,6 @@ pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Er
         ));
     }
     Ok((options.num_threads.unwrap_or_else(num_cores), options.isa))
-}
-
-fn num_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 pub struct BenchPerplexity {

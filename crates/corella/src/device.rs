@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corella_core::{SchedulerConfig, Speculation, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Profile, kv_page_bytes};
+use corella_cpu::{CpuConfig, CpuExecutor, Profile, kv_page_bytes, num_cores};
 use corella_engine::DraftModel;
 use corella_model::{
     Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig,
@@ -257,10 +257,6 @@ fn load_draft(
         max_model_len: limits.max_model_len,
     };
     Ok((model, hardware))
-}
-
-fn num_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Answers are words of the model's vocabulary, some fifty of them.
