@@ -5,10 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
+from peer import THREADS, ScriptPeer, need, print_speeds, prompt
 
 
-class OpenVino(Peer):
+class OpenVino(ScriptPeer):
     def __init__(self, python, models, kind):
         self.python, self.kind = python, kind
         self.name = f"OpenVINO {kind}"
@@ -23,9 +23,6 @@ class OpenVino(Peer):
     def version(self):
         return "OpenVINO GenAI " + self.run([self.python, "-c", "import openvino_genai as it; print(it.__version__)"]).split()[-1]
 
-    def offline(self, prefills, batches):
-        return last_json(self.run([self.python, __file__, self.model, json.dumps([prefills, batches])]))
-
 
 def main(model, prefills, batches):
     import numpy
@@ -38,9 +35,8 @@ def main(model, prefills, batches):
     scheduler.enable_prefix_caching = False
     pipe = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": THREADS}, {}, {})
 
-    def seconds(length, batch, max_tokens):
-        """To when all have their first token, and from there to the end."""
-        options = genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
+    def seconds(length, batch, num_decoded):
+        options = genai.GenerationConfig(max_new_tokens=1 + num_decoded, ignore_eos=True, do_sample=False)
         began = time.monotonic()
         ids = [numpy.array([prompt(length, seed)], dtype=numpy.int64) for seed in range(batch)]
         handles = [pipe.add_request(at, openvino.Tensor(each), options) for at, each in enumerate(ids)]
@@ -52,14 +48,7 @@ def main(model, prefills, batches):
                 first = None if waiting else time.monotonic()
         return first - began, time.monotonic() - first
 
-    speeds = {}
-    seconds(CONTEXT, 1, 2)
-    for length in prefills:
-        seconds(length, 1, 1)
-        speeds[f"prefill {length}"] = length / seconds(length, 1, 1)[0]
-    for batch in batches:
-        speeds[f"decode b{batch}"] = batch * DECODED / seconds(CONTEXT, batch, 1 + DECODED)[1]
-    print(json.dumps(speeds))
+    print_speeds(prefills, batches, seconds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What every engine in the comparison is asked for, and what the files of them share."""
 
 import contextlib
+import inspect
 import json
 import os
 import random
@@ -70,14 +71,34 @@ class Peer:
         return done.stdout
 
 
+class ScriptPeer(Peer):
+    """An engine in a Python of its own, which runs its peer's file as a script: that measures, and prints JSON."""
+
+    python = model = None
+
+    def offline(self, prefills, batches):
+        asked = json.dumps([prefills, batches])
+        rows = self.run([self.python, inspect.getfile(type(self)), self.model, asked]).splitlines()
+        # Libraries write to standard output too, some behind the result.
+        return json.loads([row for row in rows if row.startswith("{")][-1])
+
+
+def print_speeds(prefills, batches, seconds):
+    """For a script. `seconds(length, batch, num_decoded)`: to when all prompts have their first token, and from there
+    to the end."""
+    speeds = {}
+    seconds(CONTEXT, 1, 1)
+    for length in prefills:
+        seconds(length, 1, 0)
+        speeds[f"prefill {length}"] = length / seconds(length, 1, 0)[0]
+    for batch in batches:
+        speeds[f"decode b{batch}"] = batch * DECODED / seconds(CONTEXT, batch, DECODED)[1]
+    print(json.dumps(speeds))
+
+
 def prompt(num_tokens, seed):
     """Random token ids that every model of the comparison has."""
     return random.Random(seed).choices(range(1000), k=num_tokens)
-
-
-def last_json(text):
-    """Libraries write to standard output too, some behind the result."""
-    return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
 
 class Server:

@@ -4,10 +4,10 @@ import json
 import sys
 import time
 
-from peer import CONTEXT, DECODED, THREADS, Peer, last_json, need, prompt
+from peer import THREADS, ScriptPeer, need, print_speeds, prompt
 
 
-class Transformers(Peer):
+class Transformers(ScriptPeer):
     name = "Transformers bf16"
     environment = {"HF_HUB_OFFLINE": "1"}
 
@@ -21,9 +21,6 @@ class Transformers(Peer):
         code = "import torch, transformers as it; print(f'Transformers {it.__version__}, torch {torch.__version__}')"
         return self.run([self.python, "-c", code]).strip()
 
-    def offline(self, prefills, batches):
-        return last_json(self.run([self.python, __file__, self.model, json.dumps([prefills, batches])]))
-
 
 def main(model, prefills, batches):
     import torch
@@ -34,7 +31,6 @@ def main(model, prefills, batches):
     model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
 
     def seconds(length, batch, num_decoded):
-        """Of the prompt and of the tokens after its first, each the most likely one."""
         ids = torch.tensor([prompt(length, seed) for seed in range(batch)])
         began = time.monotonic()
         out = model(ids, use_cache=True, logits_to_keep=1)
@@ -43,14 +39,7 @@ def main(model, prefills, batches):
             out = model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True)
         return first - began, time.monotonic() - first
 
-    speeds = {}
-    seconds(CONTEXT, 1, 2)
-    for length in prefills:
-        seconds(length, 1, 0)
-        speeds[f"prefill {length}"] = length / seconds(length, 1, 0)[0]
-    for batch in batches:
-        speeds[f"decode b{batch}"] = batch * DECODED / seconds(CONTEXT, batch, DECODED)[1]
-    print(json.dumps(speeds))
+    print_speeds(prefills, batches, seconds)
 
 
 if __name__ == "__main__":
