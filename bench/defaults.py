@@ -34,18 +34,17 @@ RATIO_MEASURES = [("output tokens/s", "output_throughput"), ("TTFT p50, ms", "p5
                   ("ITL p99, ms", "p99_itl_ms"), ("E2EL p99, ms", "p99_e2el_ms"), ("preemptions", "preemptions")]
 
 
-def served(binary, arguments, prompts):
-    server = subprocess.Popen([binary, "serve", "--port", str(PORT), "--kv-cache-memory", "12M", *arguments],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def served(binary, server, load, counters):
+    """What `bench serve` measures of a server of its own, and that server's counters: {name: the series' beginning}."""
+    server = subprocess.Popen([binary, "serve", "--port", str(PORT), *server], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_ready()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "out.json"
-            subprocess.run([binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", "--endpoint", "chat", "--prompts", prompts, "--num-prompts", "576",
-                            "--max-concurrency", "64", "--max-tokens", "384", "--output-json", path],
+            subprocess.run([binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", *load, "--output-json", path],
                            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             result = json.loads(path.read_text())
-        result["preemptions"] = metric("corella_num_preemptions_total{")
+        result.update({name: metric(series) for name, series in counters.items()})
     finally:
         server.terminate()
         server.wait()
@@ -100,7 +99,11 @@ def main():
                 things = "lantern kettle violin compass ladder basket".split()
                 prompts.write("\n".join(f"Tell me a story about a {a} and a {t}." for a in animals for t in things) + "\n")
                 prompts.flush()
-                rounds = [[served(options.binary, arguments, prompts.name) for _, arguments in RATIOS] for _ in range(options.runs)]
+                load = ["--endpoint", "chat", "--prompts", prompts.name, "--num-prompts", "576", "--max-concurrency", "64",
+                        "--max-tokens", "384"]
+                counters = {"preemptions": "corella_num_preemptions_total{"}
+                rounds = [[served(options.binary, ["--kv-cache-memory", "12M", *arguments], load, counters) for _, arguments in RATIOS]
+                          for _ in range(options.runs)]
             table(case, "corella serve --kv-cache-memory 12M; 576 stories, 64 at a time, --max-tokens 384", [name for name, _ in RATIOS],
                   rounds, RATIO_MEASURES)
 

@@ -14,11 +14,9 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import tempfile
-from pathlib import Path
 
-from defaults import PORT, metric, wait_ready
+from defaults import served
 
 NUM_PROMPTS = 64
 VALUES = {"name": "Alice Ben Cara David Emma Finn Greta Hugo Ida Jack", "city": "Paris Rome Oslo Madrid Vienna Lisbon",
@@ -47,25 +45,6 @@ def prompts(case):
         yield question + "<|im_start|>assistant\n"
 
 
-def served(binary, model, speculation, prompts, rest):
-    server = subprocess.Popen([binary, "serve", *model, "--port", str(PORT), *speculation],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_ready()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "out.json"
-            subprocess.run([binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{PORT}", "--prompts", prompts,
-                            *rest, "--output-json", path],
-                           check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            result = json.loads(path.read_text())
-        result.update({name: metric(series) for name, series in COUNTS.items()})
-    finally:
-        server.terminate()
-        server.wait()
-    assert result["failed"] == 0, result["errors"]
-    return result
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -86,12 +65,13 @@ def main():
     model = [options.model] if options.model else []
     for case in options.cases or ["again", "json", "stories"]:
         for concurrency in options.concurrency.split(","):
-            rest = ["--num-prompts", str(options.num_prompts), "--max-concurrency", concurrency, "--max-tokens", str(options.max_tokens),
+            load = ["--num-prompts", str(options.num_prompts), "--max-concurrency", concurrency, "--max-tokens", str(options.max_tokens),
                     "--temperature", options.temperature]
             with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
                 file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(case))
                 file.flush()
-                rounds = [[served(options.binary, model, value, file.name, rest) for value in ([], speculation)] for _ in range(options.runs)]
+                rounds = [[served(options.binary, [*model, *value], ["--prompts", file.name, *load], COUNTS) for value in ([], speculation)]
+                          for _ in range(options.runs)]
             table(f"{case}, {concurrency} at a time", kind, rounds)
 
 
