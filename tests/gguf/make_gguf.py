@@ -203,13 +203,7 @@ GOLDEN_MODELS = {
         head_dim=8,
         tie_word_embeddings=False,
         attention_bias=True,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        rope_scaling=make_golden.LLAMA3_ROPE_SCALING,
     ),
     "llama-q4-gguf": make_golden.llama(
         hidden_size=32,
@@ -553,7 +547,7 @@ def make_pairs():
         bos_token_id=ids[0],
         eos_token_id=ids[3],
         tie_word_embeddings=False,
-        rope_scaling=GOLDEN_MODELS["llama-gguf"]["rope_scaling"],
+        rope_scaling=make_golden.LLAMA3_ROPE_SCALING,
     )
     make_pair(
         "llama3-f16",
@@ -568,9 +562,7 @@ def make_pairs():
 
 
 def main():
-    make_golden.transformers.logging.set_verbosity_error()
-    make_golden.transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    make_golden.set_up_transformers()
     make_blocks(HERE / "blocks.gguf")
     make_pairs()
     for name, config in GOLDEN_MODELS.items():

@@ -6,9 +6,10 @@
 
 A folder holds config.json, weights in safetensors, and golden.json: prompts, the logits
 after the prompt, 64 greedy tokens, and the logits the last of them was drawn from; these
-logits also with K and V rounded to bf16, the tokens being the same. Transformers reads the very folder that is committed, and runs it in f32, eager attention,
-on the CPU, each position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so
-that the only rounding in a golden is that of the stored weights.
+logits also with K and V rounded to bf16, the tokens being the same. Transformers reads the very
+folder that is committed, and runs it in f32, eager attention, on the CPU, each position from
+scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that the only rounding in a
+golden is that of the stored weights.
 
 Greedy tokens can only be compared where no two logits are close. Seeds are tried in order
 until, at every step, the best logit leads the second by MIN_MARGIN of the largest
@@ -83,6 +84,15 @@ def without_rope_keys(config):
     return {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
 
 
+# Wavelengths from 6 to 20,000 against 64 / 4 and 64 / 1: all three bands are met.
+LLAMA3_ROPE_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 # Between them: every combination of tied/untied and grouped/ungrouped heads, each option of
 # the decoder that a config can switch, sizes that are no multiple of a vector, and both
 # spellings of the rotary settings.
@@ -90,14 +100,7 @@ MODELS = {
     "llama-gqa-tied": llama(hidden_size=60, num_attention_heads=6),
     "llama-gqa-untied": llama(
         tie_word_embeddings=False,
-        # Wavelengths from 6 to 20,000 against 64 / 4 and 64 / 1: all three bands are met.
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        rope_scaling=LLAMA3_ROPE_SCALING,
     ),
     "llama-mha-tied": without_rope_keys(llama(num_key_value_heads=4))
     | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
@@ -286,19 +289,30 @@ def golden_logits(folder):
     return [x for case in cases for x in case["prompt_logits"]]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def asked_names(description, known):
+    """Those on the command line, or all."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("name", nargs="*", help="folders to make (all of them)")
     names = parser.parse_args().name
-    jobs = {name: (config, torch.float32, 1) for name, config in MODELS.items()}
-    jobs |= {name: (MODELS[of], dtype, shards) for name, of, dtype, shards in VARIANTS}
     for name in names:
-        if name not in jobs:
-            sys.exit(f"unknown folder {name!r}; there are: {', '.join(jobs)}")
+        if name not in known:
+            sys.exit(f"unknown folder {name!r}; there are: {', '.join(known)}")
+    return names or known
+
+
+def set_up_transformers():
+    """Quiet, and with one order of sums."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    for name in names or jobs:
+
+
+def main():
+    jobs = {name: (config, torch.float32, 1) for name, config in MODELS.items()}
+    jobs |= {name: (MODELS[of], dtype, shards) for name, of, dtype, shards in VARIANTS}
+    names = asked_names(__doc__, jobs)
+    set_up_transformers()
+    for name in names:
         make(name, *jobs[name])
 
 

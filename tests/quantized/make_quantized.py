@@ -11,7 +11,6 @@ The goldens are those of a plain checkpoint with the dequantised numbers in bf16
 are to any 16-bit kernel; no activations are rounded.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -30,7 +28,7 @@ from safetensors.torch import save_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "golden"))
 import make_golden  # noqa: E402
-from make_golden import draw_weights, llama, qwen3  # noqa: E402
+from make_golden import asked_names, draw_weights, llama, qwen3, set_up_transformers  # noqa: E402
 
 
 def small(**changes):
@@ -210,16 +208,9 @@ def make(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="*", help="folders to make (all of them)")
-    names = parser.parse_args().name
+    names = asked_names(__doc__, FOLDERS)
+    set_up_transformers()
     for name in names:
-        if name not in FOLDERS:
-            sys.exit(f"unknown folder {name!r}; there are: {', '.join(FOLDERS)}")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    for name in names or FOLDERS:
         make(name)
 
 
