@@ -35,6 +35,37 @@ pub struct ResponseHead {
     pub model: String,
 }
 
+/// A whole response, or a chunk of one.
+#[derive(Serialize)]
+pub struct ResponseObject<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [C],
+    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<&'a Usage>>,
+}
+
+impl ResponseHead {
+    pub fn object<'a, C>(
+        &'a self,
+        object: &'static str,
+        choices: &'a [C],
+        usage: Option<Option<&'a Usage>>,
+    ) -> ResponseObject<'a, C> {
+        ResponseObject {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+        }
+    }
+}
+
 /// An endpoint that generates.
 pub trait Endpoint: Sized + Send + 'static {
     type Encoder: ChunkEncoder;

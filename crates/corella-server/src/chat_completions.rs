@@ -142,28 +142,12 @@ impl Endpoint for Chat {
         choices: Vec<ChoiceDelta>,
         usage: Usage,
     ) -> Response {
-        json_response(&ChatCompletion {
-            id: &head.id,
-            object: "chat.completion",
-            created: head.created,
-            model: &head.model,
-            choices: choices
-                .into_iter()
-                .map(|choice| ChatChoice::new(&state.text.tokenizer, choice))
-                .collect(),
-            usage,
-        })
+        let choices: Vec<_> = choices
+            .into_iter()
+            .map(|choice| ChatChoice::new(&state.text.tokenizer, choice))
+            .collect();
+        json_response(&head.object("chat.completion", &choices, Some(Some(&usage))))
     }
-}
-
-#[derive(Serialize)]
-struct ChatCompletion<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<ChatChoice>,
-    usage: Usage,
 }
 
 #[derive(Serialize)]
@@ -215,18 +199,6 @@ struct ChatChunks {
     include_usage: bool,
 }
 
-#[derive(Serialize)]
-struct ChatChunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: &'a [ChatChunkChoice<'a>],
-    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<&'a Usage>>,
-}
-
 #[derive(Default, Serialize)]
 struct ChatChunkChoice<'a> {
     index: usize,
@@ -247,14 +219,9 @@ struct ChatDelta<'a> {
 
 impl ChatChunks {
     fn push(&self, choices: &[ChatChunkChoice], usage: Option<&Usage>, events: &mut Events) {
-        events.push(&ChatChunk {
-            id: &self.head.id,
-            object: "chat.completion.chunk",
-            created: self.head.created,
-            model: &self.head.model,
-            choices,
-            usage: self.include_usage.then_some(usage),
-        });
+        let usage = self.include_usage.then_some(usage);
+        let chunk = self.head.object("chat.completion.chunk", choices, usage);
+        events.push(&chunk);
     }
 }
 

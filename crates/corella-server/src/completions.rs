@@ -29,6 +29,8 @@ pub async fn completions(
     serve_call::<Completion>(state, name, body).await
 }
 
+/// The response and its chunks have the same shape.
+const OBJECT: &str = "text_completion";
 /// OpenAI's default, which vLLM keeps.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
@@ -116,17 +118,11 @@ impl Endpoint for Completion {
         choices: Vec<ChoiceDelta>,
         usage: Usage,
     ) -> Response {
-        json_response(&CompletionObject {
-            id: &head.id,
-            object: "text_completion",
-            created: head.created,
-            model: &head.model,
-            choices: choices
-                .into_iter()
-                .map(|choice| CompletionChoice::new(&state.text.tokenizer, choice, &mut 0))
-                .collect(),
-            usage: Some(Some(&usage)),
-        })
+        let choices: Vec<_> = choices
+            .into_iter()
+            .map(|choice| CompletionChoice::new(&state.text.tokenizer, choice, &mut 0))
+            .collect();
+        json_response(&head.object(OBJECT, &choices, Some(Some(&usage))))
     }
 }
 
@@ -151,19 +147,6 @@ fn tokenize(
             Ok(PromptTokens { tokens, echo })
         }
     }
-}
-
-/// The response and its chunks have the same shape.
-#[derive(Serialize)]
-struct CompletionObject<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<CompletionChoice>,
-    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<&'a Usage>>,
 }
 
 #[derive(Serialize)]
@@ -201,15 +184,9 @@ struct CompletionChunks {
 }
 
 impl CompletionChunks {
-    fn push(&self, choices: Vec<CompletionChoice>, usage: Option<&Usage>, events: &mut Events) {
-        events.push(&CompletionObject {
-            id: &self.head.id,
-            object: "text_completion",
-            created: self.head.created,
-            model: &self.head.model,
-            choices,
-            usage: self.include_usage.then_some(usage),
-        });
+    fn push(&self, choices: &[CompletionChoice], usage: Option<&Usage>, events: &mut Events) {
+        let usage = self.include_usage.then_some(usage);
+        events.push(&self.head.object(OBJECT, choices, usage));
     }
 }
 
@@ -217,10 +194,10 @@ impl ChunkEncoder for CompletionChunks {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         let text_offset = &mut self.text_offsets[delta.index];
         let choice = CompletionChoice::new(&self.state.text.tokenizer, delta, text_offset);
-        self.push(vec![choice], None, events);
+        self.push(&[choice], None, events);
     }
 
     fn encode_usage(&mut self, usage: &Usage, events: &mut Events) {
-        self.push(Vec::new(), Some(usage), events);
+        self.push(&[], Some(usage), events);
     }
 }
