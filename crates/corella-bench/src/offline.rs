@@ -1,7 +1,6 @@
 //! `bench offline`: an engine in this process under load, without HTTP and text.
 
 use std::future::poll_fn;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::progress::Progress;
 use crate::timeline::{Moment, Timeline};
-use crate::{BenchError, Report, ReportHead, RequestRecord, page};
+use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord, page};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -24,10 +23,7 @@ pub struct OfflineOptions {
     pub shared_prefix: bool,
     pub max_tokens: u32,
     pub seed: u64,
-    pub output_json: Option<PathBuf>,
-    pub save_detailed: bool,
-    /// A page with plots.
-    pub report: Option<PathBuf>,
+    pub files: ReportFiles,
 }
 
 /// Submits all prompts at once, in order, and waits for all of their tokens.
@@ -38,13 +34,7 @@ pub async fn run(
     options: &OfflineOptions,
 ) -> Result<Report, BenchError> {
     let prompts = prompts(options, vocab_size)?;
-    for path in [&options.output_json, &options.report]
-        .into_iter()
-        .flatten()
-    {
-        // Found out now rather than after the run.
-        write(path, "")?;
-    }
+    options.files.create()?;
     let progress = Arc::new(Progress::new(String::new(), prompts.len()));
     let start = Instant::now();
     let mut requests = JoinSet::new();
@@ -91,21 +81,11 @@ pub async fn run(
     let records = records.into_iter().map(|(_, record)| record).collect();
     let mut report = Report::new(head, duration, records);
     report.max_passed_over = Some(engine.stats().scheduler.max_passed_over);
-    if let Some(path) = &options.output_json {
-        write(
-            path,
-            &format!("{}\n", report.to_json(options.save_detailed)),
-        )?;
-    }
-    if let Some(path) = &options.report {
-        write(path, &page::html(&report, &timeline, None))?;
-    }
+    options.files.write(
+        |is_detailed| report.to_json(is_detailed),
+        || page::html(&report, &timeline, None),
+    )?;
     Ok(report)
-}
-
-fn write(path: &PathBuf, text: &str) -> Result<(), BenchError> {
-    std::fs::write(path, text)
-        .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
 }
 
 /// Tokens by a multiplicative congruence (Lehmer 1951), other ones in every prompt.

@@ -8,7 +8,6 @@ mod prompt;
 mod random_prompt;
 mod server_metrics;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ pub use random_prompt::{COMMON_VOCAB_SIZE, RandomPrompts, Unit};
 const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as asked,
-/// and writes `output_json` and `report`. The table is the result's `Display`.
+/// and writes the files. The table is the result's `Display`.
 ///
 /// Failed requests do not fail the run; they are counted in the report.
 pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
@@ -44,13 +43,7 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     };
     client.set_model(&model);
     let client = Arc::new(client);
-    for path in [&options.output_json, &options.report]
-        .into_iter()
-        .flatten()
-    {
-        // Found out now rather than after the run.
-        write(path, "")?;
-    }
+    options.files.create()?;
 
     for item in prepare(&options, &client, 0).await? {
         let record = client.send(&item, |_| {}).await;
@@ -79,15 +72,13 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
         timelines.push(timeline);
     }
 
-    if let Some(path) = &options.report {
-        let run = repeats.typical();
-        let page = page::html(&repeats.runs[run], &timelines[run], Some(&repeats));
-        write(path, &page)?;
-    }
-    if let Some(path) = &options.output_json {
-        let json = repeats.to_json(options.save_detailed);
-        write(path, &format!("{json}\n"))?;
-    }
+    options.files.write(
+        |is_detailed| repeats.to_json(is_detailed),
+        || {
+            let run = repeats.typical();
+            page::html(&repeats.runs[run], &timelines[run], Some(&repeats))
+        },
+    )?;
     Ok(repeats)
 }
 
@@ -146,7 +137,7 @@ async fn measure(
             Some(record) = requests.join_next() => {
                 records.push(record.map_err(|error| BenchError::Worker(error.to_string()))?);
             }
-            () = tokio::time::sleep(timeline.interval), if options.report.is_some() => {
+            () = tokio::time::sleep(timeline.interval), if options.files.page.is_some() => {
                 let text = client.metrics().await.unwrap_or_default();
                 if let Some(moment) = parse_metrics(&text, start.elapsed()) {
                     timeline.push(moment);
@@ -163,9 +154,4 @@ async fn measure(
     let mut report = Report::new(head, duration, records).judge(&options.goodput);
     add_server_metrics(&mut report, &metrics_before, &metrics_after);
     Ok((report, timeline))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), BenchError> {
-    std::fs::write(path, text)
-        .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
 }

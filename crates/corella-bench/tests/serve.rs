@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use corella_bench::serve::{self, BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
-use corella_bench::{BenchError, Report};
+use corella_bench::{BenchError, Report, ReportFiles};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -361,8 +361,11 @@ async fn writes_the_keys_of_vllm_bench_serve() {
     let path =
         std::env::temp_dir().join(format!("corella-bench-serve-{}.json", std::process::id()));
     let report = run(BenchServeOptions {
-        output_json: Some(path.clone()),
-        save_detailed: true,
+        files: ReportFiles {
+            json: Some(path.clone()),
+            is_detailed: true,
+            page: None,
+        },
         ..options(base_url)
     });
     let report = report.await.unwrap();
@@ -422,8 +425,11 @@ async fn repeats_send_other_random_prompts_each_time() {
         num_warmups: 2,
         num_repeats: 3,
         max_tokens: 2,
-        output_json: Some(path.with_extension("json")),
-        report: Some(path.with_extension("html")),
+        files: ReportFiles {
+            json: Some(path.with_extension("json")),
+            is_detailed: false,
+            page: Some(path.with_extension("html")),
+        },
         ..options(base_url)
     });
     let repeats = repeats.await.unwrap();
@@ -525,7 +531,10 @@ async fn what_cannot_run_says_why() {
         ),
         (
             BenchServeOptions {
-                output_json: Some("/no/such/folder/x.json".into()),
+                files: ReportFiles {
+                    json: Some("/no/such/folder/x.json".into()),
+                    ..ReportFiles::default()
+                },
                 ..options(base_url)
             },
             "/no/such",

@@ -12,7 +12,7 @@ use corella_core::SchedulerConfig;
 
 pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
-    BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange,
+    BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange, ReportArgs,
 };
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 

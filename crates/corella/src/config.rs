@@ -10,6 +10,7 @@ use corella::{
     CalibrationText, Device, DraftOptions, Error, GenerateParams, LlmOptions, ModelSource,
     QuantizeOptions,
 };
+use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
@@ -20,7 +21,7 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
     CacheArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, GroupLen, IsaArg, KvFormatArg,
-    LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, SchedulerArgs,
+    LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, ReportArgs, SchedulerArgs,
     SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs, WeightFormatArg,
 };
 
@@ -164,9 +165,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         api_key: args.api_key,
         num_warmups: args.num_warmups,
         num_repeats: args.repeats,
-        output_json: args.output_json,
-        save_detailed: args.save_detailed,
-        report: args.report,
+        files: report_files(args.report),
         goodput: args.goodput,
         ..BenchServeOptions::default()
     }
@@ -327,11 +326,17 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
             shared_prefix: args.shared_prefix,
             max_tokens: args.max_tokens,
             seed: args.seed,
-            output_json: args.output_json,
-            save_detailed: args.save_detailed,
-            report: args.report,
+            files: report_files(args.report),
         },
     })
+}
+
+fn report_files(args: ReportArgs) -> ReportFiles {
+    ReportFiles {
+        json: args.output_json,
+        is_detailed: args.save_detailed,
+        page: args.report,
+    }
 }
 
 /// Warnings and what the server has to say go to standard error; RUST_LOG asks for more.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::random_prompt::RandomPrompts;
-use crate::{BenchError, Objective};
+use crate::{BenchError, Objective, ReportFiles};
 
 #[derive(Debug, Clone)]
 pub struct BenchServeOptions {
@@ -40,12 +40,7 @@ pub struct BenchServeOptions {
     pub num_repeats: usize,
     /// A request fails when the server sends nothing for this long.
     pub idle_timeout: Duration,
-    /// Where to write the results as JSON.
-    pub output_json: Option<PathBuf>,
-    /// Whether the JSON has the numbers of every request, too.
-    pub save_detailed: bool,
-    /// Where to write a page with plots.
-    pub report: Option<PathBuf>,
+    pub files: ReportFiles,
     /// A request is good when it keeps all of these.
     pub goodput: Vec<Objective>,
 }
@@ -72,9 +67,7 @@ impl Default for BenchServeOptions {
             num_warmups: 1,
             num_repeats: 1,
             idle_timeout: Duration::from_secs(600),
-            output_json: None,
-            save_detailed: false,
-            report: None,
+            files: ReportFiles::default(),
         }
     }
 }

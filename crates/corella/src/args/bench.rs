@@ -227,15 +227,8 @@ pub struct BenchServeArgs {
     )]
     pub repeats: usize,
 
-    /// Write the results to this file, as JSON
-    #[arg(long, value_name = "FILE", help_heading = "Report")]
-    pub output_json: Option<PathBuf>,
-    /// With the numbers of every request
-    #[arg(long, requires = "output_json", help_heading = "Report")]
-    pub save_detailed: bool,
-    /// Write a page with plots
-    #[arg(long, value_name = "FILE", help_heading = "Report")]
-    pub report: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// Count the requests that keep these limits in milliseconds, e.g. ttft:500,tpot:50
     #[arg(long, value_name = "NAME:MS,…", value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
@@ -298,14 +291,21 @@ pub struct BenchOfflineArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Report")]
+pub struct ReportArgs {
     /// Write the results as JSON with the keys of `vllm bench`
-    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
     /// Add the numbers of every request to the JSON
-    #[arg(long, requires = "output_json", help_heading = "Report")]
+    #[arg(long, requires = "output_json")]
     pub save_detailed: bool,
     /// Write a page with plots
-    #[arg(long, value_name = "FILE", help_heading = "Report")]
+    #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
 
