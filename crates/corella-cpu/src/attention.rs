@@ -16,6 +16,7 @@ use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
 use crate::kv_memory::{HeadPage, KvMemory};
+use crate::queries::Queries;
 use crate::step_plan::{SpanPlan, StepPlan};
 use crate::thread_pool::Worker;
 use crate::tile_attention::TileScratch;
@@ -77,8 +78,7 @@ pub struct AttentionLayer<'a> {
     pub spec: &'a AttentionSpec,
     pub kv: &'a KvMemory,
     pub layer: usize,
-    /// Queries first in each row.
-    pub qkv: &'a Buffer,
+    pub queries: &'a Queries,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
 }
@@ -97,14 +97,18 @@ impl AttentionLayer<'_> {
     }
 
     fn run_tasks(&self, plan: &StepPlan, tasks: &[AttentionTask], scratch: &mut AttentionScratch) {
-        match scratch {
-            AttentionScratch::Rows(scratch) => {
+        match (scratch, self.queries) {
+            (AttentionScratch::Rows(scratch), Queries::Rows(queries)) => {
                 for task in tasks {
                     let span = &plan.spans[task.span];
+                    self.load_queries(task, span, queries, scratch);
                     self.run_task(task, span, plan.pages_of(span), scratch);
                 }
             }
-            AttentionScratch::Tiles(scratch) => self.run_tiles(plan, tasks, scratch),
+            (AttentionScratch::Tiles(scratch), Queries::Tiles(queries)) => {
+                self.run_tiles(plan, tasks, queries, scratch);
+            }
+            _ => unreachable!("queries in another form than the scratch"),
         }
     }
 
@@ -116,7 +120,6 @@ impl AttentionLayer<'_> {
         scratch: &mut RowScratch,
     ) {
         let num_rows = task.positions.len() * task.heads.len();
-        self.load_queries(task, span, scratch);
         scratch.max = [f32::NEG_INFINITY; MAX_TILE_ROWS];
         scratch.sums = [[0.0; 16]; MAX_TILE_ROWS];
         scratch.out.fill(0.0);
@@ -183,13 +186,18 @@ impl AttentionLayer<'_> {
         self.store(task, span, scratch);
     }
 
+    /// Query heads that share a KV head.
+    pub(crate) fn group_len(&self) -> usize {
+        self.spec.num_heads / self.spec.num_kv_heads
+    }
+
     /// The step's row and the query head of each of the task's rows.
     pub(crate) fn rows<'a>(
         &self,
         task: &'a AttentionTask,
         span: &'a SpanPlan,
     ) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let group = self.spec.num_heads / self.spec.num_kv_heads;
+        let group = self.group_len();
         task.positions.clone().flat_map(move |position| {
             let row = span.first_row + position;
             task.heads
@@ -198,13 +206,19 @@ impl AttentionLayer<'_> {
         })
     }
 
-    fn load_queries(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut RowScratch) {
+    fn load_queries(
+        &self,
+        task: &AttentionTask,
+        span: &SpanPlan,
+        queries: &Buffer,
+        scratch: &mut RowScratch,
+    ) {
         let head_dim = self.spec.head_dim;
         let num_rows = task.positions.len() * task.heads.len();
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         for (r, (row, head)) in self.rows(task, span).enumerate() {
             // SAFETY: no one writes queries during attention.
-            let q = unsafe { self.qkv.row(row) };
+            let q = unsafe { queries.row(row) };
             let column = scratch.q[r..].iter_mut().step_by(num_rows);
             for (out, value) in column.zip(&q[head * head_dim..][..head_dim]) {
                 *out = value * scale;

@@ -18,6 +18,7 @@ use crate::head_groups::HeadGroups;
 use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
 use crate::kv_memory::{HeadPage, KvMemory, Rows};
 use crate::profile::{Operation, Profile, Walk};
+use crate::queries::Queries;
 use crate::rotary::Rotary;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::Worker;
@@ -59,7 +60,7 @@ struct Activations {
     normed: PackedRows,
     /// Of each worker: queries, keys and values of a group of heads.
     heads: Vec<Buffer>,
-    queries: Buffer,
+    queries: Queries,
     attended: PackedRows,
     gated: PackedRows,
     /// Rows that sample, a block of them.
@@ -101,7 +102,7 @@ impl Forward {
             angles: Buffer::new(max_rows, attention.head_dim)?,
             normed: packed(spec.hidden_size)?,
             heads: heads.collect::<io::Result<_>>()?,
-            queries: Buffer::new(max_rows, attention.num_heads * attention.head_dim)?,
+            queries: Queries::new(kernels, attention, kv.format, max_rows)?,
             attended: packed(attention.num_heads * attention.head_dim)?,
             gated: packed(spec.mlp.intermediate_size)?,
             head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_int4)?,
@@ -242,7 +243,7 @@ impl Forward {
             spec: &self.spec.attention,
             kv: &self.kv,
             layer: index,
-            qkv: &act.queries,
+            queries: &act.queries,
             out: &act.attended,
             tiles: grid.tiles,
         }
@@ -441,7 +442,8 @@ impl Forward {
             head,
         };
         let offset = first.position % page_size;
-        let heads = &self.activations.heads[worker.index()];
+        let act = &self.activations;
+        let heads = &act.heads[worker.index()];
         assert!(run.end <= plan.rows.len() && lane + spec.head_dim <= heads.stride());
         // SAFETY: no one else has this worker's heads.
         let rows = unsafe {
@@ -451,35 +453,36 @@ impl Forward {
                 len: run.len(),
             }
         };
-        let norm_rotate = |weight: &Option<Vec<f32>>, out: &dyn Fn(usize) -> *mut f32| {
+        let row_head = |weight: &Option<Vec<f32>>, r: usize| {
             let weight = weight.as_deref();
             assert!(weight.is_none_or(|weight| weight.len() == spec.head_dim));
-            for r in run.clone() {
-                // SAFETY: a head's elements, weights and angles; angles were written before the last
-                // barrier only.
-                unsafe {
-                    (self.kernels.norm_rotate)(NormRotate {
-                        x: rows.first.add((r - run.start) * rows.stride),
-                        weight: weight.map_or(std::ptr::null(), <[f32]>::as_ptr),
-                        eps: self.spec.norm_eps,
-                        angles: self.activations.angles.row(r).as_ptr(),
-                        head_dim: spec.head_dim,
-                        out: out(r),
-                    });
-                }
+            // SAFETY: a row of the run; angles were written before the last barrier only.
+            let (x, angles) = unsafe {
+                (
+                    rows.first.add((r - run.start) * rows.stride),
+                    act.angles.row(r).as_ptr(),
+                )
+            };
+            NormRotate {
+                x,
+                weight: weight.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                eps: self.spec.norm_eps,
+                angles,
+                head_dim: spec.head_dim,
             }
         };
         if head < spec.num_heads {
-            // SAFETY: this head of a row is this worker's; a row has room for all heads.
-            norm_rotate(&layer.q_norm, &|r| unsafe {
-                self.activations
-                    .queries
-                    .row_ptr(r)
-                    .add(head * spec.head_dim)
-            });
+            for r in run.clone() {
+                let from = row_head(&layer.q_norm, r);
+                // SAFETY: a head's elements, weights and angles; this head of a row is this worker's.
+                unsafe { act.queries.store(self.kernels, from, r, head) };
+            }
         } else if head < spec.num_heads + spec.num_kv_heads {
-            // SAFETY: no one else has this worker's heads.
-            norm_rotate(&layer.k_norm, &|r| unsafe { heads.row_ptr(r).add(lane) });
+            for r in run.clone() {
+                let from = row_head(&layer.k_norm, r);
+                // SAFETY: as for queries; no one else has this worker's heads.
+                unsafe { (self.kernels.norm_rotate)(from, from.x.cast_mut()) };
+            }
             let at = at(head - spec.num_heads);
             // SAFETY: a position of a sequence is one row, and this head of it this worker's;
             // shared pages are written by the one span that fills them.

@@ -19,6 +19,7 @@ use crate::grid::Grid;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows};
+use crate::queries::Queries;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -195,8 +196,8 @@ impl Bench {
             TaskShape::new(self.kernels, head_dim, format),
             num_threads,
         );
-        let num_heads = attention.num_heads + 2 * attention.num_kv_heads;
-        let qkv = Buffer::new(num_rows, num_heads * head_dim).map_err(out_of_memory)?;
+        let queries =
+            Queries::new(self.kernels, attention, format, num_rows).map_err(out_of_memory)?;
         let width = attention.num_heads * head_dim;
         let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
@@ -213,11 +214,12 @@ impl Bench {
                     spec: attention,
                     kv: &kv,
                     layer,
-                    qkv: &qkv,
+                    queries: &queries,
                     out: &out,
                     tiles: plan.grid.tiles,
                 };
                 layer.run(&plan, worker, &mut scratch);
+                worker.barrier();
             }
         })?;
         let pairs: usize = (start + 1..=num_positions).sum();

@@ -18,6 +18,7 @@ mod kv_fetch;
 mod kv_memory;
 mod machine;
 mod profile;
+mod queries;
 mod region;
 mod rotary;
 mod slot;

@@ -20,6 +20,7 @@ use crate::kernels::{
 };
 use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
+use crate::queries::TileQueries;
 use crate::region::Region;
 use crate::step_plan::{SpanPlan, StepPlan};
 
@@ -29,8 +30,6 @@ pub const MAX_TASK_ROWS: usize = 256;
 /// A worker's own memory for one task.
 pub struct TileScratch {
     _memory: Region,
-    /// Tile by tile, as `TileScores` reads them.
-    q: *mut u16,
     /// Tile by tile, as `TileValues` adds to it.
     out: *mut f32,
     /// Of a tile and a softmax block.
@@ -64,7 +63,6 @@ impl TileScratch {
             false => TILE_ATTENTION_BLOCK * head_dim * 2,
         };
         let lens = [
-            MAX_TASK_ROWS * head_dim * 2,
             MAX_TASK_ROWS * head_dim * F32,
             QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
             QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK * 2,
@@ -73,7 +71,7 @@ impl TileScratch {
         ];
         let memory = Region::new(lens.iter().sum())?;
         let mut next = memory.as_ptr();
-        let [q, out, scores, weights, values, copied_keys] = lens.map(|len| {
+        let [out, scores, weights, values, copied_keys] = lens.map(|len| {
             let start = next;
             // SAFETY: inside the region, or at its end.
             next = unsafe { next.add(len) };
@@ -81,7 +79,6 @@ impl TileScratch {
         });
         Ok(Self {
             _memory: memory,
-            q: q.cast(),
             out: out.cast(),
             scores: scores.cast(),
             weights: weights.cast(),
@@ -104,6 +101,8 @@ struct Work<'a> {
     task: &'a AttentionTask,
     span: &'a SpanPlan,
     pages: &'a [PageId],
+    /// Of its first row.
+    queries: *const u16,
     /// How much of the sequence it reads.
     end: usize,
     has_one_tile: bool,
@@ -119,6 +118,7 @@ impl AttentionLayer<'_> {
         &self,
         plan: &StepPlan,
         tasks: &[AttentionTask],
+        queries: &TileQueries,
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
@@ -130,6 +130,10 @@ impl AttentionLayer<'_> {
                 task,
                 span,
                 pages: plan.pages_of(span),
+                queries: queries.ptr(
+                    span.first_row + task.positions.start,
+                    task.kv_head * self.group_len() + task.heads.start,
+                ),
                 end: span.start + task.positions.end,
                 has_one_tile: task.positions.len() * task.heads.len() <= QUERY_TILE_ROWS,
             };
@@ -144,7 +148,7 @@ impl AttentionLayer<'_> {
         let (task, span) = (work.task, work.span);
         let num_rows = task.positions.len() * task.heads.len();
         assert!(num_rows <= MAX_TASK_ROWS);
-        self.load_rows(task, span, scratch);
+        self.clear_rows(task, span, scratch);
         // Few rows wait for memory, and take what it sends in smaller pieces: of values, the sums are
         // the same.
         let block_len = match num_rows {
@@ -220,14 +224,14 @@ impl AttentionLayer<'_> {
         }
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let num_rows = rows.len();
-        // SAFETY: the tiles lie in KV memory, which no one writes during attention, or in the
-        // scratch, where everything has room for QUERY_TILE_ROWS rows.
+        // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
+        // attention, or in the scratch, where everything has room for QUERY_TILE_ROWS rows.
         unsafe {
             if scratch.configured != num_rows {
                 (kernels.configure)(num_rows);
                 scratch.configured = num_rows;
             }
-            let q = scratch.q.add(rows.start * head_dim);
+            let q = work.queries.add(rows.start * head_dim);
             let out = scratch.out.add(rows.start * head_dim);
             for start in (block.start..end).step_by(TILE_SOFTMAX_BLOCK) {
                 fetch.reach(work.index, start);
@@ -237,6 +241,7 @@ impl AttentionLayer<'_> {
                 (kernels.scores)(
                     q,
                     num_rows,
+                    head_dim * 2,
                     &keys[..len.div_ceil(VALUE_TILE) * 2],
                     key_stride,
                     head_dim,
@@ -283,21 +288,17 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Rounds the task's queries, and clears what their rows accumulate.
-    fn load_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
-        let kernels = self.tile_kernels();
+    /// Clears what the task's rows accumulate.
+    fn clear_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
-        for (r, (row, head)) in self.rows(task, span).enumerate() {
+        for (r, (row, _)) in self.rows(task, span).enumerate() {
             scratch.rows[r] = RowSums::NONE;
             scratch.row_ends[r] = span.start + row - span.first_row + 1;
             let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
-            // SAFETY: no one writes queries during attention; the row's places in a tile.
-            unsafe {
-                let q = &self.qkv.row(row)[head * head_dim..][..head_dim];
-                let tile_start = tile * QUERY_TILE_ROWS * head_dim;
-                let to = scratch.q.add(tile_start + row_in_tile * TILE_K);
-                (kernels.load_query)(q.as_ptr(), head_dim, to);
-                for i in (0..head_dim).step_by(16) {
+            let tile_start = tile * QUERY_TILE_ROWS * head_dim;
+            for i in (0..head_dim).step_by(16) {
+                // SAFETY: the row's places in a tile.
+                unsafe {
                     let out = scratch.out.add(tile_start + tile_out_index(row_in_tile, i));
                     out.cast::<[f32; 16]>().write([0.0; 16]);
                 }

@@ -29,6 +29,7 @@ pub static KERNELS: Kernels = Kernels {
     }),
     int8_gemm,
     int4_gemm: int4_amx::gemm,
+    norm_rotate: amx_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512::KERNELS
 };

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::amx::{apart, configure_full, release};
-use super::amx_kv::{store_keys, store_values};
+use super::amx_kv::{norm_rotate_rounded, store_keys, store_values};
 use super::avx512::first_lanes;
 use super::{
     KEY_TILE, LineStream, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK,
@@ -17,7 +17,7 @@ use super::{
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,
-    load_query,
+    norm_rotate_rounded,
     fetch,
     store_keys,
     store_values,
@@ -57,6 +57,7 @@ const SCORE_ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
 unsafe fn scores(
     q: *const u16,
     num_rows: usize,
+    q_stride: usize,
     keys: &[*const u8],
     stride: usize,
     head_dim: usize,
@@ -76,26 +77,28 @@ unsafe fn scores(
                 asm!(
                     "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
                     "2:",
-                    apart!("tileloadd tmm4, [{q} + {line}]"),
+                    apart!("tileloadd tmm4, [{q} + {q_stride}]"),
                     apart!("tileloadd tmm6, [{k0} + {stride}]"),
                     apart!("tdpbf16ps tmm0, tmm4, tmm6"),
-                    apart!("tileloadd tmm5, [{q} + {line} + 1024]"),
+                    apart!("tileloadd tmm5, [{below} + {q_stride}]"),
                     apart!("tdpbf16ps tmm2, tmm5, tmm6"),
                     apart!("tileloadd tmm7, [{k1} + {stride}]"),
                     apart!("tdpbf16ps tmm1, tmm4, tmm7"),
                     apart!("tdpbf16ps tmm3, tmm5, tmm7"),
-                    "add {q}, {block_bytes}", "add {k0}, {key_bytes}", "add {k1}, {key_bytes}",
+                    "add {q}, {block_bytes}", "add {below}, {block_bytes}",
+                    "add {k0}, {key_bytes}", "add {k1}, {key_bytes}",
                     "dec {n}", "jnz 2b",
                     "tilestored [{out} + {out_bytes}], tmm0",
-                    "tilestored [{out} + {out_bytes} + {below}], tmm2",
+                    "tilestored [{out} + {out_bytes} + {low}], tmm2",
                     "tilestored [{out} + {out_bytes} + 64], tmm1",
-                    "tilestored [{out} + {out_bytes} + {below} + 64], tmm3",
-                    q = inout(reg) q => _, k0 = inout(reg) *k0 => _, k1 = inout(reg) *k1 => _,
+                    "tilestored [{out} + {out_bytes} + {low} + 64], tmm3",
+                    q = inout(reg) q => _, below = inout(reg) q.wrapping_byte_add(16 * q_stride) => _,
+                    k0 = inout(reg) *k0 => _, k1 = inout(reg) *k1 => _,
                     n = inout(reg) num_blocks => _,
-                    line = in(reg) LINE, stride = in(reg) stride,
-                    block_bytes = const ROW_TILE_BYTES, key_bytes = in(reg) key_bytes,
+                    q_stride = in(reg) q_stride, stride = in(reg) stride,
+                    block_bytes = const TILE_K * 2, key_bytes = in(reg) key_bytes,
                     out = in(reg) out, out_bytes = in(reg) SCORE_ROW_BYTES,
-                    below = const 16 * SCORE_ROW_BYTES,
+                    low = const 16 * SCORE_ROW_BYTES,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -105,7 +108,7 @@ unsafe fn scores(
                 asm!(
                     "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
                     "2:",
-                    apart!("tileloadd tmm4, [{q} + {line}]"),
+                    apart!("tileloadd tmm4, [{q} + {q_stride}]"),
                     apart!("tileloadd tmm5, [{k0} + {stride}]"),
                     apart!("tdpbf16ps tmm0, tmm4, tmm5"),
                     apart!("tileloadd tmm6, [{k1} + {stride}]"),
@@ -124,8 +127,8 @@ unsafe fn scores(
                     q = inout(reg) q => _, k0 = inout(reg) *k0 => _, k1 = inout(reg) *k1 => _,
                     k2 = inout(reg) *k2 => _, k3 = inout(reg) *k3 => _,
                     n = inout(reg) num_blocks => _,
-                    line = in(reg) LINE, stride = in(reg) stride,
-                    block_bytes = const ROW_TILE_BYTES, key_bytes = in(reg) key_bytes,
+                    q_stride = in(reg) q_stride, stride = in(reg) stride,
+                    block_bytes = const TILE_K * 2, key_bytes = in(reg) key_bytes,
                     out = in(reg) out, out_bytes = in(reg) SCORE_ROW_BYTES,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -136,7 +139,7 @@ unsafe fn scores(
                 asm!(
                     "tilezero tmm0", "tilezero tmm1",
                     "2:",
-                    apart!("tileloadd tmm4, [{q} + {line}]"),
+                    apart!("tileloadd tmm4, [{q} + {q_stride}]"),
                     apart!("tileloadd tmm5, [{k0} + {stride}]"),
                     apart!("tdpbf16ps tmm0, tmm4, tmm5"),
                     apart!("tileloadd tmm6, [{k1} + {stride}]"),
@@ -147,8 +150,8 @@ unsafe fn scores(
                     "tilestored [{out} + {out_bytes} + 64], tmm1",
                     q = inout(reg) q => _, k0 = inout(reg) *k0 => _, k1 = inout(reg) *k1 => _,
                     n = inout(reg) num_blocks => _,
-                    line = in(reg) LINE, stride = in(reg) stride,
-                    block_bytes = const ROW_TILE_BYTES, key_bytes = in(reg) key_bytes,
+                    q_stride = in(reg) q_stride, stride = in(reg) stride,
+                    block_bytes = const TILE_K * 2, key_bytes = in(reg) key_bytes,
                     out = in(reg) out, out_bytes = in(reg) SCORE_ROW_BYTES,
                     out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _, out("tmm6") _,
                     options(nostack),
@@ -310,21 +313,6 @@ pub fn exp2_lanes(x: __m512) -> __m512 {
     }
     // Rounds x down too.
     _mm512_scalef_ps(p, x)
-}
-
-/// # Safety
-/// See [`TileAttention::load_query`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn load_query(q: *const f32, head_dim: usize, to: *mut u16) {
-    for block in 0..head_dim / TILE_K {
-        // SAFETY: `head_dim` elements, 32 of them in each tile.
-        unsafe {
-            let q = q.add(block * TILE_K);
-            let (low, high) = (_mm512_loadu_ps(q), _mm512_loadu_ps(q.add(16)));
-            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_si512(to.add(block * ROW_TILE_LEN).cast(), rounded);
-        }
-    }
 }
 
 /// Into the second cache: the first one is full of what is being worked on.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{KEY_TILE, TILE_K};
+use super::{KEY_TILE, NormRotate, TILE_K, avx512};
 
 /// # Safety
 /// See [`super::TileAttention::store_keys`].
@@ -71,6 +71,77 @@ pub unsafe fn store_values(
             }
         }
         position += if has_both { 2 } else { 1 };
+    }
+}
+
+/// # Safety
+/// See [`super::Kernels::norm_rotate`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+pub unsafe fn norm_rotate(head: NormRotate, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !head.head_dim.is_multiple_of(TILE_K) {
+            return (avx512::KERNELS.norm_rotate)(head, out);
+        }
+        for_rotated(head, |i, values| _mm512_storeu_ps(out.add(i), values));
+    }
+}
+
+/// # Safety
+/// See [`super::TileAttention::norm_rotate_rounded`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
+    // SAFETY: the caller's promise; both types are 32 bytes.
+    unsafe {
+        for_rotated(head, |i, values| {
+            let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values));
+            _mm256_storeu_si256(out.add(i).cast(), rounded);
+        });
+    }
+}
+
+/// Calls `store` with the elements from each multiple of 16 on. What it has not yet been called with
+/// is still to be read.
+///
+/// # Safety
+/// See [`NormRotate`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn for_rotated(head: NormRotate, store: impl Fn(usize, __m512)) {
+    let half = head.head_dim / 2;
+    debug_assert!(half.is_multiple_of(16));
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); 2];
+        for i in (0..half).step_by(16) {
+            let (a, b) = (
+                _mm512_loadu_ps(head.x.add(i)),
+                _mm512_loadu_ps(head.x.add(half + i)),
+            );
+            sums = [
+                _mm512_fmadd_ps(a, a, sums[0]),
+                _mm512_fmadd_ps(b, b, sums[1]),
+            ];
+        }
+        let sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+        let scale = _mm512_set1_ps(1.0 / (sum / head.head_dim as f32 + head.eps).sqrt());
+        for i in (0..half).step_by(16) {
+            let element = |at: usize| {
+                let x = _mm512_loadu_ps(head.x.add(at));
+                match head.weight.is_null() {
+                    true => x,
+                    false => {
+                        let weight = _mm512_loadu_ps(head.weight.add(at));
+                        _mm512_mul_ps(_mm512_mul_ps(x, scale), weight)
+                    }
+                }
+            };
+            let (a, b) = (element(i), element(half + i));
+            let cos = _mm512_loadu_ps(head.angles.add(i));
+            let sin = _mm512_loadu_ps(head.angles.add(half + i));
+            store(i, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin)));
+            store(half + i, _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin)));
+        }
     }
 }
 

@@ -49,8 +49,8 @@ pub unsafe fn norm_rotate(
         eps,
         angles,
         head_dim,
-        out,
     }: NormRotate,
+    out: *mut f32,
     sum_of_squares: impl Fn(*const f32, usize) -> f32,
 ) {
     // SAFETY: the caller's promise.
@@ -355,10 +355,10 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
-        unsafe fn norm_rotate(head: super::NormRotate) {
+        unsafe fn norm_rotate(head: super::NormRotate, out: *mut f32) {
             // SAFETY: the caller's promise, passed on.
             unsafe {
-                super::elementwise::norm_rotate(head, |x, n| sum_of_squares(x, n));
+                super::elementwise::norm_rotate(head, out, |x, n| sum_of_squares(x, n));
             }
         }
 

@@ -175,7 +175,8 @@ pub struct Kernels {
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
     /// `out[i] = x[i] * scale * weight[i]`; `out` may be `x`.
     pub weigh: unsafe fn(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32),
-    pub norm_rotate: unsafe fn(NormRotate),
+    /// `out` may be what is read.
+    pub norm_rotate: unsafe fn(NormRotate, out: *mut f32),
     /// To bf16, nearest even.
     pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
     /// `out[row][lane] += x[row][lane]` for the lanes of a panel; rows of `out` are `stride` apart.
@@ -362,8 +363,7 @@ pub const KEY_TILE: usize = 16;
 pub const VALUE_TILE: usize = 32;
 /// Rows of queries that share tiles.
 pub const QUERY_TILE_ROWS: usize = 32;
-/// Elements between tiles of weights, or of `TILE_K` dimensions of queries: of each row 32, one row
-/// after the other.
+/// Elements between tiles of weights: of each row 32, one row after the other.
 pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 
 /// `Kernels::quantise` of a row into its tile, `INT8_TILE_K` elements by `INT8_TILE_K`, zeros behind the
@@ -381,6 +381,7 @@ pub struct QuantiseRow {
 
 /// A head's RMS norm, unless `weight` is null, and rotation: of element i against the one half a head
 /// behind it.
+#[derive(Clone, Copy)]
 pub struct NormRotate {
     pub x: *const f32,
     /// As many as the head has elements.
@@ -389,8 +390,6 @@ pub struct NormRotate {
     /// Cosines of half a head, then sines.
     pub angles: *const f32,
     pub head_dim: usize,
-    /// May be `x`.
-    pub out: *mut f32,
 }
 
 /// Attention of up to `QUERY_TILE_ROWS` rows through matrix tiles.
@@ -398,8 +397,8 @@ pub struct NormRotate {
 pub struct TileAttention {
     /// Before all else in a thread, and whenever the number of rows changes.
     pub configure: unsafe fn(num_rows: usize),
-    /// Rounds a row of queries into its places in the tiles that begin with it.
-    pub load_query: unsafe fn(q: *const f32, head_dim: usize, to: *mut u16),
+    /// As `Kernels::norm_rotate`, to bf16.
+    pub norm_rotate_rounded: unsafe fn(NormRotate, out: *mut u16),
     /// Asks for `num_lines` cache lines of each of some streams, some time before they are read, a
     /// line of each in turn: the hardware runs ahead of each page that it sees touched. May name any
     /// address.
@@ -446,12 +445,13 @@ pub struct TileAttention {
 }
 
 /// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g, of which
-/// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, in tiles
-/// of 32 dimensions; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
+/// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, `q_stride` bytes
+/// from row to row; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
 /// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements.
 pub type TileScores = unsafe fn(
     q: *const u16,
     num_rows: usize,
+    q_stride: usize,
     keys: &[*const u8],
     stride: usize,
     head_dim: usize,

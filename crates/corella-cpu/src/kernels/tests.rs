@@ -367,12 +367,7 @@ fn check_tile_attention(
     // A row may see so many positions.
     let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
         let num_rows = q.len();
-        let mut packed = vec![0_u16; QUERY_TILE_ROWS * head_dim];
-        for (row, q) in q.iter().enumerate() {
-            for (i, q) in q.iter().enumerate() {
-                packed[i / TILE_K * ROW_TILE_LEN + row * TILE_K + i % TILE_K] = q.to_bits();
-            }
-        }
+        let queries: Vec<bf16> = q.concat();
         let mut scores = vec![f32::NAN; QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK];
         let mut weights = vec![0_u16; QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK];
         let mut out = vec![0.0; QUERY_TILE_ROWS * head_dim];
@@ -382,8 +377,9 @@ fn check_tile_attention(
             (tiles.configure)(num_rows);
             for first in (0..num_positions).step_by(TILE_SOFTMAX_BLOCK) {
                 (tiles.scores)(
-                    packed.as_ptr(),
+                    queries.as_ptr().cast(),
                     num_rows,
+                    head_dim * 2,
                     &key_tiles[first / KEY_TILE..][..TILE_SOFTMAX_BLOCK / KEY_TILE],
                     KEY_TILE * 4,
                     head_dim,
@@ -454,6 +450,65 @@ fn check_tile_attention(
                     error < tolerance,
                     "{isa} row {row}, dimension {i}: off by {error}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_are_normed_and_rotated() {
+    for (isa, kernels) in tables() {
+        for (head_dim, has_norm) in [(2, true), (24, false), (64, true), (96, true), (128, false)] {
+            let (x, weight) = (random(head_dim, 1), random(head_dim, 2));
+            let turn = |i: usize| (i as f64 * 0.37).sin_cos();
+            let half = head_dim / 2;
+            let angles: Vec<f32> = (0..half)
+                .map(|i| turn(i).1 as f32)
+                .chain((0..half).map(|i| turn(i).0 as f32))
+                .collect();
+            let from = NormRotate {
+                x: x.as_ptr(),
+                weight: if has_norm {
+                    weight.as_ptr()
+                } else {
+                    std::ptr::null()
+                },
+                eps: 1e-6,
+                angles: angles.as_ptr(),
+                head_dim,
+            };
+            let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+            let scale = 1.0 / (squares / head_dim as f64 + 1e-6).sqrt();
+            let normed = |i: usize| match has_norm {
+                true => f64::from(x[i]) * scale * f64::from(weight[i]),
+                false => f64::from(x[i]),
+            };
+            let mut out = x.clone();
+            let mut rounded = vec![0; head_dim];
+            // SAFETY: as many elements as the head has.
+            unsafe {
+                (kernels.norm_rotate)(
+                    NormRotate {
+                        x: out.as_ptr(),
+                        ..from
+                    },
+                    out.as_mut_ptr(),
+                );
+                if head_dim.is_multiple_of(TILE_K)
+                    && let Some(tiles) = &kernels.tile_attention
+                {
+                    (tiles.norm_rotate_rounded)(from, rounded.as_mut_ptr());
+                    let expected = out.iter().map(|&x| bf16::from_f32(x).to_bits());
+                    assert!(rounded.into_iter().eq(expected), "{isa} {head_dim}");
+                }
+            }
+            for i in 0..half {
+                let (sin, cos) = turn(i);
+                let (a, b) = (normed(i), normed(half + i));
+                for (at, expected) in [(i, a * cos - b * sin), (half + i, b * cos + a * sin)] {
+                    let error = (f64::from(out[at]) - expected).abs();
+                    assert!(error < 1e-6, "{isa} {head_dim}: {at} is off by {error}");
+                }
             }
         }
     }
