@@ -16,7 +16,7 @@ use crate::attention_plan::AttentionTask;
 use crate::buffer::Form;
 use crate::kernels::{
     KEY_TILE, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
-    TILE_SOFTMAX_BLOCK, TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
+    TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax, VALUE_TILE, tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
@@ -25,7 +25,10 @@ use crate::region::Region;
 use crate::step_plan::{SpanPlan, StepPlan};
 
 /// Rows of a task.
-pub const MAX_TASK_ROWS: usize = 256;
+pub const MAX_TASK_ROWS: usize = 512;
+
+/// Of weights of a tile of rows and a block.
+const WEIGHTS_LEN: usize = QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK;
 
 /// A worker's own memory for one task.
 pub struct TileScratch {
@@ -34,7 +37,8 @@ pub struct TileScratch {
     out: *mut f32,
     /// Of a tile and a softmax block.
     scores: *mut f32,
-    /// Of a tile and a block.
+    next_scores: *mut f32,
+    /// Of a tile and a block, twice.
     weights: *mut u16,
     /// Of the current block.
     values: *mut u16,
@@ -47,12 +51,14 @@ pub struct TileScratch {
     scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
+    products: Vec<TileProduct>,
     /// The number of rows that the thread's tiles are configured for.
     configured: usize,
     row: Vec<f32>,
 }
 
-// SAFETY: the memory is the scratch's own, and the pointers in `keys` are dead once a task is done.
+// SAFETY: the memory is the scratch's own, and the pointers in `keys` and
+// `products` are dead once a task is done.
 unsafe impl Send for TileScratch {}
 
 impl TileScratch {
@@ -65,13 +71,14 @@ impl TileScratch {
         let lens = [
             MAX_TASK_ROWS * head_dim * F32,
             QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
-            QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK * 2,
+            QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
+            2 * WEIGHTS_LEN * 2,
             TILE_ATTENTION_BLOCK * head_dim * 2,
             copied_keys,
         ];
         let memory = Region::new(lens.iter().sum())?;
         let mut next = memory.as_ptr();
-        let [out, scores, weights, values, copied_keys] = lens.map(|len| {
+        let [out, scores, next_scores, weights, values, copied_keys] = lens.map(|len| {
             let start = next;
             // SAFETY: inside the region, or at its end.
             next = unsafe { next.add(len) };
@@ -81,6 +88,7 @@ impl TileScratch {
             _memory: memory,
             out: out.cast(),
             scores: scores.cast(),
+            next_scores: next_scores.cast(),
             weights: weights.cast(),
             values: values.cast(),
             copied_keys: copied_keys.cast(),
@@ -88,10 +96,23 @@ impl TileScratch {
             row_ends: vec![0; MAX_TASK_ROWS],
             scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
+            products: Vec::new(),
             configured: 0,
             row: vec![0.0; head_dim],
         })
     }
+
+    /// Not those of the tiles beside it.
+    fn weights_of(&self, tile: &RowTile) -> *mut u16 {
+        let side = tile.rows.start / QUERY_TILE_ROWS % 2;
+        self.weights.wrapping_add(side * WEIGHTS_LEN)
+    }
+}
+
+/// Rows that share the processor's tiles, and how far into a block they see.
+struct RowTile {
+    rows: Range<usize>,
+    end: usize,
 }
 
 /// One task's view of the step.
@@ -161,10 +182,7 @@ impl AttentionLayer<'_> {
             if !work.has_one_tile {
                 self.copy_values(work, block.clone(), fetch, scratch);
             }
-            for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
-                let rows = first..num_rows.min(first + QUERY_TILE_ROWS);
-                self.run_block(work, block.clone(), rows, fetch, scratch);
-            }
+            self.run_block(work, block, num_rows, fetch, scratch);
         }
         self.store_rows(task, span, scratch);
     }
@@ -203,88 +221,245 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// What one tile of rows makes of the block from position `block` on.
+    /// What a block of positions adds to the task's rows, tile by tile. During the softmax of one, the
+    /// processor's tiles weigh values for the tile before it and score the keys that follow.
     fn run_block(
         &self,
         work: &Work<'_>,
         block: Range<usize>,
-        rows: Range<usize>,
+        num_rows: usize,
         fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
-        let head_dim = self.spec.head_dim;
-        let key_stride = match reads_keys_in_place(self.kv) {
-            true => self.kv.key_stride(),
-            false => KEY_TILE * 4,
+        let scale = (1.0 / (self.spec.head_dim as f64).sqrt()) as f32;
+        let tile_at = |first: usize, scratch: &TileScratch| {
+            let rows = first..num_rows.min(first + QUERY_TILE_ROWS);
+            let end = scratch.row_ends[rows.end - 1].min(block.end);
+            RowTile { rows, end }
         };
-        let end = scratch.row_ends[rows.end - 1].min(block.end);
-        if end <= block.start {
-            return;
-        }
-        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
-        let num_rows = rows.len();
-        // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
-        // attention, or in the scratch, where everything has room for QUERY_TILE_ROWS rows.
-        unsafe {
-            if scratch.configured != num_rows {
-                (kernels.configure)(num_rows);
-                scratch.configured = num_rows;
+        // Another one of as many rows, so that tiles stay as they are.
+        let mut before: Option<RowTile> = None;
+        let mut has_scores = false;
+        for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
+            let tile = tile_at(first, scratch);
+            if tile.end <= block.start {
+                continue;
             }
-            let q = work.queries.add(rows.start * head_dim);
-            let out = scratch.out.add(rows.start * head_dim);
-            for start in (block.start..end).step_by(TILE_SOFTMAX_BLOCK) {
+            let next = (first + QUERY_TILE_ROWS < num_rows)
+                .then(|| tile_at(first + QUERY_TILE_ROWS, scratch))
+                .filter(|next| next.rows.len() == tile.rows.len());
+            let num_softmaxes = (tile.end - block.start).div_ceil(TILE_SOFTMAX_BLOCK);
+            for index in 0..num_softmaxes {
+                let start = block.start + index * TILE_SOFTMAX_BLOCK;
                 fetch.reach(work.index, start);
-                fetch.run_ahead(work.index, start, 4);
-                let len = (end - start).min(TILE_SOFTMAX_BLOCK);
-                let keys = &scratch.keys[(start - block.start) / KEY_TILE..];
-                (kernels.scores)(
-                    q,
-                    num_rows,
-                    head_dim * 2,
-                    &keys[..len.div_ceil(VALUE_TILE) * 2],
-                    key_stride,
-                    head_dim,
-                    scratch.scores,
-                );
-                if work.has_one_tile && start == block.start {
+                fetch.run_ahead(work.index, start, 5);
+                if !has_scores {
+                    self.score(work, &block, &tile, start, scratch);
+                }
+                if work.has_one_tile && index == 0 {
                     // Not earlier: reads of keys would wait for the copy to be written.
                     self.copy_values(work, block.clone(), fetch, scratch);
                 }
+                let scores = scratch.scores;
+                std::mem::swap(&mut scratch.scores, &mut scratch.next_scores);
+                scratch.products.clear();
+                has_scores = false;
+                if tile.rows.len() > QUERY_TILE_ROWS / 2 {
+                    let following = match index + 1 < num_softmaxes {
+                        true => Some((&tile, start + TILE_SOFTMAX_BLOCK)),
+                        false => next.as_ref().map(|next| (next, block.start)),
+                    };
+                    if let Some((tile, start)) = following {
+                        self.add_scores(work, &block, tile, start, scratch);
+                        has_scores = true;
+                    }
+                    if let Some(before) = &before {
+                        self.add_values(&block, before, (index, num_softmaxes), scratch);
+                    }
+                }
                 let first = start - block.start;
                 let is_scaled = self.kv.format == KvFormat::Int8;
-                (kernels.softmax)(TileSoftmax {
-                    scores: scratch.scores,
-                    scale,
-                    scales: is_scaled.then(|| {
-                        scratch
-                            .scales
-                            .each_ref()
-                            .map(|scales| scales[first..].as_ptr())
-                    }),
-                    start,
-                    ends: &scratch.row_ends[rows.clone()],
-                    rows: &mut scratch.rows[rows.clone()],
-                    weights: scratch.weights,
-                    head_dim,
-                    out,
-                });
+                let weights = scratch.weights_of(&tile);
+                // SAFETY: scores, weights and sums of a tile.
+                unsafe {
+                    (kernels.softmax)(
+                        TileSoftmax {
+                            scores,
+                            scale,
+                            scales: is_scaled.then(|| {
+                                scratch
+                                    .scales
+                                    .each_ref()
+                                    .map(|scales| scales[first..].as_ptr())
+                            }),
+                            start,
+                            ends: &scratch.row_ends[tile.rows.clone()],
+                            rows: &mut scratch.rows[tile.rows.clone()],
+                            weights,
+                            head_dim: self.spec.head_dim,
+                            out: scratch.out.add(tile.rows.start * self.spec.head_dim),
+                        },
+                        &scratch.products,
+                    );
+                }
             }
-            let first_tile = block.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
-            let weights = scratch.weights.add(first_tile * ROW_TILE_LEN);
-            let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
-            for dims in [0..half, half..head_dim] {
-                fetch.run_ahead(work.index, block.start, 2);
-                (kernels.values)(
-                    weights,
-                    num_rows,
+            before = match next {
+                Some(_) if has_scores => Some(tile),
+                _ => {
+                    self.weigh_values(work, &block, &tile, fetch, scratch);
+                    None
+                }
+            };
+        }
+    }
+
+    fn configure(&self, tile: &RowTile, scratch: &mut TileScratch) {
+        if scratch.configured != tile.rows.len() {
+            scratch.configured = tile.rows.len();
+            // SAFETY: the processor has tiles.
+            unsafe { (self.tile_kernels().configure)(tile.rows.len()) };
+        }
+    }
+
+    /// The tiles of keys that the softmax takes from position `start` on.
+    fn keys<'a>(
+        &self,
+        block: &Range<usize>,
+        tile: &RowTile,
+        start: usize,
+        scratch: &'a TileScratch,
+    ) -> &'a [*const u8] {
+        let len = (tile.end - start).min(TILE_SOFTMAX_BLOCK);
+        &scratch.keys[(start - block.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
+    }
+
+    fn tile_key_stride(&self) -> usize {
+        match reads_keys_in_place(self.kv) {
+            true => self.kv.key_stride(),
+            false => KEY_TILE * 4,
+        }
+    }
+
+    /// Scores of the positions that the softmax takes from `start` on.
+    fn score(
+        &self,
+        work: &Work<'_>,
+        block: &Range<usize>,
+        tile: &RowTile,
+        start: usize,
+        scratch: &mut TileScratch,
+    ) {
+        self.configure(tile, scratch);
+        let head_dim = self.spec.head_dim;
+        let keys = self.keys(block, tile, start, scratch);
+        // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
+        // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
+        unsafe {
+            (self.tile_kernels().scores)(
+                work.queries.add(tile.rows.start * head_dim),
+                tile.rows.len(),
+                head_dim * 2,
+                keys,
+                self.tile_key_stride(),
+                head_dim,
+                scratch.scores,
+            );
+        }
+    }
+
+    /// The same as products.
+    fn add_scores(
+        &self,
+        work: &Work<'_>,
+        block: &Range<usize>,
+        tile: &RowTile,
+        start: usize,
+        scratch: &mut TileScratch,
+    ) {
+        let head_dim = self.spec.head_dim;
+        let stride = self.tile_key_stride();
+        let num_pairs = self.keys(block, tile, start, scratch).len() / 2;
+        for pair in 0..num_pairs {
+            let keys = self.keys(block, tile, start, scratch);
+            let product = TileProduct {
+                a: work.queries.wrapping_add(tile.rows.start * head_dim).cast(),
+                a_stride: head_dim * 2,
+                a_step: TILE_K * 2,
+                b: [keys[2 * pair], keys[2 * pair + 1]],
+                b_stride: stride,
+                b_step: TILE_K / 2 * stride,
+                num_blocks: head_dim / TILE_K,
+                out: scratch.scores.wrapping_add(pair * 2 * KEY_TILE),
+                out_stride: TILE_SOFTMAX_BLOCK * 4,
+                right: KEY_TILE * 4,
+                below: QUERY_TILE_ROWS / 2 * TILE_SOFTMAX_BLOCK * 4,
+                adds: false,
+            };
+            scratch.products.push(product);
+        }
+    }
+
+    /// Adds the block's values to a tile's output, times the weights that the softmax has left.
+    fn weigh_values(
+        &self,
+        work: &Work<'_>,
+        block: &Range<usize>,
+        tile: &RowTile,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        self.configure(tile, scratch);
+        let head_dim = self.spec.head_dim;
+        let first_tile = block.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+        let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
+        for dims in [0..half, half..head_dim] {
+            fetch.run_ahead(work.index, block.start, 2);
+            // SAFETY: all lies in the scratch, and has room for QUERY_TILE_ROWS rows.
+            unsafe {
+                (self.tile_kernels().values)(
+                    scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
+                    tile.rows.len(),
                     scratch.values,
-                    (end - block.start).div_ceil(VALUE_TILE),
+                    (tile.end - block.start).div_ceil(VALUE_TILE),
                     head_dim,
                     dims,
-                    out,
+                    scratch.out.add(tile.rows.start * head_dim),
                 );
             }
+        }
+    }
+
+    /// The same as products, one of some equal parts of them.
+    fn add_values(
+        &self,
+        block: &Range<usize>,
+        tile: &RowTile,
+        (part, num_parts): (usize, usize),
+        scratch: &mut TileScratch,
+    ) {
+        const TILE_BYTES: usize = ROW_TILE_LEN;
+        let head_dim = self.spec.head_dim;
+        let num_products = head_dim / 32;
+        let out = scratch.out.wrapping_add(tile.rows.start * head_dim);
+        let at = |part: usize| part * num_products / num_parts;
+        for dim in (at(part)..at(part + 1)).map(|index| index * 32) {
+            let values = scratch.values.wrapping_add(dim * VALUE_TILE).cast::<u8>();
+            let product = TileProduct {
+                a: scratch.weights_of(tile).cast(),
+                a_stride: VALUE_TILE * 2,
+                a_step: ROW_TILE_LEN * 2,
+                b: [values.cast_const(), values.wrapping_add(TILE_BYTES)],
+                b_stride: VALUE_TILE * 2,
+                b_step: head_dim * VALUE_TILE * 2,
+                num_blocks: (tile.end - block.start).div_ceil(VALUE_TILE),
+                out: out.wrapping_add(dim * QUERY_TILE_ROWS),
+                out_stride: 64,
+                right: 2 * TILE_BYTES,
+                below: TILE_BYTES,
+                adds: true,
+            };
+            scratch.products.push(product);
         }
     }
 

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::amx::{apart, configure_full, release};
 use super::amx_kv::{norm_rotate_rounded, store_keys, store_values};
+use super::amx_products::Products;
 use super::avx512::first_lanes;
 use super::{
     KEY_TILE, LineStream, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK,
-    TileAttention, TileSoftmax, VALUE_TILE, tile_out_index,
+    TileAttention, TileProduct, TileSoftmax, VALUE_TILE, tile_out_index,
 };
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
@@ -169,12 +170,17 @@ const HEADROOM: f32 = 16.0;
 /// # Safety
 /// See [`TileSoftmax`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
-unsafe fn softmax(mut block: TileSoftmax<'_>) {
+unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let factor = _mm512_set1_ps(block.scale * std::f32::consts::LOG2_E);
     let (ends, all) = (block.ends, block.start + TILE_SOFTMAX_BLOCK);
+    let steps_of_row = Products::num_steps(products).div_ceil(ends.len());
+    let mut products = Products::new(products);
     for (row, &end) in ends.iter().enumerate() {
         // SAFETY: `scores` has a row of `TILE_SOFTMAX_BLOCK` elements, `weights` tiles for as many.
         unsafe {
+            for _ in 0..steps_of_row {
+                products.step();
+            }
             let scores = block.scores.add(row * TILE_SOFTMAX_BLOCK);
             if end >= all {
                 let s = std::array::from_fn(|v| _mm512_loadu_ps(scores.add(v * 16)));
@@ -194,6 +200,8 @@ unsafe fn softmax(mut block: TileSoftmax<'_>) {
             }
         }
     }
+    // SAFETY: the caller's promise.
+    unsafe { products.finish() };
 }
 
 /// Tiles of weights of the same block before these.

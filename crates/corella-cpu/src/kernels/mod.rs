@@ -17,6 +17,8 @@ mod amx_kv;
 #[cfg(target_arch = "x86_64")]
 mod amx_part;
 #[cfg(target_arch = "x86_64")]
+mod amx_products;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -422,7 +424,8 @@ pub struct TileAttention {
         tile: *mut u8,
     ),
     pub scores: TileScores,
-    pub softmax: unsafe fn(TileSoftmax<'_>),
+    /// Computes products meanwhile, for which the thread's tiles are configured.
+    pub softmax: unsafe fn(TileSoftmax<'_>, &[TileProduct]),
     /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of
     /// a tile of values as `TileValues` reads them, and zeros behind them.
     pub copy_values:
@@ -457,6 +460,32 @@ pub type TileScores = unsafe fn(
     head_dim: usize,
     out: *mut f32,
 );
+
+/// Rows of bf16 times 32 columns, `TILE_K` inner elements of both in a block: scores as in `TileScores`,
+/// or values as in `TileValues`. For more than 16 rows, and for as many as tiles are configured for.
+#[derive(Clone, Copy)]
+pub struct TileProduct {
+    /// Of the first block; the next is `a_step` bytes on.
+    pub a: *const u8,
+    /// Bytes from row to row.
+    pub a_stride: usize,
+    pub a_step: usize,
+    /// Columns 0–15 and 16–31 of the first block.
+    pub b: [*const u8; 2],
+    /// Bytes from one pair of inner elements to the next.
+    pub b_stride: usize,
+    pub b_step: usize,
+    pub num_blocks: usize,
+    pub out: *mut f32,
+    /// Bytes from row to row.
+    pub out_stride: usize,
+    /// Bytes to column 16.
+    pub right: usize,
+    /// Bytes to row 16.
+    pub below: usize,
+    /// Whether `out` is added to.
+    pub adds: bool,
+}
 
 /// Cache lines, `stride` bytes apart.
 #[derive(Clone, Copy)]

@@ -1,0 +1,284 @@
+//! Attention through matrix tiles.
+
+use half::bf16;
+
+use super::super::*;
+use super::{integers, random, tables};
+
+/// Queries, keys and values of attention through tiles against sums in f64, and each row alone.
+#[test]
+fn tile_attention_weighs_what_may_be_seen() {
+    for (isa, kernels) in tables() {
+        if let Some(tiles) = &kernels.tile_attention {
+            for (head_dim, num_positions) in [(64, 48), (32, 200), (96, 256), (128, 33)] {
+                check_tile_attention(isa, tiles, head_dim, num_positions, false);
+                check_tile_attention(isa, tiles, head_dim, num_positions, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn products_during_a_softmax_are_what_the_kernels_give() {
+    const HEAD_DIM: usize = 64;
+    let bits = |len: usize, seed| -> Vec<u16> {
+        let values = random(len, seed);
+        values
+            .into_iter()
+            .map(|x| bf16::from_f32(x).to_bits())
+            .collect()
+    };
+    for (isa, kernels) in tables() {
+        let Some(tiles) = &kernels.tile_attention else {
+            continue;
+        };
+        for num_rows in [17, 32] {
+            let queries = bits(num_rows * HEAD_DIM, 1);
+            let keys = bits(2 * KEY_TILE * HEAD_DIM, 2);
+            let weights = bits(2 * ROW_TILE_LEN, 3);
+            let values = bits(2 * VALUE_TILE * HEAD_DIM, 4);
+            let groups: Vec<*const u8> = (keys.chunks(KEY_TILE * HEAD_DIM))
+                .map(|tile| tile.as_ptr().cast())
+                .collect();
+            let score_rows = QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK;
+            let mut expected_scores = vec![f32::NAN; score_rows];
+            let mut expected_out = random(QUERY_TILE_ROWS * HEAD_DIM, 5);
+            let mut scores = expected_scores.clone();
+            let mut out = expected_out.clone();
+            let mut products = vec![TileProduct {
+                a: queries.as_ptr().cast(),
+                a_stride: HEAD_DIM * 2,
+                a_step: TILE_K * 2,
+                b: [groups[0], groups[1]],
+                b_stride: KEY_TILE * 4,
+                b_step: KEY_TILE * TILE_K * 2,
+                num_blocks: HEAD_DIM / TILE_K,
+                out: scores.as_mut_ptr(),
+                out_stride: TILE_SOFTMAX_BLOCK * 4,
+                right: KEY_TILE * 4,
+                below: 16 * TILE_SOFTMAX_BLOCK * 4,
+                adds: false,
+            }];
+            for dim in (0..HEAD_DIM).step_by(32) {
+                let values = values[dim * VALUE_TILE..].as_ptr().cast::<u8>();
+                products.push(TileProduct {
+                    a: weights.as_ptr().cast(),
+                    a_stride: VALUE_TILE * 2,
+                    a_step: ROW_TILE_LEN * 2,
+                    b: [values, values.wrapping_add(1024)],
+                    b_stride: VALUE_TILE * 2,
+                    b_step: HEAD_DIM * VALUE_TILE * 2,
+                    num_blocks: 2,
+                    out: out[dim * QUERY_TILE_ROWS..].as_mut_ptr(),
+                    out_stride: 64,
+                    right: 2048,
+                    below: 1024,
+                    adds: true,
+                });
+            }
+            let zeros = vec![0.0; score_rows];
+            let mut own_weights = vec![0; QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK];
+            let mut own_out = vec![0.0; QUERY_TILE_ROWS * HEAD_DIM];
+            let softmax = TileSoftmax {
+                scores: zeros.as_ptr(),
+                scale: 1.0,
+                scales: None,
+                start: 0,
+                ends: &vec![TILE_SOFTMAX_BLOCK; num_rows],
+                rows: &mut vec![RowSums::NONE; num_rows],
+                weights: own_weights.as_mut_ptr(),
+                head_dim: HEAD_DIM,
+                out: own_out.as_mut_ptr(),
+            };
+            // SAFETY: extents as the kernels want them.
+            unsafe {
+                (tiles.configure)(num_rows);
+                (tiles.scores)(
+                    queries.as_ptr(),
+                    num_rows,
+                    HEAD_DIM * 2,
+                    &groups,
+                    KEY_TILE * 4,
+                    HEAD_DIM,
+                    expected_scores.as_mut_ptr(),
+                );
+                (tiles.values)(
+                    weights.as_ptr(),
+                    num_rows,
+                    values.as_ptr(),
+                    2,
+                    HEAD_DIM,
+                    0..HEAD_DIM,
+                    expected_out.as_mut_ptr(),
+                );
+                (tiles.softmax)(softmax, &products);
+                (tiles.release)();
+            }
+            let same =
+                |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(
+                same(&scores, &expected_scores),
+                "{isa} {num_rows} rows: scores"
+            );
+            assert!(same(&out, &expected_out), "{isa} {num_rows} rows: values");
+        }
+    }
+}
+
+/// Keys and values in bf16, or in 8-bit integers times scales.
+fn check_tile_attention(
+    isa: Isa,
+    tiles: &TileAttention,
+    head_dim: usize,
+    num_positions: usize,
+    is_int8: bool,
+) {
+    const SCALE: f32 = 0.3;
+    let round =
+        |values: Vec<f32>| -> Vec<bf16> { values.into_iter().map(bf16::from_f32).collect() };
+    let len = num_positions * head_dim;
+    let elements = |seed| match is_int8 {
+        true => round(integers(len, seed).into_iter().map(f32::from).collect()),
+        false => round(random(len, seed)),
+    };
+    let (keys, values) = (elements(1), elements(2));
+    let padded = num_positions.next_multiple_of(TILE_SOFTMAX_BLOCK);
+    let scales = [4, 5].map(|seed| -> Vec<f32> {
+        let scale = |x: f32| if is_int8 { (x + 1.5) / 127.0 } else { 1.0 };
+        random(padded, seed).into_iter().map(scale).collect()
+    });
+    // Beyond the last position stands what may not reach a result.
+    let mut key_tiles = vec![bf16::NAN; padded * head_dim];
+    let mut value_tiles = key_tiles.clone();
+    for position in 0..num_positions {
+        let (tile, p) = (position / KEY_TILE, position % KEY_TILE);
+        for i in 0..head_dim {
+            let start = tile * KEY_TILE * head_dim;
+            let from = position * head_dim + i;
+            key_tiles[start + (i / 2 * KEY_TILE + p) * 2 + i % 2] = keys[from];
+            value_tiles[start + (p / 2 * head_dim + i) * 2 + p % 2] = values[from];
+        }
+    }
+    let bytes = |tile: &[bf16]| -> Vec<i8> { tile.iter().map(|x| x.to_f32() as i8).collect() };
+    let mut copied_keys = vec![0_u16; padded * head_dim];
+    let mut copied = vec![0_u16; padded * head_dim];
+    for tile in 0..padded / KEY_TILE {
+        let at = tile * KEY_TILE * head_dim..(tile + 1) * KEY_TILE * head_dim;
+        let (keys, values) = (&key_tiles[at.clone()], &value_tiles[at.clone()]);
+        let len = num_positions.saturating_sub(tile * KEY_TILE).min(KEY_TILE);
+        let to = tile / 2 * VALUE_TILE * head_dim + tile % 2 * KEY_TILE / 2 * 32;
+        let to = copied[to..].as_mut_ptr();
+        if is_int8 {
+            let (keys, values) = (bytes(keys), bytes(values));
+            let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
+            // SAFETY: a tile of each; half a tile of values.
+            unsafe {
+                (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied_keys[at].as_mut_ptr());
+                (tiles.widen_values)(values, len, head_dim, to);
+            }
+        } else {
+            let keys = keys.iter().map(|key| key.to_bits());
+            copied_keys[at]
+                .iter_mut()
+                .zip(keys)
+                .for_each(|(to, key)| *to = key);
+            // SAFETY: half a tile of values each.
+            unsafe { (tiles.copy_values)(values.as_ptr().cast(), len, head_dim, to) };
+        }
+    }
+    let key_tiles: Vec<*const u8> = (copied_keys.chunks(KEY_TILE * head_dim))
+        .map(|tile| tile.as_ptr().cast())
+        .collect();
+    // A row may see so many positions.
+    let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
+        let num_rows = q.len();
+        let queries: Vec<bf16> = q.concat();
+        let mut scores = vec![f32::NAN; QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK];
+        let mut weights = vec![0_u16; QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK];
+        let mut out = vec![0.0; QUERY_TILE_ROWS * head_dim];
+        let mut rows = vec![RowSums::NONE; num_rows];
+        // SAFETY: extents as the kernels want them.
+        unsafe {
+            (tiles.configure)(num_rows);
+            for first in (0..num_positions).step_by(TILE_SOFTMAX_BLOCK) {
+                (tiles.scores)(
+                    queries.as_ptr().cast(),
+                    num_rows,
+                    head_dim * 2,
+                    &key_tiles[first / KEY_TILE..][..TILE_SOFTMAX_BLOCK / KEY_TILE],
+                    KEY_TILE * 4,
+                    head_dim,
+                    scores.as_mut_ptr(),
+                );
+                (tiles.softmax)(
+                    TileSoftmax {
+                        scores: scores.as_ptr(),
+                        scale: SCALE,
+                        scales: is_int8.then(|| scales.each_ref().map(|s| s[first..].as_ptr())),
+                        start: first,
+                        ends: limits,
+                        rows: &mut rows,
+                        weights: weights.as_mut_ptr(),
+                        head_dim,
+                        out: out.as_mut_ptr(),
+                    },
+                    &[],
+                );
+            }
+            let (weights, num_tiles) = (weights.as_ptr(), padded / VALUE_TILE);
+            let to = out.as_mut_ptr();
+            for dims in [0..32, 32..head_dim] {
+                let values = copied.as_ptr();
+                (tiles.values)(weights, num_rows, values, num_tiles, head_dim, dims, to);
+            }
+            (tiles.release)();
+        }
+        let rows = rows.iter().enumerate();
+        rows.map(|(row, RowSums { sums, .. })| {
+            let sum = sum_lanes(sums);
+            let value = |i| out[tile_out_index(row, i)] / sum;
+            (0..head_dim).map(value).collect()
+        })
+        .collect()
+    };
+    // Weights have 8 bits; values are at most 1, or 2.5.
+    let tolerance = if is_int8 { 1e-2 } else { 4e-3 };
+    for num_rows in [1, 2, 15, 16, 17, 32] {
+        // Some rows' scores are far apart, so that a later one raises what weights refer to.
+        let rows = random(num_rows * head_dim, 3);
+        let q: Vec<Vec<bf16>> = (rows.chunks(head_dim).enumerate())
+            .map(|(row, q)| round(q.iter().map(|q| q * (1 + row % 5 * 20) as f32).collect()))
+            .collect();
+        let limits: Vec<usize> = (0..num_rows)
+            .map(|row| num_positions - row * 7 % num_positions)
+            .collect();
+        let together = attend(&q, &limits);
+        for row in 0..num_rows {
+            let alone = attend(&q[row..=row], &limits[row..=row]);
+            assert_eq!(together[row], alone[0], "{isa} {num_rows} rows");
+            let dot = |position: usize| -> f64 {
+                let key = &keys[position * head_dim..][..head_dim];
+                let terms = q[row].iter().zip(key);
+                let sum: f64 = terms.map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+                sum * f64::from(SCALE) * f64::from(scales[0][position])
+            };
+            let max = (0..limits[row]).map(dot).fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = (0..limits[row]).map(|p| (dot(p) - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..head_dim {
+                let terms = weights.iter().enumerate();
+                let expected: f64 = terms
+                    .map(|(p, w)| {
+                        let scale = f64::from(scales[1][p]);
+                        w / sum * values[p * head_dim + i].to_f64() * scale
+                    })
+                    .sum();
+                let error = (f64::from(together[row][i]) - expected).abs();
+                assert!(
+                    error < tolerance,
+                    "{isa} row {row}, dimension {i}: off by {error}"
+                );
+            }
+        }
+    }
+}
