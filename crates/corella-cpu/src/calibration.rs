@@ -11,9 +11,9 @@ use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeig
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::forward::{Forward, Observer};
-use crate::gemm::PackedMatrix;
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory};
+use crate::packed_matrix::PackedMatrix;
 use crate::region::Region;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};

@@ -12,11 +12,12 @@ use corella_model::{Activation, DecoderSpec, LayerInput};
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
-use crate::gemm::{Epilogue, PackedMatrix, Part, gemm, shared_gemm};
+use crate::gemm::{Epilogue, Part, gemm, shared_gemm};
 use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
 use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
 use crate::kv_memory::{HeadPage, KvMemory, Rows};
+use crate::packed_matrix::PackedMatrix;
 use crate::profile::{Operation, Profile, Walk};
 use crate::queries::Queries;
 use crate::rotary::Rotary;
@@ -83,7 +84,7 @@ impl Forward {
         // Wider than the angles: a load waits for a store that is whole pages away.
         let heads_len = groups.num_lanes() + PANEL_LANES;
         let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
-        let head_form = weights.ends.head.form();
+        let head_form = weights.ends.head.form;
         let head_tile_rows = kernels.rows_at_once(head_form);
         let form = weights.layers.first().map_or(head_form, PackedLayer::form);
         let tile_rows = kernels.rows_at_once(form);
@@ -307,7 +308,7 @@ impl Forward {
         weights: &PackedMatrix,
         walk: &Walk<'_>,
     ) {
-        let num_lanes = weights.num_panels() * PANEL_LANES;
+        let num_lanes = weights.num_panels * PANEL_LANES;
         let flops = 2 * grid.tiles.num_rows() * rows.k * num_lanes;
         walk.count(operation, flops, weights.num_bytes());
     }
@@ -400,7 +401,7 @@ impl Forward {
                 let first = share_of(owner).start;
                 for group in first + units.start..first + units.end {
                     let mut panels = groups.panels(group);
-                    panels.end = panels.end.min(weights.num_panels());
+                    panels.end = panels.end.min(weights.num_panels);
                     let next = (group + 1 < share_of(owner).end).then_some(panels.end);
                     let taken = grid.tiles_of(owner);
                     let mut part = Part::new(self.kernels, &act.normed, grid.tiles, taken, panels);

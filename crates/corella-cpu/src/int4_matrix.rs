@@ -8,9 +8,9 @@
 use corella_model::{GroupFormat, GroupedRow};
 use half::f16;
 
-use crate::gemm::{Lane, decode_lane};
 use crate::kernels::Kernels;
 use crate::kernels::int4::{CHUNK_K, Int4Shape, LANE_F16_BYTES, MIDDLE};
+use crate::packed_matrix::{Lane, decode_lane};
 
 /// How a matrix gets into 4 bits, and how it then lies.
 #[derive(Clone, Copy, Debug)]
@@ -195,8 +195,8 @@ mod tests {
 
     use super::*;
     use crate::buffer::Form;
-    use crate::gemm::PackedMatrix;
     use crate::kernels::{Isa, kernels};
+    use crate::packed_matrix::PackedMatrix;
     use crate::thread_pool::ThreadPool;
 
     fn checkpoint(name: &str) -> Checkpoint {

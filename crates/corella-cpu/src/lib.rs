@@ -17,6 +17,7 @@ mod kernels;
 mod kv_fetch;
 mod kv_memory;
 mod machine;
+mod packed_matrix;
 mod profile;
 mod queries;
 mod region;

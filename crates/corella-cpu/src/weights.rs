@@ -7,9 +7,9 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
-use crate::gemm::{Lane, PackedMatrix, decode_row, elements};
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
+use crate::packed_matrix::{Lane, PackedMatrix, elements};
 use crate::thread_pool::ThreadPool;
 
 pub struct PackedWeights {
@@ -188,7 +188,7 @@ impl PackedLayer {
 
     /// Of all its matrices, and of what they are multiplied with.
     pub fn form(&self) -> Form {
-        self.qkv.form()
+        self.qkv.form
     }
 
     pub fn has_int4(&self) -> bool {
@@ -205,7 +205,7 @@ impl PackedEnds {
             Embedding::Own(tensor) => {
                 // Of a tensor in blocks, a row is dequantised here, into memory of its own.
                 let mut scratch = Vec::new();
-                decode_row(tensor, token, &mut scratch, out);
+                tensor.read_row(token, &mut scratch, out);
             }
         }
     }
@@ -414,7 +414,7 @@ mod tests {
                 let values = stored.quants.iter().map(|&q| f32::from(q) * scale);
                 assert!(values.eq(row.iter().copied()), "output {output}");
             }
-            let head_form = packed.ends.head.form();
+            let head_form = packed.ends.head.form;
             assert_eq!(head_form == Form::Int8, format.is_some(), "{format:?}");
         }
     }

@@ -20,6 +20,7 @@ pub static KERNELS: Kernels = Kernels {
         silu_mul,
         silu_mul_wide,
         weigh: amx_kv::weigh,
+        pack: amx_kv::pack,
         fetch_to_write,
         release,
         peak,

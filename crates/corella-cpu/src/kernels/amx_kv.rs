@@ -146,6 +146,24 @@ unsafe fn for_rotated(head: NormRotate, store: impl Fn(usize, __m512)) {
 }
 
 /// # Safety
+/// See [`super::TileRows::pack`].
+#[target_feature(enable = "avx512f")]
+pub unsafe fn pack(lanes: [*const u8; 16], num_blocks: usize, to: *mut u8) {
+    const PANEL_BLOCK_BYTES: usize = 2 * 16 * 64;
+    for block in 0..num_blocks {
+        // SAFETY: 64 bytes of each lane and of each pair of k.
+        unsafe {
+            let rows = lanes.map(|lane| _mm512_loadu_si512(lane.add(block * 64).cast()));
+            for (pair, line) in transpose(rows).into_iter().enumerate() {
+                // Past the caches: there are more weights than these hold.
+                _mm512_stream_si512(to.add(block * PANEL_BLOCK_BYTES + pair * 64).cast(), line);
+            }
+        }
+    }
+    _mm_sfence();
+}
+
+/// # Safety
 /// See [`super::TileRows::weigh`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 pub unsafe fn weigh(

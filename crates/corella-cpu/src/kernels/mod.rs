@@ -256,6 +256,9 @@ pub struct TileRows {
         out: *mut u16,
         stride: usize,
     ),
+    /// Puts `num_blocks` times `TILE_K` weights of 16 lanes into their half of a panel as `gemm` reads it,
+    /// `to` aligned to a cache line.
+    pub pack: unsafe fn(lanes: [*const u8; 16], num_blocks: usize, to: *mut u8),
     /// Asks for the first `num_lines` cache lines of some rows, `stride` bytes apart, which `gemm`
     /// would wait for when it writes them. May name any address.
     pub fetch_to_write: fn(first: *const f32, num_rows: usize, stride: usize, num_lines: usize),

@@ -1,0 +1,363 @@
+//! Weights in panels, packed once.
+
+use std::io;
+
+use corella_model::{DType, GroupedRow, Tensor};
+use half::{bf16, f16};
+
+use crate::buffer::Form;
+use crate::int4_matrix::{self, Int4Packing};
+use crate::kernels::int4::Int4Shape;
+use crate::kernels::{Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position};
+use crate::region::Region;
+use crate::thread_pool::ThreadPool;
+
+/// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
+pub struct PackedMatrix {
+    pub dtype: DType,
+    pub form: Form,
+    pub k: usize,
+    pub num_panels: usize,
+    panels: Region,
+    /// By lane, as the panels.
+    pub bias: Option<Vec<f32>>,
+    /// In `Form::Int8`: what each lane's integers, or the scales of their groups, are multiplied by,
+    /// one f32 a lane.
+    scales: Region,
+    /// In `Form::Int8`, of weights in 4 bits.
+    pub int4: Option<Int4Shape>,
+}
+
+/// What one output lane computes.
+#[derive(Clone, Copy)]
+pub struct Lane<'a> {
+    pub weight: &'a Tensor,
+    pub bias: Option<&'a Tensor>,
+    pub row: usize,
+}
+
+impl PackedMatrix {
+    /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
+    /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
+    /// integers of 8 bits with a scale for each output, or packed into 4 bits as `int4` says.
+    pub fn pack(
+        lanes: &[Option<Lane<'_>>],
+        k: usize,
+        dtype: DType,
+        form: Form,
+        int4: Option<Int4Packing>,
+        kernels: &Kernels,
+        pool: &mut ThreadPool,
+    ) -> io::Result<Self> {
+        let num_panels = lanes.len().div_ceil(PANEL_LANES);
+        let panel_bytes = match int4 {
+            Some(int4) => int4.shape.panel_bytes(),
+            None => panel_bytes(k, dtype, form),
+        };
+        let panels = Region::new(num_panels * panel_bytes)?;
+        let scales = match form {
+            Form::Columns | Form::MatrixTiles => Region::new(0)?,
+            Form::Int8 => Region::new(num_panels * PANEL_LANES * size_of::<f32>())?,
+        };
+        pool.run(&|worker| {
+            for panel in worker.share(num_panels) {
+                let first = panel * PANEL_LANES;
+                let lanes = &lanes[first..lanes.len().min(first + PANEL_LANES)];
+                // SAFETY: panels lie one after the other, and each worker fills its own.
+                let bytes = unsafe {
+                    let start = panels.as_ptr().add(panel * panel_bytes);
+                    std::slice::from_raw_parts_mut(start, panel_bytes)
+                };
+                match form {
+                    Form::Columns | Form::MatrixTiles => {
+                        pack_panel(lanes, k, dtype, form, kernels, bytes);
+                    }
+                    Form::Int8 => {
+                        // SAFETY: as above.
+                        let scales = unsafe {
+                            let start = scales.as_ptr().cast::<f32>().add(first);
+                            std::slice::from_raw_parts_mut(start, PANEL_LANES)
+                        };
+                        match int4 {
+                            Some(int4) => int4.pack_panel(lanes, k, kernels, scales, bytes),
+                            None => quantise_panel(lanes, k, kernels, scales, bytes),
+                        }
+                    }
+                }
+            }
+        })
+        .map_err(io::Error::other)?;
+        let has_bias = lanes.iter().flatten().any(|lane| lane.bias.is_some());
+        let bias = has_bias.then(|| {
+            let mut bias = vec![0.0; num_panels * PANEL_LANES];
+            for (value, lane) in bias.iter_mut().zip(lanes) {
+                if let Some(Lane {
+                    bias: Some(tensor),
+                    row,
+                    ..
+                }) = lane
+                {
+                    *value = element(tensor, *row);
+                }
+            }
+            bias
+        });
+        Ok(Self {
+            dtype,
+            form,
+            k,
+            num_panels,
+            panels,
+            bias,
+            scales,
+            int4: int4.map(|int4| int4.shape),
+        })
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        self.num_panels * self.panel_bytes()
+    }
+
+    /// The weights of one output: a row of the matrix, back from the panels.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
+        let panel = self.panel(row / PANEL_LANES);
+        if self.form == Form::Int8 {
+            // SAFETY: the scale of a lane.
+            let scale = unsafe { *self.scales_ptr(row / PANEL_LANES).add(row % PANEL_LANES) };
+            if let Some(shape) = self.int4 {
+                // SAFETY: the whole panel.
+                let panel = unsafe { std::slice::from_raw_parts(panel, shape.panel_bytes()) };
+                return int4_matrix::read_lane(panel, shape, row % PANEL_LANES, scale, out);
+            }
+            for (i, value) in out.iter_mut().enumerate() {
+                let at = int8_position(i, row % PANEL_LANES);
+                // SAFETY: an element of the panel.
+                *value = f32::from(unsafe { *panel.cast::<i8>().add(at) }) * scale;
+            }
+            return;
+        }
+        for (i, value) in out.iter_mut().enumerate() {
+            let at = position(self.dtype, self.form, i, row % PANEL_LANES);
+            // SAFETY: an element of the panel.
+            unsafe {
+                let element = panel.add(at * self.dtype.size());
+                *value = match self.dtype {
+                    DType::F32 => *element.cast::<f32>(),
+                    DType::Bf16 => bf16::from_bits(*element.cast()).to_f32(),
+                    DType::F16 => f16::from_bits(*element.cast()).to_f32(),
+                };
+            }
+        }
+    }
+
+    pub fn is_int4(&self) -> bool {
+        self.int4.is_some()
+    }
+
+    fn panel_bytes(&self) -> usize {
+        match self.int4 {
+            Some(shape) => shape.panel_bytes(),
+            None => panel_bytes(self.k, self.dtype, self.form),
+        }
+    }
+
+    pub fn scales_ptr(&self, panel: usize) -> *const f32 {
+        assert!(panel < self.num_panels && self.form == Form::Int8);
+        // SAFETY: just checked.
+        unsafe { self.scales.as_ptr().cast::<f32>().add(panel * PANEL_LANES) }
+    }
+
+    pub fn panel(&self, panel: usize) -> *const u8 {
+        assert!(panel < self.num_panels);
+        // SAFETY: just checked.
+        unsafe { self.panels.as_ptr().add(panel * self.panel_bytes()) }
+    }
+}
+
+fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
+    let element = match form {
+        Form::Columns | Form::MatrixTiles => dtype.size(),
+        Form::Int8 => 1,
+    };
+    k.next_multiple_of(form.block_k()) * PANEL_LANES * element
+}
+
+/// Where element k of a lane stands in its panel.
+fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
+    match form {
+        Form::Columns => k * PANEL_LANES + panel_position(dtype, lane),
+        Form::MatrixTiles => tile_position(k, lane),
+        Form::Int8 => int8_position(k, lane),
+    }
+}
+
+fn pack_panel(
+    lanes: &[Option<Lane<'_>>],
+    k: usize,
+    dtype: DType,
+    form: Form,
+    kernels: &Kernels,
+    out: &mut [u8],
+) {
+    // Blocks of k, so that both sides stay in the first-level cache.
+    const BLOCK: usize = 64;
+    let size = dtype.size();
+    // Filled only of tensors that are stored as something else.
+    let mut scratch = [const { Vec::new() }; PANEL_LANES];
+    let lanes = lanes.iter().zip(&mut scratch).map(|(lane, scratch)| {
+        let source = (*lane)?;
+        let row = source.weight.row(source.row, scratch);
+        assert_eq!(row.len(), k * source.weight.dtype.size());
+        Some((source.weight.dtype, row))
+    });
+    let lanes: Vec<_> = lanes.collect();
+    let stored = |source: &Option<(DType, &[u8])>| match source {
+        Some((from, row)) if *from == dtype => Some(row.as_ptr()),
+        _ => None,
+    };
+    if let (Form::MatrixTiles, Some(tiles)) = (form, &kernels.tile_gemm)
+        && k.is_multiple_of(TILE_K)
+        && let Some(rows) = lanes.iter().map(stored).collect::<Option<Vec<_>>>()
+        && let ([low, high], []) = rows.as_chunks::<16>()
+    {
+        assert_eq!(out.len(), PANEL_LANES * k * size);
+        for (half, rows) in [low, high].into_iter().enumerate() {
+            // SAFETY: k elements of each lane, and room for all of them.
+            unsafe { (tiles.pack)(*rows, k / TILE_K, out.as_mut_ptr().add(half * 1024)) };
+        }
+        return;
+    }
+    for start in (0..k).step_by(BLOCK) {
+        let block = start..k.min(start + BLOCK);
+        for (lane, source) in lanes.iter().enumerate() {
+            let Some((from, row)) = *source else { continue };
+            let row = &row[block.start * from.size()..block.end * from.size()];
+            let block = block.clone();
+            // Lengths are constants where nothing is converted: this runs for every weight.
+            if from != dtype {
+                for (k, element) in block.zip(row.chunks_exact(from.size())) {
+                    let at = position(dtype, form, k, lane) * size;
+                    encode(decode(element, from), dtype, &mut out[at..at + size]);
+                }
+            } else if form == Form::MatrixTiles {
+                copy_elements::<4>(row, block.step_by(2), out, |k| 2 * tile_position(k, lane));
+            } else if size == 2 {
+                copy_elements::<2>(row, block, out, |k| 2 * position(dtype, form, k, lane));
+            } else {
+                copy_elements::<4>(row, block, out, |k| 4 * position(dtype, form, k, lane));
+            }
+        }
+    }
+}
+
+fn quantise_panel(
+    lanes: &[Option<Lane<'_>>],
+    k: usize,
+    kernels: &Kernels,
+    scales: &mut [f32],
+    out: &mut [u8],
+) {
+    let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
+    // Filled only of tensors that are stored as something else.
+    let mut scratch = Vec::new();
+    let mut groups = GroupedRow::default();
+    for (lane, source) in lanes.iter().enumerate() {
+        let Some(source) = source else { continue };
+        if source.weight.has_int8_rows() {
+            source.weight.read_groups(source.row, &mut groups);
+            scales[lane] = groups.scales[0];
+            write_integers(&groups.quants, lane, out);
+            continue;
+        }
+        decode_lane(source, &mut scratch, &mut row);
+        // SAFETY: k elements each.
+        unsafe {
+            let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
+            scales[lane] = most / 127.0;
+            let inverse = match scales[lane] > 0.0 {
+                true => (127.0 / most).min(f32::MAX),
+                false => 0.0,
+            };
+            (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
+        }
+        write_integers(&quantised, lane, out);
+    }
+}
+
+fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
+    let (quads, rest) = row.as_chunks::<4>();
+    for (quad, values) in quads.iter().enumerate() {
+        let at = int8_position(quad * 4, lane);
+        out[at..at + 4].copy_from_slice(&values.map(|value| value as u8));
+    }
+    for (i, value) in rest.iter().enumerate() {
+        out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
+    }
+}
+
+/// All weights of a lane.
+pub fn decode_lane(source: &Lane<'_>, scratch: &mut Vec<u8>, out: &mut [f32]) {
+    let dtype = source.weight.dtype;
+    let bytes = source.weight.row(source.row, scratch);
+    assert_eq!(bytes.len(), out.len() * dtype.size());
+    if dtype == DType::Bf16 {
+        // Most checkpoints: a loop that becomes vectors.
+        for (value, &[low, high]) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
+        }
+    } else {
+        for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
+            *value = decode(bytes, dtype);
+        }
+    }
+}
+
+/// Copies `N` bytes of a row for each k to the place that `at` says; fewer at its end.
+fn copy_elements<const N: usize>(
+    row: &[u8],
+    ks: impl Iterator<Item = usize>,
+    out: &mut [u8],
+    at: impl Fn(usize) -> usize,
+) {
+    for (k, bytes) in ks.zip(row.chunks(N)) {
+        let at = at(k);
+        match bytes.try_into() {
+            Ok::<[u8; N], _>(bytes) => out[at..at + N].copy_from_slice(&bytes),
+            Err(_) => out[at..at + bytes.len()].copy_from_slice(bytes),
+        }
+    }
+}
+
+/// Element `index` of a tensor, in row-major order.
+fn element(tensor: &Tensor, index: usize) -> f32 {
+    let size = tensor.dtype.size();
+    decode(&tensor.bytes()[index * size..][..size], tensor.dtype)
+}
+
+/// All elements of a tensor.
+pub fn elements(tensor: &Tensor) -> Vec<f32> {
+    tensor
+        .bytes()
+        .chunks_exact(tensor.dtype.size())
+        .map(|bytes| decode(bytes, tensor.dtype))
+        .collect()
+}
+
+fn decode(bytes: &[u8], dtype: DType) -> f32 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+        _ => unreachable!("{} bytes of {dtype:?}", bytes.len()),
+    }
+}
+
+/// Rounds to nearest even.
+fn encode(value: f32, dtype: DType, out: &mut [u8]) {
+    match dtype {
+        DType::F32 => out.copy_from_slice(&value.to_ne_bytes()),
+        DType::Bf16 => out.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+        DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+    }
+}
