@@ -13,10 +13,10 @@ use crate::executor::CpuError;
 use crate::forward::{Forward, Observer};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory};
-use crate::packed_matrix::PackedMatrix;
 use crate::region::Region;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
+use crate::weight_panel::PackedMatrix;
 use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedWeights};
 
 /// Holds the residual stream of all tokens before a layer. Its memory is that, and what one layer

@@ -17,12 +17,12 @@ use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
 use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
 use crate::kv_memory::{HeadPage, KvMemory, Rows};
-use crate::packed_matrix::PackedMatrix;
 use crate::profile::{Operation, Profile, Walk};
 use crate::queries::Queries;
 use crate::rotary::Rotary;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::Worker;
+use crate::weight_panel::PackedMatrix;
 use crate::weights::{PackedLayer, PackedWeights};
 
 /// Elements of a row that are normed and packed in one go.

@@ -12,8 +12,8 @@ use crate::grid::Grid;
 use crate::kernels::{
     Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows,
 };
-use crate::packed_matrix::PackedMatrix;
 use crate::thread_pool::Worker;
+use crate::weight_panel::PackedMatrix;
 
 /// Where the outputs of a dense layer go.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@ use half::f16;
 
 use crate::kernels::Kernels;
 use crate::kernels::int4::{CHUNK_K, Int4Shape, LANE_F16_BYTES, MIDDLE};
-use crate::packed_matrix::{Lane, decode_lane};
+use crate::weight_panel::{Lane, decode_lane};
 
 /// How a matrix gets into 4 bits, and how it then lies.
 #[derive(Clone, Copy, Debug)]
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
     use crate::buffer::Form;
     use crate::kernels::{Isa, kernels};
-    use crate::packed_matrix::PackedMatrix;
     use crate::thread_pool::ThreadPool;
+    use crate::weight_panel::PackedMatrix;
 
     fn checkpoint(name: &str) -> Checkpoint {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");

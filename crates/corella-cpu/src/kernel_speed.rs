@@ -19,10 +19,10 @@ use crate::grid::Grid;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows};
-use crate::packed_matrix::{Lane, PackedMatrix};
 use crate::queries::Queries;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
+use crate::weight_panel::{Lane, PackedMatrix};
 
 /// A kernel in one shape, at the median of some runs.
 #[derive(Clone, Debug, PartialEq)]

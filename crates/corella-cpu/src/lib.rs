@@ -17,7 +17,6 @@ mod kernels;
 mod kv_fetch;
 mod kv_memory;
 mod machine;
-mod packed_matrix;
 mod profile;
 mod queries;
 mod region;
@@ -27,6 +26,7 @@ mod stage;
 mod step_plan;
 mod thread_pool;
 mod tile_attention;
+mod weight_panel;
 mod weights;
 
 pub use calibration::LayerCalibration;

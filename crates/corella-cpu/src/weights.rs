@@ -9,8 +9,8 @@ use crate::buffer::Form;
 use crate::executor::CpuError;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
-use crate::packed_matrix::{Lane, PackedMatrix, elements};
 use crate::thread_pool::ThreadPool;
+use crate::weight_panel::{Lane, PackedMatrix, elements};
 
 pub struct PackedWeights {
     pub layers: Vec<PackedLayer>,
