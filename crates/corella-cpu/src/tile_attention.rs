@@ -37,6 +37,7 @@ pub struct TileScratch {
     out: *mut f32,
     /// Of a tile and a softmax block.
     scores: *mut f32,
+    /// Of what follows, while the softmax reads the others.
     next_scores: *mut f32,
     /// Of a tile and a block, twice.
     weights: *mut u16,
@@ -51,6 +52,7 @@ pub struct TileScratch {
     scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
+    /// Of one softmax: scores, and values of all dimensions at most.
     products: Vec<TileProduct>,
     /// The number of rows that the thread's tiles are configured for.
     configured: usize,
@@ -96,7 +98,7 @@ impl TileScratch {
             row_ends: vec![0; MAX_TASK_ROWS],
             scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
-            products: Vec::new(),
+            products: Vec::with_capacity(TILE_SOFTMAX_BLOCK / 32 + head_dim / 32),
             configured: 0,
             row: vec![0.0; head_dim],
         })
@@ -109,10 +111,10 @@ impl TileScratch {
     }
 }
 
-/// Rows that share the processor's tiles, and how far into a block they see.
+/// Rows that share the processor's tiles, and what they see of a block of positions.
 struct RowTile {
     rows: Range<usize>,
-    end: usize,
+    seen: Range<usize>,
 }
 
 /// One task's view of the step.
@@ -231,31 +233,29 @@ impl AttentionLayer<'_> {
         fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
-        let kernels = self.tile_kernels();
-        let scale = (1.0 / (self.spec.head_dim as f64).sqrt()) as f32;
         let tile_at = |first: usize, scratch: &TileScratch| {
             let rows = first..num_rows.min(first + QUERY_TILE_ROWS);
-            let end = scratch.row_ends[rows.end - 1].min(block.end);
-            RowTile { rows, end }
+            let seen = block.start..scratch.row_ends[rows.end - 1].min(block.end);
+            RowTile { rows, seen }
         };
         // Another one of as many rows, so that tiles stay as they are.
         let mut before: Option<RowTile> = None;
         let mut has_scores = false;
         for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
             let tile = tile_at(first, scratch);
-            if tile.end <= block.start {
+            if tile.seen.is_empty() {
                 continue;
             }
             let next = (first + QUERY_TILE_ROWS < num_rows)
                 .then(|| tile_at(first + QUERY_TILE_ROWS, scratch))
                 .filter(|next| next.rows.len() == tile.rows.len());
-            let num_softmaxes = (tile.end - block.start).div_ceil(TILE_SOFTMAX_BLOCK);
+            let num_softmaxes = tile.seen.len().div_ceil(TILE_SOFTMAX_BLOCK);
             for index in 0..num_softmaxes {
                 let start = block.start + index * TILE_SOFTMAX_BLOCK;
                 fetch.reach(work.index, start);
                 fetch.run_ahead(work.index, start, 5);
                 if !has_scores {
-                    self.score(work, &block, &tile, start, scratch);
+                    self.score(work, &tile, start, scratch);
                 }
                 if work.has_one_tile && index == 0 {
                     // Not earlier: reads of keys would wait for the copy to be written.
@@ -271,46 +271,47 @@ impl AttentionLayer<'_> {
                         false => next.as_ref().map(|next| (next, block.start)),
                     };
                     if let Some((tile, start)) = following {
-                        self.add_scores(work, &block, tile, start, scratch);
+                        self.add_scores(work, tile, start, scratch);
                         has_scores = true;
                     }
                     if let Some(before) = &before {
-                        self.add_values(&block, before, (index, num_softmaxes), scratch);
+                        self.add_values(before, (index, num_softmaxes), scratch);
                     }
                 }
-                let first = start - block.start;
-                let is_scaled = self.kv.format == KvFormat::Int8;
-                let weights = scratch.weights_of(&tile);
-                // SAFETY: scores, weights and sums of a tile.
-                unsafe {
-                    (kernels.softmax)(
-                        TileSoftmax {
-                            scores,
-                            scale,
-                            scales: is_scaled.then(|| {
-                                scratch
-                                    .scales
-                                    .each_ref()
-                                    .map(|scales| scales[first..].as_ptr())
-                            }),
-                            start,
-                            ends: &scratch.row_ends[tile.rows.clone()],
-                            rows: &mut scratch.rows[tile.rows.clone()],
-                            weights,
-                            head_dim: self.spec.head_dim,
-                            out: scratch.out.add(tile.rows.start * self.spec.head_dim),
-                        },
-                        &scratch.products,
-                    );
-                }
+                self.softmax(&tile, start, scores, scratch);
             }
             before = match next {
                 Some(_) if has_scores => Some(tile),
                 _ => {
-                    self.weigh_values(work, &block, &tile, fetch, scratch);
+                    self.weigh_values(work, &tile, fetch, scratch);
                     None
                 }
             };
+        }
+    }
+
+    /// Turns scores of the positions from `start` on into weights, and computes the scratch's products
+    /// meanwhile.
+    fn softmax(&self, tile: &RowTile, start: usize, scores: *const f32, scratch: &mut TileScratch) {
+        let head_dim = self.spec.head_dim;
+        let first = start - tile.seen.start;
+        let scales = || { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
+        // SAFETY: scores, weights and sums of a tile; products lie as they do.
+        unsafe {
+            (self.tile_kernels().softmax)(
+                TileSoftmax {
+                    scores,
+                    scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+                    scales: (self.kv.format == KvFormat::Int8).then(scales),
+                    start,
+                    ends: &scratch.row_ends[tile.rows.clone()],
+                    weights: scratch.weights_of(tile),
+                    rows: &mut scratch.rows[tile.rows.clone()],
+                    head_dim,
+                    out: scratch.out.add(tile.rows.start * head_dim),
+                },
+                &scratch.products,
+            );
         }
     }
 
@@ -323,15 +324,9 @@ impl AttentionLayer<'_> {
     }
 
     /// The tiles of keys that the softmax takes from position `start` on.
-    fn keys<'a>(
-        &self,
-        block: &Range<usize>,
-        tile: &RowTile,
-        start: usize,
-        scratch: &'a TileScratch,
-    ) -> &'a [*const u8] {
-        let len = (tile.end - start).min(TILE_SOFTMAX_BLOCK);
-        &scratch.keys[(start - block.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
+    fn keys<'a>(&self, tile: &RowTile, start: usize, scratch: &'a TileScratch) -> &'a [*const u8] {
+        let len = (tile.seen.end - start).min(TILE_SOFTMAX_BLOCK);
+        &scratch.keys[(start - tile.seen.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
     }
 
     fn tile_key_stride(&self) -> usize {
@@ -342,17 +337,10 @@ impl AttentionLayer<'_> {
     }
 
     /// Scores of the positions that the softmax takes from `start` on.
-    fn score(
-        &self,
-        work: &Work<'_>,
-        block: &Range<usize>,
-        tile: &RowTile,
-        start: usize,
-        scratch: &mut TileScratch,
-    ) {
+    fn score(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
         self.configure(tile, scratch);
         let head_dim = self.spec.head_dim;
-        let keys = self.keys(block, tile, start, scratch);
+        let keys = self.keys(tile, start, scratch);
         // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
         // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
         unsafe {
@@ -369,19 +357,12 @@ impl AttentionLayer<'_> {
     }
 
     /// The same as products.
-    fn add_scores(
-        &self,
-        work: &Work<'_>,
-        block: &Range<usize>,
-        tile: &RowTile,
-        start: usize,
-        scratch: &mut TileScratch,
-    ) {
+    fn add_scores(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
         let stride = self.tile_key_stride();
-        let num_pairs = self.keys(block, tile, start, scratch).len() / 2;
+        let num_pairs = self.keys(tile, start, scratch).len() / 2;
         for pair in 0..num_pairs {
-            let keys = self.keys(block, tile, start, scratch);
+            let keys = self.keys(tile, start, scratch);
             let product = TileProduct {
                 a: work.queries.wrapping_add(tile.rows.start * head_dim).cast(),
                 a_stride: head_dim * 2,
@@ -404,24 +385,23 @@ impl AttentionLayer<'_> {
     fn weigh_values(
         &self,
         work: &Work<'_>,
-        block: &Range<usize>,
         tile: &RowTile,
         fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
         self.configure(tile, scratch);
         let head_dim = self.spec.head_dim;
-        let first_tile = block.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+        let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
         let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
         for dims in [0..half, half..head_dim] {
-            fetch.run_ahead(work.index, block.start, 2);
+            fetch.run_ahead(work.index, tile.seen.start, 2);
             // SAFETY: all lies in the scratch, and has room for QUERY_TILE_ROWS rows.
             unsafe {
                 (self.tile_kernels().values)(
                     scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
                     tile.rows.len(),
                     scratch.values,
-                    (tile.end - block.start).div_ceil(VALUE_TILE),
+                    tile.seen.len().div_ceil(VALUE_TILE),
                     head_dim,
                     dims,
                     scratch.out.add(tile.rows.start * head_dim),
@@ -433,7 +413,6 @@ impl AttentionLayer<'_> {
     /// The same as products, one of some equal parts of them.
     fn add_values(
         &self,
-        block: &Range<usize>,
         tile: &RowTile,
         (part, num_parts): (usize, usize),
         scratch: &mut TileScratch,
@@ -452,7 +431,7 @@ impl AttentionLayer<'_> {
                 b: [values.cast_const(), values.wrapping_add(TILE_BYTES)],
                 b_stride: VALUE_TILE * 2,
                 b_step: head_dim * VALUE_TILE * 2,
-                num_blocks: (tile.end - block.start).div_ceil(VALUE_TILE),
+                num_blocks: tile.seen.len().div_ceil(VALUE_TILE),
                 out: out.wrapping_add(dim * QUERY_TILE_ROWS),
                 out_stride: 64,
                 right: 2 * TILE_BYTES,
