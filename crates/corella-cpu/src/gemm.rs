@@ -9,6 +9,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
+use crate::kernels::int4::{Int4Shape, Int4Tile};
 use crate::kernels::{
     Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows,
 };
@@ -105,8 +106,8 @@ pub fn gemm(
     for unit in units.clone() {
         let (block, panel) = part.unit(unit);
         match call.matrix_tiles {
-            // Of weights in 4 bits, a kernel takes a panel part by part itself.
-            Some(matrix_tiles) if weights.int4.is_none() && PART_TILES.contains(&block.len()) => {
+            _ if let Some(shape) = weights.int4 => call.int4_tiles(panel, block, shape),
+            Some(matrix_tiles) if PART_TILES.contains(&block.len()) => {
                 let next = match unit + 1 < units.end {
                     true => Some(part.unit(unit + 1).1),
                     false => next,
@@ -184,27 +185,12 @@ impl Call<'_> {
         // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
         // belong to this worker.
         unsafe {
-            match (self.weights.form, &self.matrix_tiles, self.weights.int4) {
-                (Form::MatrixTiles, Some(tiles), _) => {
+            match (self.weights.form, &self.matrix_tiles) {
+                (Form::MatrixTiles, Some(tiles)) => {
                     let out_bytes = place.stride * 4;
                     (tiles.gemm)(a, num_rows, b, num_blocks, fetch_ahead, place.to, out_bytes);
                 }
-                (Form::Int8, _, Some(shape)) => {
-                    let int4_rows = self.a.int4_rows(&rows);
-                    (self.kernels.int4_gemm)(&int4_rows, b, shape, fetch_ahead, values.cast());
-                    let (by_row, by_lane) =
-                        (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
-                    let scale = self.kernels.scale_rows;
-                    scale(
-                        values.cast(),
-                        num_rows,
-                        by_row,
-                        by_lane,
-                        place.to,
-                        place.stride,
-                    );
-                }
-                (Form::Int8, _, None) => {
+                (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
                     let gemm = self.kernels.int8_gemm;
                     gemm(
@@ -229,6 +215,37 @@ impl Call<'_> {
         }
         if !place.is_final {
             self.finish(panel, rows, values);
+        }
+    }
+
+    /// Some tiles of rows times a panel of 4-bit weights, of which a kernel takes part by part itself.
+    fn int4_tiles(&self, panel: usize, tiles: Range<usize>, shape: Int4Shape) {
+        let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
+        let calls = std::array::from_fn::<_, MAX_PART_TILES, _>(|index| {
+            let tile = tiles.start + index.min(tiles.len() - 1);
+            Int4Tile {
+                rows: self.a.int4_rows(&self.tiles.rows(tile)),
+                // SAFETY: there is one for each tile.
+                out: unsafe { sums.add(index).cast() },
+            }
+        });
+        let b = self.weights.panel(panel);
+        // SAFETY: tiles were written before the last barrier; the panel is of this shape.
+        unsafe { (self.kernels.int4_gemm)(&calls[..tiles.len()], b, shape, true) };
+        for (tile, call) in tiles.zip(calls) {
+            let rows = self.tiles.rows(tile);
+            let values = call.out;
+            let place = self.place(panel, &rows, values.cast());
+            let (by_row, by_lane) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
+            // SAFETY: as many rows as were written; in a buffer they belong to this worker.
+            unsafe {
+                let scale = self.kernels.scale_rows;
+                scale(values, rows.len(), by_row, by_lane, place.to, place.stride);
+            }
+            if !place.is_final {
+                self.finish(panel, rows, values.cast());
+            }
         }
     }
 

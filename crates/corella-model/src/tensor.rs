@@ -86,7 +86,7 @@ impl WeightFormat {
 
 impl WeightFormat {
     /// Smaller groups cost memory, larger ones quality.
-    pub const INT4: Self = Self::Int4 { group_len: 32 };
+    pub const INT4: Self = Self::Int4 { group_len: 128 };
 }
 
 /// Where bytes live.

@@ -102,15 +102,17 @@ impl Int4Rows {
     }
 }
 
-/// `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
+/// Rows, and room for what a panel makes of them: rows of 32, as many as a tile may have.
+#[derive(Clone, Copy)]
+pub struct Int4Tile {
+    pub rows: Int4Rows,
+    pub out: *mut f32,
+}
+
+/// Of each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
 /// each group's sum an exact integer, for q from -8 to 7. With minimums q is from 0 to 15, and to
 /// each group `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and
-/// add, each of these is one rounding. Rows of `out` have 32 elements. With `fetch_ahead` the panel
-/// comes from memory, and what lies behind it is asked for in time.
-pub type Int4Gemm = unsafe fn(
-    rows: &Int4Rows,
-    panel: *const u8,
-    shape: Int4Shape,
-    fetch_ahead: bool,
-    out: *mut f32,
-);
+/// add, each of these is one rounding. With `fetch_ahead` the panel comes from memory, and what lies
+/// behind it is asked for in time.
+pub type Int4Gemm =
+    unsafe fn(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch_ahead: bool);

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, LANE_F16_BYTES};
+use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES};
 use super::{INT8_TILE_K, PANEL_LANES, line_ahead, with_rows};
 
 /// Rows whose sums stay in registers.
@@ -12,7 +12,15 @@ const MAX_ROWS: usize = 3;
 /// # Safety
 /// See [`super::int4::Int4Gemm`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn gemm(
+pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch_ahead: bool) {
+    for (index, Int4Tile { rows, out }) in tiles.iter().enumerate() {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { gemm_tile(rows, panel, shape, fetch_ahead && index == 0, *out) };
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gemm_tile(
     rows: &Int4Rows,
     panel: *const u8,
     shape: Int4Shape,

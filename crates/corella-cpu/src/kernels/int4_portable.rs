@@ -2,18 +2,19 @@
 
 use half::f16;
 
-use super::int4::{CHUNK_K, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
+use super::int4::{CHUNK_K, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES, MIDDLE};
 use super::{INT8_TILE_K, PANEL_LANES};
 
 /// # Safety
 /// See [`super::int4::Int4Gemm`].
-pub unsafe fn gemm(
-    rows: &Int4Rows,
-    panel: *const u8,
-    shape: Int4Shape,
-    _fetch_ahead: bool,
-    out: *mut f32,
-) {
+pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, _fetch_ahead: bool) {
+    for Int4Tile { rows, out } in tiles {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { gemm_tile(rows, panel, shape, *out) };
+    }
+}
+
+unsafe fn gemm_tile(rows: &Int4Rows, panel: *const u8, shape: Int4Shape, out: *mut f32) {
     for row in 0..rows.num_rows {
         let mut acc = [0.0_f32; PANEL_LANES];
         for group in 0..shape.num_groups() {

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::int4::{CHUNK_K, Int4Rows, Int4Shape, LANE_F16_BYTES, MIDDLE};
+use super::super::int4::{CHUNK_K, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES, MIDDLE};
 use super::super::{INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 use crate::buffer::Form;
@@ -63,6 +63,7 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
             }
             let max_rows = kernels.rows_at_once(Form::Int8);
             let some = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 32];
+            let mut all = Vec::new();
             for num_rows in some.into_iter().filter(|&n| n <= max_rows) {
                 let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
                 let a: Vec<i8> = random(num_rows * k_len, 3)
@@ -105,23 +106,38 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                         }
                     }
                 }
-                let rows = Int4Rows {
-                    rows: rows.as_ptr().cast(),
-                    num_rows,
-                    sums: sums.as_ptr(),
-                };
-                let panel = panel.as_ptr();
+                all.push((rows, sums, expected));
+            }
+            // One by one, and all together.
+            let alone = all.iter().map(std::slice::from_ref);
+            for tiles in alone.chain([all.as_slice()]) {
                 for fetch_ahead in [false, true] {
-                    let mut out = vec![f32::NAN; max_rows * PANEL_LANES];
+                    let mut outs = vec![vec![f32::NAN; max_rows * PANEL_LANES]; tiles.len()];
+                    let calls =
+                        tiles
+                            .iter()
+                            .zip(&mut outs)
+                            .map(|((rows, sums, _), out)| Int4Tile {
+                                rows: Int4Rows {
+                                    rows: rows.as_ptr().cast(),
+                                    num_rows: sums.len() / num_chunks,
+                                    sums: sums.as_ptr(),
+                                },
+                                out: out.as_mut_ptr(),
+                            });
+                    let calls: Vec<_> = calls.collect();
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
-                        (kernels.int4_gemm)(&rows, panel, shape, fetch_ahead, out.as_mut_ptr());
+                        (kernels.int4_gemm)(&calls, panel.as_ptr(), shape, fetch_ahead);
                         if let Some(tiles) = &kernels.tile_gemm {
                             (tiles.release)();
                         }
                     }
-                    let out = &out[..expected.len()];
-                    assert_eq!(out, expected, "{isa} {num_rows} rows, {shape:?}");
+                    for (out, (_, _, expected)) in outs.iter().zip(tiles) {
+                        let num_rows = expected.len() / PANEL_LANES;
+                        let out = &out[..expected.len()];
+                        assert_eq!(out, expected, "{isa} {num_rows} rows, {shape:?}");
+                    }
                 }
             }
         }
