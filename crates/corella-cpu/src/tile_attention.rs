@@ -15,8 +15,9 @@ use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::buffer::Form;
 use crate::kernels::{
-    KEY_TILE, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
-    TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax, VALUE_TILE, tile_out_index,
+    KEY_TILE, KeyTiles, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
+    TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax, VALUE_TILE, ValueTiles,
+    tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm, KvMemory};
@@ -145,7 +146,7 @@ impl AttentionLayer<'_> {
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
-        let mut fetch = KvFetch::new(self, plan, tasks, kernels.fetch);
+        let mut fetch = KvFetch::new(self, plan, tasks);
         for (index, task) in tasks.iter().enumerate() {
             let span = &plan.spans[task.span];
             let work = Work {
@@ -180,7 +181,7 @@ impl AttentionLayer<'_> {
         };
         for block in (0..work.end).step_by(block_len) {
             let block = block..work.end.min(block + block_len);
-            self.list_keys(work, block.clone(), scratch);
+            self.list_keys(work, block.clone(), fetch, scratch);
             if !work.has_one_tile {
                 self.copy_values(work, block.clone(), fetch, scratch);
             }
@@ -253,9 +254,8 @@ impl AttentionLayer<'_> {
             for index in 0..num_softmaxes {
                 let start = block.start + index * TILE_SOFTMAX_BLOCK;
                 fetch.reach(work.index, start);
-                fetch.run_ahead(work.index, start, 5);
                 if !has_scores {
-                    self.score(work, &tile, start, scratch);
+                    self.score(work, &tile, start, fetch, scratch);
                 }
                 if work.has_one_tile && index == 0 {
                     // Not earlier: reads of keys would wait for the copy to be written.
@@ -337,10 +337,21 @@ impl AttentionLayer<'_> {
     }
 
     /// Scores of the positions that the softmax takes from `start` on.
-    fn score(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
+    fn score(
+        &self,
+        work: &Work<'_>,
+        tile: &RowTile,
+        start: usize,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
         self.configure(tile, scratch);
         let head_dim = self.spec.head_dim;
-        let keys = self.keys(tile, start, scratch);
+        let keys = KeyTiles {
+            tiles: self.keys(tile, start, scratch),
+            stride: self.tile_key_stride(),
+            head_dim,
+        };
         // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
         // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
         unsafe {
@@ -349,9 +360,8 @@ impl AttentionLayer<'_> {
                 tile.rows.len(),
                 head_dim * 2,
                 keys,
-                self.tile_key_stride(),
-                head_dim,
                 scratch.scores,
+                fetch.lines(work.index, start),
             );
         }
     }
@@ -393,18 +403,21 @@ impl AttentionLayer<'_> {
         let head_dim = self.spec.head_dim;
         let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
         let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
+        let values = ValueTiles {
+            first: scratch.values,
+            num_tiles: tile.seen.len().div_ceil(VALUE_TILE),
+            head_dim,
+        };
         for dims in [0..half, half..head_dim] {
-            fetch.run_ahead(work.index, tile.seen.start, 2);
             // SAFETY: all lies in the scratch, and has room for QUERY_TILE_ROWS rows.
             unsafe {
                 (self.tile_kernels().values)(
                     scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
                     tile.rows.len(),
-                    scratch.values,
-                    tile.seen.len().div_ceil(VALUE_TILE),
-                    head_dim,
+                    values,
                     dims,
                     scratch.out.add(tile.rows.start * head_dim),
+                    fetch.lines(work.index, tile.seen.start),
                 );
             }
         }
@@ -469,7 +482,13 @@ impl AttentionLayer<'_> {
     }
 
     /// Lists the tiles of keys of a block's positions, an even number.
-    fn list_keys(&self, work: &Work<'_>, block: Range<usize>, scratch: &mut TileScratch) {
+    fn list_keys(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
         let page_size = self.kv.page_size();
         let tile_len = KEY_TILE * self.spec.head_dim;
         scratch.keys.clear();
@@ -489,8 +508,11 @@ impl AttentionLayer<'_> {
                 (KvForm::Tiles, KvFormat::Int8) => {
                     let from = self.kv.key_tile(page, first % page_size);
                     let widen = self.tile_kernels().widen_keys;
+                    let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
+                    fetch.reach(work.index, first);
+                    let lines = fetch.lines(work.index, first);
                     // SAFETY: a tile of the page; room for TILE_ATTENTION_BLOCK positions.
-                    unsafe { widen(from, self.kv.key_stride(), self.spec.head_dim, copied) };
+                    unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
                 (KvForm::Tiles, KvFormat::Float(_)) => self.kv.key_tile(page, first % page_size),
@@ -547,7 +569,6 @@ impl AttentionLayer<'_> {
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
             match self.kv.form {
                 KvForm::Tiles => {
-                    fetch.run_ahead(work.index, first, 2);
                     let from = self.kv.value_tile(page, first % page_size);
                     // SAFETY: so many positions of the page; half a tile of values.
                     unsafe {
@@ -556,7 +577,7 @@ impl AttentionLayer<'_> {
                             KvFormat::Int8 => self.tile_kernels().widen_values,
                             KvFormat::Float(_) => self.tile_kernels().copy_values,
                         };
-                        copy(from, len, head_dim, to);
+                        copy(from, len, head_dim, to, fetch.lines(work.index, first));
                     }
                 }
                 KvForm::Plain => {

@@ -38,8 +38,12 @@ pub static KERNELS: Kernels = Kernels {
 /// Whether the processor has tiles of both kinds and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED
-        .get_or_init(|| is_x86_feature_detected!("avx512bf16") && has_tiles() && may_use_tiles())
+    *SUPPORTED.get_or_init(|| {
+        is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512vbmi")
+            && has_tiles()
+            && may_use_tiles()
+    })
 }
 
 fn has_tiles() -> bool {

@@ -12,14 +12,14 @@ use super::amx_kv::{norm_rotate_rounded, store_keys, store_values};
 use super::amx_products::Products;
 use super::avx512::first_lanes;
 use super::{
-    KEY_TILE, LineStream, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK,
-    TileAttention, TileProduct, TileSoftmax, VALUE_TILE, tile_out_index,
+    KEY_TILE, KeyTiles, LineQueue, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
+    TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax, VALUE_TILE, ValueTiles,
+    tile_out_index,
 };
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,
     norm_rotate_rounded,
-    fetch,
     store_keys,
     store_values,
     scores,
@@ -53,22 +53,74 @@ const LINE: usize = 64;
 const ROW_TILE_BYTES: usize = ROW_TILE_LEN * 2;
 const SCORE_ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
 
+/// Instructions for tiles one by one: nothing else touches tiles between them.
+macro_rules! load {
+    ($tile:tt, $from:expr, $stride:expr) => {
+        asm!(
+            concat!("tileloadd ", $tile, ", [{from} + {stride}]"),
+            from = in(reg) $from, stride = in(reg) $stride, out($tile) _,
+            options(nostack, readonly),
+        )
+    };
+}
+
+macro_rules! store {
+    ($tile:tt, $to:expr, $stride:expr) => {
+        asm!(
+            concat!("tilestored [{to} + {stride}], ", $tile),
+            to = in(reg) $to, stride = in(reg) $stride,
+            options(nostack),
+        )
+    };
+}
+
+/// Adds tile 4 times what is loaded.
+macro_rules! multiply {
+    ($sums:tt, $tile:tt, $from:expr, $stride:expr, $lines:ident) => {
+        load!($tile, $from, $stride);
+        $lines.ask_some();
+        asm!(
+            concat!("tdpbf16ps ", $sums, ", tmm4, ", $tile),
+            out($sums) _,
+            options(nostack, nomem),
+        );
+        $lines.ask_some();
+    };
+}
+
+/// # Safety
+/// Tiles 0–3 are configured.
+#[inline(always)]
+unsafe fn zero() {
+    // SAFETY: touches tiles only.
+    unsafe {
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            options(nostack, nomem),
+        );
+    }
+}
+
 /// # Safety
 /// See [`super::TileScores`].
 unsafe fn scores(
     q: *const u16,
     num_rows: usize,
     q_stride: usize,
-    keys: &[*const u8],
-    stride: usize,
-    head_dim: usize,
+    keys: KeyTiles<'_>,
     out: *mut f32,
+    lines: &mut LineQueue,
 ) {
+    let KeyTiles {
+        tiles: mut keys,
+        stride,
+        head_dim,
+    } = keys;
     debug_assert!(head_dim.is_multiple_of(TILE_K) && head_dim > 0);
     debug_assert!(keys.len().is_multiple_of(2) && keys.len() * KEY_TILE <= TILE_SOFTMAX_BLOCK);
     let num_blocks = head_dim / TILE_K;
     let key_bytes = 16 * stride;
-    let mut keys = keys;
     let mut out = out;
     // SAFETY: reads `num_rows` queries and, of each group, `head_dim / 2` rows of 64 bytes; writes
     // `num_rows` rows of 16 scores for each group.
@@ -106,35 +158,20 @@ unsafe fn scores(
                 );
                 (keys, out) = (rest, out.add(2 * KEY_TILE));
             } else if let [k2, k3, rest @ ..] = rest {
-                asm!(
-                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                    "2:",
-                    apart!("tileloadd tmm4, [{q} + {q_stride}]"),
-                    apart!("tileloadd tmm5, [{k0} + {stride}]"),
-                    apart!("tdpbf16ps tmm0, tmm4, tmm5"),
-                    apart!("tileloadd tmm6, [{k1} + {stride}]"),
-                    apart!("tdpbf16ps tmm1, tmm4, tmm6"),
-                    apart!("tileloadd tmm7, [{k2} + {stride}]"),
-                    apart!("tdpbf16ps tmm2, tmm4, tmm7"),
-                    apart!("tileloadd tmm5, [{k3} + {stride}]"),
-                    apart!("tdpbf16ps tmm3, tmm4, tmm5"),
-                    "add {q}, {block_bytes}", "add {k0}, {key_bytes}", "add {k1}, {key_bytes}",
-                    "add {k2}, {key_bytes}", "add {k3}, {key_bytes}",
-                    "dec {n}", "jnz 2b",
-                    "tilestored [{out} + {out_bytes}], tmm0",
-                    "tilestored [{out} + {out_bytes} + 64], tmm1",
-                    "tilestored [{out} + {out_bytes} + 128], tmm2",
-                    "tilestored [{out} + {out_bytes} + 192], tmm3",
-                    q = inout(reg) q => _, k0 = inout(reg) *k0 => _, k1 = inout(reg) *k1 => _,
-                    k2 = inout(reg) *k2 => _, k3 = inout(reg) *k3 => _,
-                    n = inout(reg) num_blocks => _,
-                    q_stride = in(reg) q_stride, stride = in(reg) stride,
-                    block_bytes = const TILE_K * 2, key_bytes = in(reg) key_bytes,
-                    out = in(reg) out, out_bytes = in(reg) SCORE_ROW_BYTES,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
+                zero();
+                for block in 0..num_blocks {
+                    let key = |key: &*const u8| key.wrapping_add(block * key_bytes);
+                    load!("tmm4", q.wrapping_add(block * TILE_K), q_stride);
+                    lines.ask_some();
+                    multiply!("tmm0", "tmm5", key(k0), stride, lines);
+                    multiply!("tmm1", "tmm6", key(k1), stride, lines);
+                    multiply!("tmm2", "tmm7", key(k2), stride, lines);
+                    multiply!("tmm3", "tmm5", key(k3), stride, lines);
+                }
+                store!("tmm0", out, SCORE_ROW_BYTES);
+                store!("tmm1", out.add(KEY_TILE), SCORE_ROW_BYTES);
+                store!("tmm2", out.add(2 * KEY_TILE), SCORE_ROW_BYTES);
+                store!("tmm3", out.add(3 * KEY_TILE), SCORE_ROW_BYTES);
                 (keys, out) = (rest, out.add(4 * KEY_TILE));
             } else {
                 asm!(
@@ -323,16 +360,6 @@ pub fn exp2_lanes(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, x)
 }
 
-/// Into the second cache: the first one is full of what is being worked on.
-fn fetch(streams: &[LineStream], num_lines: usize) {
-    for line in 0..num_lines {
-        for LineStream { first, stride } in streams {
-            // SAFETY: a prefetch may name any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(line * stride).cast()) };
-        }
-    }
-}
-
 /// # Safety
 /// See [`TileAttention::store_row`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
@@ -389,7 +416,13 @@ unsafe fn scaled(out: *const f32, i: usize, scale: __m512) -> __m512 {
 /// # Safety
 /// See [`TileAttention::copy_values`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn copy_values(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16) {
+unsafe fn copy_values(
+    from: *const u8,
+    num_positions: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
     for pair in 0..KEY_TILE / 2 {
         let mask = match num_positions.saturating_sub(pair * 2) {
             0 => 0,
@@ -397,6 +430,9 @@ unsafe fn copy_values(from: *const u8, num_positions: usize, head_dim: usize, to
             _ => !0,
         };
         for i in (0..head_dim).step_by(16) {
+            if i % 32 == 0 {
+                lines.ask_some();
+            }
             // SAFETY: rows of `head_dim` pairs; what is masked is not read.
             unsafe {
                 let row = from.cast::<i16>().add((pair * head_dim + i) * 2);
@@ -409,20 +445,32 @@ unsafe fn copy_values(from: *const u8, num_positions: usize, head_dim: usize, to
 
 /// # Safety
 /// See [`TileAttention::widen_values`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn widen_values(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+unsafe fn widen_values(
+    from: *const u8,
+    num_positions: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
     for pair in 0..KEY_TILE / 2 {
         let mask = match num_positions.saturating_sub(pair * 2) {
             0 => 0,
-            1 => 0x5555_5555,
+            1 => 0x5555_5555_5555_5555,
             _ => !0,
         };
-        for i in (0..head_dim).step_by(16) {
-            // SAFETY: rows of `head_dim` pairs; what is masked is not read.
+        for i in (0..head_dim).step_by(32) {
+            if i % 64 == 0 {
+                lines.ask_some();
+            }
+            // SAFETY: rows of `head_dim` pairs, a multiple of 32; what is masked is not read.
             unsafe {
                 let row = from.cast::<i8>().add((pair * head_dim + i) * 2);
-                let wide = widen(_mm256_maskz_loadu_epi8(mask, row));
-                _mm512_storeu_si512(to.add(i * VALUE_TILE + pair * 32).cast(), wide);
+                let wide = widen(_mm512_maskz_loadu_epi8(mask, row));
+                for (half, wide) in wide.into_iter().enumerate() {
+                    let to = to.add((i + half * 16) * VALUE_TILE + pair * 32);
+                    _mm512_storeu_si512(to.cast(), wide);
+                }
             }
         }
     }
@@ -430,25 +478,65 @@ unsafe fn widen_values(from: *const u8, num_positions: usize, head_dim: usize, t
 
 /// # Safety
 /// See [`TileAttention::widen_keys`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn widen_keys(from: *const u8, stride: usize, head_dim: usize, to: *mut u16) {
-    for pair in 0..head_dim / 2 {
-        // SAFETY: 16 positions of a pair of dimensions each.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+unsafe fn widen_keys(
+    from: *const u8,
+    stride: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
+    for pair in (0..head_dim / 2).step_by(2) {
+        if pair % 4 == 0 {
+            lines.ask_some();
+        }
+        // SAFETY: 16 positions of a pair of dimensions each, of which there is an even number.
         unsafe {
-            let row = _mm256_loadu_si256(from.add(pair * stride).cast());
-            _mm512_storeu_si512(to.add(pair * 32).cast(), widen(row));
+            let row = |pair: usize| _mm256_loadu_si256(from.add(pair * stride).cast());
+            let rows = _mm512_castsi256_si512(row(pair));
+            let wide = widen(_mm512_inserti64x4::<1>(rows, row(pair + 1)));
+            for (half, wide) in wide.into_iter().enumerate() {
+                _mm512_storeu_si512(to.add((pair + half) * 32).cast(), wide);
+            }
         }
     }
 }
 
-/// bf16 has 8 bits of precision: enough for what is at most 127.
+/// Of bf16, which has 8 bits of precision: enough for what is at most 127.
+const LOW_BYTES: [u8; 128] = bytes_of_bf16(0);
+const HIGH_BYTES: [u8; 128] = bytes_of_bf16(1);
+
+const fn bytes_of_bf16(byte: usize) -> [u8; 128] {
+    let mut bytes = [0; 128];
+    let mut i = 0;
+    while i < bytes.len() {
+        bytes[i] = (i as f32).to_bits().to_le_bytes()[2 + byte];
+        i += 1;
+    }
+    bytes
+}
+
+/// 64 integers, none of them -128.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn widen(bytes: __m256i) -> __m512i {
-    let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-    let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256::<1>(bytes)));
-    // SAFETY: both are 64 bytes.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn widen(bytes: __m512i) -> [__m512i; 2] {
+    let look_up = |table: &[u8; 128], index| {
+        // SAFETY: both halves of the table.
+        let [low, high] =
+            [0, 64].map(|at| unsafe { _mm512_loadu_si512(table[at..].as_ptr().cast()) });
+        _mm512_permutex2var_epi8(low, index, high)
+    };
+    // What an instruction interleaves lies in pieces of 16 bytes.
+    let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    let bytes = _mm512_permutexvar_epi64(order, bytes);
+    let magnitudes = _mm512_abs_epi8(bytes);
+    let low = look_up(&LOW_BYTES, magnitudes);
+    let sign = _mm512_and_si512(bytes, _mm512_set1_epi8(i8::MIN));
+    let high = _mm512_or_si512(look_up(&HIGH_BYTES, magnitudes), sign);
+    [
+        _mm512_unpacklo_epi8(low, high),
+        _mm512_unpackhi_epi8(low, high),
+    ]
 }
 
 /// # Safety
@@ -456,12 +544,16 @@ fn widen(bytes: __m256i) -> __m512i {
 unsafe fn values(
     weights: *const u16,
     num_rows: usize,
-    values: *const u16,
-    num_tiles: usize,
-    head_dim: usize,
+    values: ValueTiles,
     dims: Range<usize>,
     out: *mut f32,
+    lines: &mut LineQueue,
 ) {
+    let ValueTiles {
+        first: values,
+        num_tiles,
+        head_dim,
+    } = values;
     debug_assert!(head_dim.is_multiple_of(32) && num_tiles > 0);
     /// Bytes of a tile.
     const TILE: usize = 1024;
@@ -501,33 +593,23 @@ unsafe fn values(
                 );
                 dim += 32;
             } else if dims.end - dim >= 64 {
-                asm!(
-                    "tileloadd tmm0, [{out} + {line}]",
-                    "tileloadd tmm1, [{out} + {line} + 2*{tile}]",
-                    "tileloadd tmm2, [{out} + {line} + 4*{tile}]",
-                    "tileloadd tmm3, [{out} + {line} + 6*{tile}]",
-                    "2:",
-                    apart!("tileloadd tmm4, [{w} + {line}]"),
-                    apart!("tileloadd tmm5, [{v} + {line}]"),
-                    apart!("tdpbf16ps tmm0, tmm4, tmm5"),
-                    apart!("tileloadd tmm6, [{v} + {line} + {tile}]"),
-                    apart!("tdpbf16ps tmm1, tmm4, tmm6"),
-                    apart!("tileloadd tmm7, [{v} + {line} + 2*{tile}]"),
-                    apart!("tdpbf16ps tmm2, tmm4, tmm7"),
-                    apart!("tileloadd tmm5, [{v} + {line} + 3*{tile}]"),
-                    apart!("tdpbf16ps tmm3, tmm4, tmm5"),
-                    "add {v}, {step}", "add {w}, {row_tile}", "dec {n}", "jnz 2b",
-                    "tilestored [{out} + {line}], tmm0",
-                    "tilestored [{out} + {line} + 2*{tile}], tmm1",
-                    "tilestored [{out} + {line} + 4*{tile}], tmm2",
-                    "tilestored [{out} + {line} + 6*{tile}], tmm3",
-                    out = in(reg) out, v = inout(reg) v => _, w = inout(reg) weights => _,
-                    n = inout(reg) num_tiles => _, line = in(reg) LINE, step = in(reg) step,
-                    tile = const TILE, row_tile = const ROW_TILE_BYTES,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
+                load!("tmm0", out, LINE);
+                load!("tmm1", out.add(2 * TILE / 4), LINE);
+                load!("tmm2", out.add(4 * TILE / 4), LINE);
+                load!("tmm3", out.add(6 * TILE / 4), LINE);
+                for tile in 0..num_tiles {
+                    let v = v.cast::<u8>().add(tile * step);
+                    load!("tmm4", weights.add(tile * ROW_TILE_LEN), LINE);
+                    lines.ask_some();
+                    multiply!("tmm0", "tmm5", v, LINE, lines);
+                    multiply!("tmm1", "tmm6", v.add(TILE), LINE, lines);
+                    multiply!("tmm2", "tmm7", v.add(2 * TILE), LINE, lines);
+                    multiply!("tmm3", "tmm5", v.add(3 * TILE), LINE, lines);
+                }
+                store!("tmm0", out, LINE);
+                store!("tmm1", out.add(2 * TILE / 4), LINE);
+                store!("tmm2", out.add(4 * TILE / 4), LINE);
+                store!("tmm3", out.add(6 * TILE / 4), LINE);
                 dim += 64;
             } else {
                 asm!(

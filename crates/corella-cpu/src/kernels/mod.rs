@@ -404,10 +404,6 @@ pub struct TileAttention {
     pub configure: unsafe fn(num_rows: usize),
     /// As `Kernels::norm_rotate`, to bf16.
     pub norm_rotate_rounded: unsafe fn(NormRotate, out: *mut u16),
-    /// Asks for `num_lines` cache lines of each of some streams, some time before they are read, a
-    /// line of each in turn: the hardware runs ahead of each page that it sees touched. May name any
-    /// address.
-    pub fetch: fn(streams: &[LineStream], num_lines: usize),
     /// Rounds rows, `stride` elements apart, into positions of a tile of keys, pairs of dimensions
     /// `tile_stride` bytes apart.
     pub store_keys: unsafe fn(
@@ -430,15 +426,19 @@ pub struct TileAttention {
     /// Computes products meanwhile, for which the thread's tiles are configured.
     pub softmax: unsafe fn(TileSoftmax<'_>, &[TileProduct]),
     /// Puts up to `KEY_TILE` positions, pairs of which lie `head_dim * 4` bytes apart, into a half of
-    /// a tile of values as `TileValues` reads them, and zeros behind them.
-    pub copy_values:
-        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    /// a tile of values as `TileValues` reads them, and zeros behind them. Asks for some lines meanwhile.
+    pub copy_values: CopyValues,
     /// The same from 8-bit integers.
-    pub widen_values:
-        unsafe fn(from: *const u8, num_positions: usize, head_dim: usize, to: *mut u16),
+    pub widen_values: CopyValues,
     /// Turns a tile of keys in 8-bit integers, pairs of dimensions `stride` bytes apart, into one in
-    /// bf16.
-    pub widen_keys: unsafe fn(from: *const u8, stride: usize, head_dim: usize, to: *mut u16),
+    /// bf16. Asks for some lines meanwhile.
+    pub widen_keys: unsafe fn(
+        from: *const u8,
+        stride: usize,
+        head_dim: usize,
+        to: *mut u16,
+        lines: &mut LineQueue,
+    ),
     pub values: TileValues,
     /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
     /// positions that the row may not see could have hidden.
@@ -450,19 +450,26 @@ pub struct TileAttention {
     pub release: unsafe fn(),
 }
 
-/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each group g, of which
+/// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each tile g, of which
 /// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, `q_stride` bytes
 /// from row to row; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
-/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements.
+/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements. Up to 16 rows ask for some lines meanwhile.
 pub type TileScores = unsafe fn(
     q: *const u16,
     num_rows: usize,
     q_stride: usize,
-    keys: &[*const u8],
-    stride: usize,
-    head_dim: usize,
+    keys: KeyTiles<'_>,
     out: *mut f32,
+    lines: &mut LineQueue,
 );
+
+/// Tiles of `KEY_TILE` keys each, pairs of dimensions `stride` bytes apart.
+#[derive(Clone, Copy)]
+pub struct KeyTiles<'a> {
+    pub tiles: &'a [*const u8],
+    pub stride: usize,
+    pub head_dim: usize,
+}
 
 /// Rows of bf16 times 32 columns, `TILE_K` inner elements of both in a block: scores as in `TileScores`,
 /// or values as in `TileValues`. For more than 16 rows, and for as many as tiles are configured for.
@@ -490,11 +497,83 @@ pub struct TileProduct {
     pub adds: bool,
 }
 
-/// Cache lines, `stride` bytes apart.
-#[derive(Clone, Copy)]
-pub struct LineStream {
-    pub first: *const u8,
-    pub stride: usize,
+/// See [`TileAttention::copy_values`].
+pub type CopyValues = unsafe fn(
+    from: *const u8,
+    num_positions: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+);
+
+/// Cache lines to be asked for some time before they are read, a line of each of some streams in
+/// turn: the hardware runs ahead of each page that it sees touched. They may be anywhere.
+pub struct LineQueue {
+    /// Of each stream, its next line and the bytes to the one after.
+    streams: [(*const u8, usize); Self::NUM_STREAMS],
+    num_streams: usize,
+    /// Of each stream.
+    num_left: usize,
+    /// It takes so many calls of `ask_some` to ask for a line of each.
+    period: usize,
+    num_calls: usize,
+}
+
+impl LineQueue {
+    pub const NUM_STREAMS: usize = 4;
+    /// Without streams.
+    pub const fn new(period: usize) -> Self {
+        Self {
+            streams: [(std::ptr::null(), 0); Self::NUM_STREAMS],
+            num_streams: 0,
+            num_left: 0,
+            period,
+            num_calls: 0,
+        }
+    }
+
+    /// Another stream, as long as those that are there, of which nothing has been asked for.
+    pub fn add(&mut self, first: *const u8, stride: usize, num_lines: usize) {
+        // Those that are missing are some other one again.
+        self.streams[self.num_streams..].fill((first, stride));
+        self.num_streams += 1;
+        self.num_left = num_lines;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.num_left == 0
+    }
+
+    pub fn ask_all(&mut self) {
+        while !self.is_empty() {
+            self.ask();
+        }
+    }
+
+    /// Now and then asks for the next line of each stream.
+    #[inline(always)]
+    pub fn ask_some(&mut self) {
+        self.num_calls += 1;
+        if self.num_calls >= self.period && !self.is_empty() {
+            self.num_calls = 0;
+            self.ask();
+        }
+    }
+
+    #[inline(always)]
+    fn ask(&mut self) {
+        self.num_left -= 1;
+        for (line, stride) in &mut self.streams {
+            // Into the second cache: the first one is full of what is being worked on.
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch may name any address.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            }
+            *line = line.wrapping_add(*stride);
+        }
+    }
 }
 
 /// What a row of queries has accumulated, besides its output.
@@ -535,19 +614,26 @@ pub struct TileSoftmax<'a> {
     pub out: *mut f32,
 }
 
-/// `out[row] += Σ_j weights[row][j] * values[j]`, over `num_tiles` tiles of values, of 16 dimensions
+/// `out[row] += Σ_j weights[row][j] * values[j]`, over some tiles of values, of 16 dimensions
 /// by 16 dimensions: pairs of positions, of each pair the dimensions, of each dimension its two
 /// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31. Of these only
-/// `dims` are computed, which begin and end at multiples of 32.
+/// `dims` are computed, which begin and end at multiples of 32. Up to 16 rows ask for some lines meanwhile.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,
-    values: *const u16,
-    num_tiles: usize,
-    head_dim: usize,
+    values: ValueTiles,
     dims: Range<usize>,
     out: *mut f32,
+    lines: &mut LineQueue,
 );
+
+/// Tiles of `VALUE_TILE` values each, one after the other.
+#[derive(Clone, Copy)]
+pub struct ValueTiles {
+    pub first: *const u16,
+    pub num_tiles: usize,
+    pub head_dim: usize,
+}
 
 /// Where dimension i of a row of `out` is.
 pub fn tile_out_index(row: usize, i: usize) -> usize {

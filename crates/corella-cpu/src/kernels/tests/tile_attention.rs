@@ -5,6 +5,23 @@ use half::bf16;
 use super::super::*;
 use super::{integers, random, tables};
 
+#[test]
+fn integers_are_themselves_in_bf16() {
+    const HEAD_DIM: usize = 16;
+    let integers: [i8; KEY_TILE * HEAD_DIM] = std::array::from_fn(|i| i.min(254) as i16 as i8);
+    let integers = integers.map(|i| i.wrapping_sub(127));
+    for (_, kernels) in tables() {
+        let Some(tiles) = &kernels.tile_attention else {
+            continue;
+        };
+        let mut wide = [bf16::NAN; KEY_TILE * HEAD_DIM];
+        let (from, to) = (integers.as_ptr().cast(), wide.as_mut_ptr().cast());
+        // SAFETY: a tile of pairs of dimensions, one after the other, and room for as many.
+        unsafe { (tiles.widen_keys)(from, KEY_TILE * 2, HEAD_DIM, to, &mut LineQueue::new(1)) };
+        assert_eq!(wide.map(f32::from), integers.map(f32::from));
+    }
+}
+
 /// Queries, keys and values of attention through tiles against sums in f64, and each row alone.
 #[test]
 fn tile_attention_weighs_what_may_be_seen() {
@@ -97,19 +114,25 @@ fn products_during_a_softmax_are_what_the_kernels_give() {
                     queries.as_ptr(),
                     num_rows,
                     HEAD_DIM * 2,
-                    &groups,
-                    KEY_TILE * 4,
-                    HEAD_DIM,
+                    KeyTiles {
+                        tiles: &groups,
+                        stride: KEY_TILE * 4,
+                        head_dim: HEAD_DIM,
+                    },
                     expected_scores.as_mut_ptr(),
+                    &mut LineQueue::new(1),
                 );
                 (tiles.values)(
                     weights.as_ptr(),
                     num_rows,
-                    values.as_ptr(),
-                    2,
-                    HEAD_DIM,
+                    ValueTiles {
+                        first: values.as_ptr(),
+                        num_tiles: 2,
+                        head_dim: HEAD_DIM,
+                    },
                     0..HEAD_DIM,
                     expected_out.as_mut_ptr(),
+                    &mut LineQueue::new(1),
                 );
                 (tiles.softmax)(softmax, &products);
                 (tiles.release)();
@@ -173,8 +196,9 @@ fn check_tile_attention(
             let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
             // SAFETY: a tile of each; half a tile of values.
             unsafe {
-                (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied_keys[at].as_mut_ptr());
-                (tiles.widen_values)(values, len, head_dim, to);
+                let copied = copied_keys[at].as_mut_ptr();
+                (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied, &mut LineQueue::new(1));
+                (tiles.widen_values)(values, len, head_dim, to, &mut LineQueue::new(1));
             }
         } else {
             let keys = keys.iter().map(|key| key.to_bits());
@@ -182,8 +206,9 @@ fn check_tile_attention(
                 .iter_mut()
                 .zip(keys)
                 .for_each(|(to, key)| *to = key);
+            let (values, lines) = (values.as_ptr().cast(), &mut LineQueue::new(1));
             // SAFETY: half a tile of values each.
-            unsafe { (tiles.copy_values)(values.as_ptr().cast(), len, head_dim, to) };
+            unsafe { (tiles.copy_values)(values, len, head_dim, to, lines) };
         }
     }
     let key_tiles: Vec<*const u8> = (copied_keys.chunks(KEY_TILE * head_dim))
@@ -205,10 +230,13 @@ fn check_tile_attention(
                     queries.as_ptr().cast(),
                     num_rows,
                     head_dim * 2,
-                    &key_tiles[first / KEY_TILE..][..TILE_SOFTMAX_BLOCK / KEY_TILE],
-                    KEY_TILE * 4,
-                    head_dim,
+                    KeyTiles {
+                        tiles: &key_tiles[first / KEY_TILE..][..TILE_SOFTMAX_BLOCK / KEY_TILE],
+                        stride: KEY_TILE * 4,
+                        head_dim,
+                    },
                     scores.as_mut_ptr(),
+                    &mut LineQueue::new(1),
                 );
                 (tiles.softmax)(
                     TileSoftmax {
@@ -229,7 +257,13 @@ fn check_tile_attention(
             let to = out.as_mut_ptr();
             for dims in [0..32, 32..head_dim] {
                 let values = copied.as_ptr();
-                (tiles.values)(weights, num_rows, values, num_tiles, head_dim, dims, to);
+                let lines = &mut LineQueue::new(1);
+                let values = ValueTiles {
+                    first: values,
+                    num_tiles,
+                    head_dim,
+                };
+                (tiles.values)(weights, num_rows, values, dims, to, lines);
             }
             (tiles.release)();
         }
