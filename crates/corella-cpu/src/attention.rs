@@ -15,7 +15,7 @@ use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
-use crate::kv_memory::{HeadPage, KvMemory};
+use crate::kv_memory::{HeadPage, KvMemory, Side};
 use crate::queries::Queries;
 use crate::step_plan::{SpanPlan, StepPlan};
 use crate::thread_pool::Worker;
@@ -270,9 +270,9 @@ impl AttentionLayer<'_> {
             scratch.runs.push(self.kv.values(at, offset, num_positions));
             if self.kv.format == KvFormat::Int8 {
                 let first = position - positions.start;
-                for (which, scales) in scratch.scales.iter_mut().enumerate() {
+                for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
                     let scales = &mut scales[first..first + num_positions];
-                    self.kv.copy_scales(at, which, offset, scales);
+                    self.kv.copy_scales(at, side, offset, scales);
                 }
             }
             for first in (0..num_positions).step_by(ATTENTION_LANES) {

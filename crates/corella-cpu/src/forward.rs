@@ -16,7 +16,7 @@ use crate::gemm::{Epilogue, Part, gemm, shared_gemm};
 use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
 use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
-use crate::kv_memory::{HeadPage, KvMemory, Rows};
+use crate::kv_memory::{HeadPage, KvMemory, Rows, Side};
 use crate::profile::{Operation, Profile, Walk};
 use crate::queries::Queries;
 use crate::rotary::Rotary;
@@ -487,11 +487,11 @@ impl Forward {
             let at = at(head - spec.num_heads);
             // SAFETY: a position of a sequence is one row, and this head of it this worker's;
             // shared pages are written by the one span that fills them.
-            unsafe { self.kv.write_keys(self.kernels, at, offset, rows) };
+            unsafe { self.kv.write(self.kernels, Side::Keys, at, offset, rows) };
         } else {
             let at = at(head - spec.num_heads - spec.num_kv_heads);
             // SAFETY: as for keys.
-            unsafe { self.kv.write_values(self.kernels, at, offset, rows) };
+            unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::gemm::{Epilogue, shared_gemm};
 use crate::grid::Grid;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
-use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows};
+use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows, Side};
 use crate::queries::Queries;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
@@ -176,8 +176,8 @@ impl Bench {
                         };
                         // SAFETY: nobody else is here.
                         unsafe {
-                            kv.write_keys(self.kernels, at, offset, row);
-                            kv.write_values(self.kernels, at, offset, row);
+                            kv.write(self.kernels, Side::Keys, at, offset, row);
+                            kv.write(self.kernels, Side::Values, at, offset, row);
                         }
                     }
                 }

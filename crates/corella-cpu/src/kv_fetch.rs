@@ -6,7 +6,7 @@
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::kernels::{KEY_TILE, LineQueue};
-use crate::kv_memory::{HeadPage, KvForm};
+use crate::kv_memory::{HeadPage, KvForm, Side};
 use crate::step_plan::StepPlan;
 
 /// Positions whose lines are asked for in turn.
@@ -101,8 +101,9 @@ impl<'a> KvFetch<'a> {
                 let offset = position % kv.page_size();
                 let key_stride = kv.key_stride().max(64);
                 self.queue
-                    .add(kv.key_tile(at, offset), key_stride, num_lines);
-                self.queue.add(kv.value_tile(at, offset), 64, num_lines);
+                    .add(kv.tile(Side::Keys, at, offset), key_stride, num_lines);
+                self.queue
+                    .add(kv.tile(Side::Values, at, offset), 64, num_lines);
             }
             return;
         }

@@ -45,6 +45,17 @@ impl KvForm {
     }
 }
 
+/// What a page holds of each position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Keys,
+    Values,
+}
+
+impl Side {
+    pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+}
+
 pub struct KvMemory {
     region: Region,
     pub form: KvForm,
@@ -119,15 +130,15 @@ impl KvMemory {
     }
 
     /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
-    pub fn key_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
+    pub fn tile(&self, side: Side, at: HeadPage, offset: usize) -> *const u8 {
         debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
-        self.element(at, self.key_index(0, offset))
-    }
-
-    /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
-    pub fn value_tile(&self, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
-        self.element(at, self.value_index(0, offset))
+        self.element(
+            at,
+            match side {
+                Side::Keys => self.key_index(0, offset),
+                Side::Values => self.value_index(0, offset),
+            },
+        )
     }
 
     /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][KEY_TILE][2]`.
@@ -170,87 +181,65 @@ impl KvMemory {
         }
     }
 
-    /// Multiplies positions of a page: of keys (0), or of values (1), as far as their elements are
-    /// integers.
-    fn scales(&self, at: HeadPage, which: usize, offset: usize) -> *mut f32 {
-        assert!(self.format == KvFormat::Int8 && which < 2 && offset < self.page_size);
-        let index = which * self.page_size + offset;
+    /// Multiplies positions of a page, as far as their elements are integers.
+    fn scales(&self, at: HeadPage, side: Side, offset: usize) -> *mut f32 {
+        assert!(self.format == KvFormat::Int8 && offset < self.page_size);
+        let index = side as usize * self.page_size + offset;
         // SAFETY: behind the elements of the head's part of the page.
         unsafe { (self.part(at).add(2 * self.half_len()).cast::<f32>()).add(index) }
     }
 
-    pub fn copy_scales(&self, at: HeadPage, which: usize, offset: usize, out: &mut [f32]) {
+    pub fn copy_scales(&self, at: HeadPage, side: Side, offset: usize, out: &mut [f32]) {
         assert!(offset + out.len() <= self.page_size);
-        let from = self.scales(at, which, offset).cast::<u8>();
+        let from = self.scales(at, side, offset).cast::<u8>();
         let bytes = size_of_val(out);
         // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
     }
 
-    /// Rounds keys of positions from `offset` on to the page; rows are `stride` elements apart.
+    /// Rounds keys, or values, of positions from `offset` on to the page; rows are `stride` elements
+    /// apart.
     ///
     /// # Safety
     /// So many rows of `head_dim` elements; nobody else uses these positions of the head meanwhile.
-    pub unsafe fn write_keys(&self, kernels: &Kernels, at: HeadPage, offset: usize, rows: Rows) {
+    pub unsafe fn write(
+        &self,
+        kernels: &Kernels,
+        side: Side,
+        at: HeadPage,
+        offset: usize,
+        rows: Rows,
+    ) {
         assert!(offset + rows.len <= self.page_size);
         if let Some(tiles) = self.tile_kernels(kernels) {
             for (rows, positions) in rows.by_tile(offset) {
-                let tile = self.key_tile(at, positions.start / KEY_TILE * KEY_TILE);
+                let tile = self.tile(side, at, positions.start / KEY_TILE * KEY_TILE);
+                let (store, stride) = match side {
+                    Side::Keys => (tiles.store_keys, self.key_stride()),
+                    Side::Values => (tiles.store_values, self.head_dim * 4),
+                };
                 let first = positions.start % KEY_TILE;
                 let positions = first..first + rows.len;
+                let (from, head_dim) = (rows.first, self.head_dim);
                 // SAFETY: positions of the tile; exclusive by the caller's promise.
                 unsafe {
-                    (tiles.store_keys)(
-                        rows.first,
+                    store(
+                        from,
                         rows.stride,
                         positions,
-                        self.head_dim,
+                        head_dim,
                         tile.cast_mut(),
-                        self.key_stride(),
-                    );
-                }
+                        stride,
+                    )
+                };
             }
             return;
         }
         for row in 0..rows.len {
             // SAFETY: the caller's promise.
-            let key = unsafe { rows.row(row, self.head_dim) };
-            let index = |i: usize| self.key_index(i, offset + row);
+            let values = unsafe { rows.row(row, self.head_dim) };
             // SAFETY: elements of the position; exclusive by the caller's promise.
-            unsafe { self.write(kernels, at, 0, offset + row, key, index) };
-        }
-    }
-
-    /// The same for values.
-    ///
-    /// # Safety
-    /// As for keys.
-    pub unsafe fn write_values(&self, kernels: &Kernels, at: HeadPage, offset: usize, rows: Rows) {
-        assert!(offset + rows.len <= self.page_size);
-        if let Some(tiles) = self.tile_kernels(kernels) {
-            for (rows, positions) in rows.by_tile(offset) {
-                let tile = self.value_tile(at, positions.start / KEY_TILE * KEY_TILE);
-                let first = positions.start % KEY_TILE;
-                let positions = first..first + rows.len;
-                // SAFETY: positions of the tile; exclusive by the caller's promise.
-                unsafe {
-                    (tiles.store_values)(
-                        rows.first,
-                        rows.stride,
-                        positions,
-                        self.head_dim,
-                        tile.cast_mut(),
-                    );
-                }
-            }
-            return;
-        }
-        for row in 0..rows.len {
-            // SAFETY: the caller's promise.
-            let value = unsafe { rows.row(row, self.head_dim) };
-            let index = |i: usize| self.value_index(i, offset + row);
-            // SAFETY: elements of the position; exclusive by the caller's promise.
-            unsafe { self.write(kernels, at, 1, offset + row, value, index) };
+            unsafe { self.write_position(kernels, side, at, offset + row, values) };
         }
     }
 
@@ -261,26 +250,29 @@ impl KvMemory {
         tiles.filter(|_| is_bf16 && self.form == KvForm::Tiles)
     }
 
-    /// One position of keys (0) or values (1), element by element.
+    /// Element by element.
     ///
     /// # Safety
     /// Nobody else uses the elements meanwhile.
-    unsafe fn write(
+    unsafe fn write_position(
         &self,
         kernels: &Kernels,
+        side: Side,
         at: HeadPage,
-        which: usize,
         offset: usize,
         values: &[f32],
-        index: impl Fn(usize) -> usize,
     ) {
+        let index = |i: usize| match side {
+            Side::Keys => self.key_index(i, offset),
+            Side::Values => self.value_index(i, offset),
+        };
         if self.format == KvFormat::Int8 {
             // SAFETY: elements of the page; exclusive by the caller's promise.
             let scale = for_each_quantised(kernels, values, |i, value| unsafe {
                 *self.element(at, index(i)).cast() = value;
             });
             // SAFETY: as above; perhaps not aligned.
-            return unsafe { self.scales(at, which, offset).write_unaligned(scale) };
+            return unsafe { self.scales(at, side, offset).write_unaligned(scale) };
         }
         for (i, &value) in values.iter().enumerate() {
             let to = self.element(at, index(i));
@@ -320,8 +312,8 @@ impl KvMemory {
             }
             copy(self.value_index(0, 0), num_values);
             if self.format == KvFormat::Int8 && num_rows > 0 {
-                for which in 0..2 {
-                    let [from, to] = [from, to].map(|at| self.scales(at, which, 0).cast::<u8>());
+                for side in Side::BOTH {
+                    let [from, to] = [from, to].map(|at| self.scales(at, side, 0).cast::<u8>());
                     // SAFETY: as above.
                     unsafe { std::ptr::copy(from, to, num_rows * size_of::<f32>()) };
                 }
@@ -371,9 +363,9 @@ impl KvMemory {
                 }
             }
             if self.format == KvFormat::Int8 {
-                for which in 0..2 {
-                    let index = (layer * self.num_kv_heads + head) * 2 + which;
-                    let first = self.scales(at, which, 0).cast();
+                for side in Side::BOTH {
+                    let index = (layer * self.num_kv_heads + head) * 2 + side as usize;
+                    let first = self.scales(at, side, 0).cast();
                     visit(scales + index * scale_bytes, first, scale_bytes);
                 }
             }

@@ -20,7 +20,7 @@ use crate::kernels::{
     tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
-use crate::kv_memory::{HeadPage, KvForm, KvMemory};
+use crate::kv_memory::{HeadPage, KvForm, KvMemory, Side};
 use crate::queries::TileQueries;
 use crate::region::Region;
 use crate::step_plan::{SpanPlan, StepPlan};
@@ -506,7 +506,7 @@ impl AttentionLayer<'_> {
             let copied = scratch.copied_keys.wrapping_add(index * tile_len);
             scratch.keys.push(match (self.kv.form, self.kv.format) {
                 (KvForm::Tiles, KvFormat::Int8) => {
-                    let from = self.kv.key_tile(page, first % page_size);
+                    let from = self.kv.tile(Side::Keys, page, first % page_size);
                     let widen = self.tile_kernels().widen_keys;
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
                     fetch.reach(work.index, first);
@@ -515,7 +515,9 @@ impl AttentionLayer<'_> {
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
-                (KvForm::Tiles, KvFormat::Float(_)) => self.kv.key_tile(page, first % page_size),
+                (KvForm::Tiles, KvFormat::Float(_)) => {
+                    self.kv.tile(Side::Keys, page, first % page_size)
+                }
                 (KvForm::Plain, _) => {
                     // SAFETY: room for TILE_ATTENTION_BLOCK positions.
                     let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
@@ -543,9 +545,9 @@ impl AttentionLayer<'_> {
             let offset = position % page_size;
             let len = (page_size - offset).min(tile.end - position);
             let page = self.head_page(work, position);
-            for (which, scales) in scratch.scales.iter_mut().enumerate() {
+            for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
                 let scales = &mut scales[position - block.start..][..len];
-                self.kv.copy_scales(page, which, offset, scales);
+                self.kv.copy_scales(page, side, offset, scales);
             }
             position += len;
         }
@@ -569,7 +571,7 @@ impl AttentionLayer<'_> {
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
             match self.kv.form {
                 KvForm::Tiles => {
-                    let from = self.kv.value_tile(page, first % page_size);
+                    let from = self.kv.tile(Side::Values, page, first % page_size);
                     // SAFETY: so many positions of the page; half a tile of values.
                     unsafe {
                         let to = to.add(half * KEY_TILE / 2 * 32);

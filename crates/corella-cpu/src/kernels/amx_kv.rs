@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{KEY_TILE, NormRotate, TILE_K, avx512};
 
 /// # Safety
-/// See [`super::TileAttention::store_keys`].
+/// See [`super::StoreRows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub unsafe fn store_keys(
     rows: *const f32,
@@ -34,7 +34,7 @@ pub unsafe fn store_keys(
 }
 
 /// # Safety
-/// See [`super::TileAttention::store_values`].
+/// See [`super::StoreRows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub unsafe fn store_values(
     rows: *const f32,
@@ -42,6 +42,7 @@ pub unsafe fn store_values(
     positions: std::ops::Range<usize>,
     head_dim: usize,
     tile: *mut u8,
+    tile_stride: usize,
 ) {
     debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
     let mut position = positions.start;
@@ -66,7 +67,7 @@ pub unsafe fn store_values(
             for i in (0..head_dim).step_by(16) {
                 let low = _mm512_cvtepu16_epi32(round(first.add(i)));
                 let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(round(second.add(i))));
-                let to = tile.add((position / 2 * head_dim + i) * 4);
+                let to = tile.add(position / 2 * tile_stride + i * 4);
                 _mm512_mask_storeu_epi16(to.cast(), written, _mm512_or_si512(low, high));
             }
         }
@@ -303,7 +304,14 @@ mod tests {
                 // SAFETY: a tile of values.
                 unsafe {
                     let to = tile.as_mut_ptr().cast();
-                    store_values(rows.as_ptr(), HEAD_DIM, positions, HEAD_DIM, to);
+                    store_values(
+                        rows.as_ptr(),
+                        HEAD_DIM,
+                        positions,
+                        HEAD_DIM,
+                        to,
+                        HEAD_DIM * 4,
+                    );
                 }
             },
             |position, i| (position / 2 * HEAD_DIM + i) * 2 + position % 2,

@@ -56,15 +56,16 @@ unsafe fn gemm_sections<const HAS_MINIMUM: bool>(
 ) {
     let mut section = MaybeUninit::<Section>::uninit();
     let section = section.as_mut_ptr();
-    let groups_at_once = SECTION_CHUNKS / shape.group_chunks;
+    // What is asked of memory while weights are written out should come while they are multiplied: one
+    // tile multiplies for a short time only.
+    let section_chunks = if tiles.len() == 1 { 4 } else { SECTION_CHUNKS };
+    let groups_at_once = section_chunks / shape.group_chunks;
     let num_groups = shape.num_groups();
     let mut configured_rows = 0;
-    // SAFETY: sections are of whole groups; extents are those of the caller's promise; `out` has
-    // room for all rows of the tiles; prefetches may name any address.
+    // SAFETY: sections are of whole groups; extents are those of the caller's promise.
     unsafe {
-        (&raw mut (*section).sums).write_bytes(0, 1);
         for tile in tiles {
-            tile.out.write_bytes(0, MAX_MATRIX_ROWS * PANEL_LANES);
+            tile.out.write_bytes(0, tile.rows.num_rows * PANEL_LANES);
         }
         for first in (0..num_groups).step_by(groups_at_once) {
             let groups = first..num_groups.min(first + groups_at_once);
@@ -161,22 +162,18 @@ unsafe fn multiply<const HAS_MINIMUM: bool>(
     }
 }
 
-/// Of the first `num_rows` rows of `out`, and perhaps some more.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn scale_group(num_rows: usize, sums: *const i32, scales: *const u8, out: *mut f32) {
-    const ROWS_AT_ONCE: usize = 8;
     for half in 0..NUM_HALVES {
-        // SAFETY: the scales of 16 lanes; `sums` and `out` have more rows than are taken.
+        // SAFETY: the scales of 16 lanes; so many rows of sums and outputs.
         unsafe {
             let scale = load_f16(scales.add(half * TILE_LEN * 2));
             let sums = sums.add(half * MAX_MATRIX_ROWS * TILE_LEN);
             let out = out.add(half * TILE_LEN);
-            for first in (0..num_rows).step_by(ROWS_AT_ONCE) {
-                for r in first..first + ROWS_AT_ONCE {
-                    let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add(r * TILE_LEN).cast()));
-                    let acc = out.add(r * PANEL_LANES);
-                    _mm512_storeu_ps(acc, _mm512_fmadd_ps(sum, scale, _mm512_loadu_ps(acc)));
-                }
+            for r in 0..num_rows {
+                let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add(r * TILE_LEN).cast()));
+                let acc = out.add(r * PANEL_LANES);
+                _mm512_storeu_ps(acc, _mm512_fmadd_ps(sum, scale, _mm512_loadu_ps(acc)));
             }
         }
     }

@@ -404,24 +404,8 @@ pub struct TileAttention {
     pub configure: unsafe fn(num_rows: usize),
     /// As `Kernels::norm_rotate`, to bf16.
     pub norm_rotate_rounded: unsafe fn(NormRotate, out: *mut u16),
-    /// Rounds rows, `stride` elements apart, into positions of a tile of keys, pairs of dimensions
-    /// `tile_stride` bytes apart.
-    pub store_keys: unsafe fn(
-        rows: *const f32,
-        stride: usize,
-        positions: Range<usize>,
-        head_dim: usize,
-        tile: *mut u8,
-        tile_stride: usize,
-    ),
-    /// The same for values, of which pairs of positions are `head_dim * 4` bytes apart.
-    pub store_values: unsafe fn(
-        rows: *const f32,
-        stride: usize,
-        positions: Range<usize>,
-        head_dim: usize,
-        tile: *mut u8,
-    ),
+    pub store_keys: StoreRows,
+    pub store_values: StoreRows,
     pub scores: TileScores,
     /// Computes products meanwhile, for which the thread's tiles are configured.
     pub softmax: unsafe fn(TileSoftmax<'_>, &[TileProduct]),
@@ -496,6 +480,17 @@ pub struct TileProduct {
     /// Whether `out` is added to.
     pub adds: bool,
 }
+
+/// Rounds rows, `stride` elements apart, into positions of a tile: of keys, pairs of dimensions
+/// `tile_stride` bytes apart, or of values, pairs of positions.
+pub type StoreRows = unsafe fn(
+    rows: *const f32,
+    stride: usize,
+    positions: Range<usize>,
+    head_dim: usize,
+    tile: *mut u8,
+    tile_stride: usize,
+);
 
 /// See [`TileAttention::copy_values`].
 pub type CopyValues = unsafe fn(
