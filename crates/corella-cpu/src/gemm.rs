@@ -222,17 +222,18 @@ impl Call<'_> {
     fn int4_tiles(&self, panel: usize, tiles: Range<usize>, shape: Int4Shape) {
         let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
         let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
-        let calls = std::array::from_fn::<_, MAX_PART_TILES, _>(|index| {
-            let tile = tiles.start + index.min(tiles.len() - 1);
-            Int4Tile {
+        let mut calls = [Int4Tile::NONE; MAX_PART_TILES];
+        let calls = &mut calls[..tiles.len()];
+        for ((index, tile), call) in tiles.clone().enumerate().zip(&mut *calls) {
+            *call = Int4Tile {
                 rows: self.a.int4_rows(&self.tiles.rows(tile)),
                 // SAFETY: there is one for each tile.
                 out: unsafe { sums.add(index).cast() },
-            }
-        });
+            };
+        }
         let b = self.weights.panel(panel);
         // SAFETY: tiles were written before the last barrier; the panel is of this shape.
-        unsafe { (self.kernels.int4_gemm)(&calls[..tiles.len()], b, shape, true) };
+        unsafe { (self.kernels.int4_gemm)(calls, b, shape, true) };
         for (tile, call) in tiles.zip(calls) {
             let rows = self.tiles.rows(tile);
             let values = call.out;

@@ -109,6 +109,18 @@ pub struct Int4Tile {
     pub out: *mut f32,
 }
 
+impl Int4Tile {
+    /// Without rows.
+    pub const NONE: Self = Self {
+        rows: Int4Rows {
+            rows: std::ptr::null(),
+            num_rows: 0,
+            sums: std::ptr::null(),
+        },
+        out: std::ptr::null_mut(),
+    };
+}
+
 /// Of each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
 /// each group's sum an exact integer, for q from -8 to 7. With minimums q is from 0 to 15, and to
 /// each group `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and

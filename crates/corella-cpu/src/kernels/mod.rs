@@ -31,9 +31,11 @@ mod int4_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int4_avx512;
 mod int4_portable;
+mod line_queue;
 mod portable;
 mod products;
 
+pub use self::line_queue::LineQueue;
 pub use self::products::{PRODUCT_LANES, add_products};
 
 use std::fmt;
@@ -437,7 +439,8 @@ pub struct TileAttention {
 /// `out[row][16 g + p] = Σ_i q[row][i] * keys[g][i][p]`, for 16 positions p of each tile g, of which
 /// there are an even number and at most `TILE_SOFTMAX_BLOCK` positions. Queries are bf16, `q_stride` bytes
 /// from row to row; keys pairs of dimensions, `stride` bytes from one to the next, of each pair the
-/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements. Up to 16 rows ask for some lines meanwhile.
+/// positions, of each position its two elements. Rows of `out` have `TILE_SOFTMAX_BLOCK` elements.
+/// Up to 16 rows ask for some lines meanwhile.
 pub type TileScores = unsafe fn(
     q: *const u16,
     num_rows: usize,
@@ -501,76 +504,6 @@ pub type CopyValues = unsafe fn(
     lines: &mut LineQueue,
 );
 
-/// Cache lines to be asked for some time before they are read, a line of each of some streams in
-/// turn: the hardware runs ahead of each page that it sees touched. They may be anywhere.
-pub struct LineQueue {
-    /// Of each stream, its next line and the bytes to the one after.
-    streams: [(*const u8, usize); Self::NUM_STREAMS],
-    num_streams: usize,
-    /// Of each stream.
-    num_left: usize,
-    /// It takes so many calls of `ask_some` to ask for a line of each.
-    period: usize,
-    num_calls: usize,
-}
-
-impl LineQueue {
-    pub const NUM_STREAMS: usize = 4;
-    /// Without streams.
-    pub const fn new(period: usize) -> Self {
-        Self {
-            streams: [(std::ptr::null(), 0); Self::NUM_STREAMS],
-            num_streams: 0,
-            num_left: 0,
-            period,
-            num_calls: 0,
-        }
-    }
-
-    /// Another stream, as long as those that are there, of which nothing has been asked for.
-    pub fn add(&mut self, first: *const u8, stride: usize, num_lines: usize) {
-        // Those that are missing are some other one again.
-        self.streams[self.num_streams..].fill((first, stride));
-        self.num_streams += 1;
-        self.num_left = num_lines;
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.num_left == 0
-    }
-
-    pub fn ask_all(&mut self) {
-        while !self.is_empty() {
-            self.ask();
-        }
-    }
-
-    /// Now and then asks for the next line of each stream.
-    #[inline(always)]
-    pub fn ask_some(&mut self) {
-        self.num_calls += 1;
-        if self.num_calls >= self.period && !self.is_empty() {
-            self.num_calls = 0;
-            self.ask();
-        }
-    }
-
-    #[inline(always)]
-    fn ask(&mut self) {
-        self.num_left -= 1;
-        for (line, stride) in &mut self.streams {
-            // Into the second cache: the first one is full of what is being worked on.
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch may name any address.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(line.cast());
-            }
-            *line = line.wrapping_add(*stride);
-        }
-    }
-}
-
 /// What a row of queries has accumulated, besides its output.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -612,7 +545,8 @@ pub struct TileSoftmax<'a> {
 /// `out[row] += Σ_j weights[row][j] * values[j]`, over some tiles of values, of 16 dimensions
 /// by 16 dimensions: pairs of positions, of each pair the dimensions, of each dimension its two
 /// elements. Dimensions of `out` lie 16 by 16 too, of those rows 0–15, then 16–31. Of these only
-/// `dims` are computed, which begin and end at multiples of 32. Up to 16 rows ask for some lines meanwhile.
+/// `dims` are computed, which begin and end at multiples of 32. Up to 16 rows ask for some
+/// lines meanwhile.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,
