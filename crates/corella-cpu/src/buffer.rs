@@ -177,6 +177,16 @@ impl PackedRows {
         Some(unsafe { sums.add(start) })
     }
 
+    /// Multiplies a row by the Hadamard matrix, before it is quantised.
+    ///
+    /// # Safety
+    /// All of the row has been written, and nobody else uses it meanwhile.
+    pub unsafe fn hadamard(&self, kernels: &Kernels, row: usize) {
+        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+        // SAFETY: exclusive by the caller's promise; k elements.
+        unsafe { (kernels.hadamard)(quantised.wide.row_ptr(row), self.k) };
+    }
+
     /// Quantises a row of a tile, if its form asks for that: to ±127 times its largest magnitude.
     ///
     /// # Safety

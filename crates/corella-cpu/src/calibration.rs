@@ -16,7 +16,7 @@ use crate::kv_memory::{KvForm, KvMemory};
 use crate::region::Region;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
-use crate::weight_panel::PackedMatrix;
+use crate::weight_panel::{PackedMatrix, Packing};
 use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedWeights};
 
 /// Holds the residual stream of all tokens before a layer. Its memory is that, and what one layer
@@ -143,15 +143,14 @@ impl LayerCalibration {
         let (spec, kernels) = (&self.spec, self.kernels);
         let layer = PackedLayer::pack(spec, layer, kernels, &mut self.pool)?;
         // Rows enter and leave as they are.
-        let nothing = PackedMatrix::pack(
-            &[],
-            spec.hidden_size,
-            DType::F32,
-            Form::Columns,
-            None,
-            kernels,
-            &mut self.pool,
-        );
+        let packing = Packing {
+            k: spec.hidden_size,
+            dtype: DType::F32,
+            form: Form::Columns,
+            int4: None,
+            hadamard: false,
+        };
+        let nothing = PackedMatrix::pack(&[], packing, kernels, &mut self.pool);
         let ends = PackedEnds {
             embedding: Embedding::Tied,
             norm: Vec::new(),

@@ -252,7 +252,7 @@ impl Forward {
         let (flops, bytes) = self.attention_cost(plan);
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
-        self.quantise(&act.attended, grid, walk);
+        self.quantise(&act.attended, &layer.output, grid, walk);
         observer.observe(
             LayerInput::AttentionOutput,
             &act.attended,
@@ -280,7 +280,7 @@ impl Forward {
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
         self.dense(Operation::GateUp, rows, grid, weights, out, walk);
-        self.quantise(&act.gated, grid, walk);
+        self.quantise(&act.gated, &layer.down, grid, walk);
         observer.observe(LayerInput::MlpOutput, &act.gated, grid.tiles, walk.worker);
         let out = Epilogue::Add(&act.hidden);
         self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
@@ -368,15 +368,20 @@ impl Forward {
         }
     }
 
-    /// Rows that several workers have written, where a GEMM wants them quantised.
-    fn quantise(&self, rows: &PackedRows, grid: Grid, walk: &mut Walk<'_>) {
+    /// Rows that several workers have written, where a GEMM with these weights wants them quantised.
+    fn quantise(&self, rows: &PackedRows, weights: &PackedMatrix, grid: Grid, walk: &mut Walk<'_>) {
         if !rows.needs_scales() {
             return;
         }
         for row in grid.own_rows(walk.worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
             // SAFETY: written before the last barrier; the row is this worker's.
-            unsafe { rows.quantise(self.kernels, &tile, row) };
+            unsafe {
+                if weights.hadamard {
+                    rows.hadamard(self.kernels, row);
+                }
+                rows.quantise(self.kernels, &tile, row);
+            }
         }
         walk.finish(Operation::Quantise);
     }

@@ -10,13 +10,13 @@ use half::f16;
 
 use crate::kernels::Kernels;
 use crate::kernels::int4::{CHUNK_K, Int4Shape, LANE_F16_BYTES, MIDDLE};
-use crate::weight_panel::{Lane, decode_lane};
+use crate::weight_panel::{Lane, Packing, decode_lane};
 
 /// How a matrix gets into 4 bits, and how it then lies.
 #[derive(Clone, Copy, Debug)]
 pub struct Int4Packing {
     pub shape: Int4Shape,
-    is_stored: bool,
+    pub is_stored: bool,
 }
 
 impl Int4Packing {
@@ -54,11 +54,12 @@ impl Int4Packing {
     pub fn pack_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
-        k: usize,
+        packing: Packing,
         kernels: &Kernels,
         factors: &mut [f32],
         out: &mut [u8],
     ) {
+        let k = packing.k;
         let num_groups = self.shape.num_groups();
         let padded = num_groups * self.shape.group_chunks * CHUNK_K;
         let mut packed = PackedLane {
@@ -73,7 +74,7 @@ impl Int4Packing {
             if self.is_stored {
                 packed.read(source, k, self.shape, &mut stored);
             } else {
-                decode_lane(source, &mut scratch, &mut row[..k]);
+                decode_lane(source, packing, kernels, &mut scratch, &mut row[..k]);
                 let (q, scales) = (packed.q.as_mut_ptr(), packed.scales.as_mut_ptr());
                 let group_len = self.shape.group_chunks * CHUNK_K;
                 // SAFETY: whole groups, and a scale for each.
@@ -197,7 +198,7 @@ mod tests {
     use crate::buffer::Form;
     use crate::kernels::{Isa, kernels};
     use crate::thread_pool::ThreadPool;
-    use crate::weight_panel::PackedMatrix;
+    use crate::weight_panel::{PackedMatrix, Packing};
 
     fn checkpoint(name: &str) -> Checkpoint {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -215,11 +216,16 @@ mod tests {
         });
         let lanes: Vec<_> = lanes.collect();
         let packing = packing.or_else(|| Int4Packing::stored(&lanes, k));
-        let packing = Some(packing.expect("groups of 4 bits"));
+        let packing = Packing {
+            k,
+            dtype: DType::Bf16,
+            form: Form::Int8,
+            int4: Some(packing.expect("groups of 4 bits")),
+            hadamard: false,
+        };
         let kernels = kernels(Isa::Portable).unwrap();
         let pool = &mut ThreadPool::new(2).unwrap();
-        let (dtype, form) = (DType::Bf16, Form::Int8);
-        let matrix = PackedMatrix::pack(&lanes, k, dtype, form, packing, kernels, pool).unwrap();
+        let matrix = PackedMatrix::pack(&lanes, packing, kernels, pool).unwrap();
         let rows = (0..lanes.len()).map(|row| {
             let mut values = vec![f32::NAN; k];
             matrix.read_row(row, &mut values);

@@ -22,7 +22,7 @@ use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows, Side};
 use crate::queries::Queries;
 use crate::step_plan::StepPlan;
 use crate::thread_pool::{ThreadPool, Worker};
-use crate::weight_panel::{Lane, PackedMatrix};
+use crate::weight_panel::{Lane, PackedMatrix, Packing};
 
 /// A kernel in one shape, at the median of some runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,9 +108,16 @@ impl Bench {
             })
             .collect();
         let num_bytes = format.num_bytes(K * NUM_LANES);
+        let packing = Packing {
+            k: K,
+            dtype,
+            form,
+            int4,
+            hadamard: false,
+        };
         let (kernels, pool) = (self.kernels, &mut self.pool);
         let matrices = (0..WEIGHT_BYTES / num_bytes)
-            .map(|_| PackedMatrix::pack(&lanes, K, dtype, form, int4, kernels, pool))
+            .map(|_| PackedMatrix::pack(&lanes, packing, kernels, pool))
             .collect::<Result<Vec<_>, _>>()
             .map_err(out_of_memory)?;
         for num_rows in [1, 8, 32, 512] {

@@ -8,7 +8,9 @@ use half::{bf16, f16};
 use crate::buffer::Form;
 use crate::int4_matrix::{self, Int4Packing};
 use crate::kernels::int4::Int4Shape;
-use crate::kernels::{Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position};
+use crate::kernels::{
+    HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
+};
 use crate::region::Region;
 use crate::thread_pool::ThreadPool;
 
@@ -26,6 +28,36 @@ pub struct PackedMatrix {
     scales: Region,
     /// In `Form::Int8`, of weights in 4 bits.
     pub int4: Option<Int4Shape>,
+    /// See [`Packing::hadamard`].
+    pub hadamard: bool,
+}
+
+/// How a matrix `[out, in]` gets into panels.
+#[derive(Clone, Copy)]
+pub struct Packing {
+    /// Inputs.
+    pub k: usize,
+    pub dtype: DType,
+    pub form: Form,
+    /// Of weights that are packed into 4 bits, in `Form::Int8`.
+    pub int4: Option<Int4Packing>,
+    /// Whether outputs' weights are multiplied by a Hadamard matrix before they are rounded. Rows must
+    /// be, too.
+    pub hadamard: bool,
+}
+
+impl Packing {
+    /// Weights that are rounded here may be transformed first; integers of a checkpoint may not.
+    pub fn with_hadamard(mut self, lanes: &[Option<Lane<'_>>]) -> Self {
+        let is_stored = |lane: &Lane<'_>| match self.int4 {
+            Some(int4) => int4.is_stored,
+            None => lane.weight.has_int8_rows(),
+        };
+        self.hadamard = self.form == Form::Int8
+            && self.k.is_multiple_of(HADAMARD_ORDER)
+            && !lanes.iter().flatten().any(is_stored);
+        self
+    }
 }
 
 /// What one output lane computes.
@@ -39,16 +71,20 @@ pub struct Lane<'a> {
 impl PackedMatrix {
     /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
     /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
-    /// integers of 8 bits with a scale for each output, or packed into 4 bits as `int4` says.
+    /// integers of 8 bits with a scale for each output, or packed into 4 bits.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
-        k: usize,
-        dtype: DType,
-        form: Form,
-        int4: Option<Int4Packing>,
+        packing: Packing,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> io::Result<Self> {
+        let Packing {
+            k,
+            dtype,
+            form,
+            int4,
+            hadamard,
+        } = packing;
         let num_panels = lanes.len().div_ceil(PANEL_LANES);
         let panel_bytes = match int4 {
             Some(int4) => int4.shape.panel_bytes(),
@@ -79,8 +115,8 @@ impl PackedMatrix {
                             std::slice::from_raw_parts_mut(start, PANEL_LANES)
                         };
                         match int4 {
-                            Some(int4) => int4.pack_panel(lanes, k, kernels, scales, bytes),
-                            None => quantise_panel(lanes, k, kernels, scales, bytes),
+                            Some(int4) => int4.pack_panel(lanes, packing, kernels, scales, bytes),
+                            None => quantise_panel(lanes, packing, kernels, scales, bytes),
                         }
                     }
                 }
@@ -111,6 +147,7 @@ impl PackedMatrix {
             bias,
             scales,
             int4: int4.map(|int4| int4.shape),
+            hadamard,
         })
     }
 
@@ -118,7 +155,8 @@ impl PackedMatrix {
         self.num_panels * self.panel_bytes()
     }
 
-    /// The weights of one output: a row of the matrix, back from the panels.
+    /// The weights of one output, back from the panels: a row of the matrix, unless it is multiplied by
+    /// a Hadamard matrix.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
         let panel = self.panel(row / PANEL_LANES);
@@ -253,11 +291,12 @@ fn pack_panel(
 
 fn quantise_panel(
     lanes: &[Option<Lane<'_>>],
-    k: usize,
+    packing: Packing,
     kernels: &Kernels,
     scales: &mut [f32],
     out: &mut [u8],
 ) {
+    let k = packing.k;
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
     // Filled only of tensors that are stored as something else.
     let mut scratch = Vec::new();
@@ -270,7 +309,7 @@ fn quantise_panel(
             write_integers(&groups.quants, lane, out);
             continue;
         }
-        decode_lane(source, &mut scratch, &mut row);
+        decode_lane(source, packing, kernels, &mut scratch, &mut row);
         // SAFETY: k elements each.
         unsafe {
             let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
@@ -296,8 +335,14 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
 }
 
-/// All weights of a lane.
-pub fn decode_lane(source: &Lane<'_>, scratch: &mut Vec<u8>, out: &mut [f32]) {
+/// All weights of a lane, as they are to be rounded.
+pub fn decode_lane(
+    source: &Lane<'_>,
+    packing: Packing,
+    kernels: &Kernels,
+    scratch: &mut Vec<u8>,
+    out: &mut [f32],
+) {
     let dtype = source.weight.dtype;
     let bytes = source.weight.row(source.row, scratch);
     assert_eq!(bytes.len(), out.len() * dtype.size());
@@ -310,6 +355,10 @@ pub fn decode_lane(source: &Lane<'_>, scratch: &mut Vec<u8>, out: &mut [f32]) {
         for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
             *value = decode(bytes, dtype);
         }
+    }
+    if packing.hadamard {
+        // SAFETY: exactly the elements of `out`, as many as the matrix wants.
+        unsafe { (kernels.hadamard)(out.as_mut_ptr(), out.len()) };
     }
 }
 

@@ -10,7 +10,7 @@ use crate::executor::CpuError;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
 use crate::thread_pool::ThreadPool;
-use crate::weight_panel::{Lane, PackedMatrix, elements};
+use crate::weight_panel::{Lane, PackedMatrix, Packing, elements};
 
 pub struct PackedWeights {
     pub layers: Vec<PackedLayer>,
@@ -269,7 +269,7 @@ impl Packer<'_> {
             output: self.matrix(&[(&layer.o, o_bias)], num_q)?,
             mlp_norm: elements(&layer.mlp_norm),
             gate_up: self.pairs((&layer.gate, gate_bias), (&layer.up, up_bias), hidden)?,
-            down: self.matrix(&[(&layer.down, down_bias)], mlp)?,
+            down: self.down(&layer.down, down_bias, mlp)?,
         })
     }
 
@@ -279,12 +279,24 @@ impl Packer<'_> {
         parts: &[(&Tensor, Option<&Tensor>)],
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
-        let lanes = parts.iter().flat_map(|&(weight, bias)| {
-            (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
-        });
-        let lanes: Vec<_> = lanes.collect();
-        let packed = self.pack(&lanes, k);
+        let lanes: Vec<_> = parts.iter().copied().flat_map(lanes_of).collect();
+        let packed = self.pack(&lanes, self.packing(&lanes, k));
         parts.iter().for_each(|(weight, _)| weight.release());
+        packed
+    }
+
+    /// What gated layers put out has a few large elements, which rounding to 8 bits would make the
+    /// others pay for.
+    fn down(
+        &mut self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        k: usize,
+    ) -> Result<PackedMatrix, CpuError> {
+        let lanes: Vec<_> = lanes_of((weight, bias)).collect();
+        let packing = self.packing(&lanes, k).with_hadamard(&lanes);
+        let packed = self.pack(&lanes, packing);
+        weight.release();
         packed
     }
 
@@ -303,14 +315,13 @@ impl Packer<'_> {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        let packed = self.pack(&lanes, k);
+        let packed = self.pack(&lanes, self.packing(&lanes, k));
         gate.0.release();
         up.0.release();
         packed
     }
 
-    fn pack(&mut self, lanes: &[Option<Lane<'_>>], k: usize) -> Result<PackedMatrix, CpuError> {
-        let dtype = self.dtype.unwrap_or_else(|| common_dtype(lanes));
+    fn packing(&self, lanes: &[Option<Lane<'_>>], k: usize) -> Packing {
         let stored = self.int4.and_then(|_| Int4Packing::stored(lanes, k));
         let int4 = match self.int4 {
             Some(Int4::All { group_len }) => {
@@ -318,9 +329,28 @@ impl Packer<'_> {
             }
             _ => stored,
         };
-        PackedMatrix::pack(lanes, k, dtype, self.form, int4, self.kernels, self.pool)
-            .map_err(out_of_memory)
+        Packing {
+            k,
+            dtype: self.dtype.unwrap_or_else(|| common_dtype(lanes)),
+            form: self.form,
+            int4,
+            hadamard: false,
+        }
     }
+
+    fn pack(
+        &mut self,
+        lanes: &[Option<Lane<'_>>],
+        packing: Packing,
+    ) -> Result<PackedMatrix, CpuError> {
+        PackedMatrix::pack(lanes, packing, self.kernels, self.pool).map_err(out_of_memory)
+    }
+}
+
+fn lanes_of<'a>(
+    (weight, bias): (&'a Tensor, Option<&'a Tensor>),
+) -> impl Iterator<Item = Option<Lane<'a>>> {
+    (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
 }
 
 /// The parts' format; f32, which holds every other, if they differ.

@@ -22,6 +22,7 @@ pub const KERNELS: Kernels = Kernels {
     quantise_groups,
     largest_bits,
     quantise,
+    hadamard,
     scale_sums,
     scale_rows,
     sum_of_squares,

@@ -387,6 +387,12 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
+        unsafe fn hadamard(x: *mut f32, n: usize) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::hadamard::hadamard(x, n) }
+        }
+
+        $(#[target_feature(enable = $features)])?
         unsafe fn scale_sums(
             sums: *const i32,
             num_rows: usize,

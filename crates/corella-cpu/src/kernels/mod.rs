@@ -23,6 +23,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elementwise;
+mod hadamard;
 pub mod int4;
 #[cfg(target_arch = "x86_64")]
 mod int4_amx;
@@ -35,6 +36,7 @@ mod line_queue;
 mod portable;
 mod products;
 
+pub use self::hadamard::HADAMARD_ORDER;
 pub use self::line_queue::LineQueue;
 pub use self::products::{PRODUCT_LANES, add_products};
 
@@ -156,6 +158,9 @@ pub struct Kernels {
     pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
     /// `out[i] = round(x[i] * scale)`, ties to even; what does not fit in 8 bits gives anything.
     pub quantise: unsafe fn(x: *const f32, n: usize, scale: f32, out: *mut i8),
+    /// `x` times a Hadamard matrix of order `HADAMARD_ORDER`, of which `n` is a multiple, in place.
+    /// Twice gives `x` again.
+    pub hadamard: unsafe fn(x: *mut f32, n: usize),
     /// `out[row][lane] = sums[row][lane] * row_scales[row] * lane_scales[lane]` for the lanes of a
     /// panel; rows of `out`, which may be `sums`, are `stride` apart.
     pub scale_sums: unsafe fn(

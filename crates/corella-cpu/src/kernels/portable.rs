@@ -23,6 +23,7 @@ pub static KERNELS: Kernels = Kernels {
     quantise_groups,
     largest_bits,
     quantise,
+    hadamard,
     scale_sums,
     scale_rows,
     sum_of_squares,

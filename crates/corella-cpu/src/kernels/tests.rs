@@ -268,6 +268,40 @@ fn rows_are_quantised_to_the_nearest() {
 }
 
 #[test]
+fn hadamard_spreads_each_element_and_is_its_own_inverse() {
+    for (isa, kernels) in tables() {
+        for n in [16, 48, 256, 480, 512] {
+            let stride = n / HADAMARD_ORDER;
+            let mut spread = vec![0.0_f32; n];
+            for i in 0..n {
+                spread.fill(0.0);
+                spread[i] = 4.0;
+                // SAFETY: n elements.
+                unsafe { (kernels.hadamard)(spread.as_mut_ptr(), n) };
+                for (j, value) in spread.iter().enumerate() {
+                    // Entries have the sign that the common bits of row and column say (Sylvester).
+                    let sign = (i / stride & j / stride).count_ones() % 2;
+                    let expected = match i % stride == j % stride {
+                        true => 1.0 - 2.0 * sign as f32,
+                        false => 0.0,
+                    };
+                    assert_eq!(*value, expected, "{isa} {i} to {j} of {n}");
+                }
+            }
+            // Of whole numbers every step is exact.
+            let x: Vec<f32> = (0..n).map(|i| (i * i % 1001) as f32 - 500.0).collect();
+            let mut twice = x.clone();
+            // SAFETY: n elements.
+            unsafe {
+                (kernels.hadamard)(twice.as_mut_ptr(), n);
+                (kernels.hadamard)(twice.as_mut_ptr(), n);
+            }
+            assert_eq!(twice, x, "{isa} {n}");
+        }
+    }
+}
+
+#[test]
 fn sums_are_scaled_by_row_and_lane() {
     for (isa, kernels) in tables() {
         let sums: Vec<i32> = (0..3 * PANEL_LANES as i32)
