@@ -11,7 +11,7 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
 use crate::kernels::int4::{Int4Shape, Int4Tile};
 use crate::kernels::{
-    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows,
+    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows, TileUnit,
 };
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
@@ -100,19 +100,19 @@ pub fn gemm(
         weights,
         first_panel: part.first_panel,
         epilogue,
-        matrix_tiles: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
+        tile_rows: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
         configured_rows: Cell::new(0),
     };
     for unit in units.clone() {
         let (block, panel) = part.unit(unit);
-        match call.matrix_tiles {
+        match call.tile_unit() {
             _ if let Some(shape) = weights.int4 => call.int4_tiles(panel, block, shape),
-            Some(matrix_tiles) if PART_TILES.contains(&block.len()) => {
+            Some(tile_unit) if PART_TILES.contains(&block.len()) => {
                 let next = match unit + 1 < units.end {
                     true => Some(part.unit(unit + 1).1),
                     false => next,
                 };
-                call.parts(&matrix_tiles, panel, block, next);
+                call.parts(&tile_unit, panel, block, next);
             }
             _ => {
                 for tile in block.clone() {
@@ -121,9 +121,9 @@ pub fn gemm(
             }
         }
     }
-    if let Some(tiles) = call.matrix_tiles {
+    if let Some(unit) = call.tile_unit() {
         // SAFETY: the processor has tiles.
-        unsafe { (tiles.release)() };
+        unsafe { (unit.release)() };
     }
 }
 
@@ -158,7 +158,7 @@ struct Call<'a> {
     weights: &'a PackedMatrix,
     first_panel: usize,
     epilogue: Epilogue<'a>,
-    matrix_tiles: Option<TileRows>,
+    tile_rows: Option<TileRows>,
     configured_rows: Cell<usize>,
 }
 
@@ -172,6 +172,10 @@ struct Place {
 }
 
 impl Call<'_> {
+    fn tile_unit(&self) -> Option<TileUnit> {
+        self.tile_rows?.unit
+    }
+
     fn tile(&self, panel: usize, tile: usize, fetch_ahead: bool) {
         let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
@@ -185,7 +189,7 @@ impl Call<'_> {
         // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
         // belong to this worker.
         unsafe {
-            match (self.weights.form, &self.matrix_tiles) {
+            match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
                     let out_bytes = place.stride * 4;
                     (tiles.gemm)(a, num_rows, b, num_blocks, fetch_ahead, place.to, out_bytes);
@@ -252,13 +256,7 @@ impl Call<'_> {
 
     /// Some tiles of rows times a panel, part by part of k, while the next panel is on its way to
     /// the second-level cache.
-    fn parts(
-        &self,
-        matrix_tiles: &TileRows,
-        panel: usize,
-        tiles: Range<usize>,
-        next: Option<usize>,
-    ) {
+    fn parts(&self, unit: &TileUnit, panel: usize, tiles: Range<usize>, next: Option<usize>) {
         const ENOUGH_TILES: usize = *PART_TILES.start();
         let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
         let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
@@ -266,8 +264,8 @@ impl Call<'_> {
         let values = values.as_mut_ptr().cast::<Lanes>();
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
         let gemm = match self.weights.form {
-            Form::Int8 => matrix_tiles.int8_gemm_part,
-            _ => matrix_tiles.gemm_part,
+            Form::Int8 => unit.int8_gemm_part,
+            _ => unit.gemm_part,
         };
         let num_parts = num_blocks.div_ceil(PART_BLOCKS);
         let at = |part: usize| part * num_blocks / num_parts;
@@ -322,12 +320,14 @@ impl Call<'_> {
 
     /// Before a tile is computed, whose outputs are perhaps written then.
     fn prepare(&self, panel: usize, rows: &Range<usize>, are_written: bool) {
-        let Some(tiles) = &self.matrix_tiles else {
+        let Some(tiles) = &self.tile_rows else {
             return;
         };
-        if self.configured_rows.replace(rows.len()) != rows.len() {
+        if let Some(unit) = &tiles.unit
+            && self.configured_rows.replace(rows.len()) != rows.len()
+        {
             // SAFETY: the processor has tiles.
-            unsafe { (tiles.configure)(rows.len()) };
+            unsafe { (unit.configure)(rows.len()) };
         }
         if are_written && let Some((first, stride, num_lines)) = self.written_lines(rows, panel) {
             (tiles.fetch_to_write)(first, rows.len(), stride * 4, num_lines);
@@ -407,7 +407,7 @@ impl Call<'_> {
             Epilogue::SiluMul(out) => {
                 let first = panel * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
-                if let Some(tiles) = &self.matrix_tiles
+                if let Some(tiles) = &self.tile_rows
                     && num_lanes == PANEL_LANES / 2
                 {
                     // SAFETY: a panel's lanes belong to one worker; half a block is 16 lanes.

@@ -33,7 +33,7 @@ pub use calibration::LayerCalibration;
 pub use core_affinity::num_cores;
 pub use executor::{CpuConfig, CpuError, CpuExecutor};
 pub use kernel_speed::{KernelSpeed, measure_kernels};
-pub use kernels::{Isa, detect_isa};
+pub use kernels::{Isa, detect_isa, is_supported};
 pub use kv_memory::kv_page_bytes;
 pub use machine::{MachineLimits, measure_limits};
 pub use profile::{Operation, OperationReport, Profile, ProfileReport};

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use crate::kernels::{Kernels, detect_isa, kernels};
+use crate::kernels::{Kernels, Peak, detect_isa, kernels};
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -12,7 +12,7 @@ use crate::thread_pool::{ThreadPool, Worker};
 pub struct MachineLimits {
     /// f32 multiply-adds from registers, each counted as two operations.
     pub flops_per_s: f64,
-    /// bf16 products through matrix tiles, where there are any.
+    /// Products of bf16, where there are instructions for them.
     pub tile_flops_per_s: Option<f64>,
     /// The same for 8-bit integers.
     pub int8_ops_per_s: Option<f64>,
@@ -32,18 +32,17 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         let sum = unsafe { (kernels.peak)(ITERATIONS) };
         std::hint::black_box(sum);
     })?;
-    let tile_s = match &kernels.tile_gemm {
-        // SAFETY: as above.
-        Some(tiles) => Some(best_of(&mut pool, |_| unsafe { (tiles.peak)(ITERATIONS) })?),
-        None => None,
+    let mut ops_per_s = |peak: Option<Peak>| match peak {
+        Some(peak) => {
+            // SAFETY: as above.
+            let seconds = best_of(&mut pool, |_| unsafe { (peak.run)(ITERATIONS) })?;
+            let ops = pool.num_threads() * peak.ops * ITERATIONS;
+            Ok::<_, io::Error>(Some(ops as f64 / seconds))
+        }
+        None => Ok(None),
     };
-    let int8_s = match &kernels.tile_gemm {
-        // SAFETY: as above.
-        Some(tiles) => Some(best_of(&mut pool, |_| unsafe {
-            (tiles.int8_peak)(ITERATIONS)
-        })?),
-        None => None,
-    };
+    let tile_flops_per_s = ops_per_s(kernels.tile_gemm.map(|tiles| tiles.peak))?;
+    let int8_ops_per_s = ops_per_s(kernels.int8_peak)?;
     let region = Region::new(pool.num_threads() * READ_BYTES)?;
     let part = |worker: &Worker<'_>| {
         // SAFETY: each worker has a part of its own.
@@ -60,15 +59,9 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         std::hint::black_box(mixed);
     })?;
     let num_threads = pool.num_threads() as f64;
-    let tile_flops = kernels
-        .tile_gemm
-        .map_or(0.0, |tiles| tiles.peak_flops as f64);
-    let int8_ops = kernels
-        .tile_gemm
-        .map_or(0.0, |tiles| tiles.int8_peak_ops as f64);
     Ok(MachineLimits {
-        tile_flops_per_s: tile_s.map(|s| num_threads * tile_flops * ITERATIONS as f64 / s),
-        int8_ops_per_s: int8_s.map(|s| num_threads * int8_ops * ITERATIONS as f64 / s),
+        tile_flops_per_s,
+        int8_ops_per_s,
         flops_per_s: num_threads * operations(kernels, ITERATIONS) / peak_s,
         read_bytes_per_s: num_threads * READ_BYTES as f64 / read_s,
     })

@@ -65,7 +65,7 @@ fn blocks_reach_no_bit() {
                 &prompt,
             ))
         };
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx] {
+        for isa in Isa::ALL {
             let floats = [DType::Bf16, DType::F32].map(WeightFormat::Float);
             let formats = floats.into_iter().chain([WeightFormat::Int8]).map(Some);
             for format in formats {

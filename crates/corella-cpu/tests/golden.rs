@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use corella_core::{Sample, SamplingParams, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
+use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa, is_supported};
 use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat, WeightFormat};
 use serde_json::Value;
 
@@ -50,10 +50,10 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
 #[test]
 fn bf16_kv_stays_close() {
     for isa in available_isas() {
-        // Matrix tiles take queries and attention's weights in bf16 as well.
-        let tolerance = match isa {
-            Isa::Amx => BF16_ROWS_TOLERANCE,
-            _ => BF16_KV_TOLERANCE,
+        // Queries and attention's weights are rounded to bf16 as well.
+        let tolerance = match isa.rounds_rows() {
+            true => BF16_ROWS_TOLERANCE,
+            false => BF16_KV_TOLERANCE,
         };
         for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
             let model = Model::open(&folder, isa, DType::Bf16.into());
@@ -71,14 +71,15 @@ fn bf16_kv_stays_close() {
 
 /// The golden tokens are fed, for the same reason.
 #[test]
-fn matrix_tiles_stay_close() {
-    let rounded = folders().filter(|folder| rounds_rows(detect_isa(), folder));
-    for folder in rounded {
-        for chunk in [7, usize::MAX] {
-            let model = Model::open(&folder, Isa::Amx, DType::F32.into());
-            for (case, run) in model.run(chunk, Next::Golden) {
-                let name = format!("{} in chunks of {chunk}", folder.display());
-                run.check(&case.logits, BF16_ROWS_TOLERANCE, &name);
+fn rounded_rows_stay_close() {
+    for isa in available_isas() {
+        for folder in folders().filter(|folder| rounds_rows(isa, folder)) {
+            for chunk in [7, usize::MAX] {
+                let model = Model::open(&folder, isa, DType::F32.into());
+                for (case, run) in model.run(chunk, Next::Golden) {
+                    let name = format!("{} on {isa} in chunks of {chunk}", folder.display());
+                    run.check(&case.logits, BF16_ROWS_TOLERANCE, &name);
+                }
             }
         }
     }
@@ -144,7 +145,7 @@ fn blocks_in_4_bits_stay_close() {
 fn rounds_rows(isa: Isa, folder: &Path) -> bool {
     let name = folder.file_name().and_then(|name| name.to_str());
     // Blocks of a GGUF file become bf16.
-    isa == Isa::Amx && name.is_some_and(|name| name.ends_with("bf16") || name.ends_with("gguf"))
+    isa.rounds_rows() && name.is_some_and(|name| name.ends_with("bf16") || name.ends_with("gguf"))
 }
 
 struct Model {
@@ -321,11 +322,8 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// A better instruction set brings the lesser ones with it.
 fn available_isas() -> impl Iterator<Item = Isa> {
-    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
-    let best = isas.iter().position(|&isa| isa == detect_isa()).unwrap();
-    isas.into_iter().take(best + 1)
+    Isa::ALL.into_iter().filter(|&isa| is_supported(isa))
 }
 
 fn folders() -> impl Iterator<Item = PathBuf> {

@@ -271,7 +271,8 @@ pub struct DeviceArgs {
     /// where nothing else runs
     #[arg(long)]
     pub pin_threads: bool,
-    /// CPU instructions; amx rounds what goes into dense layers of bf16 weights to bf16
+    /// CPU instructions; avx512-bf16 and amx round what goes into dense layers of bf16 weights to
+    /// bf16
     /// [default: the best of this machine]
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
@@ -302,6 +303,7 @@ pub enum IsaArg {
     Portable,
     Avx2,
     Avx512,
+    Avx512Bf16,
     Amx,
 }
 

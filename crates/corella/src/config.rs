@@ -468,6 +468,7 @@ fn isa(arg: IsaArg) -> Isa {
         IsaArg::Portable => Isa::Portable,
         IsaArg::Avx2 => Isa::Avx2,
         IsaArg::Avx512 => Isa::Avx512,
+        IsaArg::Avx512Bf16 => Isa::Avx512Bf16,
         IsaArg::Amx => Isa::Amx,
     }
 }

@@ -4,31 +4,39 @@
 //! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
 
 use std::arch::asm;
-use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-use super::amx_attention::{TILE_ATTENTION, exp2_lanes};
-use super::{INT8_TILE_K, Kernels, TILE_K, TileRows, amx_kv, amx_part, avx512, int4_amx};
+use super::amx_attention::TILE_ATTENTION;
+use super::{
+    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_kv, amx_part, avx512, avx512_bf16,
+    int4_amx,
+};
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
         max_rows: 32,
-        configure: configure_rows,
         gemm,
-        gemm_part: amx_part::gemm,
-        int8_gemm_part: amx_part::int8_gemm,
-        silu_mul,
-        silu_mul_wide,
+        silu_mul: avx512_bf16::silu_mul,
+        silu_mul_wide: avx512_bf16::silu_mul_wide,
         weigh: amx_kv::weigh,
         pack: amx_kv::pack,
-        fetch_to_write,
-        release,
-        peak,
-        peak_flops: 4 * 16 * 16 * TILE_K * 2,
-        int8_peak,
-        int8_peak_ops: 4 * 16 * 16 * INT8_TILE_K * 2,
+        fetch_to_write: avx512_bf16::fetch_to_write,
+        peak: Peak {
+            run: peak,
+            ops: 4 * 16 * 16 * TILE_K * 2,
+        },
+        unit: Some(TileUnit {
+            configure: configure_rows,
+            gemm_part: amx_part::gemm,
+            int8_gemm_part: amx_part::int8_gemm,
+            release,
+        }),
     }),
     int8_gemm,
+    int8_peak: Some(Peak {
+        run: int8_peak,
+        ops: 4 * 16 * 16 * INT8_TILE_K * 2,
+    }),
     int4_gemm: int4_amx::gemm,
     norm_rotate: amx_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
@@ -337,53 +345,6 @@ tile_gemm!(int8_gemm, "tdpbssd", i32);
 const _: () = {
     assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);
 };
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
-unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
-    for row in 0..num_rows {
-        // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
-        unsafe {
-            let rounded = _mm512_cvtneps_pbh(silu_mul_lanes(x.add(row * 32)));
-            _mm256_storeu_si256(
-                out.add(row * TILE_K).cast(),
-                std::mem::transmute::<__m256bh, __m256i>(rounded),
-            );
-        }
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
-    for row in 0..num_rows {
-        // SAFETY: rows of `x` have 32 elements, those of `out` are `stride` apart.
-        unsafe { _mm512_storeu_ps(out.add(row * stride), silu_mul_lanes(x.add(row * 32))) };
-    }
-}
-
-/// As exact as bf16 and 8-bit integers can tell: the reciprocal and the power of two are within 1e-4.
-///
-/// # Safety
-/// 16 gates, and 16 values behind them.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
-    // SAFETY: the caller's promise.
-    let (gate, up) = unsafe { (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))) };
-    let power = _mm512_mul_ps(gate, _mm512_set1_ps(-std::f32::consts::LOG2_E));
-    let denominator = _mm512_add_ps(_mm512_set1_ps(1.0), exp2_lanes(power));
-    let silu = _mm512_mul_ps(gate, _mm512_rcp14_ps(denominator));
-    _mm512_mul_ps(silu, up)
-}
-
-fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {
-    for row in 0..num_rows {
-        for line in 0..num_lines {
-            let line = first.wrapping_byte_add(row * stride + line * 64);
-            // SAFETY: prefetches may name any address.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
-        }
-    }
-}
 
 macro_rules! peak {
     ($name:ident, $multiply:literal) => {

@@ -207,7 +207,7 @@ const HEADROOM: f32 = 16.0;
 /// # Safety
 /// See [`TileSoftmax`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
-unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
+pub unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let factor = _mm512_set1_ps(block.scale * std::f32::consts::LOG2_E);
     let (ends, all) = (block.ends, block.start + TILE_SOFTMAX_BLOCK);
     let steps_of_row = Products::num_steps(products).div_ceil(ends.len());
@@ -363,7 +363,7 @@ pub fn exp2_lanes(x: __m512) -> __m512 {
 /// # Safety
 /// See [`TileAttention::store_row`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32) {
+pub unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32) {
     let scale = row_scale(sums);
     for i in (0..head_dim).step_by(16) {
         // SAFETY: `head_dim` dimensions each.
@@ -374,7 +374,7 @@ unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f
 /// # Safety
 /// See [`TileAttention::store_rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
-unsafe fn store_rounded(
+pub unsafe fn store_rounded(
     out: *const f32,
     sums: &RowSums,
     head_dim: usize,
@@ -416,7 +416,7 @@ unsafe fn scaled(out: *const f32, i: usize, scale: __m512) -> __m512 {
 /// # Safety
 /// See [`TileAttention::copy_values`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn copy_values(
+pub unsafe fn copy_values(
     from: *const u8,
     num_positions: usize,
     head_dim: usize,
@@ -446,7 +446,7 @@ unsafe fn copy_values(
 /// # Safety
 /// See [`TileAttention::widen_values`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-unsafe fn widen_values(
+pub unsafe fn widen_values(
     from: *const u8,
     num_positions: usize,
     head_dim: usize,
@@ -479,7 +479,7 @@ unsafe fn widen_values(
 /// # Safety
 /// See [`TileAttention::widen_keys`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-unsafe fn widen_keys(
+pub unsafe fn widen_keys(
     from: *const u8,
     stride: usize,
     head_dim: usize,

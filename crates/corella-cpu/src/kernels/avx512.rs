@@ -47,6 +47,7 @@ pub const KERNELS: Kernels = Kernels {
     tile_attention: None,
     peak,
     peak_flops: 24 * 16 * 2,
+    int8_peak: None,
     read,
 };
 

@@ -22,6 +22,10 @@ mod amx_products;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16_attention;
 mod elementwise;
 mod hadamard;
 pub mod int4;
@@ -71,8 +75,25 @@ pub enum Isa {
     Portable,
     Avx2,
     Avx512,
-    /// AVX-512, and matrix tiles for bf16 weights.
+    /// AVX-512, and products of pairs for bf16 weights, keys and values.
+    Avx512Bf16,
+    /// AVX-512, and matrix tiles for bf16 and integers.
     Amx,
+}
+
+impl Isa {
+    pub const ALL: [Self; 5] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Bf16,
+        Self::Amx,
+    ];
+
+    /// Whether rows are rounded to bf16 before bf16 weights are multiplied with them.
+    pub fn rounds_rows(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx)
+    }
 }
 
 impl fmt::Display for Isa {
@@ -81,6 +102,7 @@ impl fmt::Display for Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
             Self::Amx => "amx",
         })
     }
@@ -88,9 +110,13 @@ impl fmt::Display for Isa {
 
 /// The best instruction set of this machine that there are kernels for.
 pub fn detect_isa() -> Isa {
-    [Isa::Amx, Isa::Avx512, Isa::Avx2]
-        .into_iter()
-        .find(|&isa| is_supported(isa))
+    #[cfg(target_arch = "x86_64")]
+    let is_worthwhile = |isa| isa != Isa::Avx512Bf16 || avx512_bf16::is_worthwhile();
+    #[cfg(not(target_arch = "x86_64"))]
+    let is_worthwhile = |_| true;
+    let mut best_first = Isa::ALL.into_iter().rev();
+    best_first
+        .find(|&isa| is_supported(isa) && is_worthwhile(isa))
         .unwrap_or(Isa::Portable)
 }
 
@@ -112,9 +138,11 @@ pub fn is_supported(isa: Isa) -> bool {
                 && is_supported(Isa::Avx2)
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => is_supported(Isa::Avx512) && amx::is_supported(),
+        Isa::Avx512Bf16 => is_supported(Isa::Avx512) && avx512_bf16::is_supported(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => is_supported(Isa::Avx512Bf16) && amx::is_supported(),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        _ => false,
     }
 }
 
@@ -130,9 +158,11 @@ pub fn kernels(isa: Isa) -> Option<&'static Kernels> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Some(&avx512::KERNELS),
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => Some(&avx512_bf16::KERNELS),
+        #[cfg(target_arch = "x86_64")]
         Isa::Amx => Some(&amx::KERNELS),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
+        _ => None,
     }
 }
 
@@ -142,10 +172,10 @@ pub struct Kernels {
     /// Rows of a full tile.
     pub tile_rows: usize,
     pub gemm: ByFormat<Gemm>,
-    /// Where the processor has matrix tiles: for bf16 weights, which then lie in tiles, and rows
-    /// that are rounded to bf16.
+    /// Where the processor multiplies bf16: for bf16 weights, which then lie in tiles, and rows that
+    /// are rounded to bf16.
     pub tile_gemm: Option<TileRows>,
-    /// Takes `tile_rows` rows at once; with matrix tiles, as many as those.
+    /// Takes `tile_rows` rows at once; with `tile_gemm`, as many as that.
     pub int8_gemm: Int8Gemm,
     /// Takes as many rows as `int8_gemm`; `out` has room for so many.
     pub int4_gemm: Int4Gemm,
@@ -200,13 +230,15 @@ pub struct Kernels {
     pub softmax_block:
         unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
     pub values: ByKvFormat<Values>,
-    /// Where the processor has matrix tiles: for KV that bf16 holds, and queries and weights that
-    /// are rounded to bf16.
+    /// Where the processor multiplies bf16: for KV that bf16 holds, and queries and weights that are
+    /// rounded to bf16.
     pub tile_attention: Option<TileAttention>,
     /// Independent chains of multiply-adds that no memory slows down; each iteration does
     /// `peak_flops` operations.
     pub peak: unsafe fn(iterations: usize) -> f32,
     pub peak_flops: usize,
+    /// The same for 8-bit integers, where they are more than a way to save bytes.
+    pub int8_peak: Option<Peak>,
     /// Reads `len` bytes (a multiple of 4096) as fast as it can.
     pub read: unsafe fn(bytes: *const u8, len: usize) -> u32,
 }
@@ -239,17 +271,20 @@ pub type Gemm = unsafe fn(
     out: *mut f32,
 );
 
-/// A GEMM through matrix tiles.
+/// Instructions that depend on nothing but each other.
+#[derive(Clone, Copy)]
+pub struct Peak {
+    pub run: unsafe fn(iterations: usize),
+    /// Of an iteration.
+    pub ops: usize,
+}
+
+/// A GEMM of bf16.
 #[derive(Clone, Copy)]
 pub struct TileRows {
     /// Rows that it takes at once.
     pub max_rows: usize,
-    /// Before the first call of `gemm` in a thread, and whenever the number of rows changes.
-    pub configure: unsafe fn(num_rows: usize),
     pub gemm: TileGemm,
-    pub gemm_part: unsafe fn(&TilePart),
-    /// As `Kernels::int8_gemm`.
-    pub int8_gemm_part: unsafe fn(&TilePart),
     /// As `Kernels::silu_mul`, with products in bf16 and rows `TILE_K` apart.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
     /// The same in f32, rows `stride` elements apart.
@@ -269,14 +304,21 @@ pub struct TileRows {
     /// Asks for the first `num_lines` cache lines of some rows, `stride` bytes apart, which `gemm`
     /// would wait for when it writes them. May name any address.
     pub fetch_to_write: fn(first: *const f32, num_rows: usize, stride: usize, num_lines: usize),
+    pub peak: Peak,
+    /// Where the processor has matrix tiles.
+    pub unit: Option<TileUnit>,
+}
+
+/// The processor's unit for matrix tiles.
+#[derive(Clone, Copy)]
+pub struct TileUnit {
+    /// Before the first call of a GEMM in a thread, and whenever the number of rows changes.
+    pub configure: unsafe fn(num_rows: usize),
+    pub gemm_part: unsafe fn(&TilePart),
+    /// As `Kernels::int8_gemm`.
+    pub int8_gemm_part: unsafe fn(&TilePart),
     /// After the last: a thread without tiles is cheaper to switch.
     pub release: unsafe fn(),
-    /// As `Kernels::peak`.
-    pub peak: unsafe fn(iterations: usize),
-    pub peak_flops: usize,
-    /// The same for 8-bit integers.
-    pub int8_peak: unsafe fn(iterations: usize),
-    pub int8_peak_ops: usize,
 }
 
 /// A [`TileGemm`], or [`Int8Gemm`], over some blocks of k, for rows that are many. Sums are f32, or

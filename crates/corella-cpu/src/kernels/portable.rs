@@ -48,6 +48,7 @@ pub static KERNELS: Kernels = Kernels {
     tile_attention: None,
     peak,
     peak_flops: 12 * 8 * 2,
+    int8_peak: None,
     read,
 };
 

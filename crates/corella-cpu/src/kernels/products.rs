@@ -27,7 +27,9 @@ pub unsafe fn add_products(
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512 => avx512(x, stride, num_rows, first, len, out),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
+                avx512(x, stride, num_rows, first, len, out)
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2(x, stride, num_rows, first, len, out),
             _ => tiles::<4, 8, false>(x, stride, num_rows, first, len, out),

@@ -93,7 +93,9 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
                 // SAFETY: extents as the kernel wants them.
                 unsafe {
-                    (tiles.configure)(num_rows);
+                    if let Some(unit) = &tiles.unit {
+                        (unit.configure)(num_rows);
+                    }
                     (tiles.gemm)(
                         rows,
                         num_rows,
@@ -103,10 +105,12 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         out.as_mut_ptr(),
                         PANEL_LANES * 4,
                     );
-                    let parts = in_parts(tiles.gemm_part, rows, num_rows, panel, num_blocks);
-                    let bits: Vec<u32> = out.iter().map(|sum| sum.to_bits()).collect();
-                    assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
-                    (tiles.release)();
+                    if let Some(unit) = &tiles.unit {
+                        let parts = in_parts(unit.gemm_part, rows, num_rows, panel, num_blocks);
+                        let bits: Vec<u32> = out.iter().map(|sum| sum.to_bits()).collect();
+                        assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
+                        (unit.release)();
+                    }
                 }
                 out
             };
@@ -215,8 +219,9 @@ fn sums_of_8_bit_integers_are_exact() {
                     let to = out.as_mut_ptr();
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
-                        if let Some(tiles) = &kernels.tile_gemm {
-                            (tiles.configure)(num_rows);
+                        let unit = kernels.tile_gemm.and_then(|tiles| tiles.unit);
+                        if let Some(unit) = unit {
+                            (unit.configure)(num_rows);
                         }
                         (kernels.int8_gemm)(
                             rows,
@@ -227,8 +232,8 @@ fn sums_of_8_bit_integers_are_exact() {
                             to,
                             128,
                         );
-                        if let Some(tiles) = &kernels.tile_gemm {
-                            let gemm = tiles.int8_gemm_part;
+                        if let Some(unit) = unit {
+                            let gemm = unit.int8_gemm_part;
                             let parts = in_parts(gemm, rows, num_rows, panel, num_blocks);
                             let bits: Vec<u32> = out.iter().map(|&sum| sum as u32).collect();
                             assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
@@ -582,7 +587,7 @@ fn each_line_is_fetched_once() {
 }
 
 fn tables() -> Vec<(Isa, &'static Kernels)> {
-    let isas = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter();
+    let isas = Isa::ALL.into_iter();
     isas.filter_map(|isa| Some((isa, kernels(isa)?))).collect()
 }
 

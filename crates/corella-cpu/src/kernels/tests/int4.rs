@@ -129,8 +129,8 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
                         (kernels.int4_gemm)(&calls, panel.as_ptr(), shape, fetch_ahead);
-                        if let Some(tiles) = &kernels.tile_gemm {
-                            (tiles.release)();
+                        if let Some(unit) = kernels.tile_gemm.and_then(|tiles| tiles.unit) {
+                            (unit.release)();
                         }
                     }
                     for (out, (_, _, expected)) in outs.iter().zip(tiles) {

@@ -1,0 +1,208 @@
+//! bf16 weights through products of pairs, rows rounded to bf16; everything else as in AVX-512.
+//!
+//! An instruction adds the products of a pair of k to 16 lanes, each lane by itself. Rows and weights
+//! lie as for matrix tiles, whose kernels' helpers are those of this file.
+
+use std::arch::x86_64::*;
+
+use super::amx_attention::exp2_lanes;
+use super::avx512_bf16_attention::TILE_ATTENTION;
+use super::{Kernels, Peak, TILE_K, TileRows, amx_kv, avx512, line_ahead, with_rows};
+
+pub const KERNELS: Kernels = Kernels {
+    tile_gemm: Some(TileRows {
+        max_rows: avx512::KERNELS.tile_rows,
+        gemm,
+        silu_mul,
+        silu_mul_wide,
+        weigh: amx_kv::weigh,
+        pack: amx_kv::pack,
+        fetch_to_write,
+        peak: Peak {
+            run: peak,
+            ops: NUM_SUMS * 16 * 4,
+        },
+        unit: None,
+    }),
+    norm_rotate: amx_kv::norm_rotate,
+    tile_attention: Some(TILE_ATTENTION),
+    int8_peak: Some(Peak {
+        run: int8_peak,
+        ops: NUM_SUMS * 16 * 8,
+    }),
+    ..avx512::KERNELS
+};
+
+pub fn is_supported() -> bool {
+    is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// Whether a product of pairs does more in its time than two multiply-adds of f32: it does on AMD's
+/// cores; on a Sapphire Rapids core it did half as much.
+pub fn is_worthwhile() -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes) != [*b"Genu", *b"ineI", *b"ntel"]
+}
+
+/// # Safety
+/// See [`super::TileGemm`].
+unsafe fn gemm(
+    rows: *const u8,
+    num_rows: usize,
+    panel: *const u8,
+    num_blocks: usize,
+    fetch_ahead: bool,
+    out: *mut f32,
+    out_bytes: usize,
+) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            gemm_tile::<M>(rows, panel, num_blocks, fetch_ahead, out, out_bytes));
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn gemm_tile<const M: usize>(
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
+    fetch_ahead: bool,
+    out: *mut f32,
+    out_bytes: usize,
+) {
+    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
+    // prefetches may name any address.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); 2]; M];
+        for block in 0..num_blocks {
+            let x = rows.add(block * M * TILE_K * 2);
+            let tiles = panel.add(block * 2048);
+            for pair in 0..TILE_K / 2 {
+                let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
+                if fetch_ahead {
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
+                }
+                let (low, high) = (load_pairs(low), load_pairs(high));
+                for r in 0..M {
+                    let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
+                    acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, low);
+                    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, high);
+                }
+            }
+        }
+        for r in 0..M {
+            let out = out.byte_add(r * out_bytes);
+            _mm512_storeu_ps(out, acc[r][0]);
+            _mm512_storeu_ps(out.add(16), acc[r][1]);
+        }
+    }
+}
+
+/// A pair of each of 16 lanes.
+///
+/// # Safety
+/// 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub unsafe fn load_pairs(pairs: *const u8) -> __m512bh {
+    // SAFETY: the caller's promise; both types are 64 bytes.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(pairs.cast())) }
+}
+
+/// The same pair in all lanes.
+///
+/// # Safety
+/// 4 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub unsafe fn spread_pair(pair: *const u8) -> __m512bh {
+    // SAFETY: the caller's promise; both types are 64 bytes.
+    unsafe {
+        let pair = pair.cast::<i32>().read_unaligned();
+        std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair))
+    }
+}
+
+/// # Safety
+/// See [`TileRows::silu_mul`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+pub unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
+    for row in 0..num_rows {
+        // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
+        unsafe {
+            let rounded = _mm512_cvtneps_pbh(silu_mul_lanes(x.add(row * 32)));
+            _mm256_storeu_si256(
+                out.add(row * TILE_K).cast(),
+                std::mem::transmute::<__m256bh, __m256i>(rounded),
+            );
+        }
+    }
+}
+
+/// # Safety
+/// See [`TileRows::silu_mul_wide`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+pub unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
+    for row in 0..num_rows {
+        // SAFETY: rows of `x` have 32 elements, those of `out` are `stride` apart.
+        unsafe { _mm512_storeu_ps(out.add(row * stride), silu_mul_lanes(x.add(row * 32))) };
+    }
+}
+
+/// As exact as bf16 and 8-bit integers can tell: the reciprocal and the power of two are within 1e-4.
+///
+/// # Safety
+/// 16 gates, and 16 values behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
+    // SAFETY: the caller's promise.
+    let (gate, up) = unsafe { (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))) };
+    let power = _mm512_mul_ps(gate, _mm512_set1_ps(-std::f32::consts::LOG2_E));
+    let denominator = _mm512_add_ps(_mm512_set1_ps(1.0), exp2_lanes(power));
+    let silu = _mm512_mul_ps(gate, _mm512_rcp14_ps(denominator));
+    _mm512_mul_ps(silu, up)
+}
+
+pub fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {
+    for row in 0..num_rows {
+        for line in 0..num_lines {
+            let line = first.wrapping_byte_add(row * stride + line * 64);
+            // SAFETY: prefetches may name any address.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
+        }
+    }
+}
+
+/// Sums that do not wait for each other.
+const NUM_SUMS: usize = 24;
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn peak(iterations: usize) {
+    // SAFETY: zeros, of the same size.
+    let zeros = unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_setzero_ps()) };
+    let factors = std::hint::black_box([zeros; 2]);
+    let mut sums = [_mm512_setzero_ps(); NUM_SUMS];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, factors[0], factors[1]);
+        }
+    }
+    std::hint::black_box(sums);
+}
+
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn int8_peak(iterations: usize) {
+    let factors = std::hint::black_box([_mm512_set1_epi8(1); 2]);
+    let mut sums = [_mm512_setzero_si512(); NUM_SUMS];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, factors[0], factors[1]);
+        }
+    }
+    std::hint::black_box(sums);
+}

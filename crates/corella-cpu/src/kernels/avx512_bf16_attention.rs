@@ -1,0 +1,169 @@
+//! Attention over bf16 keys and values through products of pairs: what matrix tiles do, in loops.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::amx_attention::{
+    copy_values, softmax, store_rounded, store_row, widen_keys, widen_values,
+};
+use super::amx_kv::{norm_rotate_rounded, store_keys, store_values};
+use super::avx512_bf16::{load_pairs, spread_pair};
+use super::{
+    KeyTiles, LineQueue, QUERY_TILE_ROWS, ROW_TILE_LEN, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
+    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, with_rows,
+};
+
+pub const TILE_ATTENTION: TileAttention = TileAttention {
+    configure: |_| (),
+    norm_rotate_rounded,
+    store_keys,
+    store_values,
+    scores,
+    softmax: softmax_then_multiply,
+    copy_values,
+    widen_values,
+    widen_keys,
+    values,
+    store_row,
+    store_rounded,
+    release: || (),
+};
+
+/// # Safety
+/// See [`super::TileScores`].
+unsafe fn scores(
+    q: *const u16,
+    num_rows: usize,
+    q_stride: usize,
+    keys: KeyTiles<'_>,
+    out: *mut f32,
+    lines: &mut LineQueue,
+) {
+    const ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
+    let (pairs, []) = keys.tiles.as_chunks::<2>() else {
+        unreachable!("{} tiles of keys", keys.tiles.len());
+    };
+    for (index, pair) in pairs.iter().enumerate() {
+        let product = TileProduct {
+            a: q.cast(),
+            a_stride: q_stride,
+            a_step: TILE_K * 2,
+            b: *pair,
+            b_stride: keys.stride,
+            b_step: TILE_K / 2 * keys.stride,
+            num_blocks: keys.head_dim / TILE_K,
+            out: out.wrapping_add(index * 32),
+            out_stride: ROW_BYTES,
+            right: 64,
+            below: 16 * ROW_BYTES,
+            adds: false,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { multiply(&product, num_rows, lines) };
+    }
+}
+
+/// # Safety
+/// See [`super::TileValues`].
+unsafe fn values(
+    weights: *const u16,
+    num_rows: usize,
+    values: ValueTiles,
+    dims: Range<usize>,
+    out: *mut f32,
+    lines: &mut LineQueue,
+) {
+    /// Of 16 rows, or positions, and 16 dimensions.
+    const TILE_BYTES: usize = 16 * 64;
+    for dim in dims.step_by(32) {
+        let first = values.first.wrapping_add(dim * VALUE_TILE).cast::<u8>();
+        let product = TileProduct {
+            a: weights.cast(),
+            a_stride: VALUE_TILE * 2,
+            a_step: ROW_TILE_LEN * 2,
+            b: [first, first.wrapping_add(TILE_BYTES)],
+            b_stride: 64,
+            b_step: values.head_dim * VALUE_TILE * 2,
+            num_blocks: values.num_tiles,
+            out: out.wrapping_add(dim * QUERY_TILE_ROWS),
+            out_stride: 64,
+            right: 2 * TILE_BYTES,
+            below: TILE_BYTES,
+            adds: true,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { multiply(&product, num_rows, lines) };
+    }
+}
+
+/// # Safety
+/// See [`TileSoftmax`] and [`TileProduct`].
+unsafe fn softmax_then_multiply(block: TileSoftmax<'_>, products: &[TileProduct]) {
+    let num_rows = block.ends.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Without products it needs no tiles.
+        softmax(block, &[]);
+        for product in products {
+            multiply(product, num_rows, &mut LineQueue::new(1));
+        }
+    }
+}
+
+/// Rows whose sums stay in registers; of a tile's 16 there are whole blocks.
+const ROWS: usize = 8;
+
+/// # Safety
+/// See [`TileProduct`], of which here may be any number of rows.
+unsafe fn multiply(product: &TileProduct, num_rows: usize, lines: &mut LineQueue) {
+    for first in (0..num_rows).step_by(ROWS) {
+        let mut block = *product;
+        block.a = product.a.wrapping_add(first * product.a_stride);
+        let row = first % 16 * product.out_stride + first / 16 * product.below;
+        block.out = product.out.wrapping_byte_add(row);
+        let num_rows = ROWS.min(num_rows - first);
+        // SAFETY: the caller's promise; rows of one half of the tile.
+        unsafe {
+            with_rows!(num_rows, M in [1 2 3 4 5 6 7 8], multiply_rows::<M>(&block, lines));
+        }
+    }
+}
+
+/// # Safety
+/// See [`TileProduct`], of which there are M rows.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn multiply_rows<const M: usize>(product: &TileProduct, lines: &mut LineQueue) {
+    // SAFETY: M rows of `num_blocks` blocks of `TILE_K` elements, as many pairs of 32 columns, and
+    // sums of both.
+    unsafe {
+        let place = |row: usize, half: usize| {
+            let at = row * product.out_stride + half * product.right;
+            product.out.byte_add(at)
+        };
+        let mut sums = [[_mm512_setzero_ps(); 2]; M];
+        if product.adds {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                *sums = [0, 1].map(|half| _mm512_loadu_ps(place(row, half)));
+            }
+        }
+        for block in 0..product.num_blocks {
+            let a = product.a.add(block * product.a_step);
+            let b = product.b.map(|b| b.add(block * product.b_step));
+            for pair in 0..TILE_K / 2 {
+                if pair % 4 == 0 {
+                    lines.ask_some();
+                }
+                let b = b.map(|b| load_pairs(b.add(pair * product.b_stride)));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let a = spread_pair(a.add(row * product.a_stride + pair * 4));
+                    sums[0] = _mm512_dpbf16_ps(sums[0], a, b[0]);
+                    sums[1] = _mm512_dpbf16_ps(sums[1], a, b[1]);
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            _mm512_storeu_ps(place(row, 0), sums[0]);
+            _mm512_storeu_ps(place(row, 1), sums[1]);
+        }
+    }
+}
