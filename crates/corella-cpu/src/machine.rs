@@ -13,7 +13,7 @@ pub struct MachineLimits {
     /// f32 multiply-adds from registers, each counted as two operations.
     pub flops_per_s: f64,
     /// Products of bf16, where there are instructions for them.
-    pub tile_flops_per_s: Option<f64>,
+    pub bf16_flops_per_s: Option<f64>,
     /// The same for 8-bit integers.
     pub int8_ops_per_s: Option<f64>,
     /// Reads of memory too large for any cache.
@@ -41,7 +41,7 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
         }
         None => Ok(None),
     };
-    let tile_flops_per_s = ops_per_s(kernels.tile_gemm.map(|tiles| tiles.peak))?;
+    let bf16_flops_per_s = ops_per_s(kernels.tile_gemm.map(|tiles| tiles.peak))?;
     let int8_ops_per_s = ops_per_s(kernels.int8_peak)?;
     let region = Region::new(pool.num_threads() * READ_BYTES)?;
     let part = |worker: &Worker<'_>| {
@@ -60,7 +60,7 @@ pub fn measure_limits(num_threads: usize) -> io::Result<MachineLimits> {
     })?;
     let num_threads = pool.num_threads() as f64;
     Ok(MachineLimits {
-        tile_flops_per_s,
+        bf16_flops_per_s,
         int8_ops_per_s,
         flops_per_s: num_threads * operations(kernels, ITERATIONS) / peak_s,
         read_bytes_per_s: num_threads * READ_BYTES as f64 / read_s,

@@ -43,7 +43,7 @@ pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn E
     println!();
     println!("{:<36}{:>9}{:>8}{:>9}{:>8}", "", "TFLOP/s", "", "GB/s", "");
     for speed in speeds {
-        let peak = match (speed.format, limits.tile_flops_per_s, limits.int8_ops_per_s) {
+        let peak = match (speed.format, limits.bf16_flops_per_s, limits.int8_ops_per_s) {
             (WeightFormat::Float(DType::Bf16), Some(peak), _) => peak,
             (WeightFormat::Int8 | WeightFormat::Int4 { .. }, _, Some(peak)) => peak,
             _ => limits.flops_per_s,
@@ -66,9 +66,9 @@ fn limits_line(limits: &MachineLimits) -> String {
         limits.read_bytes_per_s / 1e9,
         limits.flops_per_s / 1e12
     );
-    if let (Some(bf16), Some(int8)) = (limits.tile_flops_per_s, limits.int8_ops_per_s) {
+    if let (Some(bf16), Some(int8)) = (limits.bf16_flops_per_s, limits.int8_ops_per_s) {
         line += &format!(
-            ", {:.2} TFLOP/s bf16 tiles, {:.2} TOP/s int8 tiles",
+            ", {:.2} TFLOP/s bf16, {:.2} TOP/s int8",
             bf16 / 1e12,
             int8 / 1e12
         );

@@ -97,15 +97,14 @@ impl Speed {
                 weight_format: hardware.weight_format,
                 kv_format: hardware.kv_format,
             };
-            let tiles = match &*hardware.executor.isa {
-                "amx" => (limits.tile_flops_per_s, limits.int8_ops_per_s),
-                _ => (None, None),
+            // Of the best instruction set.
+            let peaks = match hardware.executor.isa == corella_cpu::detect_isa().to_string() {
+                true => (limits.bf16_flops_per_s, limits.int8_ops_per_s),
+                false => (None, None),
             };
-            let (peak, name) = match (hardware.weight_format, tiles) {
-                (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16 tile"),
-                (WeightFormat::Int8 | WeightFormat::Int4 { .. }, (_, Some(peak))) => {
-                    (peak, "int8 tile")
-                }
+            let (peak, name) = match (hardware.weight_format, peaks) {
+                (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16"),
+                (WeightFormat::Int8 | WeightFormat::Int4 { .. }, (_, Some(peak))) => (peak, "int8"),
                 _ => (limits.flops_per_s, "f32 FMA"),
             };
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();
