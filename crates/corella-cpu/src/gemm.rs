@@ -11,7 +11,8 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
 use crate::kernels::int4::{Int4Shape, Int4Tile};
 use crate::kernels::{
-    Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows, TileUnit,
+    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows,
+    TileUnit, wants_requests,
 };
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
@@ -176,13 +177,18 @@ impl Call<'_> {
         self.tile_rows?.unit
     }
 
-    fn tile(&self, panel: usize, tile: usize, fetch_ahead: bool) {
+    fn fetches_ahead(&self) -> bool {
+        self.tiles.num_rows() > FEW_ROWS || wants_requests()
+    }
+
+    fn tile(&self, panel: usize, tile: usize, is_first: bool) {
         let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
         let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
         let values = values.as_mut_ptr().cast::<Lanes>();
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
+        let fetch_ahead = is_first && self.fetches_ahead();
         self.prepare(panel, &rows, true);
         let place = self.place(panel, &rows, values);
         // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
@@ -237,7 +243,7 @@ impl Call<'_> {
         }
         let b = self.weights.panel(panel);
         // SAFETY: tiles were written before the last barrier; the panel is of this shape.
-        unsafe { (self.kernels.int4_gemm)(calls, b, shape, true) };
+        unsafe { (self.kernels.int4_gemm)(calls, b, shape, self.fetches_ahead()) };
         for (tile, call) in tiles.zip(calls) {
             let rows = self.tiles.rows(tile);
             let values = call.out;

@@ -193,8 +193,8 @@ pub unsafe fn int8_gemm(
     }
 }
 
-/// Magnitudes of weights as unsigned bytes, times rows with the weights' signs: pairs of these
-/// products always fit in 16 bits.
+/// The halves of a panel one after the other, so that the sums of 4 rows stay in registers; of fewer rows
+/// both together, so that memory is read line after line.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_gemm_tile<const M: usize>(
     rows: *const u8,
@@ -205,37 +205,67 @@ unsafe fn int8_gemm_tile<const M: usize>(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    let ones = _mm256_set1_epi16(1);
-    // Two vectors of lanes at a time, so that the sums of 4 rows stay in registers.
-    for half in 0..2 {
-        // SAFETY: 64 bytes of each row and 1,024 of each tile in each block; `out` has M rows of
-        // 32; prefetches may name any address.
-        unsafe {
-            let mut acc = [[_mm256_setzero_si256(); 2]; M];
-            for block in 0..num_blocks {
-                let x = rows.add(block * block_bytes);
-                let tile = panel.add((block * 2 + half) * 1024);
-                for i in 0..16 {
-                    let w = tile.add(i * 64);
-                    if fetch_ahead {
-                        _mm_prefetch::<_MM_HINT_T0>(line_ahead(w).cast());
-                    }
-                    for q in 0..2 {
-                        let w = _mm256_loadu_si256(w.add(q * 32).cast());
-                        let magnitude = _mm256_abs_epi8(w);
-                        for r in 0..M {
-                            let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
-                            let x = _mm256_sign_epi8(_mm256_set1_epi32(x.read_unaligned()), w);
-                            let pairs = _mm256_maddubs_epi16(magnitude, x);
-                            acc[r][q] = _mm256_add_epi32(acc[r][q], _mm256_madd_epi16(pairs, ones));
-                        }
-                    }
-                }
+    // SAFETY: 64 bytes of each row and 1,024 of each tile in each block; `out` has M rows of 32.
+    unsafe {
+        let x = |block: usize| rows.add(block * block_bytes);
+        let tile = |block: usize, half: usize| panel.add((block * 2 + half) * 1024);
+        let store = |acc: [[__m256i; 2]; M], half: usize| {
+            for (r, acc) in acc.into_iter().enumerate() {
+                let out = out.byte_add(r * out_bytes).add(half * 16);
+                _mm256_storeu_si256(out.cast(), acc[0]);
+                _mm256_storeu_si256(out.add(8).cast(), acc[1]);
             }
-            for r in 0..M {
-                for q in 0..2 {
-                    let out = out.byte_add(r * out_bytes).add(half * 16 + q * 8);
-                    _mm256_storeu_si256(out.cast(), acc[r][q]);
+        };
+        let zeros = [[_mm256_setzero_si256(); 2]; M];
+        if M <= 2 {
+            let (mut low, mut high) = (zeros, zeros);
+            for block in 0..num_blocks {
+                add_int8_tile(&mut low, x(block), tile(block, 0), fetch_ahead);
+                add_int8_tile(&mut high, x(block), tile(block, 1), fetch_ahead);
+            }
+            store(low, 0);
+            store(high, 1);
+            return;
+        }
+        for half in 0..2 {
+            let mut acc = zeros;
+            for block in 0..num_blocks {
+                add_int8_tile(&mut acc, x(block), tile(block, half), fetch_ahead);
+            }
+            store(acc, half);
+        }
+    }
+}
+
+/// Magnitudes of weights as unsigned bytes, times rows with the weights' signs: pairs of these
+/// products always fit in 16 bits.
+///
+/// # Safety
+/// 64 bytes of each row, and 1,024 of the tile.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_int8_tile<const M: usize>(
+    acc: &mut [[__m256i; 2]; M],
+    x: *const u8,
+    tile: *const u8,
+    fetch_ahead: bool,
+) {
+    let ones = _mm256_set1_epi16(1);
+    for i in 0..16 {
+        // SAFETY: the caller's promise; prefetches may name any address.
+        unsafe {
+            let w = tile.add(i * 64);
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(w).cast());
+            }
+            for q in 0..2 {
+                let w = _mm256_loadu_si256(w.add(q * 32).cast());
+                let magnitude = _mm256_abs_epi8(w);
+                for r in 0..M {
+                    let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
+                    let x = _mm256_sign_epi8(_mm256_set1_epi32(x.read_unaligned()), w);
+                    let pairs = _mm256_maddubs_epi16(magnitude, x);
+                    acc[r][q] = _mm256_add_epi32(acc[r][q], _mm256_madd_epi16(pairs, ones));
                 }
             }
         }
@@ -495,13 +525,15 @@ unsafe fn peak(iterations: usize) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+unsafe fn read(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32 {
     let mut acc = [_mm256_setzero_si256(); 4];
     for offset in (0..len).step_by(64) {
         // SAFETY: inside `len` bytes; prefetches may name any address.
         unsafe {
             let line = bytes.add(offset);
-            _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            }
             for half in 0..2 {
                 let acc = &mut acc[offset / 64 % 2 * 2 + half];
                 let read = _mm256_loadu_si256(line.add(half * 32).cast());

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, avx2, element_size,
+    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
+    INT8_TILE_K, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, avx2, element_size,
     elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
 };
 
@@ -193,11 +193,16 @@ unsafe fn int8_gemm_tile<const M: usize>(
     // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
     // prefetches may name any address.
     unsafe {
-        let mut acc = [[_mm512_setzero_si512(); 2]; M];
+        let mut acc = [[_mm512_setzero_si512(); M]; 2];
         let mut row_sums = [0; M];
         for block in 0..num_blocks {
             let x = rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
+            if M <= FEW_ROWS {
+                add_int8_tile::<M>(&mut acc[0], x, tiles, fetch_ahead);
+                add_int8_tile::<M>(&mut acc[1], x, tiles.add(1024), fetch_ahead);
+                continue;
+            }
             for i in 0..16 {
                 let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
                 if fetch_ahead {
@@ -209,8 +214,8 @@ unsafe fn int8_gemm_tile<const M: usize>(
                 for r in 0..M {
                     let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
                     let x = _mm512_set1_epi32(x.read_unaligned());
-                    acc[r][0] = _mm512_dpbusd_epi32(acc[r][0], low, x);
-                    acc[r][1] = _mm512_dpbusd_epi32(acc[r][1], high, x);
+                    acc[0][r] = _mm512_dpbusd_epi32(acc[0][r], low, x);
+                    acc[1][r] = _mm512_dpbusd_epi32(acc[1][r], high, x);
                 }
             }
         }
@@ -225,8 +230,38 @@ unsafe fn int8_gemm_tile<const M: usize>(
         for r in 0..M {
             let raised = _mm512_set1_epi32(row_sums[r]);
             let out = out.byte_add(r * out_bytes);
-            _mm512_storeu_si512(out.cast(), _mm512_sub_epi32(acc[r][0], raised));
-            _mm512_storeu_si512(out.add(16).cast(), _mm512_sub_epi32(acc[r][1], raised));
+            _mm512_storeu_si512(out.cast(), _mm512_sub_epi32(acc[0][r], raised));
+            _mm512_storeu_si512(out.add(16).cast(), _mm512_sub_epi32(acc[1][r], raised));
+        }
+    }
+}
+
+/// M rows times a tile of 16 lanes, raised by 128, line by line.
+///
+/// # Safety
+/// 64 bytes of each row, and 1,024 of the tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn add_int8_tile<const M: usize>(
+    acc: &mut [__m512i; M],
+    x: *const u8,
+    tile: *const u8,
+    fetch_ahead: bool,
+) {
+    for quad in 0..INT8_TILE_K / 4 {
+        // SAFETY: the caller's promise; prefetches may name any address.
+        unsafe {
+            let weights = tile.add(quad * 64);
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(weights).cast());
+            }
+            let raise = _mm512_set1_epi8(i8::MIN);
+            let weights = _mm512_xor_si512(_mm512_loadu_si512(weights.cast()), raise);
+            for (r, sum) in acc.iter_mut().enumerate() {
+                let x = x.add(r * INT8_TILE_K + quad * 4).cast::<i32>();
+                let x = _mm512_set1_epi32(x.read_unaligned());
+                *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+            }
         }
     }
 }
@@ -526,13 +561,15 @@ unsafe fn peak(iterations: usize) -> f32 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+unsafe fn read(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32 {
     let mut acc = [_mm512_setzero_si512(); 4];
     for offset in (0..len).step_by(64) {
         // SAFETY: inside `len` bytes; prefetches may name any address.
         unsafe {
             let line = bytes.add(offset);
-            _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+            }
             let acc = &mut acc[offset / 64 % 4];
             *acc = _mm512_xor_si512(*acc, _mm512_loadu_si512(line.cast()));
         }

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::amx_attention::exp2_lanes;
 use super::avx512_bf16_attention::TILE_ATTENTION;
-use super::{Kernels, Peak, TILE_K, TileRows, amx_kv, avx512, line_ahead, with_rows};
+use super::{FEW_ROWS, Kernels, Peak, TILE_K, TileRows, amx_kv, avx512, line_ahead, with_rows};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -37,13 +37,6 @@ pub fn is_supported() -> bool {
     is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512vbmi")
         && is_x86_feature_detected!("avx512vnni")
-}
-
-/// Whether a product of pairs does more in its time than two multiply-adds of f32: it does on AMD's
-/// cores; on a Sapphire Rapids core it did half as much.
-pub fn is_worthwhile() -> bool {
-    let vendor = __cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes) != [*b"Genu", *b"ineI", *b"ntel"]
 }
 
 /// # Safety
@@ -76,10 +69,15 @@ unsafe fn gemm_tile<const M: usize>(
     // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
     // prefetches may name any address.
     unsafe {
-        let mut acc = [[_mm512_setzero_ps(); 2]; M];
+        let mut acc = [[_mm512_setzero_ps(); M]; 2];
         for block in 0..num_blocks {
             let x = rows.add(block * M * TILE_K * 2);
             let tiles = panel.add(block * 2048);
+            if M <= FEW_ROWS {
+                add_tile::<M>(&mut acc[0], x, tiles, fetch_ahead);
+                add_tile::<M>(&mut acc[1], x, tiles.add(1024), fetch_ahead);
+                continue;
+            }
             for pair in 0..TILE_K / 2 {
                 let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
                 if fetch_ahead {
@@ -89,15 +87,43 @@ unsafe fn gemm_tile<const M: usize>(
                 let (low, high) = (load_pairs(low), load_pairs(high));
                 for r in 0..M {
                     let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
-                    acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, low);
-                    acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, high);
+                    acc[0][r] = _mm512_dpbf16_ps(acc[0][r], x, low);
+                    acc[1][r] = _mm512_dpbf16_ps(acc[1][r], x, high);
                 }
             }
         }
         for r in 0..M {
             let out = out.byte_add(r * out_bytes);
-            _mm512_storeu_ps(out, acc[r][0]);
-            _mm512_storeu_ps(out.add(16), acc[r][1]);
+            _mm512_storeu_ps(out, acc[0][r]);
+            _mm512_storeu_ps(out.add(16), acc[1][r]);
+        }
+    }
+}
+
+/// M rows times a tile of 16 lanes, line by line.
+///
+/// # Safety
+/// 64 bytes of each row, and 1,024 of the tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add_tile<const M: usize>(
+    acc: &mut [__m512; M],
+    x: *const u8,
+    tile: *const u8,
+    fetch_ahead: bool,
+) {
+    for pair in 0..TILE_K / 2 {
+        // SAFETY: the caller's promise; prefetches may name any address.
+        unsafe {
+            let weights = tile.add(pair * 64);
+            if fetch_ahead {
+                _mm_prefetch::<_MM_HINT_T0>(line_ahead(weights).cast());
+            }
+            let weights = load_pairs(weights);
+            for (r, sum) in acc.iter_mut().enumerate() {
+                let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
+                *sum = _mm512_dpbf16_ps(*sum, x, weights);
+            }
         }
     }
 }

@@ -38,10 +38,12 @@ mod int4_avx512;
 mod int4_portable;
 mod line_queue;
 mod portable;
+mod processor;
 mod products;
 
 pub use self::hadamard::HADAMARD_ORDER;
 pub use self::line_queue::LineQueue;
+pub use self::processor::wants_requests;
 pub use self::products::{PRODUCT_LANES, add_products};
 
 use std::fmt;
@@ -60,6 +62,9 @@ pub const MAX_TILE_ROWS: usize = 14;
 pub const MAX_MATRIX_ROWS: usize = 32;
 /// Cache lines of weights that a block of more than 16 rows asks for.
 pub const NEXT_LINES: usize = 4;
+/// Up to so many rows, weights come from memory more slowly than rows are multiplied with them: kernels
+/// read line after line, as hardware expects, rather than two lines for each element of a row.
+pub const FEW_ROWS: usize = 8;
 /// Inputs of a row that one matrix tile holds.
 pub const TILE_K: usize = 32;
 /// The same in 8-bit integers.
@@ -110,10 +115,7 @@ impl fmt::Display for Isa {
 
 /// The best instruction set of this machine that there are kernels for.
 pub fn detect_isa() -> Isa {
-    #[cfg(target_arch = "x86_64")]
-    let is_worthwhile = |isa| isa != Isa::Avx512Bf16 || avx512_bf16::is_worthwhile();
-    #[cfg(not(target_arch = "x86_64"))]
-    let is_worthwhile = |_| true;
+    let is_worthwhile = |isa| isa != Isa::Avx512Bf16 || processor::has_fast_pairs();
     let mut best_first = Isa::ALL.into_iter().rev();
     best_first
         .find(|&isa| is_supported(isa) && is_worthwhile(isa))
@@ -239,8 +241,8 @@ pub struct Kernels {
     pub peak_flops: usize,
     /// The same for 8-bit integers, where they are more than a way to save bytes.
     pub int8_peak: Option<Peak>,
-    /// Reads `len` bytes (a multiple of 4096) as fast as it can.
-    pub read: unsafe fn(bytes: *const u8, len: usize) -> u32,
+    /// Reads `len` bytes (a multiple of 4096) as fast as it can, with `fetch_ahead` as in [`Gemm`].
+    pub read: unsafe fn(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32,
 }
 
 impl Kernels {

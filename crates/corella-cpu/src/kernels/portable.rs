@@ -375,7 +375,7 @@ unsafe fn peak(iterations: usize) -> f32 {
     acc.as_flattened().iter().sum()
 }
 
-unsafe fn read(bytes: *const u8, len: usize) -> u32 {
+unsafe fn read(bytes: *const u8, len: usize, _fetch_ahead: bool) -> u32 {
     // SAFETY: `len` bytes, a multiple of 8, at least 8-aligned.
     let words = unsafe { std::slice::from_raw_parts(bytes.cast::<u64>(), len / 8) };
     let mut acc = [0u64; 8];

@@ -563,12 +563,16 @@ fn read_reaches_every_line() {
     for (isa, kernels) in tables() {
         let mut bytes = vec![0u64; 4 * 4096 / 8];
         // SAFETY: all of `bytes`.
-        let read =
-            |bytes: &[u64]| unsafe { (kernels.read)(bytes.as_ptr().cast(), bytes.len() * 8) };
-        let nothing = read(&bytes);
+        let read = |bytes: &[u64], fetch_ahead| unsafe {
+            (kernels.read)(bytes.as_ptr().cast(), bytes.len() * 8, fetch_ahead)
+        };
+        let nothing = read(&bytes, false);
         for line in 0..bytes.len() / 8 {
             bytes[line * 8] = 1;
-            assert_ne!(read(&bytes), nothing, "{isa}: line {line}");
+            for fetch_ahead in [false, true] {
+                let changed = read(&bytes, fetch_ahead);
+                assert_ne!(changed, nothing, "{isa}: line {line}");
+            }
             bytes[line * 8] = 0;
         }
     }
