@@ -52,7 +52,8 @@ class Vllm(Peer):
             if line.startswith("{"):
                 os.killpg(self.offline_process.pid, signal.SIGSTOP)
                 return json.loads(line)
-        raise RuntimeError(f"{self.name}: ended with {self.offline_process.wait()}")
+        ended, self.offline_process = self.offline_process, None
+        raise RuntimeError(f"{self.name}: ended with {ended.wait()}")
 
     @contextlib.contextmanager
     def serving(self):

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_kv, amx_part, avx512, avx512_bf16,
-    int4_amx,
+    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_part, avx512, avx512_bf16,
+    int4_amx, tile_kv,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -18,8 +18,8 @@ pub static KERNELS: Kernels = Kernels {
         gemm,
         silu_mul: avx512_bf16::silu_mul,
         silu_mul_wide: avx512_bf16::silu_mul_wide,
-        weigh: amx_kv::weigh,
-        pack: amx_kv::pack,
+        weigh: tile_kv::weigh,
+        pack: tile_kv::pack,
         fetch_to_write: avx512_bf16::fetch_to_write,
         peak: Peak {
             run: peak,
@@ -38,7 +38,7 @@ pub static KERNELS: Kernels = Kernels {
         ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
     int4_gemm: int4_amx::gemm,
-    norm_rotate: amx_kv::norm_rotate,
+    norm_rotate: tile_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512::KERNELS
 };

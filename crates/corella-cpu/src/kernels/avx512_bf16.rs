@@ -5,9 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::amx_attention::exp2_lanes;
 use super::avx512_bf16_attention::TILE_ATTENTION;
-use super::{FEW_ROWS, Kernels, Peak, TILE_K, TileRows, amx_kv, avx512, line_ahead, with_rows};
+use super::tile_softmax::exp2_lanes;
+use super::{FEW_ROWS, Kernels, Peak, TILE_K, TileRows, avx512, line_ahead, tile_kv, with_rows};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
@@ -15,8 +15,8 @@ pub const KERNELS: Kernels = Kernels {
         gemm,
         silu_mul,
         silu_mul_wide,
-        weigh: amx_kv::weigh,
-        pack: amx_kv::pack,
+        weigh: tile_kv::weigh,
+        pack: tile_kv::pack,
         fetch_to_write,
         peak: Peak {
             run: peak,
@@ -24,7 +24,7 @@ pub const KERNELS: Kernels = Kernels {
         },
         unit: None,
     }),
-    norm_rotate: amx_kv::norm_rotate,
+    norm_rotate: tile_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
     int8_peak: Some(Peak {
         run: int8_peak,

@@ -3,11 +3,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::amx_attention::{
-    copy_values, softmax, store_rounded, store_row, widen_keys, widen_values,
-};
-use super::amx_kv::{norm_rotate_rounded, store_keys, store_values};
 use super::avx512_bf16::{load_pairs, spread_pair};
+use super::tile_kv::{
+    copy_values, norm_rotate_rounded, store_keys, store_values, widen_keys, widen_values,
+};
+use super::tile_softmax::{softmax_row, store_rounded, store_row};
 use super::{
     KeyTiles, LineQueue, QUERY_TILE_ROWS, ROW_TILE_LEN, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
     TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, with_rows,
@@ -19,7 +19,7 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     store_keys,
     store_values,
     scores,
-    softmax: softmax_then_multiply,
+    softmax,
     copy_values,
     widen_values,
     widen_keys,
@@ -96,14 +96,18 @@ unsafe fn values(
     }
 }
 
+/// One after the other: both take the same units.
+///
 /// # Safety
 /// See [`TileSoftmax`] and [`TileProduct`].
-unsafe fn softmax_then_multiply(block: TileSoftmax<'_>, products: &[TileProduct]) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let num_rows = block.ends.len();
     // SAFETY: the caller's promise.
     unsafe {
-        // Without products it needs no tiles.
-        softmax(block, &[]);
+        for row in 0..num_rows {
+            softmax_row(&mut block, row);
+        }
         for product in products {
             multiply(product, num_rows, &mut LineQueue::new(1));
         }

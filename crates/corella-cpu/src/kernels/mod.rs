@@ -13,8 +13,6 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_attention;
 #[cfg(target_arch = "x86_64")]
-mod amx_kv;
-#[cfg(target_arch = "x86_64")]
 mod amx_part;
 #[cfg(target_arch = "x86_64")]
 mod amx_products;
@@ -40,6 +38,10 @@ mod line_queue;
 mod portable;
 mod processor;
 mod products;
+#[cfg(target_arch = "x86_64")]
+mod tile_kv;
+#[cfg(target_arch = "x86_64")]
+mod tile_softmax;
 
 pub use self::hadamard::HADAMARD_ORDER;
 pub use self::line_queue::LineQueue;

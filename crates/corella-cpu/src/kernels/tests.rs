@@ -285,7 +285,7 @@ fn hadamard_spreads_each_element_and_is_its_own_inverse() {
                 unsafe { (kernels.hadamard)(spread.as_mut_ptr(), n) };
                 for (j, value) in spread.iter().enumerate() {
                     // Entries have the sign that the common bits of row and column say (Sylvester).
-                    let sign = (i / stride & j / stride).count_ones() % 2;
+                    let sign = ((i / stride) & (j / stride)).count_ones() % 2;
                     let expected = match i % stride == j % stride {
                         true => 1.0 - 2.0 * sign as f32,
                         false => 0.0,

@@ -1,8 +1,8 @@
-//! Rows on their way into the forms that matrix tiles read: bf16 in pairs.
+//! Rows, keys and values on their way into the forms that products of bf16 read, which is pairs.
 
 use std::arch::x86_64::*;
 
-use super::{KEY_TILE, NormRotate, TILE_K, avx512};
+use super::{KEY_TILE, LineQueue, NormRotate, TILE_K, VALUE_TILE, avx512};
 
 /// # Safety
 /// See [`super::StoreRows`].
@@ -147,6 +147,132 @@ unsafe fn for_rotated(head: NormRotate, store: impl Fn(usize, __m512)) {
 }
 
 /// # Safety
+/// See [`super::TileAttention::copy_values`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub unsafe fn copy_values(
+    from: *const u8,
+    num_positions: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
+    for pair in 0..KEY_TILE / 2 {
+        let mask = match num_positions.saturating_sub(pair * 2) {
+            0 => 0,
+            1 => 0x5555_5555,
+            _ => !0,
+        };
+        for i in (0..head_dim).step_by(16) {
+            if i % 32 == 0 {
+                lines.ask_some();
+            }
+            // SAFETY: rows of `head_dim` pairs; what is masked is not read.
+            unsafe {
+                let row = from.cast::<i16>().add((pair * head_dim + i) * 2);
+                let elements = _mm512_maskz_loadu_epi16(mask, row);
+                _mm512_storeu_si512(to.add(i * VALUE_TILE + pair * 32).cast(), elements);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::TileAttention::widen_values`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub unsafe fn widen_values(
+    from: *const u8,
+    num_positions: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
+    for pair in 0..KEY_TILE / 2 {
+        let mask = match num_positions.saturating_sub(pair * 2) {
+            0 => 0,
+            1 => 0x5555_5555_5555_5555,
+            _ => !0,
+        };
+        for i in (0..head_dim).step_by(32) {
+            if i % 64 == 0 {
+                lines.ask_some();
+            }
+            // SAFETY: rows of `head_dim` pairs, a multiple of 32; what is masked is not read.
+            unsafe {
+                let row = from.cast::<i8>().add((pair * head_dim + i) * 2);
+                let wide = widen(_mm512_maskz_loadu_epi8(mask, row));
+                for (half, wide) in wide.into_iter().enumerate() {
+                    let to = to.add((i + half * 16) * VALUE_TILE + pair * 32);
+                    _mm512_storeu_si512(to.cast(), wide);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::TileAttention::widen_keys`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub unsafe fn widen_keys(
+    from: *const u8,
+    stride: usize,
+    head_dim: usize,
+    to: *mut u16,
+    lines: &mut LineQueue,
+) {
+    for pair in (0..head_dim / 2).step_by(2) {
+        if pair % 4 == 0 {
+            lines.ask_some();
+        }
+        // SAFETY: 16 positions of a pair of dimensions each, of which there is an even number.
+        unsafe {
+            let row = |pair: usize| _mm256_loadu_si256(from.add(pair * stride).cast());
+            let rows = _mm512_castsi256_si512(row(pair));
+            let wide = widen(_mm512_inserti64x4::<1>(rows, row(pair + 1)));
+            for (half, wide) in wide.into_iter().enumerate() {
+                _mm512_storeu_si512(to.add((pair + half) * 32).cast(), wide);
+            }
+        }
+    }
+}
+
+/// Of bf16, which has 8 bits of precision: enough for what is at most 127.
+const LOW_BYTES: [u8; 128] = bytes_of_bf16(0);
+const HIGH_BYTES: [u8; 128] = bytes_of_bf16(1);
+
+const fn bytes_of_bf16(byte: usize) -> [u8; 128] {
+    let mut bytes = [0; 128];
+    let mut i = 0;
+    while i < bytes.len() {
+        bytes[i] = (i as f32).to_bits().to_le_bytes()[2 + byte];
+        i += 1;
+    }
+    bytes
+}
+
+/// 64 integers, none of them -128.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn widen(bytes: __m512i) -> [__m512i; 2] {
+    let look_up = |table: &[u8; 128], index| {
+        // SAFETY: both halves of the table.
+        let [low, high] =
+            [0, 64].map(|at| unsafe { _mm512_loadu_si512(table[at..].as_ptr().cast()) });
+        _mm512_permutex2var_epi8(low, index, high)
+    };
+    // What an instruction interleaves lies in pieces of 16 bytes.
+    let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    let bytes = _mm512_permutexvar_epi64(order, bytes);
+    let magnitudes = _mm512_abs_epi8(bytes);
+    let low = look_up(&LOW_BYTES, magnitudes);
+    let sign = _mm512_and_si512(bytes, _mm512_set1_epi8(i8::MIN));
+    let high = _mm512_or_si512(look_up(&HIGH_BYTES, magnitudes), sign);
+    [
+        _mm512_unpacklo_epi8(low, high),
+        _mm512_unpackhi_epi8(low, high),
+    ]
+}
+
+/// # Safety
 /// See [`super::TileRows::pack`].
 #[target_feature(enable = "avx512f")]
 pub unsafe fn pack(lanes: [*const u8; 16], num_blocks: usize, to: *mut u8) {
@@ -248,7 +374,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::kernels::amx::is_supported;
+    use crate::kernels::avx512_bf16::is_supported;
 
     const HEAD_DIM: usize = 64;
     const UNTOUCHED: u16 = 0xdead;
