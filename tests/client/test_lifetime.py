@@ -8,6 +8,8 @@ import pytest
 from server_process import ServerProcess
 
 LONG = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
+# Seconds for that, where the best kernels take tenths: a long request still runs when the test looks.
+SLOW = ("--isa", "portable", "--threads", 1)
 
 
 def stream_long(server, **options):
@@ -25,7 +27,7 @@ def num_waiting(server):
 
 
 def test_full_queue_is_429():
-    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1) as server:
+    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1, *SLOW) as server:
         running = stream_long(server)
         next(running)
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -39,7 +41,7 @@ def test_full_queue_is_429():
 
 
 def test_a_waiting_client_that_leaves_frees_its_place():
-    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1) as server:
+    with ServerProcess("--max-num-seqs", 1, "--max-queued-requests", 1, *SLOW) as server:
         running = stream_long(server)
         next(running)
         impatient = server.client.with_options(timeout=0.3)
@@ -51,7 +53,7 @@ def test_a_waiting_client_that_leaves_frees_its_place():
 
 
 def test_disconnect_is_499():
-    with ServerProcess() as server:
+    with ServerProcess(*SLOW) as server:
         stream = stream_long(server)
         next(stream)
         assert num_running(server) == 1
