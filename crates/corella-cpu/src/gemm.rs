@@ -177,6 +177,7 @@ impl Call<'_> {
         self.tile_rows?.unit
     }
 
+    /// Of many rows a kernel reads two lines of a panel by turns, which no hardware runs ahead of.
     fn fetches_ahead(&self) -> bool {
         self.tiles.num_rows() > FEW_ROWS || wants_requests()
     }

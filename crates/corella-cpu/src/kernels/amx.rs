@@ -1,4 +1,4 @@
-//! bf16 and 8-bit weights through AMX matrix tiles; everything else as in AVX-512.
+//! bf16 and 8-bit weights through AMX matrix tiles; everything else as in `avx512_bf16.rs`.
 //!
 //! A tile instruction adds, for each of its rows by itself, the products of 32 consecutive k to
 //! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
@@ -8,19 +8,13 @@ use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_part, avx512, avx512_bf16,
-    int4_amx, tile_kv,
+    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_part, avx512_bf16, int4_amx,
 };
 
 pub static KERNELS: Kernels = Kernels {
     tile_gemm: Some(TileRows {
         max_rows: 32,
         gemm,
-        silu_mul: avx512_bf16::silu_mul,
-        silu_mul_wide: avx512_bf16::silu_mul_wide,
-        weigh: tile_kv::weigh,
-        pack: tile_kv::pack,
-        fetch_to_write: avx512_bf16::fetch_to_write,
         peak: Peak {
             run: peak,
             ops: 4 * 16 * 16 * TILE_K * 2,
@@ -31,6 +25,7 @@ pub static KERNELS: Kernels = Kernels {
             int8_gemm_part: amx_part::int8_gemm,
             release,
         }),
+        ..avx512_bf16::TILE_ROWS
     }),
     int8_gemm,
     int8_peak: Some(Peak {
@@ -38,20 +33,14 @@ pub static KERNELS: Kernels = Kernels {
         ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
     int4_gemm: int4_amx::gemm,
-    norm_rotate: tile_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
-    ..avx512::KERNELS
+    ..avx512_bf16::KERNELS
 };
 
 /// Whether the processor has tiles of both kinds and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED.get_or_init(|| {
-        is_x86_feature_detected!("avx512bf16")
-            && is_x86_feature_detected!("avx512vbmi")
-            && has_tiles()
-            && may_use_tiles()
-    })
+    *SUPPORTED.get_or_init(|| has_tiles() && may_use_tiles())
 }
 
 fn has_tiles() -> bool {

@@ -8,29 +8,19 @@ use std::ops::Range;
 
 use super::amx::{apart, configure_full, release};
 use super::amx_products::Products;
-use super::tile_kv::{
-    copy_values, norm_rotate_rounded, store_keys, store_values, widen_keys, widen_values,
-};
-use super::tile_softmax::{softmax_row, store_rounded, store_row};
+use super::tile_softmax::softmax_row;
 use super::{
     KEY_TILE, KeyTiles, LineQueue, ROW_TILE_LEN, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
-    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles,
+    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, avx512_bf16_attention,
 };
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,
-    norm_rotate_rounded,
-    store_keys,
-    store_values,
     scores,
     softmax,
-    copy_values,
-    widen_values,
-    widen_keys,
     values,
-    store_row,
-    store_rounded,
     release,
+    ..avx512_bf16_attention::TILE_ATTENTION
 };
 
 /// Sums in tiles 0–3. More than 16 rows have two tiles, 4 and 5, against two of keys or values, 6 and

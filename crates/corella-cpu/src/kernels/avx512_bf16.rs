@@ -10,20 +10,7 @@ use super::tile_softmax::exp2_lanes;
 use super::{FEW_ROWS, Kernels, Peak, TILE_K, TileRows, avx512, line_ahead, tile_kv, with_rows};
 
 pub const KERNELS: Kernels = Kernels {
-    tile_gemm: Some(TileRows {
-        max_rows: avx512::KERNELS.tile_rows,
-        gemm,
-        silu_mul,
-        silu_mul_wide,
-        weigh: tile_kv::weigh,
-        pack: tile_kv::pack,
-        fetch_to_write,
-        peak: Peak {
-            run: peak,
-            ops: NUM_SUMS * 16 * 4,
-        },
-        unit: None,
-    }),
+    tile_gemm: Some(TILE_ROWS),
     norm_rotate: tile_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
     int8_peak: Some(Peak {
@@ -31,6 +18,21 @@ pub const KERNELS: Kernels = Kernels {
         ops: NUM_SUMS * 16 * 8,
     }),
     ..avx512::KERNELS
+};
+
+pub const TILE_ROWS: TileRows = TileRows {
+    max_rows: avx512::KERNELS.tile_rows,
+    gemm,
+    silu_mul,
+    silu_mul_wide,
+    weigh: tile_kv::weigh,
+    pack: tile_kv::pack,
+    fetch_to_write,
+    peak: Peak {
+        run: peak,
+        ops: NUM_SUMS * 16 * 4,
+    },
+    unit: None,
 };
 
 pub fn is_supported() -> bool {
@@ -153,10 +155,8 @@ pub unsafe fn spread_pair(pair: *const u8) -> __m512bh {
     }
 }
 
-/// # Safety
-/// See [`TileRows::silu_mul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
-pub unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
+unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
     for row in 0..num_rows {
         // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
         unsafe {
@@ -169,10 +169,8 @@ pub unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
     }
 }
 
-/// # Safety
-/// See [`TileRows::silu_mul_wide`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-pub unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
+unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
     for row in 0..num_rows {
         // SAFETY: rows of `x` have 32 elements, those of `out` are `stride` apart.
         unsafe { _mm512_storeu_ps(out.add(row * stride), silu_mul_lanes(x.add(row * 32))) };
@@ -194,7 +192,7 @@ unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
     _mm512_mul_ps(silu, up)
 }
 
-pub fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {
+fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: usize) {
     for row in 0..num_rows {
         for line in 0..num_lines {
             let line = first.wrapping_byte_add(row * stride + line * 64);
