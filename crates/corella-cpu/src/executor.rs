@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::fs::File;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -17,6 +18,7 @@ use crate::core_affinity::allowed_cores;
 use crate::forward::Forward;
 use crate::kernels::{Isa, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
+use crate::packed_image::PackedImage;
 use crate::profile::Profile;
 use crate::slot::{SlotLimits, Slots};
 use crate::stage::{Command, Output, Stage};
@@ -77,6 +79,18 @@ impl CpuExecutor {
         weights: DecoderWeights,
         config: CpuConfig,
     ) -> Result<Self, CpuError> {
+        let (executor, _) = Self::with_image(spec, weights, config, None)?;
+        Ok(executor)
+    }
+
+    /// The same with an image that an executor of the same weights, instruction set and weight
+    /// format gave. One of others costs time, and is not used. Returns another to be kept.
+    pub fn with_image(
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        config: CpuConfig,
+        image: Option<File>,
+    ) -> Result<(Self, PackedImage), CpuError> {
         check_config(&config)?;
         if config.num_stages > spec.num_layers {
             return Err(CpuError(format!(
@@ -103,9 +117,10 @@ impl CpuExecutor {
         };
         let mut pool = new_pool(0, config.num_threads)?;
         let mut packed = on_first_core(&mut pool, |pool| {
-            PackedWeights::pack(&spec, &weights, config.weight_format, kernels, pool)
+            PackedWeights::pack(&spec, &weights, config.weight_format, image, kernels, pool)
         })?;
         drop(weights);
+        let image = packed.image();
         let kv_layout = KvLayout {
             num_pages: config.num_pages,
             page_size: config.page_size,
@@ -202,7 +217,7 @@ impl CpuExecutor {
                 .map_err(|error| CpuError(format!("cannot start the executor thread: {error}")))?;
             executor.stages.push(thread);
         }
-        Ok(executor)
+        Ok((executor, image))
     }
 
     fn send(&self, command: Command) -> Result<(), ExecutorError> {

@@ -1,6 +1,8 @@
 //! Weights in panels, packed once.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use corella_model::{DType, GroupedRow, Tensor};
 use half::{bf16, f16};
@@ -11,6 +13,7 @@ use crate::kernels::int4::Int4Shape;
 use crate::kernels::{
     HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
 };
+use crate::packed_image::ImageReader;
 use crate::region::Region;
 use crate::thread_pool::ThreadPool;
 
@@ -20,16 +23,28 @@ pub struct PackedMatrix {
     pub form: Form,
     pub k: usize,
     pub num_panels: usize,
-    panels: Region,
+    panels: Arc<Region>,
     /// By lane, as the panels.
     pub bias: Option<Vec<f32>>,
     /// In `Form::Int8`: what each lane's integers, or the scales of their groups, are multiplied by,
     /// one f32 a lane.
-    scales: Region,
+    scales: Arc<Region>,
     /// In `Form::Int8`, of weights in 4 bits.
     pub int4: Option<Int4Shape>,
     /// See [`Packing::hadamard`].
     pub hadamard: bool,
+    pub origin: Origin,
+}
+
+/// How a matrix's panels came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The checkpoint's elements in another order, which is no slower than reading them in this one.
+    Copied,
+    /// Rounded, or worked out of what the checkpoint stores.
+    Computed,
+    /// Read from an image of panels that were computed before.
+    Image,
 }
 
 /// How a matrix `[out, in]` gets into panels.
@@ -58,6 +73,13 @@ impl Packing {
             && !lanes.iter().flatten().any(is_stored);
         self
     }
+
+    /// Whether panels have the checkpoint's own elements.
+    pub fn copies(&self, lanes: &[Option<Lane<'_>>]) -> bool {
+        let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
+        self.form != Form::Int8
+            && weights.all(|weight| weight.dtype == self.dtype && !weight.is_computed())
+    }
 }
 
 /// What one output lane computes.
@@ -78,51 +100,84 @@ impl PackedMatrix {
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> io::Result<Self> {
-        let Packing {
-            k,
-            dtype,
-            form,
-            int4,
-            hadamard,
-        } = packing;
-        let num_panels = lanes.len().div_ceil(PANEL_LANES);
-        let panel_bytes = match int4 {
-            Some(int4) => int4.shape.panel_bytes(),
-            None => panel_bytes(k, dtype, form),
-        };
-        let panels = Region::new(num_panels * panel_bytes)?;
-        let scales = match form {
-            Form::Columns | Form::MatrixTiles => Region::new(0)?,
-            Form::Int8 => Region::new(num_panels * PANEL_LANES * size_of::<f32>())?,
-        };
+        let mut packed = Self::unfilled(lanes, packing)?;
+        if !packing.copies(lanes) {
+            packed.origin = Origin::Computed;
+        }
         pool.run(&|worker| {
-            for panel in worker.share(num_panels) {
-                let first = panel * PANEL_LANES;
-                let lanes = &lanes[first..lanes.len().min(first + PANEL_LANES)];
-                // SAFETY: panels lie one after the other, and each worker fills its own.
-                let bytes = unsafe {
-                    let start = panels.as_ptr().add(panel * panel_bytes);
-                    std::slice::from_raw_parts_mut(start, panel_bytes)
-                };
-                match form {
-                    Form::Columns | Form::MatrixTiles => {
-                        pack_panel(lanes, k, dtype, form, kernels, bytes);
-                    }
-                    Form::Int8 => {
-                        // SAFETY: as above.
-                        let scales = unsafe {
-                            let start = scales.as_ptr().cast::<f32>().add(first);
-                            std::slice::from_raw_parts_mut(start, PANEL_LANES)
-                        };
-                        match int4 {
-                            Some(int4) => int4.pack_panel(lanes, packing, kernels, scales, bytes),
-                            None => quantise_panel(lanes, packing, kernels, scales, bytes),
-                        }
-                    }
+            for panel in worker.share(packed.num_panels) {
+                // SAFETY: each worker fills its own panels.
+                let (bytes, scales) = unsafe { packed.panel_mut(panel) };
+                let lanes = panel_lanes(lanes, panel);
+                fill_panel(lanes, packing, kernels, bytes, scales);
+            }
+        })
+        .map_err(io::Error::other)?;
+        Ok(packed)
+    }
+
+    /// What `pack` would give, from the image of what it gave before; `None` if this is not in it. A
+    /// panel is packed and compared: weights that have changed since show in it, if all have, and so
+    /// does another order or rounding.
+    pub fn read(
+        lanes: &[Option<Lane<'_>>],
+        packing: Packing,
+        image: &mut ImageReader,
+        kernels: &Kernels,
+        pool: &mut ThreadPool,
+    ) -> io::Result<Option<Self>> {
+        let mut packed = Self::unfilled(lanes, packing)?;
+        packed.origin = Origin::Image;
+        let image = image.take(packed.num_image_bytes());
+        let scales_len = packed.scales_len();
+        let panel_scales = packed.num_scales() * size_of::<f32>();
+        let parts = [
+            (&packed.scales, 0, panel_scales),
+            (&packed.panels, scales_len, packed.panel_bytes()),
+        ];
+        let has_failed = AtomicBool::new(false);
+        pool.run(&|worker| {
+            let panels = worker.share(packed.num_panels);
+            for (region, at, stride) in parts {
+                let (start, len) = (panels.start * stride, panels.len() * stride);
+                // SAFETY: inside the region; each worker fills what belongs to its own panels.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(region.as_ptr().add(start), len) };
+                if image.read(at + start, bytes).is_err() {
+                    has_failed.store(true, Ordering::Relaxed);
                 }
             }
         })
         .map_err(io::Error::other)?;
+        let is_same = !has_failed.into_inner() && packed.has_panel(lanes, packing, kernels)?;
+        Ok(is_same.then_some(packed))
+    }
+
+    fn has_panel(
+        &self,
+        lanes: &[Option<Lane<'_>>],
+        packing: Packing,
+        kernels: &Kernels,
+    ) -> io::Result<bool> {
+        if self.num_panels == 0 {
+            return Ok(true);
+        }
+        let panel = self.num_panels / 2;
+        let lanes = panel_lanes(lanes, panel);
+        let expected = Self::unfilled(lanes, packing)?;
+        // SAFETY: the workers are done, and nobody knows of the other panel.
+        unsafe {
+            let (bytes, scales) = self.panel_mut(panel);
+            let (expected, expected_scales) = expected.panel_mut(0);
+            fill_panel(lanes, packing, kernels, expected, expected_scales);
+            let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            Ok(bytes == expected && scales.iter().zip(&*expected_scales).all(is_same))
+        }
+    }
+
+    /// Panels of zeros.
+    fn unfilled(lanes: &[Option<Lane<'_>>], packing: Packing) -> io::Result<Self> {
+        let num_panels = lanes.len().div_ceil(PANEL_LANES);
         let has_bias = lanes.iter().flatten().any(|lane| lane.bias.is_some());
         let bias = has_bias.then(|| {
             let mut bias = vec![0.0; num_panels * PANEL_LANES];
@@ -138,17 +193,66 @@ impl PackedMatrix {
             }
             bias
         });
-        Ok(Self {
-            dtype,
-            form,
-            k,
+        let mut packed = Self {
+            dtype: packing.dtype,
+            form: packing.form,
+            k: packing.k,
             num_panels,
-            panels,
+            panels: Arc::new(Region::new(0)?),
             bias,
-            scales,
-            int4: int4.map(|int4| int4.shape),
-            hadamard,
-        })
+            scales: Arc::new(Region::new(0)?),
+            int4: packing.int4.map(|int4| int4.shape),
+            hadamard: packing.hadamard,
+            origin: Origin::Copied,
+        };
+        packed.panels = Arc::new(Region::new(packed.num_bytes())?);
+        packed.scales = Arc::new(Region::new(packed.scales_len())?);
+        Ok(packed)
+    }
+
+    /// A panel, and the scales of its lanes, of which there are none in forms without scales.
+    ///
+    /// # Safety
+    /// Nobody else uses the panel meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "workers fill different panels")]
+    unsafe fn panel_mut(&self, panel: usize) -> (&mut [u8], &mut [f32]) {
+        assert!(panel < self.num_panels);
+        let (panel_bytes, num_scales) = (self.panel_bytes(), self.num_scales());
+        // SAFETY: panels lie one after the other, and so do their scales; exclusive by the caller's
+        // promise.
+        unsafe {
+            let bytes = self.panels.as_ptr().add(panel * panel_bytes);
+            let scales = self.scales.as_ptr().cast::<f32>().add(panel * num_scales);
+            (
+                std::slice::from_raw_parts_mut(bytes, panel_bytes),
+                std::slice::from_raw_parts_mut(scales, num_scales),
+            )
+        }
+    }
+
+    /// Of a panel.
+    fn num_scales(&self) -> usize {
+        match self.form {
+            Form::Columns | Form::MatrixTiles => 0,
+            Form::Int8 => PANEL_LANES,
+        }
+    }
+
+    /// Of all panels, in bytes.
+    fn scales_len(&self) -> usize {
+        self.num_panels * self.num_scales() * size_of::<f32>()
+    }
+
+    /// Scales and panels, as they lie in an image.
+    pub fn image_parts(&self) -> [(Arc<Region>, usize); 2] {
+        [
+            (Arc::clone(&self.scales), self.scales_len()),
+            (Arc::clone(&self.panels), self.num_bytes()),
+        ]
+    }
+
+    fn num_image_bytes(&self) -> usize {
+        self.scales_len() + self.num_bytes()
     }
 
     pub fn num_bytes(&self) -> usize {
@@ -213,6 +317,26 @@ impl PackedMatrix {
     }
 }
 
+fn panel_lanes<'a, 'b>(lanes: &'b [Option<Lane<'a>>], panel: usize) -> &'b [Option<Lane<'a>>] {
+    let lanes = &lanes[panel * PANEL_LANES..];
+    &lanes[..lanes.len().min(PANEL_LANES)]
+}
+
+/// Fills a panel of zeros, which begins a cache line.
+fn fill_panel(
+    lanes: &[Option<Lane<'_>>],
+    packing: Packing,
+    kernels: &Kernels,
+    bytes: &mut [u8],
+    scales: &mut [f32],
+) {
+    match (packing.form, packing.int4) {
+        (Form::Columns | Form::MatrixTiles, _) => pack_panel(lanes, packing, kernels, bytes),
+        (Form::Int8, Some(int4)) => int4.pack_panel(lanes, packing, kernels, scales, bytes),
+        (Form::Int8, None) => quantise_panel(lanes, packing, kernels, scales, bytes),
+    }
+}
+
 fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
     let element = match form {
         Form::Columns | Form::MatrixTiles => dtype.size(),
@@ -230,14 +354,8 @@ fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
     }
 }
 
-fn pack_panel(
-    lanes: &[Option<Lane<'_>>],
-    k: usize,
-    dtype: DType,
-    form: Form,
-    kernels: &Kernels,
-    out: &mut [u8],
-) {
+fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, out: &mut [u8]) {
+    let Packing { k, dtype, form, .. } = packing;
     // Blocks of k, so that both sides stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();

@@ -1,5 +1,6 @@
 //! A checkpoint's tensors in the form the forward pass reads, checked and packed once.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use crate::buffer::Form;
 use crate::executor::CpuError;
 use crate::int4_matrix::Int4Packing;
 use crate::kernels::Kernels;
+use crate::packed_image::{ImageReader, PackedImage};
 use crate::thread_pool::ThreadPool;
 use crate::weight_panel::{Lane, PackedMatrix, Packing, elements};
 
@@ -46,10 +48,13 @@ pub struct PackedLayer {
 }
 
 impl PackedWeights {
+    /// With an image of the same weights, packed before in the same way, what is in it is read
+    /// instead.
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
         format: Option<WeightFormat>,
+        image: Option<File>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
@@ -115,6 +120,7 @@ impl PackedWeights {
             dtype,
             form: form(&matrices),
             int4,
+            image: image.map(ImageReader::new),
             kernels,
             pool,
         };
@@ -148,18 +154,22 @@ impl PackedWeights {
         }
     }
 
+    /// In the order in which they are packed.
+    fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let layers = self.layers.iter().flat_map(PackedLayer::matrices);
+        layers.chain([&self.ends.head])
+    }
+
+    pub fn image(&self) -> PackedImage {
+        PackedImage::new(self.matrices())
+    }
+
     pub fn num_bytes(&self) -> usize {
-        let layers = self.layers.iter().map(|layer| {
-            layer.qkv.num_bytes()
-                + layer.output.num_bytes()
-                + layer.gate_up.num_bytes()
-                + layer.down.num_bytes()
-        });
         let embedding = match &self.ends.embedding {
             Embedding::Tied => 0,
             Embedding::Own(tensor) => tensor.num_bytes(),
         };
-        layers.sum::<usize>() + self.ends.head.num_bytes() + embedding
+        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding
     }
 }
 
@@ -180,6 +190,7 @@ impl PackedLayer {
             dtype: None,
             form,
             int4: None,
+            image: None,
             kernels,
             pool,
         };
@@ -191,9 +202,13 @@ impl PackedLayer {
         self.qkv.form
     }
 
+    /// In the order in which they are packed.
+    fn matrices(&self) -> [&PackedMatrix; 4] {
+        [&self.qkv, &self.output, &self.gate_up, &self.down]
+    }
+
     pub fn has_int4(&self) -> bool {
-        let matrices = [&self.qkv, &self.output, &self.gate_up, &self.down];
-        matrices.into_iter().any(PackedMatrix::is_int4)
+        self.matrices().into_iter().any(PackedMatrix::is_int4)
     }
 }
 
@@ -217,6 +232,8 @@ struct Packer<'a> {
     /// Of the layers, and then of the head.
     form: Form,
     int4: Option<Int4>,
+    /// Gone once it turned out to be of other weights.
+    image: Option<ImageReader>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
 }
@@ -343,7 +360,15 @@ impl Packer<'_> {
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
     ) -> Result<PackedMatrix, CpuError> {
-        PackedMatrix::pack(lanes, packing, self.kernels, self.pool).map_err(out_of_memory)
+        let (kernels, pool) = (self.kernels, &mut *self.pool);
+        if let Some(image) = self.image.as_mut().filter(|_| !packing.copies(lanes)) {
+            let read = PackedMatrix::read(lanes, packing, image, kernels, pool);
+            if let Some(matrix) = read.map_err(out_of_memory)? {
+                return Ok(matrix);
+            }
+            self.image = None;
+        }
+        PackedMatrix::pack(lanes, packing, kernels, pool).map_err(out_of_memory)
     }
 }
 
@@ -433,7 +458,8 @@ mod tests {
         let kernels = kernels(Isa::Portable).unwrap();
         let mut pool = ThreadPool::new(1).unwrap();
         for format in [None, Some(WeightFormat::Int8)] {
-            let packed = PackedWeights::pack(spec, &weights, format, kernels, &mut pool).unwrap();
+            let packed =
+                PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool).unwrap();
             let down = &weights.layers[0].down;
             let mut row = vec![0.0; down.shape[1]];
             let mut stored = GroupedRow::default();

@@ -101,6 +101,25 @@ impl Checkpoint {
         self.source.read(name)
     }
 
+    /// The files that weights and configuration are read from; none if they are inside the binary.
+    pub fn files(&self) -> io::Result<Vec<PathBuf>> {
+        match &self.source {
+            Source::Folder(folder) => {
+                let mut files = vec![folder.join(CONFIG)];
+                for entry in fs::read_dir(folder)? {
+                    let path = entry?.path();
+                    if path.extension().is_some_and(|end| end == "safetensors") {
+                        files.push(path);
+                    }
+                }
+                files.sort();
+                Ok(files)
+            }
+            Source::Static(_) => Ok(Vec::new()),
+            Source::Gguf(file) => Ok(vec![PathBuf::from(file.label())]),
+        }
+    }
+
     /// Maps the weights and checks every name, shape and type. The files must not change
     /// while the weights are in use.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {

@@ -197,6 +197,11 @@ impl Tensor {
         }
     }
 
+    /// Of blocks and integers, whose values are worked out.
+    pub fn is_computed(&self) -> bool {
+        matches!(&*self.storage, Storage::Blocks(_) | Storage::Packed(_))
+    }
+
     /// `None` where integers and scales are not what the checkpoint stores.
     pub fn group_format(&self) -> Option<GroupFormat> {
         match &*self.storage {

@@ -138,6 +138,14 @@ pub struct ModelArgs {
     /// Type of the weights; auto keeps the checkpoint's
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,
+    /// Where weights that were rounded or repacked are kept for the next start [default:
+    /// ~/.cache/corella]
+    #[arg(long, value_name = "FOLDER")]
+    pub weight_cache: Option<PathBuf>,
+    /// Disk space for them, of all models together; those not used for the longest time make room.
+    /// 0 keeps and reads none
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_or_zero, default_value = "32G")]
+    pub weight_cache_size: u64,
 }
 
 #[derive(Args)]
@@ -332,7 +340,7 @@ pub enum WeightFormatArg {
     Bf16,
     /// Rounded at load, one scale an output; what they meet is rounded as well
     Int8,
-    /// 4 bits, one scale for each 32 weights of an output; what they meet is rounded to 8 bits
+    /// 4 bits, one scale for each 128 weights of an output; what they meet is rounded to 8 bits
     Int4,
 }
 
@@ -385,6 +393,13 @@ fn parse_draft_tokens(text: &str) -> Result<u32, String> {
     match text.trim().parse::<u32>() {
         Ok(number) if (1..=most).contains(&number) => Ok(number),
         _ => Err(format!("must be a number from 1 to {most}")),
+    }
+}
+
+fn parse_size_or_zero(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => parse_size(text),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use corella::{
     CalibrationText, Device, DraftOptions, Error, GenerateParams, LlmOptions, ModelSource,
-    QuantizeOptions,
+    QuantizeOptions, WeightCache,
 };
 use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
@@ -356,6 +356,24 @@ fn source(model: Option<PathBuf>) -> ModelSource {
 fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
     options.max_model_len = args.max_model_len;
     options.weight_format = weight_format(args.dtype);
+    let folder = args.weight_cache.clone().or_else(default_weight_cache);
+    options.weight_cache =
+        folder
+            .filter(|_| args.weight_cache_size > 0)
+            .map(|folder| WeightCache {
+                max_bytes: args.weight_cache_size,
+                ..WeightCache::new(folder)
+            });
+}
+
+/// As the XDG base directories have it; none without a home.
+fn default_weight_cache() -> Option<PathBuf> {
+    let absolute = |name: &str| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    Some(caches?.join("corella"))
 }
 
 fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {

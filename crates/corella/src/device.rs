@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corella_core::{SchedulerConfig, Speculation, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Profile, kv_page_bytes, num_cores};
+use corella_cpu::{CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes, num_cores};
 use corella_engine::DraftModel;
 use corella_model::{
     Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig,
@@ -13,6 +13,7 @@ use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan, available_bytes};
+use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, TokenCost};
 
 pub(crate) struct Loaded {
@@ -20,6 +21,7 @@ pub(crate) struct Loaded {
     pub scheduler: SchedulerConfig,
     pub hardware: Hardware,
     pub draft: Option<(DraftModel, DraftHardware)>,
+    pub weight_keepers: Vec<WeightKeeper>,
 }
 
 /// What computes, and in which types.
@@ -28,6 +30,8 @@ pub struct Hardware {
     pub executor: ExecutorInfo,
     pub num_stages: usize,
     pub weight_format: WeightFormat,
+    /// Whether weights were packed by an earlier start, and only read by this one.
+    pub weights_were_kept: bool,
     pub kv_format: KvFormat,
     pub num_kv_pages: u32,
     pub page_size: u32,
@@ -58,6 +62,7 @@ impl Hardware {
 
 /// A model's weights, and the types that they and its KV are kept in.
 struct Formats<'a> {
+    checkpoint: &'a Checkpoint,
     spec: &'a DecoderSpec,
     /// `None` for the mock.
     weights: Option<DecoderWeights>,
@@ -87,6 +92,7 @@ impl<'a> Formats<'a> {
                 _ => DType::Bf16,
             }));
         Ok(Self {
+            checkpoint,
             spec: &checkpoint.config().spec,
             weights,
             asked_weight_format,
@@ -119,7 +125,7 @@ impl<'a> Formats<'a> {
         scheduler: &SchedulerConfig,
         options: &LlmOptions,
         profile: Option<Arc<Profile>>,
-    ) -> Result<Option<Box<dyn Executor>>, Error> {
+    ) -> Result<Option<LoadedExecutor>, Error> {
         let Some(weights) = self.weights else {
             return Ok(None);
         };
@@ -137,8 +143,34 @@ impl<'a> Formats<'a> {
             num_stages: scheduler.num_pipeline_stages as usize,
             profile,
         };
-        let executor = CpuExecutor::new(self.spec.clone(), weights, config)?;
-        Ok(Some(Box::new(executor)))
+        let entry = options.weight_cache.as_ref().and_then(|cache| {
+            let isa = options.isa.unwrap_or_else(detect_isa);
+            WeightCacheEntry::new(cache, self.checkpoint, isa, self.asked_weight_format)
+        });
+        let image = entry.as_ref().and_then(WeightCacheEntry::open);
+        let spec = self.spec.clone();
+        let (executor, image) = CpuExecutor::with_image(spec, weights, config, image)?;
+        Ok(Some(LoadedExecutor {
+            executor: Box::new(executor),
+            weights_were_kept: image.is_read(),
+            weight_keeper: entry.and_then(|entry| entry.keep(image)),
+        }))
+    }
+}
+
+struct LoadedExecutor {
+    executor: Box<dyn Executor>,
+    weights_were_kept: bool,
+    weight_keeper: Option<WeightKeeper>,
+}
+
+impl LoadedExecutor {
+    fn mock(config: MockConfig) -> Self {
+        Self {
+            executor: Box::new(MockExecutor::new(config)),
+            weights_were_kept: false,
+            weight_keeper: None,
+        }
     }
 }
 
@@ -196,32 +228,41 @@ pub(crate) fn load(
         // Memory is what a step of few rows waits for.
         *draw_cost = (100.0 * of_draft.step_bytes() / formats.step_bytes()).ceil() as u32;
     }
+    let mut weight_keepers = Vec::new();
     let draft = match draft {
-        Some((draft, formats)) => Some(load_draft(draft, formats, tokenizer, &scheduler, options)?),
+        Some((draft, formats)) => {
+            let (model, hardware, keeper) =
+                load_draft(draft, formats, tokenizer, &scheduler, options)?;
+            weight_keepers.extend(keeper);
+            Some((model, hardware))
+        }
         None => None,
     };
     let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
-    let executor = formats.cpu_executor(&scheduler, options, options.profile.clone())?;
-    let executor = executor.unwrap_or_else(|| {
+    let loaded = formats.cpu_executor(&scheduler, options, options.profile.clone())?;
+    let loaded = loaded.unwrap_or_else(|| {
         let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
         mock.cost = options.mock_cost.clone();
         mock.num_stages = scheduler.num_pipeline_stages;
-        Box::new(MockExecutor::new(mock))
+        LoadedExecutor::mock(mock)
     });
+    weight_keepers.extend(loaded.weight_keeper);
     let hardware = Hardware {
-        executor: executor.info(),
+        executor: loaded.executor.info(),
         num_stages,
         weight_format,
+        weights_were_kept: loaded.weights_were_kept,
         kv_format,
         num_kv_pages: scheduler.num_pages,
         page_size: scheduler.page_size,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
     };
     Ok(Loaded {
-        executor,
+        executor: loaded.executor,
         scheduler,
         hardware,
         draft,
+        weight_keepers,
     })
 }
 
@@ -232,7 +273,7 @@ fn load_draft(
     tokenizer: &Tokenizer,
     limits: &SchedulerConfig,
     options: &LlmOptions,
-) -> Result<(DraftModel, DraftHardware), Error> {
+) -> Result<(DraftModel, DraftHardware, Option<WeightKeeper>), Error> {
     let mut limits = limits.clone();
     let max_position = u32::try_from(formats.spec.max_position).unwrap_or(u32::MAX);
     limits.max_model_len = limits.max_model_len.min(max_position);
@@ -240,23 +281,22 @@ fn load_draft(
         { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
     limits.num_pages = limits.num_pages.min(useful_pages);
     let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(limits.page_size));
-    let executor = formats.cpu_executor(&limits, options, None)?;
-    let executor = executor.unwrap_or_else(|| {
-        let mock = mock_config(&draft.checkpoint, tokenizer, &limits);
-        Box::new(MockExecutor::new(mock))
+    let loaded = formats.cpu_executor(&limits, options, None)?;
+    let loaded = loaded.unwrap_or_else(|| {
+        LoadedExecutor::mock(mock_config(&draft.checkpoint, tokenizer, &limits))
     });
     let hardware = DraftHardware {
         name: draft.name.clone(),
         weight_format,
-        weight_bytes: executor.info().weight_bytes,
+        weight_bytes: loaded.executor.info().weight_bytes,
         kv_bytes: page_bytes * u64::from(limits.num_pages),
     };
     let model = DraftModel {
-        executor,
+        executor: loaded.executor,
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_model_len: limits.max_model_len,
     };
-    Ok((model, hardware))
+    Ok((model, hardware, loaded.weight_keeper))
 }
 
 /// Answers are words of the model's vocabulary, some fifty of them.

@@ -19,6 +19,7 @@ mod options;
 mod perplexity;
 mod quantize;
 mod token_cost;
+mod weight_cache;
 
 pub use device::{DraftHardware, Hardware};
 pub use error::Error;
@@ -27,3 +28,4 @@ pub use options::{Device, DraftOptions, LlmOptions, ModelSource};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
 pub use token_cost::TokenCost;
+pub use weight_cache::{WeightCache, WeightKeeper};

@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::device::{self, DraftHardware, Hardware, Loaded, weight_format_name};
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::display_bytes;
+use crate::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
 /// A model that is loaded and warm. Its engine stops when this, and what was made of it, are
@@ -29,6 +30,8 @@ pub struct Llm {
     pub hardware: Hardware,
     /// Of the model that guesses.
     pub draft_hardware: Option<DraftHardware>,
+    /// With [`LlmOptions::weight_cache`]: what goes on writing for the next start, until dropped.
+    pub weight_keepers: Vec<WeightKeeper>,
 }
 
 /// How one answer is made. `None` is what the model's makers recommend.
@@ -91,6 +94,7 @@ impl Llm {
             max_model_len,
             hardware: loaded.hardware,
             draft_hardware,
+            weight_keepers: loaded.weight_keepers,
         };
         for prefix in &options.pinned_prefixes {
             llm.pin_prefix(prefix)?;
@@ -137,7 +141,7 @@ impl Llm {
         let hardware = &self.hardware;
         let executor = &hardware.executor;
         format!(
-            "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}, \
+            "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}{kept}, \
              {pages} KV pages of {page_size} tokens ({kv} {kv_format}), context {context}{draft}",
             name = self.name,
             device = executor.device,
@@ -150,6 +154,11 @@ impl Llm {
             },
             weights = display_bytes(executor.weight_bytes as u64),
             weight_format = hardware.weight_format_name(),
+            kept = if hardware.weights_were_kept {
+                " as packed before"
+            } else {
+                ""
+            },
             pages = hardware.num_kv_pages,
             page_size = hardware.page_size,
             kv = display_bytes(hardware.kv_bytes),

@@ -8,6 +8,8 @@ use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile};
 use corella_model::{CostModel, KvFormat, WeightFormat};
 
+use crate::WeightCache;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     /// The small model inside this program.
@@ -43,6 +45,8 @@ pub struct LlmOptions {
     pub isa: Option<Isa>,
     /// Default: the checkpoint's.
     pub weight_format: Option<WeightFormat>,
+    /// Default: they are packed at every start.
+    pub weight_cache: Option<WeightCache>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_format: Option<KvFormat>,
     /// Its cost is worked out when the models are loaded.
@@ -79,6 +83,7 @@ impl Default for LlmOptions {
             pin_threads: false,
             isa: None,
             weight_format: None,
+            weight_cache: None,
             kv_format: None,
             draft_model: None,
             kv_cache_bytes: None,

@@ -28,11 +28,12 @@ async fn serve(config: Serve) -> Result<(), Error> {
         .await
         .map_err(io_error(cannot_listen.clone()))?;
     let address = listener.local_addr().map_err(io_error(cannot_listen))?;
-    let llm = Llm::load(&config.source, &config.options)?;
+    let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     announce(&llm, address, config.api_key.is_some());
 
     let engine = llm.engine.clone();
+    let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
     let state = server_state(llm, config);
     let report = corella_server::serve(listener, state, shutdown)
         .await

@@ -1,0 +1,285 @@
+//! Packed weights kept in files, so that the next start of a model reads what this one has rounded
+//! and repacked. Weights that are only copied are not kept: to copy them again is as fast.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry, File, OpenOptions, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use corella_cpu::{Isa, PackedImage};
+use corella_model::{Checkpoint, WeightFormat};
+
+use crate::kv_plan::display_bytes;
+
+/// Where packed weights are kept.
+#[derive(Clone, Debug)]
+pub struct WeightCache {
+    /// Made when it is needed. Other files in it are left alone.
+    pub folder: PathBuf,
+    /// Of all models together; those not used for the longest time make room.
+    pub max_bytes: u64,
+    /// What is smaller is packed again in no time.
+    pub min_bytes: u64,
+}
+
+impl WeightCache {
+    pub fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            max_bytes: 32 << 30,
+            min_bytes: 64 << 20,
+        }
+    }
+}
+
+/// The place of one model's weights in one format for one instruction set.
+pub(crate) struct WeightCacheEntry {
+    cache: WeightCache,
+    path: PathBuf,
+}
+
+/// To be changed when what decides about the bytes of a file changes, and neither `Isa` nor
+/// `WeightFormat` does. That panels lie otherwise need not be told: readers notice.
+const VERSION: u32 = 1;
+const COMPLETE: &str = "packed";
+const PARTIAL: &str = "partial";
+
+impl WeightCacheEntry {
+    /// `None` for a model that is no files, or whose files cannot be told apart from others.
+    pub fn new(
+        cache: &WeightCache,
+        checkpoint: &Checkpoint,
+        isa: Isa,
+        format: Option<WeightFormat>,
+    ) -> Option<Self> {
+        let files = checkpoint.files().ok()?;
+        let mut hasher = DefaultHasher::new();
+        (VERSION, isa.to_string(), format!("{format:?}")).hash(&mut hasher);
+        for file in &files {
+            let metadata = file.metadata().ok()?;
+            let identity = (file.canonicalize().ok()?, metadata.len());
+            (identity, metadata.modified().ok()?).hash(&mut hasher);
+        }
+        let model = match files.first()? {
+            file if file.extension() == Some(OsStr::new("gguf")) => file.file_stem()?,
+            file => file.parent()?.file_name().unwrap_or(OsStr::new("model")),
+        };
+        let model = model.to_string_lossy();
+        let name = format!("{model}-{isa}-{:016x}.{COMPLETE}", hasher.finish());
+        Some(Self {
+            path: cache.folder.join(name),
+            cache: cache.clone(),
+        })
+    }
+
+    pub fn open(&self) -> Option<File> {
+        let file = File::open(&self.path).ok()?;
+        // For whoever makes room; a folder that others own can still be read.
+        let _ = file.set_modified(SystemTime::now());
+        Some(file)
+    }
+
+    /// Writes the image while the model is served. A failure is a warning: the next start packs.
+    pub fn keep(self, image: PackedImage) -> Option<WeightKeeper> {
+        let num_bytes = image.num_bytes();
+        if image.is_read() || num_bytes < self.cache.min_bytes.max(1) {
+            return None;
+        }
+        if num_bytes > self.cache.max_bytes {
+            tracing::info!(
+                "packed weights of {} are not kept for the next start: {} are for all models",
+                display_bytes(num_bytes),
+                display_bytes(self.cache.max_bytes)
+            );
+            return None;
+        }
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&is_stopped);
+        let thread = std::thread::Builder::new().name(String::from("corella-weight-cache"));
+        let thread = thread.spawn(move || match self.write(&image, &is_stopped) {
+            Ok(true) => tracing::info!(
+                "packed weights ({}) are kept for the next start in {}",
+                display_bytes(num_bytes),
+                self.path.display()
+            ),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(
+                "packed weights are not kept in {}: {error}; the next start packs them again",
+                self.cache.folder.display()
+            ),
+        });
+        Some(WeightKeeper {
+            stop,
+            thread: Some(thread.ok()?),
+        })
+    }
+
+    /// Whether it was for this process to write them, and there was time.
+    fn write(&self, image: &PackedImage, is_stopped: &AtomicBool) -> io::Result<bool> {
+        fs::create_dir_all(&self.cache.folder)?;
+        let partial = self.path.with_extension(PARTIAL);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&partial)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // Between opening and locking, whoever had the lock may have completed the file.
+        if !partial
+            .metadata()
+            .is_ok_and(|at_path| is_same(&at_path, &file))
+        {
+            return Ok(false);
+        }
+        let written = self.write_locked(&file, image, is_stopped);
+        match written {
+            Ok(true) => fs::rename(&partial, &self.path)?,
+            _ => fs::remove_file(&partial)?,
+        }
+        written
+    }
+
+    fn write_locked(
+        &self,
+        mut file: &File,
+        image: &PackedImage,
+        is_stopped: &AtomicBool,
+    ) -> io::Result<bool> {
+        const PIECE: usize = 4 << 20;
+        // What the system may have to write when it would rather not.
+        const MAX_UNSYNCED: usize = 64 << 20;
+        file.set_len(0)?;
+        self.make_room(image.num_bytes())?;
+        let mut num_unsynced = 0;
+        for piece in image.pieces(PIECE) {
+            if is_stopped.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            let start = Instant::now();
+            file.write_all(piece)?;
+            // At most half of a core, which requests may be waiting for.
+            std::thread::sleep(start.elapsed());
+            num_unsynced += piece.len();
+            if num_unsynced >= MAX_UNSYNCED {
+                file.sync_data()?;
+                num_unsynced = 0;
+            }
+        }
+        file.sync_all()?;
+        Ok(true)
+    }
+
+    /// Removes what was used least lately, and what a process left behind that was killed.
+    fn make_room(&self, num_bytes: u64) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.cache.folder)? {
+            let entry = entry?;
+            match kind(&entry) {
+                Some(PARTIAL) if is_abandoned(&entry.path()) => remove(&entry.path())?,
+                Some(COMPLETE) if entry.path() != self.path => {
+                    let metadata = entry.metadata()?;
+                    kept.push((metadata.modified()?, metadata.len(), entry.path()));
+                }
+                _ => {}
+            }
+        }
+        kept.sort();
+        let mut total: u64 = num_bytes + kept.iter().map(|(_, len, _)| len).sum::<u64>();
+        for (_, len, path) in kept {
+            if total <= self.cache.max_bytes {
+                break;
+            }
+            remove(&path)?;
+            total -= len;
+        }
+        let free = free_bytes(&self.cache.folder)?;
+        if free < num_bytes + num_bytes / 2 {
+            return Err(io::Error::other(format!(
+                "they take {}, and {} of the disk are free",
+                display_bytes(num_bytes),
+                display_bytes(free)
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Writes packed weights until all are written, or it is dropped.
+pub struct WeightKeeper {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WeightKeeper {
+    /// Until it has written all.
+    pub fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Nothing depends on it, not even that it has not panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for WeightKeeper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.join();
+    }
+}
+
+/// Of a file of ours; `None` for others.
+fn kind(entry: &DirEntry) -> Option<&'static str> {
+    let name = entry.file_name();
+    let name = name.to_str()?;
+    let (rest, extension) = name.rsplit_once('.')?;
+    let (_, hash) = rest.rsplit_once('-')?;
+    let is_hash = hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let known = [COMPLETE, PARTIAL].into_iter();
+    known.filter(|_| is_hash).find(|known| *known == extension)
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let file = File::open(path);
+    file.is_ok_and(|file| file.try_lock().is_ok())
+}
+
+fn is_same(metadata: &fs::Metadata, file: &File) -> bool {
+    let of_file = file.metadata();
+    of_file.is_ok_and(|file| (file.dev(), file.ino()) == (metadata.dev(), metadata.ino()))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        // Another process made room, too.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let folder = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
+    let mut disk = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: a string that ends, and room for the answer.
+    if unsafe { libc::statvfs(folder.as_ptr(), disk.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: written by the call that succeeded.
+    let disk = unsafe { disk.assume_init() };
+    #[allow(clippy::unnecessary_cast, reason = "not 64 bits on every system")]
+    Ok(disk.f_bavail as u64 * disk.f_frsize as u64)
+}
