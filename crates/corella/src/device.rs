@@ -13,6 +13,7 @@ use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan, available_bytes};
+use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, TokenCost};
 
@@ -176,7 +177,7 @@ impl LoadedExecutor {
 
 pub(crate) fn load(
     checkpoint: &Checkpoint,
-    tokenizer: &Tokenizer,
+    tokenizer: &TokenizerLoader,
     options: &LlmOptions,
     draft: Option<&DraftCheckpoint>,
 ) -> Result<Loaded, Error> {
@@ -240,12 +241,15 @@ pub(crate) fn load(
     };
     let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
     let loaded = formats.cpu_executor(&scheduler, options, options.profile.clone())?;
-    let loaded = loaded.unwrap_or_else(|| {
-        let mut mock = mock_config(checkpoint, tokenizer, &scheduler);
-        mock.cost = options.mock_cost.clone();
-        mock.num_stages = scheduler.num_pipeline_stages;
-        LoadedExecutor::mock(mock)
-    });
+    let loaded = match loaded {
+        Some(loaded) => loaded,
+        None => {
+            let mut mock = mock_config(checkpoint, tokenizer.get()?, &scheduler);
+            mock.cost = options.mock_cost.clone();
+            mock.num_stages = scheduler.num_pipeline_stages;
+            LoadedExecutor::mock(mock)
+        }
+    };
     weight_keepers.extend(loaded.weight_keeper);
     let hardware = Hardware {
         executor: loaded.executor.info(),
@@ -270,7 +274,7 @@ pub(crate) fn load(
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,
-    tokenizer: &Tokenizer,
+    tokenizer: &TokenizerLoader,
     limits: &SchedulerConfig,
     options: &LlmOptions,
 ) -> Result<(DraftModel, DraftHardware, Option<WeightKeeper>), Error> {
@@ -282,9 +286,13 @@ fn load_draft(
     limits.num_pages = limits.num_pages.min(useful_pages);
     let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(limits.page_size));
     let loaded = formats.cpu_executor(&limits, options, None)?;
-    let loaded = loaded.unwrap_or_else(|| {
-        LoadedExecutor::mock(mock_config(&draft.checkpoint, tokenizer, &limits))
-    });
+    let loaded = match loaded {
+        Some(loaded) => loaded,
+        None => {
+            let mock = mock_config(&draft.checkpoint, tokenizer.get()?, &limits);
+            LoadedExecutor::mock(mock)
+        }
+    };
     let hardware = DraftHardware {
         name: draft.name.clone(),
         weight_format,

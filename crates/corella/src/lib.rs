@@ -19,6 +19,7 @@ mod options;
 mod perplexity;
 mod quantize;
 mod token_cost;
+mod tokenizer_loader;
 mod weight_cache;
 
 pub use device::{DraftHardware, Hardware};

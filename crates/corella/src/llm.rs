@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::device::{self, DraftHardware, Hardware, Loaded, weight_format_name};
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::display_bytes;
+use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
@@ -69,10 +70,13 @@ pub enum Finish {
 impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
         let (name, checkpoint) = open(source)?;
-        let tokenizer = Tokenizer::from_bytes(&required_file(&checkpoint, "tokenizer.json")?)?;
+        let tokenizer = TokenizerLoader::start(&checkpoint)?;
         let chat_template = chat_template(&checkpoint)?;
         let draft = match &options.draft_model {
-            Some(draft) => Some(DraftCheckpoint::open(draft, &checkpoint, &tokenizer)?),
+            Some(draft) => {
+                let tokenizer = tokenizer.get()?;
+                Some(DraftCheckpoint::open(draft, &checkpoint, tokenizer)?)
+            }
             None => None,
         };
         let loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
@@ -88,7 +92,7 @@ impl Llm {
         let llm = Self {
             name,
             config: checkpoint.config().clone(),
-            tokenizer,
+            tokenizer: tokenizer.get()?.clone(),
             chat_template,
             engine,
             max_model_len,

@@ -3,9 +3,9 @@
 use corella_core::TokenId;
 
 use crate::device;
-use crate::llm::{open, required_file};
+use crate::llm::open;
+use crate::tokenizer_loader::TokenizerLoader;
 use crate::{Error, Hardware, LlmOptions, ModelSource};
-use corella_text::Tokenizer;
 
 #[derive(Clone, Debug)]
 pub struct Perplexity {
@@ -25,10 +25,11 @@ impl Perplexity {
         context: usize,
     ) -> Result<Self, Error> {
         let (_, checkpoint) = open(source)?;
-        let tokenizer = Tokenizer::from_bytes(&required_file(&checkpoint, "tokenizer.json")?)?;
+        let tokenizer = TokenizerLoader::start(&checkpoint)?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
         let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;
+        let tokenizer = tokenizer.get()?;
         let (mut sum, mut num_tokens) = (0.0, 0);
         for document in documents {
             let tokens: Vec<TokenId> = tokenizer.encode(document, true)?;
