@@ -31,7 +31,8 @@ pub struct CpuConfig {
     pub num_threads: usize,
     /// Each thread on a core of its own, and weights in the memory next to it.
     pub pin_threads: bool,
-    /// Of the packed matrices. `None` keeps the checkpoint's, so that nothing is rounded.
+    /// Of the packed matrices. `None` keeps the checkpoint's, so that numbers are not rounded; what
+    /// it stores in more than 4 bits, but not as numbers, is rounded to 8.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
     pub num_pages: u32,

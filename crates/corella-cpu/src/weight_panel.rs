@@ -78,7 +78,7 @@ impl Packing {
     pub fn copies(&self, lanes: &[Option<Lane<'_>>]) -> bool {
         let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
         self.form != Form::Int8
-            && weights.all(|weight| weight.dtype == self.dtype && !weight.is_computed())
+            && weights.all(|weight| weight.dtype == self.dtype && !weight.is_quantised())
     }
 }
 

@@ -26,6 +26,9 @@ const BF16_ROWS_TOLERANCE: f32 = 2e-2;
 /// and rows here are short. It is as much with weights in 8 bits.
 const INT8_ROWS_TOLERANCE: f32 = 7e-2;
 
+/// Groups of 8-bit weights are rounded again, to one scale an output: by as much once more.
+const INT8_AGAIN_TOLERANCE: f32 = 1e-1;
+
 #[test]
 fn f32_kv_gives_the_golden_logits_and_tokens() {
     for isa in available_isas() {
@@ -107,9 +110,8 @@ fn quantised_checkpoints_stay_close() {
             let model = Model::open_format(&folder, isa, DType::F32, None);
             for (case, run) in model.run(7, Next::Golden) {
                 let name = format!("{} on {isa}", folder.display());
-                // Groups of 8 bits are written out.
                 let tolerance = match folder.ends_with("int8-g32") {
-                    true => BF16_ROWS_TOLERANCE,
+                    true => INT8_AGAIN_TOLERANCE,
                     false => INT8_ROWS_TOLERANCE,
                 };
                 run.check(&case.logits, tolerance, &name);

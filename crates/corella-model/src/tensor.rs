@@ -197,9 +197,13 @@ impl Tensor {
         }
     }
 
-    /// Of blocks and integers, whose values are worked out.
-    pub fn is_computed(&self) -> bool {
-        matches!(&*self.storage, Storage::Blocks(_) | Storage::Packed(_))
+    /// Whether the checkpoint stores something smaller, which values are worked out of.
+    pub fn is_quantised(&self) -> bool {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.format.block_len() > 1,
+            Storage::Packed(_) => true,
+            _ => false,
+        }
     }
 
     /// `None` where integers and scales are not what the checkpoint stores.
@@ -246,8 +250,9 @@ pub struct DecoderWeights {
 }
 
 impl DecoderWeights {
-    /// What keeps the matrices as the checkpoint has them: of a checkpoint of several formats, the
-    /// one that most bytes are saved by.
+    /// What keeps the matrices as the checkpoint has them, or nearly so: of a checkpoint of several
+    /// formats, the one that most bytes are saved by. Integers and blocks of more than 4 bits are
+    /// computed with in 8, as who stored them so expects of memory and speed.
     pub fn format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
@@ -255,9 +260,7 @@ impl DecoderWeights {
         let fours = groups.filter(|groups| groups.bits == 4);
         match fours.map(|groups| groups.group_len).min() {
             Some(group_len) => WeightFormat::Int4 { group_len },
-            None if layers().all(Tensor::has_int8_rows) && !self.layers.is_empty() => {
-                WeightFormat::Int8
-            }
+            None if layers().any(Tensor::is_quantised) => WeightFormat::Int8,
             None => WeightFormat::Float(self.embed.dtype),
         }
     }

@@ -135,7 +135,7 @@ pub struct ModelArgs {
     /// Longest prompt and output together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// Type of the weights; auto keeps the checkpoint's
+    /// Type of the weights; auto keeps the checkpoint's, and of integers of more than 4 bits 8
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,
     /// Where weights that were rounded or repacked are kept for the next start [default:
