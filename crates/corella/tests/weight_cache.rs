@@ -193,7 +193,7 @@ fn what_another_process_is_writing_is_left_to_it() {
     let writer = File::create(&partial).unwrap();
     writer.lock().unwrap();
     start(&nano(), cache(&folder), WeightFormat::Int8);
-    assert_eq!(files(&folder), [partial.clone()]);
+    assert_eq!(files(&folder), std::slice::from_ref(&partial));
     assert_eq!(partial.metadata().unwrap().len(), 0);
     drop(writer);
     start(&nano(), cache(&folder), WeightFormat::Int8);
