@@ -13,6 +13,7 @@ use tokio::runtime::Runtime;
 
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
 use crate::config::{BenchOffline, BenchPerplexity};
+use crate::profile_table;
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
@@ -28,6 +29,12 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     let vocab_size = llm.config.spec.vocab_size;
     let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
     println!("{}", runtime.block_on(run)?);
+    if let Some(profile) = &config.options.profile {
+        let limits = measure_limits(llm.hardware.executor.num_threads)?;
+        for table in profile_table::tables(profile, &llm.hardware, &limits) {
+            eprintln!("\n{table}");
+        }
+    }
     Ok(())
 }
 

@@ -303,6 +303,11 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
+    if args.profile && options.device == Device::Mock {
+        let reason = "--profile has nothing to say of --device mock";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    options.profile = args.profile.then(Arc::default);
     if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
         if options.device != Device::Mock {
             let reason = "--mock-step-us and --mock-token-us need --device mock";

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
 use corella_cpu::Profile;
-use corella_model::{DType, WeightFormat};
 
 use crate::config::{Generate, Prompt};
-use crate::profile_table::ProfileTable;
+use crate::profile_table::{self, Peak};
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let llm = Llm::load(&config.source, &config.options)?;
@@ -97,22 +96,13 @@ impl Speed {
                 weight_format: hardware.weight_format,
                 kv_format: hardware.kv_format,
             };
-            // Of the best instruction set.
-            let peaks = match hardware.executor.isa == corella_cpu::detect_isa().to_string() {
-                true => (limits.bf16_flops_per_s, limits.int8_ops_per_s),
-                false => (None, None),
-            };
-            let (peak, name) = match (hardware.weight_format, peaks) {
-                (WeightFormat::Float(DType::Bf16), (Some(peak), _)) => (peak, "bf16"),
-                (WeightFormat::Int8 | WeightFormat::Int4 { .. }, (_, Some(peak))) => (peak, "int8"),
-                _ => (limits.flops_per_s, "f32 FMA"),
-            };
+            let Peak { flops_per_s, name } = Peak::of(hardware, &limits);
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();
             prefill_line += &format!(
                 "  {:.2} of {:.2} TFLOP/s {name} peak ({:.0} %)",
                 flops / 1e12,
-                peak / 1e12,
-                100.0 * flops / peak
+                flops_per_s / 1e12,
+                100.0 * flops / flops_per_s
             );
             if num_decoded > 0 {
                 let context = self.num_prompt_tokens as f64 + self.num_output_tokens as f64 / 2.0;
@@ -124,15 +114,8 @@ impl Speed {
                     100.0 * bytes / limits.read_bytes_per_s
                 );
             }
-            let reports = profile.map(|profile| profile.report(hardware.executor.num_threads));
-            for (name, report) in ["prefill", "decode"].iter().zip(reports.iter().flatten()) {
-                let table = ProfileTable {
-                    name,
-                    report,
-                    peak_flops_per_s: peak,
-                    read_bytes_per_s: limits.read_bytes_per_s,
-                };
-                tables.extend((report.num_steps > 0).then(|| table.to_string()));
+            if let Some(profile) = profile {
+                tables = profile_table::tables(profile, hardware, &limits);
             }
         }
         eprintln!("{prefill_line}");

@@ -1,14 +1,57 @@
-//! What `generate --profile` prints: each operation beside the machine's limits.
+//! What `--profile` prints: each operation beside the machine's limits.
 
 use std::fmt;
 
-use corella_cpu::ProfileReport;
+use corella::Hardware;
+use corella_cpu::{MachineLimits, Profile, ProfileReport, detect_isa};
+use corella_model::{DType, WeightFormat};
 
-pub struct ProfileTable<'a> {
-    pub name: &'a str,
-    pub report: &'a ProfileReport,
-    pub peak_flops_per_s: f64,
-    pub read_bytes_per_s: f64,
+/// What a core's arithmetic is measured against.
+pub struct Peak {
+    pub flops_per_s: f64,
+    pub name: &'static str,
+}
+
+impl Peak {
+    /// Of the products that the weights' format takes.
+    pub fn of(hardware: &Hardware, limits: &MachineLimits) -> Self {
+        // Measured of the best instruction set only.
+        let is_best = hardware.executor.isa == detect_isa().to_string();
+        let (bf16, int8) = match is_best {
+            true => (limits.bf16_flops_per_s, limits.int8_ops_per_s),
+            false => (None, None),
+        };
+        let (flops_per_s, name) = match (hardware.weight_format, bf16, int8) {
+            (WeightFormat::Float(DType::Bf16), Some(peak), _) => (peak, "bf16"),
+            (WeightFormat::Int8 | WeightFormat::Int4 { .. }, _, Some(peak)) => (peak, "int8"),
+            _ => (limits.flops_per_s, "f32 FMA"),
+        };
+        Self { flops_per_s, name }
+    }
+}
+
+/// Of the steps that prefilled, and of those that did not, if there were some.
+pub fn tables(profile: &Profile, hardware: &Hardware, limits: &MachineLimits) -> Vec<String> {
+    let reports = profile.report(hardware.executor.num_threads);
+    let named = ["prefill", "decode"].into_iter().zip(&reports);
+    let tables = named.filter(|(_, report)| report.num_steps > 0);
+    let tables = tables.map(|(name, report)| {
+        let table = ProfileTable {
+            name,
+            report,
+            peak_flops_per_s: Peak::of(hardware, limits).flops_per_s,
+            read_bytes_per_s: limits.read_bytes_per_s,
+        };
+        table.to_string()
+    });
+    tables.collect()
+}
+
+struct ProfileTable<'a> {
+    name: &'a str,
+    report: &'a ProfileReport,
+    peak_flops_per_s: f64,
+    read_bytes_per_s: f64,
 }
 
 impl fmt::Display for ProfileTable<'_> {

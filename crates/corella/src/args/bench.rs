@@ -277,6 +277,9 @@ pub struct BenchOfflineArgs {
     /// Makes the prompts
     #[arg(long, value_name = "SEED", default_value_t = 0, help_heading = "Load")]
     pub seed: u64,
+    /// Say where the time of the steps went, beside what the machine could do
+    #[arg(long, help_heading = "Load")]
+    pub profile: bool,
     /// With --device mock: time of a step, in microseconds
     #[arg(long, value_name = "US", help_heading = "Device")]
     pub mock_step_us: Option<f64>,
