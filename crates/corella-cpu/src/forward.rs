@@ -97,7 +97,7 @@ impl Forward {
             )
         };
         let head_is_int4 = weights.ends.head.is_int4();
-        let logit_rows = if draws { 2 * head_tile_rows } else { 0 };
+        let logit_rows = if draws { logit_rows(head_tile_rows) } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
             angles: Buffer::new(max_rows, attention.head_dim)?,
@@ -131,7 +131,7 @@ impl Forward {
 
     /// How many rows `logits` takes at once.
     pub fn logit_rows(&self) -> usize {
-        2 * self.head_tile_rows
+        logit_rows(self.head_tile_rows)
     }
 
     pub fn tile_rows(&self) -> usize {
@@ -499,4 +499,11 @@ impl Forward {
             unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
         }
     }
+}
+
+/// Whole tiles of rows, so many that few steps read the head's weights twice, and so few that their
+/// logits are some 40 MB of a large vocabulary.
+fn logit_rows(tile_rows: usize) -> usize {
+    const MAX_ROWS: usize = 64;
+    (MAX_ROWS / tile_rows).max(1) * tile_rows
 }
