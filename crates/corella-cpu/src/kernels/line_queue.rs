@@ -1,11 +1,19 @@
 //! What kernels ask of memory between their other instructions.
 
-/// Cache lines to be asked for some time before they are read, a line of each of some streams in
-/// turn: the hardware runs ahead of each page that it sees touched. They may be anywhere.
+use super::wants_requests;
+
+/// Cache lines to be asked for some time before they are read: of some streams, which may be anywhere,
+/// one after the other, or a line of each in turn, where the hardware runs ahead of each page that it
+/// sees touched.
 pub struct LineQueue {
     /// Of each stream, its next line and the bytes to the one after.
     streams: [(*const u8, usize); Self::NUM_STREAMS],
     num_streams: usize,
+    is_in_turn: bool,
+    /// Where it is not in turn: the stream that lines are asked for of, and how often still.
+    current: usize,
+    num_left_of_current: usize,
+    num_lines: usize,
     /// Of each stream.
     num_left: usize,
     /// It takes so many calls of `ask_some` to ask for a line of each.
@@ -16,22 +24,29 @@ pub struct LineQueue {
 impl LineQueue {
     pub const NUM_STREAMS: usize = 4;
     /// Without streams.
-    pub const fn new(period: usize) -> Self {
+    pub fn new(period: usize) -> Self {
         Self {
             streams: [(std::ptr::null(), 0); Self::NUM_STREAMS],
             num_streams: 0,
+            is_in_turn: wants_requests(),
+            current: 0,
+            num_left_of_current: 0,
+            num_lines: 0,
             num_left: 0,
             period,
             num_calls: 0,
         }
     }
 
-    /// Another stream, as long as those that are there, of which nothing has been asked for.
+    /// Another stream, as long as those that are there, of which nothing has been asked for: a multiple
+    /// of four lines.
     pub fn add(&mut self, first: *const u8, stride: usize, num_lines: usize) {
         // Those that are missing are some other one again.
         self.streams[self.num_streams..].fill((first, stride));
         self.num_streams += 1;
-        self.num_left = num_lines;
+        debug_assert!(num_lines.is_multiple_of(Self::NUM_STREAMS));
+        self.num_left_of_current = num_lines / Self::NUM_STREAMS;
+        (self.num_lines, self.num_left) = (num_lines, num_lines);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -44,7 +59,7 @@ impl LineQueue {
         }
     }
 
-    /// Now and then asks for the next line of each stream.
+    /// Now and then asks for as many lines as there may be streams.
     #[inline(always)]
     pub fn ask_some(&mut self) {
         self.num_calls += 1;
@@ -57,15 +72,28 @@ impl LineQueue {
     #[inline(always)]
     fn ask(&mut self) {
         self.num_left -= 1;
-        for (line, stride) in &mut self.streams {
-            // Into the second cache: the first one is full of what is being worked on.
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch may name any address.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(line.cast());
-            }
-            *line = line.wrapping_add(*stride);
+        if self.is_in_turn {
+            return self.streams.iter_mut().for_each(ask_next);
+        }
+        for _ in 0..Self::NUM_STREAMS {
+            ask_next(&mut self.streams[self.current]);
+        }
+        self.num_left_of_current -= 1;
+        if self.num_left_of_current == 0 {
+            self.current = (self.current + 1) % Self::NUM_STREAMS;
+            self.num_left_of_current = self.num_lines / Self::NUM_STREAMS;
         }
     }
+}
+
+#[inline(always)]
+fn ask_next((line, stride): &mut (*const u8, usize)) {
+    // Into the second cache: the first one is full of what is being worked on.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch may name any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+    *line = line.wrapping_add(*stride);
 }
