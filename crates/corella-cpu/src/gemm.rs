@@ -11,8 +11,8 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
 use crate::kernels::int4::{Int4Shape, Int4Tile};
 use crate::kernels::{
-    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, TILE_K, TilePart, TileRows,
-    TileUnit, wants_requests,
+    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Requests, TILE_K, TilePart,
+    TileRows, TileUnit, wants_requests,
 };
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
@@ -106,18 +106,19 @@ pub fn gemm(
     };
     for unit in units.clone() {
         let (block, panel) = part.unit(unit);
+        let next = match unit + 1 < units.end {
+            true => Some(part.unit(unit + 1).1),
+            false => next,
+        };
         match call.tile_unit() {
             _ if let Some(shape) = weights.int4 => call.int4_tiles(panel, block, shape),
             Some(tile_unit) if PART_TILES.contains(&block.len()) => {
-                let next = match unit + 1 < units.end {
-                    true => Some(part.unit(unit + 1).1),
-                    false => next,
-                };
                 call.parts(&tile_unit, panel, block, next);
             }
             _ => {
                 for tile in block.clone() {
-                    call.tile(panel, tile, tile == block.start);
+                    let requests = call.requests(&block, tile, next);
+                    call.tile(panel, tile, requests);
                 }
             }
         }
@@ -182,14 +183,32 @@ impl Call<'_> {
         self.tiles.num_rows() > FEW_ROWS || wants_requests()
     }
 
-    fn tile(&self, panel: usize, tile: usize, is_first: bool) {
+    /// Of a tile of a block of rows.
+    fn requests(&self, block: &Range<usize>, tile: usize, next: Option<usize>) -> Requests {
+        let index = tile - block.start;
+        let takes_halves = self.tile_rows.is_some_and(|tiles| tiles.unit.is_none());
+        if block.len() == 1 || !takes_halves {
+            return match index == 0 && self.fetches_ahead() {
+                true => Requests::Ahead,
+                false => Requests::Nothing,
+            };
+        }
+        match next {
+            Some(next) if index < 2 => {
+                let half = index * self.weights.panel_bytes() / 2;
+                Requests::Half(self.weights.panel(next).wrapping_add(half))
+            }
+            _ => Requests::Nothing,
+        }
+    }
+
+    fn tile(&self, panel: usize, tile: usize, requests: Requests) {
         let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
         let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
         let values = values.as_mut_ptr().cast::<Lanes>();
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
-        let fetch_ahead = is_first && self.fetches_ahead();
         self.prepare(panel, &rows, true);
         let place = self.place(panel, &rows, values);
         // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
@@ -199,25 +218,18 @@ impl Call<'_> {
             match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
                     let out_bytes = place.stride * 4;
-                    (tiles.gemm)(a, num_rows, b, num_blocks, fetch_ahead, place.to, out_bytes);
+                    (tiles.gemm)(a, num_rows, b, num_blocks, requests, place.to, out_bytes);
                 }
                 (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
                     let gemm = self.kernels.int8_gemm;
-                    gemm(
-                        a,
-                        num_rows,
-                        b,
-                        num_blocks,
-                        fetch_ahead,
-                        sums,
-                        PANEL_LANES * 4,
-                    );
+                    gemm(a, num_rows, b, num_blocks, requests, sums, PANEL_LANES * 4);
                     self.scale(panel, &rows, sums, &place);
                 }
                 _ => {
                     let gemm = self.kernels.gemm.of(self.weights.dtype);
                     let k = self.weights.k;
+                    let fetch_ahead = requests == Requests::Ahead;
                     gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast());
                     self.finish(panel, rows, values);
                     return;

@@ -297,7 +297,7 @@ impl PackedMatrix {
         self.int4.is_some()
     }
 
-    fn panel_bytes(&self) -> usize {
+    pub fn panel_bytes(&self) -> usize {
         match self.int4 {
             Some(shape) => shape.panel_bytes(),
             None => panel_bytes(self.k, self.dtype, self.form),

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Kernels, Peak, TILE_K, TileRows, TileUnit, amx_part, avx512_bf16, int4_amx,
+    INT8_TILE_K, Kernels, Peak, Requests, TILE_K, TileRows, TileUnit, amx_part, avx512_bf16,
+    int4_amx,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -301,7 +302,7 @@ macro_rules! tile_gemm {
             num_rows: usize,
             panel: *const u8,
             num_blocks: usize,
-            fetch_ahead: bool,
+            requests: Requests,
             out: *mut $sum,
             out_bytes: usize,
         ) {
@@ -319,9 +320,9 @@ macro_rules! tile_gemm {
             // name any address.
             unsafe {
                 if num_rows > 16 {
-                    with_fetches!(fetch_ahead, multiply_both, $multiply, call);
+                    with_fetches!(requests.is_ahead(), multiply_both, $multiply, call);
                 } else {
-                    with_fetches!(fetch_ahead, multiply_low, $multiply, call);
+                    with_fetches!(requests.is_ahead(), multiply_low, $multiply, call);
                 }
             }
         }

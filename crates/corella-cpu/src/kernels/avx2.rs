@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, element_size,
+    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, int4_avx2, line_ahead, sum_lanes, with_rows,
 };
@@ -174,13 +174,13 @@ pub unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 ) {
     for first in (0..num_rows).step_by(4) {
         let m = (num_rows - first).min(4);
-        let (fetch_ahead, bytes) = (fetch_ahead && first == 0, num_rows * INT8_TILE_K);
+        let (fetch_ahead, bytes) = (requests.is_ahead() && first == 0, num_rows * INT8_TILE_K);
         // SAFETY: the caller's promise, passed on.
         unsafe {
             let (rows, out) = (

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
-    INT8_TILE_K, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, avx2, element_size,
-    elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
+    INT8_TILE_K, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
+    element_size, elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -156,25 +156,17 @@ unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 ) {
     // SAFETY: the caller's promise, passed on; sums are exact, so that both give the same.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
-            return avx2::int8_gemm(
-                rows,
-                num_rows,
-                panel,
-                num_blocks,
-                fetch_ahead,
-                out,
-                out_bytes,
-            );
+            return avx2::int8_gemm(rows, num_rows, panel, num_blocks, requests, out, out_bytes);
         }
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-            int8_gemm_tile::<M>(rows, panel, num_blocks, fetch_ahead, out, out_bytes));
+            int8_gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
     }
 }
 
@@ -185,7 +177,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 ) {
@@ -195,6 +187,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
         let mut row_sums = [0; M];
+        let fetch_ahead = requests.is_ahead();
         for block in 0..num_blocks {
             let x = rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
@@ -208,6 +201,9 @@ unsafe fn int8_gemm_tile<const M: usize>(
                 if fetch_ahead {
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
+                }
+                if let Requests::Half(half) = requests {
+                    _mm_prefetch::<_MM_HINT_T1>(half.wrapping_add((block * 16 + i) * 64).cast());
                 }
                 let low = _mm512_xor_si512(_mm512_loadu_si512(low.cast()), raise);
                 let high = _mm512_xor_si512(_mm512_loadu_si512(high.cast()), raise);

@@ -7,7 +7,9 @@ use std::arch::x86_64::*;
 
 use super::avx512_bf16_attention::TILE_ATTENTION;
 use super::tile_softmax::exp2_lanes;
-use super::{FEW_ROWS, Kernels, Peak, TILE_K, TileRows, avx512, line_ahead, tile_kv, with_rows};
+use super::{
+    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, line_ahead, tile_kv, with_rows,
+};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TILE_ROWS),
@@ -48,14 +50,14 @@ unsafe fn gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut f32,
     out_bytes: usize,
 ) {
     // SAFETY: the caller's promise, passed on.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-            gemm_tile::<M>(rows, panel, num_blocks, fetch_ahead, out, out_bytes));
+            gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
     }
 }
 
@@ -64,7 +66,7 @@ unsafe fn gemm_tile<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut f32,
     out_bytes: usize,
 ) {
@@ -72,6 +74,7 @@ unsafe fn gemm_tile<const M: usize>(
     // prefetches may name any address.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
+        let fetch_ahead = requests.is_ahead();
         for block in 0..num_blocks {
             let x = rows.add(block * M * TILE_K * 2);
             let tiles = panel.add(block * 2048);
@@ -85,6 +88,10 @@ unsafe fn gemm_tile<const M: usize>(
                 if fetch_ahead {
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
+                }
+                if let Requests::Half(half) = requests {
+                    let line = half.wrapping_add((block * 16 + pair) * 64);
+                    _mm_prefetch::<_MM_HINT_T1>(line.cast());
                 }
                 let (low, high) = (load_pairs(low), load_pairs(high));
                 for r in 0..M {

@@ -275,6 +275,23 @@ pub type Gemm = unsafe fn(
     out: *mut f32,
 );
 
+/// What a kernel asks of memory while it multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    Nothing,
+    /// As with `fetch_ahead` in [`Gemm`].
+    Ahead,
+    /// Half as many bytes as the panel has, of the panel to come, while this one is in a cache. Of some
+    /// tiles of rows that take a panel one after the other, two ask for a half each. Kernels need not.
+    Half(*const u8),
+}
+
+impl Requests {
+    fn is_ahead(self) -> bool {
+        self == Self::Ahead
+    }
+}
+
 /// Instructions that depend on nothing but each other.
 #[derive(Clone, Copy)]
 pub struct Peak {
@@ -343,14 +360,13 @@ pub struct TilePart {
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16, k by k
 /// in blocks of 32. For each block there are 64 bytes of each row, and of the panel two tiles,
 /// lanes 0–15 and 16–31: 16 pairs of k, of each pair the 16 lanes, of each lane its two elements.
-/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows. With
-/// `fetch_ahead` as in [`Gemm`].
+/// Rows of `out` are `out_bytes` apart. The thread's tiles are configured for so many rows.
 pub type TileGemm = unsafe fn(
     rows: *const u8,
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut f32,
     out_bytes: usize,
 );
@@ -363,7 +379,7 @@ pub type Int8Gemm = unsafe fn(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    fetch_ahead: bool,
+    requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 );

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, ValueRun, element_size,
+    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, int4_portable, sum_lanes, with_rows,
 };
@@ -142,7 +142,7 @@ unsafe fn int8_gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    _fetch_ahead: bool,
+    _requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 ) {

@@ -15,6 +15,13 @@ const KV_FORMATS: [KvFormat; 4] = [
     KvFormat::Int8,
 ];
 
+/// The last names memory that nobody may read.
+const REQUESTS: [Requests; 3] = [
+    Requests::Nothing,
+    Requests::Ahead,
+    Requests::Half(std::ptr::without_provenance(64)),
+];
+
 #[test]
 fn gemm_sums_products_whatever_rows_stand_beside() {
     for (isa, kernels) in tables() {
@@ -80,7 +87,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
             }
             let row_len = num_blocks * TILE_K;
             // Rows one after the other here, and for the kernel block by block.
-            let tile = |a: &[u16], fetch_ahead| {
+            let tile = |a: &[u16], requests| {
                 let num_rows = a.len() / row_len;
                 let mut rows = vec![0; a.len()];
                 for (row, values) in a.chunks(row_len).enumerate() {
@@ -101,7 +108,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         num_rows,
                         panel,
                         num_blocks,
-                        fetch_ahead,
+                        requests,
                         out.as_mut_ptr(),
                         PANEL_LANES * 4,
                     );
@@ -121,10 +128,16 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         *to = bf16::from_f32(*value).to_bits();
                     }
                 }
-                let out = tile(&a, true);
-                assert_eq!(out, tile(&a, false));
+                let out = tile(&a, Requests::Nothing);
+                for requests in REQUESTS {
+                    assert_eq!(out, tile(&a, requests));
+                }
                 for (row, actual) in a.chunks(row_len).zip(out.chunks(PANEL_LANES)) {
-                    assert_eq!(actual, tile(row, false), "{isa} {num_rows} rows");
+                    assert_eq!(
+                        actual,
+                        tile(row, Requests::Nothing),
+                        "{isa} {num_rows} rows"
+                    );
                     for (lane, &actual) in actual.iter().enumerate() {
                         let a = |i: usize| bf16::from_bits(row[i]).to_f32();
                         let terms = (0..k).map(|i| (a(i), weight(i, lane).to_f32()));
@@ -214,7 +227,7 @@ fn sums_of_8_bit_integers_are_exact() {
                     })
                     .collect();
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
-                for fetch_ahead in [false, true] {
+                for requests in REQUESTS {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
                     // SAFETY: extents as the kernel wants them.
@@ -223,15 +236,7 @@ fn sums_of_8_bit_integers_are_exact() {
                         if let Some(unit) = unit {
                             (unit.configure)(num_rows);
                         }
-                        (kernels.int8_gemm)(
-                            rows,
-                            num_rows,
-                            panel,
-                            num_blocks,
-                            fetch_ahead,
-                            to,
-                            128,
-                        );
+                        (kernels.int8_gemm)(rows, num_rows, panel, num_blocks, requests, to, 128);
                         if let Some(unit) = unit {
                             let gemm = unit.int8_gemm_part;
                             let parts = in_parts(gemm, rows, num_rows, panel, num_blocks);
