@@ -187,24 +187,20 @@ unsafe fn int8_gemm_tile<const M: usize>(
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
         let mut row_sums = [0; M];
-        let fetch_ahead = requests.is_ahead();
+        let others = requests.only_ahead();
         for block in 0..num_blocks {
             let x = rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
             if M <= FEW_ROWS {
-                add_int8_tile::<M>(&mut acc[0], x, tiles, fetch_ahead);
-                add_int8_tile::<M>(&mut acc[1], x, tiles.add(1024), fetch_ahead);
+                let first_line = block * LINES;
+                add_int8_tile::<M>(&mut acc[0], x, tiles, requests, first_line);
+                add_int8_tile::<M>(&mut acc[1], x, tiles.add(1024), others, first_line);
                 continue;
             }
-            for i in 0..16 {
+            for i in 0..LINES {
                 let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
-                if fetch_ahead {
-                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
-                }
-                if let Requests::Half(half) = requests {
-                    _mm_prefetch::<_MM_HINT_T1>(half.wrapping_add((block * 16 + i) * 64).cast());
-                }
+                requests.ask(low, block * LINES + i);
+                others.ask(high, block * LINES + i);
                 let low = _mm512_xor_si512(_mm512_loadu_si512(low.cast()), raise);
                 let high = _mm512_xor_si512(_mm512_loadu_si512(high.cast()), raise);
                 for r in 0..M {
@@ -232,6 +228,9 @@ unsafe fn int8_gemm_tile<const M: usize>(
     }
 }
 
+/// Of a tile of 8-bit integers.
+const LINES: usize = INT8_TILE_K / 4;
+
 /// M rows times a tile of 16 lanes, raised by 128, line by line.
 ///
 /// # Safety
@@ -242,15 +241,14 @@ unsafe fn add_int8_tile<const M: usize>(
     acc: &mut [__m512i; M],
     x: *const u8,
     tile: *const u8,
-    fetch_ahead: bool,
+    requests: Requests,
+    first_line: usize,
 ) {
-    for quad in 0..INT8_TILE_K / 4 {
-        // SAFETY: the caller's promise; prefetches may name any address.
+    for quad in 0..LINES {
+        // SAFETY: the caller's promise.
         unsafe {
             let weights = tile.add(quad * 64);
-            if fetch_ahead {
-                _mm_prefetch::<_MM_HINT_T0>(line_ahead(weights).cast());
-            }
+            requests.ask(weights, first_line + quad);
             let raise = _mm512_set1_epi8(i8::MIN);
             let weights = _mm512_xor_si512(_mm512_loadu_si512(weights.cast()), raise);
             for (r, sum) in acc.iter_mut().enumerate() {

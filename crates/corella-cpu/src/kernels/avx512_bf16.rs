@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::avx512_bf16_attention::TILE_ATTENTION;
 use super::tile_softmax::exp2_lanes;
 use super::{
-    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, line_ahead, tile_kv, with_rows,
+    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, tile_kv, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -74,25 +74,20 @@ unsafe fn gemm_tile<const M: usize>(
     // prefetches may name any address.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
-        let fetch_ahead = requests.is_ahead();
+        let others = requests.only_ahead();
         for block in 0..num_blocks {
             let x = rows.add(block * M * TILE_K * 2);
             let tiles = panel.add(block * 2048);
             if M <= FEW_ROWS {
-                add_tile::<M>(&mut acc[0], x, tiles, fetch_ahead);
-                add_tile::<M>(&mut acc[1], x, tiles.add(1024), fetch_ahead);
+                let first_line = block * LINES;
+                add_tile::<M>(&mut acc[0], x, tiles, requests, first_line);
+                add_tile::<M>(&mut acc[1], x, tiles.add(1024), others, first_line);
                 continue;
             }
-            for pair in 0..TILE_K / 2 {
+            for pair in 0..LINES {
                 let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
-                if fetch_ahead {
-                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(low).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(line_ahead(high).cast());
-                }
-                if let Requests::Half(half) = requests {
-                    let line = half.wrapping_add((block * 16 + pair) * 64);
-                    _mm_prefetch::<_MM_HINT_T1>(line.cast());
-                }
+                requests.ask(low, block * LINES + pair);
+                others.ask(high, block * LINES + pair);
                 let (low, high) = (load_pairs(low), load_pairs(high));
                 for r in 0..M {
                     let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
@@ -109,6 +104,9 @@ unsafe fn gemm_tile<const M: usize>(
     }
 }
 
+/// Of a tile, a pair of k each.
+const LINES: usize = TILE_K / 2;
+
 /// M rows times a tile of 16 lanes, line by line.
 ///
 /// # Safety
@@ -119,15 +117,14 @@ unsafe fn add_tile<const M: usize>(
     acc: &mut [__m512; M],
     x: *const u8,
     tile: *const u8,
-    fetch_ahead: bool,
+    requests: Requests,
+    first_line: usize,
 ) {
-    for pair in 0..TILE_K / 2 {
-        // SAFETY: the caller's promise; prefetches may name any address.
+    for pair in 0..LINES {
+        // SAFETY: the caller's promise.
         unsafe {
             let weights = tile.add(pair * 64);
-            if fetch_ahead {
-                _mm_prefetch::<_MM_HINT_T0>(line_ahead(weights).cast());
-            }
+            requests.ask(weights, first_line + pair);
             let weights = load_pairs(weights);
             for (r, sum) in acc.iter_mut().enumerate() {
                 let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));

@@ -290,6 +290,32 @@ impl Requests {
     fn is_ahead(self) -> bool {
         self == Self::Ahead
     }
+
+    /// For what else a kernel reads beside the lines that it asks for halves with.
+    fn only_ahead(self) -> Self {
+        match self {
+            Self::Half(_) => Self::Nothing,
+            requests => requests,
+        }
+    }
+
+    /// When a kernel reads `line`, the `index`th of half a panel.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn ask(self, line: *const u8, index: usize) {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        // SAFETY: prefetches may name any address.
+        unsafe {
+            match self {
+                Self::Nothing => {}
+                Self::Ahead => _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast()),
+                // The first cache is full of this panel.
+                Self::Half(half) => {
+                    _mm_prefetch::<_MM_HINT_T1>(half.wrapping_add(index * 64).cast());
+                }
+            }
+        }
+    }
 }
 
 /// Instructions that depend on nothing but each other.
