@@ -266,16 +266,21 @@ impl KvMemory {
             Side::Keys => self.key_index(i, offset),
             Side::Values => self.value_index(i, offset),
         };
+        // Indices ascend.
+        let (part, size) = (self.element(at, 0), self.format.size());
+        assert!(values.len() <= self.head_dim && index(self.head_dim - 1) < 2 * self.half_len());
+        // SAFETY: just checked.
+        let element = |i: usize| unsafe { part.add(index(i) * size) };
         if self.format == KvFormat::Int8 {
             // SAFETY: elements of the page; exclusive by the caller's promise.
             let scale = for_each_quantised(kernels, values, |i, value| unsafe {
-                *self.element(at, index(i)).cast() = value;
+                *element(i).cast() = value;
             });
             // SAFETY: as above; perhaps not aligned.
             return unsafe { self.scales(at, side, offset).write_unaligned(scale) };
         }
         for (i, &value) in values.iter().enumerate() {
-            let to = self.element(at, index(i));
+            let to = element(i);
             // SAFETY: as above; pages are aligned to their elements.
             unsafe {
                 match self.format {
