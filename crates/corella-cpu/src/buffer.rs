@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::kernels::int4::{CHUNK_K, Int4Rows};
-use crate::kernels::{INT8_TILE_K, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
+use crate::kernels::{INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
@@ -103,6 +103,8 @@ struct Quantised {
     wide: Buffer,
     /// One f32 a row.
     scales: Region,
+    /// Of a row's integers, one i32 each.
+    row_sums: Region,
     /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each. Only
     /// for weights in 4 bits.
     sums: Option<Region>,
@@ -116,6 +118,7 @@ impl PackedRows {
             Form::Int8 => Some(Quantised {
                 wide: Buffer::new(max_rows, k)?,
                 scales: Region::new(max_rows * size_of::<f32>())?,
+                row_sums: Region::new(max_rows * size_of::<i32>())?,
                 sums: for_int4
                     .then(|| Region::new(num_sums * size_of::<i32>()))
                     .transpose()?,
@@ -160,6 +163,22 @@ impl PackedRows {
     }
 
     /// In `Form::Int8`: the rows of a tile.
+    pub fn int8_rows(&self, rows: &Range<usize>) -> Int8Rows {
+        Int8Rows {
+            rows: self.tile_ptr(rows),
+            num_rows: rows.len(),
+            sums: self.row_sums_ptr(rows),
+        }
+    }
+
+    fn row_sums_ptr(&self, rows: &Range<usize>) -> *mut i32 {
+        assert!(rows.end <= self.max_rows);
+        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+        // SAFETY: just checked.
+        unsafe { quantised.row_sums.as_ptr().cast::<i32>().add(rows.start) }
+    }
+
+    /// The same, for weights in 4 bits.
     pub fn int4_rows(&self, rows: &Range<usize>) -> Int4Rows {
         Int4Rows {
             rows: self.tile_ptr(rows),
@@ -212,7 +231,7 @@ impl PackedRows {
             let inverse = if inverse.is_finite() { inverse } else { 0.0 };
             let start = self.tile_ptr(tile).cast::<i8>();
             let sums = self.sums_ptr(tile).map(|sums| sums.add(row - tile.start));
-            (kernels.quantise_row)(QuantiseRow {
+            let sum = (kernels.quantise_row)(QuantiseRow {
                 x: values.as_ptr(),
                 n: values.len(),
                 scale: inverse,
@@ -220,6 +239,7 @@ impl PackedRows {
                 sums: sums.unwrap_or(std::ptr::null_mut()),
                 num_rows: tile.len(),
             });
+            *self.row_sums_ptr(&(row..row + 1)) = sum;
         }
     }
 

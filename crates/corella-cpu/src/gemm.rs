@@ -222,8 +222,8 @@ impl Call<'_> {
                 }
                 (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
-                    let gemm = self.kernels.int8_gemm;
-                    gemm(a, num_rows, b, num_blocks, requests, sums, PANEL_LANES * 4);
+                    let (a, out_bytes) = (self.a.int8_rows(&rows), PANEL_LANES * 4);
+                    (self.kernels.int8_gemm)(a, b, num_blocks, requests, sums, out_bytes);
                     self.scale(panel, &rows, sums, &place);
                 }
                 _ => {

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Kernels, Peak, Requests, TILE_K, TileRows, TileUnit, amx_part, avx512_bf16,
-    int4_amx,
+    INT8_TILE_K, Int8Rows, Kernels, Peak, Requests, TILE_K, TileRows, TileUnit, amx_part,
+    avx512_bf16, int4_amx,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -330,7 +330,21 @@ macro_rules! tile_gemm {
 }
 
 tile_gemm!(gemm, "tdpbf16ps", f32);
-tile_gemm!(int8_gemm, "tdpbssd", i32);
+tile_gemm!(int8_gemm_rows, "tdpbssd", i32);
+
+/// # Safety
+/// See [`super::Int8Gemm`].
+unsafe fn int8_gemm(
+    Int8Rows { rows, num_rows, .. }: Int8Rows,
+    panel: *const u8,
+    num_blocks: usize,
+    requests: Requests,
+    out: *mut i32,
+    out_bytes: usize,
+) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { int8_gemm_rows(rows, num_rows, panel, num_blocks, requests, out, out_bytes) };
+}
 
 const _: () = {
     assert!(TILE_K * 2 == TILE_ROW_BYTES && INT8_TILE_K == TILE_ROW_BYTES);

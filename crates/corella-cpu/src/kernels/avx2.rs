@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
+    Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, int4_avx2, line_ahead, sum_lanes, with_rows,
 };
@@ -170,8 +170,7 @@ unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m256 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn int8_gemm(
-    rows: *const u8,
-    num_rows: usize,
+    Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
     requests: Requests,
@@ -301,7 +300,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantise_row(row: QuantiseRow) {
+unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     // SAFETY: the caller's promise, passed on.
     unsafe { elementwise::quantise_row(row) }
 }

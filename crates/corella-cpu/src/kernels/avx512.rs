@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
-    INT8_TILE_K, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
+    INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
     element_size, elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
 };
 
@@ -152,8 +152,7 @@ unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m512 {
 }
 
 unsafe fn int8_gemm(
-    rows: *const u8,
-    num_rows: usize,
+    rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
     requests: Requests,
@@ -163,9 +162,9 @@ unsafe fn int8_gemm(
     // SAFETY: the caller's promise, passed on; sums are exact, so that both give the same.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
-            return avx2::int8_gemm(rows, num_rows, panel, num_blocks, requests, out, out_bytes);
+            return avx2::int8_gemm(rows, panel, num_blocks, requests, out, out_bytes);
         }
-        with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+        with_rows!(rows.num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             int8_gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
     }
 }
@@ -174,22 +173,21 @@ unsafe fn int8_gemm(
 /// the row is taken off again.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn int8_gemm_tile<const M: usize>(
-    rows: *const u8,
+    rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
     requests: Requests,
     out: *mut i32,
     out_bytes: usize,
 ) {
-    let (raise, ones) = (_mm512_set1_epi8(i8::MIN), _mm512_set1_epi8(1));
-    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
+    let raise = _mm512_set1_epi8(i8::MIN);
+    // SAFETY: 64 bytes of each row, of which there are M, and two tiles of 1,024 in each block; `out` has M rows of 32;
     // prefetches may name any address.
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
-        let mut row_sums = [0; M];
         let others = requests.only_ahead();
         for block in 0..num_blocks {
-            let x = rows.add(block * M * INT8_TILE_K);
+            let x = rows.rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
             if M <= FEW_ROWS {
                 let first_line = block * LINES;
@@ -212,15 +210,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
             }
         }
         for r in 0..M {
-            let mut sums = _mm512_setzero_si512();
-            for block in 0..num_blocks {
-                let x = rows.add((block * M + r) * INT8_TILE_K);
-                sums = _mm512_dpbusd_epi32(sums, ones, _mm512_loadu_si512(x.cast()));
-            }
-            row_sums[r] = _mm512_reduce_add_epi32(sums) * 128;
-        }
-        for r in 0..M {
-            let raised = _mm512_set1_epi32(row_sums[r]);
+            let raised = _mm512_set1_epi32(*rows.sums.add(r) * 128);
             let out = out.byte_add(r * out_bytes);
             _mm512_storeu_si512(out.cast(), _mm512_sub_epi32(acc[0][r], raised));
             _mm512_storeu_si512(out.add(16).cast(), _mm512_sub_epi32(acc[1][r], raised));
@@ -287,8 +277,9 @@ pub fn first_lanes(n: usize) -> __mmask16 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn quantise_row(row: QuantiseRow) {
+unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     let scale = _mm512_set1_ps(row.scale);
+    let mut sums = _mm512_setzero_si512();
     for block in 0..row.n.div_ceil(INT8_TILE_K) {
         let first = block * INT8_TILE_K;
         // SAFETY: the masks keep loads inside the row; a block, and places for its chunks' sums.
@@ -302,6 +293,7 @@ unsafe fn quantise_row(row: QuantiseRow) {
             let out = row.out.add(first * row.num_rows);
             for (v, &quants) in quants.iter().enumerate() {
                 _mm_storeu_si128(out.add(v * 16).cast(), _mm512_cvtepi32_epi8(quants));
+                sums = _mm512_add_epi32(sums, quants);
             }
             if row.sums.is_null() {
                 continue;
@@ -314,6 +306,7 @@ unsafe fn quantise_row(row: QuantiseRow) {
             }
         }
     }
+    _mm512_reduce_add_epi32(sums)
 }
 
 elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");

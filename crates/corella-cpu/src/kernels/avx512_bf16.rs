@@ -7,9 +7,7 @@ use std::arch::x86_64::*;
 
 use super::avx512_bf16_attention::TILE_ATTENTION;
 use super::tile_softmax::exp2_lanes;
-use super::{
-    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, tile_kv, with_rows,
-};
+use super::{FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, tile_kv, with_rows};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TILE_ROWS),

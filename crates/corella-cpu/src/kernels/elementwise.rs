@@ -230,8 +230,9 @@ pub unsafe fn quantise_row(
         sums,
         num_rows,
     }: QuantiseRow,
-) {
+) -> i32 {
     const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
+    let mut total = 0;
     for block in 0..n.div_ceil(INT8_TILE_K) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -241,17 +242,19 @@ pub unsafe fn quantise_row(
                 out.write_bytes(0, INT8_TILE_K);
             }
             quantise(x.add(block * INT8_TILE_K), len, scale, out);
-            if sums.is_null() {
-                continue;
-            }
             for chunk in 0..len.div_ceil(CHUNK_K) {
                 let x = *out.add(chunk * CHUNK_K).cast::<[u8; CHUNK_K]>();
                 // Of bytes without a sign there is an instruction for sums.
                 let sum = x.iter().map(|&x| u32::from(x ^ 0x80)).sum::<u32>();
-                *sums.add((block * CHUNKS + chunk) * num_rows) = sum as i32 - 0x80 * CHUNK_K as i32;
+                let sum = sum as i32 - 0x80 * CHUNK_K as i32;
+                total += sum;
+                if !sums.is_null() {
+                    *sums.add((block * CHUNKS + chunk) * num_rows) = sum;
+                }
             }
         }
     }
+    total
 }
 
 /// Steps that a group's number of greatest magnitude is away from 0, on the side that has 8 of them.

@@ -183,7 +183,8 @@ pub struct Kernels {
     pub int8_gemm: Int8Gemm,
     /// Takes as many rows as `int8_gemm`; `out` has room for so many.
     pub int4_gemm: Int4Gemm,
-    pub quantise_row: unsafe fn(QuantiseRow),
+    /// Returns the sum of the integers.
+    pub quantise_row: unsafe fn(QuantiseRow) -> i32,
     /// Groups of `group_len`, a multiple of 16, as integers from 0 to 15 and a scale: `x[i]` is about
     /// `scale * (q[i] - 8)`.
     pub quantise_groups:
@@ -397,12 +398,20 @@ pub type TileGemm = unsafe fn(
     out_bytes: usize,
 );
 
+/// A tile of rows of 8-bit integers.
+#[derive(Clone, Copy)]
+pub struct Int8Rows {
+    pub rows: *const u8,
+    pub num_rows: usize,
+    /// Of each row's integers.
+    pub sums: *const i32,
+}
+
 /// As [`TileGemm`] with 8-bit integers of at most 127 in magnitude and exact sums, k by k in blocks
 /// of 64: for each block 64 bytes of each row, and of the panel two tiles, of 16 times 4 k, of those
 /// the 16 lanes, of each lane its 4 elements.
 pub type Int8Gemm = unsafe fn(
-    rows: *const u8,
-    num_rows: usize,
+    rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
     requests: Requests,

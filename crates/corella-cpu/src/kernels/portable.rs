@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
+    Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, int4_portable, sum_lanes, with_rows,
 };
@@ -138,8 +138,7 @@ unsafe fn load_lanes<const FORMAT: u8, const N: usize>(elements: *const u8) -> [
 }
 
 unsafe fn int8_gemm(
-    rows: *const u8,
-    num_rows: usize,
+    Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
     _requests: Requests,
@@ -189,7 +188,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     sum_lanes(&lanes)
 }
 
-unsafe fn quantise_row(row: QuantiseRow) {
+unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     // SAFETY: the caller's promise, passed on.
     unsafe { elementwise::quantise_row(row) }
 }

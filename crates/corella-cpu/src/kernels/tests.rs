@@ -227,6 +227,8 @@ fn sums_of_8_bit_integers_are_exact() {
                     })
                     .collect();
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
+                let sum = |row: &[i8]| row.iter().map(|&x| i32::from(x)).sum::<i32>();
+                let row_sums: Vec<i32> = a.chunks(k).map(sum).collect();
                 for requests in REQUESTS {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
@@ -236,10 +238,15 @@ fn sums_of_8_bit_integers_are_exact() {
                         if let Some(unit) = unit {
                             (unit.configure)(num_rows);
                         }
-                        (kernels.int8_gemm)(rows, num_rows, panel, num_blocks, requests, to, 128);
+                        let rows = Int8Rows {
+                            rows,
+                            num_rows,
+                            sums: row_sums.as_ptr(),
+                        };
+                        (kernels.int8_gemm)(rows, panel, num_blocks, requests, to, 128);
                         if let Some(unit) = unit {
                             let gemm = unit.int8_gemm_part;
-                            let parts = in_parts(gemm, rows, num_rows, panel, num_blocks);
+                            let parts = in_parts(gemm, rows.rows, num_rows, panel, num_blocks);
                             let bits: Vec<u32> = out.iter().map(|&sum| sum as u32).collect();
                             assert_eq!(parts, bits, "{isa} {num_rows} rows of {k} in parts");
                         }

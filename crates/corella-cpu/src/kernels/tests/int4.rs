@@ -76,7 +76,7 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                 for (row, values) in a.chunks(k_len).enumerate() {
                     let values: Vec<f32> = values.iter().map(|&x| f32::from(x)).collect();
                     // SAFETY: room for the row in each block, and for a sum of each chunk.
-                    unsafe {
+                    let sum = unsafe {
                         (kernels.quantise_row)(QuantiseRow {
                             x: values.as_ptr(),
                             n: k_len,
@@ -84,8 +84,9 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                             out: rows.as_mut_ptr().add(row * INT8_TILE_K),
                             sums: sums.as_mut_ptr().add(row),
                             num_rows,
-                        });
-                    }
+                        })
+                    };
+                    assert_eq!(sum, values.iter().sum::<f32>() as i32, "{isa}");
                 }
                 let mut expected = vec![0.0_f32; num_rows * PANEL_LANES];
                 for (i, acc) in expected.iter_mut().enumerate() {
