@@ -34,21 +34,26 @@ mod int4_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int4_avx512;
 mod int4_portable;
+mod isa;
 mod line_queue;
 mod portable;
 mod processor;
 mod products;
+mod requests;
 #[cfg(target_arch = "x86_64")]
 mod tile_kv;
 #[cfg(target_arch = "x86_64")]
 mod tile_softmax;
 
 pub use self::hadamard::HADAMARD_ORDER;
+pub use self::isa::{Isa, detect_isa, is_supported, kernels};
 pub use self::line_queue::LineQueue;
 pub use self::processor::wants_requests;
 pub use self::products::{PRODUCT_LANES, add_products};
+pub use self::requests::Requests;
+#[cfg(target_arch = "x86_64")]
+use self::requests::line_ahead;
 
-use std::fmt;
 use std::ops::Range;
 
 use corella_model::{DType, KvFormat};
@@ -76,99 +81,6 @@ pub const ATTENTION_BLOCK: usize = 64;
 /// Positions, or head dimensions, that attention computes side by side. Reads of KV rows run
 /// up to this many elements past their end.
 pub const ATTENTION_LANES: usize = 16;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Isa {
-    Portable,
-    Avx2,
-    Avx512,
-    /// AVX-512, and products of pairs for bf16 weights, keys and values.
-    Avx512Bf16,
-    /// AVX-512, and matrix tiles for bf16 and integers.
-    Amx,
-}
-
-impl Isa {
-    pub const ALL: [Self; 5] = [
-        Self::Portable,
-        Self::Avx2,
-        Self::Avx512,
-        Self::Avx512Bf16,
-        Self::Amx,
-    ];
-
-    /// Whether rows are rounded to bf16 before bf16 weights are multiplied with them.
-    pub fn rounds_rows(self) -> bool {
-        matches!(self, Self::Avx512Bf16 | Self::Amx)
-    }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512-bf16",
-            Self::Amx => "amx",
-        })
-    }
-}
-
-/// The best instruction set of this machine that there are kernels for.
-pub fn detect_isa() -> Isa {
-    let is_worthwhile = |isa| isa != Isa::Avx512Bf16 || processor::has_fast_pairs();
-    let mut best_first = Isa::ALL.into_iter().rev();
-    best_first
-        .find(|&isa| is_supported(isa) && is_worthwhile(isa))
-        .unwrap_or(Isa::Portable)
-}
-
-pub fn is_supported(isa: Isa) -> bool {
-    match isa {
-        Isa::Portable => true,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-                && is_supported(Isa::Avx2)
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => is_supported(Isa::Avx512) && avx512_bf16::is_supported(),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => is_supported(Isa::Avx512Bf16) && amx::is_supported(),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => false,
-    }
-}
-
-/// The kernels of an instruction set; `None` if this machine lacks it.
-pub fn kernels(isa: Isa) -> Option<&'static Kernels> {
-    if !is_supported(isa) {
-        return None;
-    }
-    match isa {
-        Isa::Portable => Some(&portable::KERNELS),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => Some(&avx2::KERNELS),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Some(&avx512::KERNELS),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => Some(&avx512_bf16::KERNELS),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Some(&amx::KERNELS),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => None,
-    }
-}
 
 /// Every function needs the instruction set of its table and valid pointers for the extents
 /// it names.
@@ -275,49 +187,6 @@ pub type Gemm = unsafe fn(
     fetch_ahead: bool,
     out: *mut f32,
 );
-
-/// What a kernel asks of memory while it multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requests {
-    Nothing,
-    /// As with `fetch_ahead` in [`Gemm`].
-    Ahead,
-    /// Half as many bytes as the panel has, of the panel to come, while this one is in a cache. Of some
-    /// tiles of rows that take a panel one after the other, two ask for a half each. Kernels need not.
-    Half(*const u8),
-}
-
-impl Requests {
-    fn is_ahead(self) -> bool {
-        self == Self::Ahead
-    }
-
-    /// For what else a kernel reads beside the lines that it asks for halves with.
-    fn only_ahead(self) -> Self {
-        match self {
-            Self::Half(_) => Self::Nothing,
-            requests => requests,
-        }
-    }
-
-    /// When a kernel reads `line`, the `index`th of half a panel.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn ask(self, line: *const u8, index: usize) {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        // SAFETY: prefetches may name any address.
-        unsafe {
-            match self {
-                Self::Nothing => {}
-                Self::Ahead => _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast()),
-                // The first cache is full of this panel.
-                Self::Half(half) => {
-                    _mm_prefetch::<_MM_HINT_T1>(half.wrapping_add(index * 64).cast());
-                }
-            }
-        }
-    }
-}
 
 /// Instructions that depend on nothing but each other.
 #[derive(Clone, Copy)]
@@ -724,21 +593,6 @@ const fn element_size(format: u8) -> usize {
         INT8 => 1,
         _ => 2,
     }
-}
-
-/// The line to fetch when `line` is read: some 16 KiB ahead, four pages in turn. The hardware
-/// runs ahead of each page it sees touched, but never out of it, so one page at a time would
-/// leave most of a core's bandwidth unused.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn line_ahead(line: *const u8) -> *const u8 {
-    const PAGE_LINES: usize = 4096 / 64;
-    const PAGES: usize = 4;
-    let index = line as usize / 64;
-    let in_block = index % (PAGES * PAGE_LINES);
-    let turned = in_block % PAGES * PAGE_LINES + in_block / PAGES;
-    let ahead = PAGES * PAGE_LINES + turned - in_block;
-    line.wrapping_add(ahead * 64)
 }
 
 /// Where a lane's element stands in a panel row. Two lanes 16 apart share a 32-bit word in
