@@ -138,7 +138,7 @@ pub struct ModelArgs {
     /// Type of the weights; auto keeps the checkpoint's, and of integers of more than 4 bits 8
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,
-    /// Where weights that were rounded or repacked are kept for the next start [default:
+    /// Where a server keeps weights that it has rounded or repacked for the next start [default:
     /// ~/.cache/corella]
     #[arg(long, value_name = "FOLDER")]
     pub weight_cache: Option<PathBuf>,

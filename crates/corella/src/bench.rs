@@ -23,7 +23,9 @@ pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
 }
 
 pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
-    let llm = Llm::load(&config.source, &config.options)?;
+    let mut llm = Llm::load(&config.source, &config.options)?;
+    // Nothing else runs meanwhile.
+    llm.weight_keepers.clear();
     eprintln!("{}", llm.summary());
     let runtime = Runtime::new()?;
     let vocab_size = llm.config.spec.vocab_size;

@@ -11,7 +11,9 @@ use crate::config::{Generate, Prompt};
 use crate::profile_table::{self, Peak};
 
 pub fn run(config: Generate) -> Result<(), Error> {
-    let llm = Llm::load(&config.source, &config.options)?;
+    let mut llm = Llm::load(&config.source, &config.options)?;
+    // A server has the time to write what it has packed; here it would be in the way.
+    llm.weight_keepers.clear();
     let prompt = match config.prompt {
         Prompt::Chat(text) => llm.encode_chat(&text)?,
         Prompt::Raw(text) => llm.encode(&text)?,

@@ -29,6 +29,7 @@ impl Perplexity {
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
         let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;
+        loaded.weight_keepers.clear();
         let tokenizer = tokenizer.get()?;
         let (mut sum, mut num_tokens) = (0.0, 0);
         for document in documents {
