@@ -97,9 +97,15 @@ impl PackedWeights {
         };
         let form = |matrices: &[&Tensor]| {
             let is_bf16 = |matrix: &&Tensor| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
+            let has_4_bits = |matrix: &&Tensor| {
+                let groups = matrix.group_format();
+                int4.is_some() && groups.is_some_and(|groups| groups.bits == 4)
+            };
             match format {
                 Some(WeightFormat::Int8 | WeightFormat::Int4 { .. }) => Form::Int8,
-                None if matrices.iter().any(|matrix| matrix.is_quantised()) => Form::Int8,
+                None if matrices.iter().any(has_4_bits) => Form::Int8,
+                // Whoever kept some of them as numbers wants those not to be rounded.
+                None if matrices.iter().all(|matrix| matrix.is_quantised()) => Form::Int8,
                 _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
                     Form::MatrixTiles
                 }

@@ -252,7 +252,7 @@ pub struct DecoderWeights {
 impl DecoderWeights {
     /// What keeps the matrices as the checkpoint has them, or nearly so: of a checkpoint of several
     /// formats, the one that most bytes are saved by. Integers and blocks of more than 4 bits are
-    /// computed with in 8, as who stored them so expects of memory and speed.
+    /// computed with in 8, as who stored all matrices so expects of memory and speed.
     pub fn format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
@@ -260,7 +260,9 @@ impl DecoderWeights {
         let fours = groups.filter(|groups| groups.bits == 4);
         match fours.map(|groups| groups.group_len).min() {
             Some(group_len) => WeightFormat::Int4 { group_len },
-            None if layers().any(Tensor::is_quantised) => WeightFormat::Int8,
+            None if layers().all(Tensor::is_quantised) && !self.layers.is_empty() => {
+                WeightFormat::Int8
+            }
             None => WeightFormat::Float(self.embed.dtype),
         }
     }

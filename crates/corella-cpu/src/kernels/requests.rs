@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
     Nothing,
-    /// As with `fetch_ahead` in [`Gemm`].
+    /// As with `fetch_ahead` in [`super::Gemm`].
     Ahead,
     /// Half as many bytes as the panel has, of the panel to come, while this one is in a cache. Of some
     /// tiles of rows that take a panel one after the other, two ask for a half each. Kernels need not.
