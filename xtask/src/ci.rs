@@ -14,7 +14,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 10] = [
+pub const STAGES: [Stage; 11] = [
     Stage {
         name: "set-up",
         about: "get what the other stages need: Rust components, a Python environment",
@@ -42,6 +42,7 @@ pub const STAGES: [Stage; 10] = [
                     "clippy",
                     "--workspace",
                     "--all-targets",
+                    "--all-features",
                     "--locked",
                     "--",
                     "-D",
@@ -62,6 +63,12 @@ pub const STAGES: [Stage; 10] = [
         about: "unit, property, golden and conformance tests; arguments go to cargo test",
         takes_arguments: true,
         run: test,
+    },
+    Stage {
+        name: "tiles",
+        about: "the CPU executor's tests with AMX emulated where it is missing; arguments go to cargo test",
+        takes_arguments: true,
+        run: tiles,
     },
     Stage {
         name: "sim",
@@ -178,6 +185,19 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let mut command = repository.cargo(&["test", "--workspace", "--no-fail-fast", "--locked"]);
     run(command.args(arguments), "tests failed, above")
+}
+
+fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let mut command = repository.cargo(&[
+        "test",
+        "--package",
+        "corella-cpu",
+        "--features",
+        "emulated-tiles",
+        "--no-fail-fast",
+        "--locked",
+    ]);
+    run(command.args(arguments), "tests of tiles failed, above")
 }
 
 fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {

@@ -41,7 +41,13 @@ pub static KERNELS: Kernels = Kernels {
 /// Whether the processor has tiles of both kinds and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
-    *SUPPORTED.get_or_init(|| has_tiles() && may_use_tiles())
+    *SUPPORTED.get_or_init(|| {
+        #[cfg(feature = "emulated-tiles")]
+        if !has_tiles() {
+            return super::emulated_tiles::install();
+        }
+        has_tiles() && may_use_tiles()
+    })
 }
 
 fn has_tiles() -> bool {

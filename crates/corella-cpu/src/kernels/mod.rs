@@ -25,6 +25,8 @@ mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16_attention;
 mod elementwise;
+#[cfg(all(feature = "emulated-tiles", target_arch = "x86_64"))]
+mod emulated_tiles;
 mod hadamard;
 pub mod int4;
 #[cfg(target_arch = "x86_64")]

@@ -6,6 +6,8 @@ use super::*;
 
 mod int4;
 mod tile_attention;
+#[cfg(target_arch = "x86_64")]
+mod tile_instructions;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 const KV_FORMATS: [KvFormat; 4] = [
