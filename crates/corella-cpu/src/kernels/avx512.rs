@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
     INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
-    element_size, elementwise::elementwise, exp, int4::CHUNK_K, int4_avx512, line_ahead, with_rows,
+    element_size, elementwise::elementwise, exp, in_steps, int4::CHUNK_K, int4_avx512, line_ahead,
+    with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -180,34 +181,15 @@ unsafe fn int8_gemm_tile<const M: usize>(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    let raise = _mm512_set1_epi8(i8::MIN);
-    // SAFETY: 64 bytes of each row, of which there are M, and two tiles of 1,024 in each block; `out` has M rows of 32;
-    // prefetches may name any address.
+    // SAFETY: 64 bytes of each row, of which there are M, and two tiles of 1,024 in each block; `out` has M rows of 32.
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
-        let others = requests.only_ahead();
-        for block in 0..num_blocks {
-            let x = rows.rows.add(block * M * INT8_TILE_K);
-            let tiles = panel.add(block * 2048);
-            if M <= FEW_ROWS {
-                let first_line = block * LINES;
-                add_int8_tile::<M>(&mut acc[0], x, tiles, requests, first_line);
-                add_int8_tile::<M>(&mut acc[1], x, tiles.add(1024), others, first_line);
-                continue;
-            }
-            for i in 0..LINES {
-                let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
-                requests.ask(low, block * LINES + i);
-                others.ask(high, block * LINES + i);
-                let low = _mm512_xor_si512(_mm512_loadu_si512(low.cast()), raise);
-                let high = _mm512_xor_si512(_mm512_loadu_si512(high.cast()), raise);
-                for r in 0..M {
-                    let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
-                    let x = _mm512_set1_epi32(x.read_unaligned());
-                    acc[0][r] = _mm512_dpbusd_epi32(acc[0][r], low, x);
-                    acc[1][r] = _mm512_dpbusd_epi32(acc[1][r], high, x);
-                }
-            }
+        if M > FEW_ROWS {
+            acc = add_int8_blocks(acc, rows.rows, panel, num_blocks, requests);
+        } else if requests == Requests::Nothing {
+            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, Requests::Nothing);
+        } else {
+            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, requests);
         }
         for r in 0..M {
             let raised = _mm512_set1_epi32(*rows.sums.add(r) * 128);
@@ -221,33 +203,86 @@ unsafe fn int8_gemm_tile<const M: usize>(
 /// Of a tile of 8-bit integers.
 const LINES: usize = INT8_TILE_K / 4;
 
-/// M rows times a tile of 16 lanes, raised by 128, line by line.
+/// M rows times blocks of weights raised by 128, a line of both tiles of a block at a time.
 ///
 /// # Safety
-/// 64 bytes of each row, and 1,024 of the tile.
+/// 64 bytes of each row, and 2,048 of the panel, in each block.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn add_int8_tile<const M: usize>(
-    acc: &mut [__m512i; M],
-    x: *const u8,
-    tile: *const u8,
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_int8_blocks<const M: usize>(
+    mut acc: [[__m512i; M]; 2],
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
     requests: Requests,
-    first_line: usize,
-) {
-    for quad in 0..LINES {
+) -> [[__m512i; M]; 2] {
+    let others = requests.only_ahead();
+    for block in 0..num_blocks {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = tile.add(quad * 64);
-            requests.ask(weights, first_line + quad);
-            let raise = _mm512_set1_epi8(i8::MIN);
-            let weights = _mm512_xor_si512(_mm512_loadu_si512(weights.cast()), raise);
-            for (r, sum) in acc.iter_mut().enumerate() {
-                let x = x.add(r * INT8_TILE_K + quad * 4).cast::<i32>();
-                let x = _mm512_set1_epi32(x.read_unaligned());
-                *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+            let x = rows.add(block * M * INT8_TILE_K);
+            let tiles = panel.add(block * 2048);
+            for i in 0..LINES {
+                let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
+                requests.ask(low, block * LINES + i);
+                others.ask(high, block * LINES + i);
+                let (low, high) = (load_raised(low), load_raised(high));
+                for r in 0..M {
+                    let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
+                    let x = _mm512_set1_epi32(x.read_unaligned());
+                    acc[0][r] = _mm512_dpbusd_epi32(acc[0][r], low, x);
+                    acc[1][r] = _mm512_dpbusd_epi32(acc[1][r], high, x);
+                }
             }
         }
     }
+    acc
+}
+
+/// The same, line by line.
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_int8_lines<const M: usize>(
+    [mut low, mut high]: [[__m512i; M]; 2],
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
+    requests: Requests,
+) -> [[__m512i; M]; 2] {
+    let lines = in_steps(LINES);
+    for tile in 0..2 * num_blocks {
+        let requests = requests.of_tile(tile);
+        for line in lines.clone() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let weights = panel.add((tile * LINES + line) * 64);
+                requests.ask(weights, tile / 2 * LINES + line);
+                let weights = load_raised(weights);
+                for r in 0..M {
+                    let x = rows.add((tile / 2 * M + r) * INT8_TILE_K + line * 4);
+                    let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
+                    low[r] = _mm512_dpbusd_epi32(low[r], weights, x);
+                }
+            }
+        }
+        (low, high) = (high, low);
+    }
+    [low, high]
+}
+
+/// Signed bytes, raised by 128.
+///
+/// # Safety
+/// 64 of them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn load_raised(bytes: *const u8) -> __m512i {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { _mm512_loadu_si512(bytes.cast()) };
+    _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN))
 }
 
 #[inline]

@@ -7,7 +7,9 @@ use std::arch::x86_64::*;
 
 use super::avx512_bf16_attention::TILE_ATTENTION;
 use super::tile_softmax::exp2_lanes;
-use super::{FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, tile_kv, with_rows};
+use super::{
+    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, in_steps, tile_kv, with_rows,
+};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TILE_ROWS),
@@ -68,31 +70,15 @@ unsafe fn gemm_tile<const M: usize>(
     out: *mut f32,
     out_bytes: usize,
 ) {
-    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32;
-    // prefetches may name any address.
+    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
-        let others = requests.only_ahead();
-        for block in 0..num_blocks {
-            let x = rows.add(block * M * TILE_K * 2);
-            let tiles = panel.add(block * 2048);
-            if M <= FEW_ROWS {
-                let first_line = block * LINES;
-                add_tile::<M>(&mut acc[0], x, tiles, requests, first_line);
-                add_tile::<M>(&mut acc[1], x, tiles.add(1024), others, first_line);
-                continue;
-            }
-            for pair in 0..LINES {
-                let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
-                requests.ask(low, block * LINES + pair);
-                others.ask(high, block * LINES + pair);
-                let (low, high) = (load_pairs(low), load_pairs(high));
-                for r in 0..M {
-                    let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
-                    acc[0][r] = _mm512_dpbf16_ps(acc[0][r], x, low);
-                    acc[1][r] = _mm512_dpbf16_ps(acc[1][r], x, high);
-                }
-            }
+        if M > FEW_ROWS {
+            acc = add_blocks(acc, rows, panel, num_blocks, requests);
+        } else if requests == Requests::Nothing {
+            acc = add_lines(acc, rows, panel, num_blocks, Requests::Nothing);
+        } else {
+            acc = add_lines(acc, rows, panel, num_blocks, requests);
         }
         for r in 0..M {
             let out = out.byte_add(r * out_bytes);
@@ -105,31 +91,72 @@ unsafe fn gemm_tile<const M: usize>(
 /// Of a tile, a pair of k each.
 const LINES: usize = TILE_K / 2;
 
-/// M rows times a tile of 16 lanes, line by line.
+/// M rows times blocks of weights, a line of both tiles of a block at a time.
 ///
 /// # Safety
-/// 64 bytes of each row, and 1,024 of the tile.
+/// 64 bytes of each row, and 2,048 of the panel, in each block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_tile<const M: usize>(
-    acc: &mut [__m512; M],
-    x: *const u8,
-    tile: *const u8,
+unsafe fn add_blocks<const M: usize>(
+    mut acc: [[__m512; M]; 2],
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
     requests: Requests,
-    first_line: usize,
-) {
-    for pair in 0..LINES {
+) -> [[__m512; M]; 2] {
+    let others = requests.only_ahead();
+    for block in 0..num_blocks {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = tile.add(pair * 64);
-            requests.ask(weights, first_line + pair);
-            let weights = load_pairs(weights);
-            for (r, sum) in acc.iter_mut().enumerate() {
-                let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
-                *sum = _mm512_dpbf16_ps(*sum, x, weights);
+            let x = rows.add(block * M * TILE_K * 2);
+            let tiles = panel.add(block * 2048);
+            for pair in 0..LINES {
+                let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
+                requests.ask(low, block * LINES + pair);
+                others.ask(high, block * LINES + pair);
+                let (low, high) = (load_pairs(low), load_pairs(high));
+                for r in 0..M {
+                    let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
+                    acc[0][r] = _mm512_dpbf16_ps(acc[0][r], x, low);
+                    acc[1][r] = _mm512_dpbf16_ps(acc[1][r], x, high);
+                }
             }
         }
     }
+    acc
+}
+
+/// The same, line by line.
+///
+/// # Safety
+/// As there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add_lines<const M: usize>(
+    [mut low, mut high]: [[__m512; M]; 2],
+    rows: *const u8,
+    panel: *const u8,
+    num_blocks: usize,
+    requests: Requests,
+) -> [[__m512; M]; 2] {
+    let lines = in_steps(LINES);
+    for tile in 0..2 * num_blocks {
+        let requests = requests.of_tile(tile);
+        for line in lines.clone() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let weights = panel.add((tile * LINES + line) * 64);
+                requests.ask(weights, tile / 2 * LINES + line);
+                let weights = load_pairs(weights);
+                for r in 0..M {
+                    let x = spread_pair(rows.add((tile / 2 * M + r) * TILE_K * 2 + line * 4));
+                    low[r] = _mm512_dpbf16_ps(low[r], x, weights);
+                }
+            }
+        }
+        (low, high) = (high, low);
+    }
+    [low, high]
 }
 
 /// A pair of each of 16 lanes.

@@ -54,7 +54,7 @@ pub use self::processor::wants_requests;
 pub use self::products::{PRODUCT_LANES, add_products};
 pub use self::requests::Requests;
 #[cfg(target_arch = "x86_64")]
-use self::requests::line_ahead;
+use self::requests::{in_steps, line_ahead};
 
 use std::ops::Range;
 
