@@ -37,19 +37,20 @@ class Corella(Peer):
             for length, time in zip(prefills, times[len(prefills) :]):
                 speeds[f"prefill {length}"] = length / time
         for batch in batches:
-            report = self.bench("--num-prompts", batch, "--max-num-seqs", batch, "--input-lens", CONTEXT,
+            # The first ones are the warm-up: other servers clear their KV memory when they start, or are kept running.
+            report = self.bench("--num-prompts", 2 * batch, "--max-num-seqs", batch, "--input-lens", CONTEXT,
                                 "--max-tokens", DECODED + 1)  # fmt: skip
-            speeds[f"decode b{batch}"] = decode_speed(report)
+            speeds[f"decode b{batch}"] = decode_speed(report, batch)
         return speeds
 
     def serve_command(self, port):
         return [self.binary, "serve", self.model, "--threads", THREADS, "--port", port, *self.options]
 
 
-def decode_speed(report):
-    """Tokens/s from when all requests have their first token to when the first has its last."""
+def decode_speed(report, first):
+    """Tokens/s of the requests from `first` on, from when all have their first token to when the first has its last."""
     streams = []
-    for start, ttft, itls in zip(report["start_times"], report["ttfts"], report["itls"]):
+    for start, ttft, itls in list(zip(report["start_times"], report["ttfts"], report["itls"]))[first:]:
         times = [start + ttft]
         for itl in itls:
             times.append(times[-1] + itl)

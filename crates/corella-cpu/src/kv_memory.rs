@@ -15,6 +15,7 @@ use crate::kernels::{
     ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun,
     tile_value_index,
 };
+use crate::page_commit::PageCommit;
 use crate::region::Region;
 
 /// Memory of one page: K and V of all layers.
@@ -65,6 +66,7 @@ pub struct KvMemory {
     num_kv_heads: usize,
     page_size: usize,
     head_dim: usize,
+    commit: PageCommit,
 }
 
 impl KvMemory {
@@ -78,6 +80,7 @@ impl KvMemory {
         let bytes = kv_page_bytes(spec, page_size, format)
             .checked_mul(num_pages)
             .ok_or(io::ErrorKind::OutOfMemory)?;
+        let part_bytes = kv_page_bytes(spec, page_size, format) / spec.num_layers;
         Ok(Self {
             region: Region::new(bytes + ATTENTION_LANES * format.size())?,
             form,
@@ -87,7 +90,25 @@ impl KvMemory {
             num_kv_heads: spec.attention.num_kv_heads,
             page_size: page_size as usize,
             head_dim: spec.attention.head_dim,
+            commit: PageCommit::new(spec.num_layers, num_pages, part_bytes),
         })
+    }
+
+    pub fn note_used(&mut self, page: usize) {
+        self.commit.note_used(page);
+    }
+
+    /// Whether there are pages that `commit_some` would make ready.
+    pub fn can_commit(&self) -> bool {
+        self.commit.next().is_some()
+    }
+
+    /// Has the system give memory for some pages that will be used next: a few milliseconds.
+    pub fn commit_some(&mut self) {
+        if let Some(bytes) = self.commit.next() {
+            let is_ready = self.region.commit(bytes);
+            self.commit.finish_next(is_ready);
+        }
     }
 
     pub fn page_size(&self) -> usize {

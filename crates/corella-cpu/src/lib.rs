@@ -18,6 +18,7 @@ mod kv_fetch;
 mod kv_memory;
 mod machine;
 mod packed_image;
+mod page_commit;
 mod profile;
 mod queries;
 mod region;

@@ -7,9 +7,9 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{ExecutorError, TokenMask, sample};
@@ -71,6 +71,9 @@ pub struct Stage {
     pub previous_step: Option<StepId>,
 }
 
+/// Whoever has sent nothing for so long has nothing to do.
+const IDLE: Duration = Duration::from_millis(20);
+
 /// What a step that was planned ahead computes for a request that ends here.
 const NOTHING: TokenId = 0;
 
@@ -87,8 +90,21 @@ impl Stage {
     }
 
     fn next_command(&mut self) -> Option<Command> {
-        let postponed = self.postponed.pop_front();
-        postponed.or_else(|| self.commands.recv().ok())
+        if let Some(postponed) = self.postponed.pop_front() {
+            return Some(postponed);
+        }
+        let mut patience = IDLE;
+        while self.forward.kv.can_commit() {
+            match self.commands.recv_timeout(patience) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.forward.kv.commit_some();
+                    patience = Duration::ZERO;
+                }
+            }
+        }
+        self.commands.recv().ok()
     }
 
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
@@ -190,6 +206,10 @@ impl Stage {
         self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
+        let last_pages = |span| self.plan.pages_of(span).last();
+        for page in self.plan.spans.iter().filter_map(last_pages) {
+            self.forward.kv.note_used(page.0 as usize);
+        }
         self.run_layers(&rows)?;
         match self.is_last() {
             true => Ok(Vec::new()),
