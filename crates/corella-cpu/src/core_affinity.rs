@@ -7,6 +7,12 @@ pub fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Whether some memory is nearer to a core than other memory: Linux lists NUMA nodes as in "0-1,3".
+pub fn has_near_memory() -> bool {
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/has_memory");
+    nodes.is_ok_and(|nodes| nodes.contains([',', '-']))
+}
+
 /// The cores that this thread may use, by number.
 #[cfg(target_os = "linux")]
 pub fn allowed_cores() -> io::Result<Vec<usize>> {

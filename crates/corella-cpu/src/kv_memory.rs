@@ -11,6 +11,7 @@ use std::ops::Range;
 use corella_model::{DType, DecoderSpec, KvFormat};
 use half::{bf16, f16};
 
+use crate::core_affinity::has_near_memory;
 use crate::kernels::{
     ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun,
     tile_value_index,
@@ -66,7 +67,8 @@ pub struct KvMemory {
     num_kv_heads: usize,
     page_size: usize,
     head_dim: usize,
-    commit: PageCommit,
+    /// Not where memory should be near to the worker that writes it first.
+    commit: Option<PageCommit>,
 }
 
 impl KvMemory {
@@ -90,24 +92,31 @@ impl KvMemory {
             num_kv_heads: spec.attention.num_kv_heads,
             page_size: page_size as usize,
             head_dim: spec.attention.head_dim,
-            commit: PageCommit::new(spec.num_layers, num_pages, part_bytes),
+            commit: (!has_near_memory())
+                .then(|| PageCommit::new(spec.num_layers, num_pages, part_bytes)),
         })
     }
 
     pub fn note_used(&mut self, page: usize) {
-        self.commit.note_used(page);
+        if let Some(commit) = &mut self.commit {
+            commit.note_used(page);
+        }
     }
 
     /// Whether there are pages that `commit_some` would make ready.
     pub fn can_commit(&self) -> bool {
-        self.commit.next().is_some()
+        self.commit
+            .as_ref()
+            .is_some_and(|commit| commit.next().is_some())
     }
 
     /// Has the system give memory for some pages that will be used next: a few milliseconds.
     pub fn commit_some(&mut self) {
-        if let Some(bytes) = self.commit.next() {
+        if let Some(commit) = &mut self.commit
+            && let Some(bytes) = commit.next()
+        {
             let is_ready = self.region.commit(bytes);
-            self.commit.finish_next(is_ready);
+            commit.finish_next(is_ready);
         }
     }
 

@@ -63,18 +63,13 @@ impl Region {
     /// are stays as it is. Whether it has.
     pub fn commit(&self, bytes: std::ops::Range<usize>) -> bool {
         const PAGE: usize = 4096;
-        let start = bytes.start / PAGE * PAGE;
-        assert!(bytes.start <= bytes.end && self.offset() + bytes.end <= self.map_len);
+        let first = bytes.start / PAGE * PAGE;
+        assert!(first <= bytes.end && self.offset() + bytes.end <= self.map_len);
         #[cfg(target_os = "linux")]
         // SAFETY: pages of our own mapping, whose contents stay.
         unsafe {
-            let start = self.start.as_ptr().add(start);
-            let len = self
-                .start
-                .as_ptr()
-                .add(bytes.end)
-                .offset_from_unsigned(start);
-            libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) == 0
+            let start = self.start.as_ptr().add(first);
+            libc::madvise(start.cast(), bytes.end - first, libc::MADV_POPULATE_WRITE) == 0
         }
         #[cfg(not(target_os = "linux"))]
         false
