@@ -36,29 +36,20 @@ extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc
         // SAFETY: nothing here is refused as an instruction, so the handler never meets itself.
         let tiles = unsafe { &mut *tiles.get() };
         // SAFETY: where the thread was about to go on, as what it met is no jump.
-        if unsafe { !tiles.step(registers) } {
-            // SAFETY: the instruction is met again, with nobody to handle it.
-            unsafe { libc::signal(libc::SIGILL, libc::SIG_DFL) };
-            return;
+        unsafe {
+            if !tiles.step(registers) {
+                // The instruction is met again, with nobody to handle it.
+                libc::signal(libc::SIGILL, libc::SIG_DFL);
+                return;
+            }
+            // A signal takes longer than an instruction: those that follow are done with it.
+            while tiles.step(registers) {}
         }
-        // SAFETY: as above. A signal takes longer than an instruction: the next may be done with it.
-        while unsafe { skip_nops(registers) && tiles.step(registers) } {}
     });
 }
 
 type Registers = [libc::greg_t; 23];
 const RIP: usize = libc::REG_RIP as usize;
-
-/// # Safety
-/// The registers are those of a thread about to go on.
-unsafe fn skip_nops(registers: &mut Registers) -> bool {
-    const NOP: u8 = 0x90;
-    // SAFETY: the thread is about to read it.
-    while unsafe { *(registers[RIP] as *const u8) } == NOP {
-        registers[RIP] += 1;
-    }
-    true
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instruction {
@@ -180,12 +171,11 @@ impl Place {
             true if has_index => 0,
             true => modrm.wrapping_add(num_bytes) as i64,
         };
-        let index = if has_index {
-            byte(1) >> 3 & 7 | (extend >> 6 & 1) << 3
-        } else {
-            NO_INDEX
-        };
         const NO_INDEX: u8 = 4;
+        let index = match has_index {
+            true => byte(1) >> 3 & 7 | (extend >> 6 & 1) << 3,
+            false => NO_INDEX,
+        };
         let stride = match index {
             NO_INDEX => 0,
             index => registers[place_of(index)] << (byte(1) >> 6),
@@ -224,13 +214,19 @@ impl Tiles {
         tiles: [[[0; ROW_BYTES]; MAX_ROWS]; NUM_TILES],
     };
 
-    /// Does the next instruction, if it is about tiles and allowed.
+    /// Does the next instruction but nops, if it is about tiles and allowed.
     ///
     /// # Safety
     /// The registers are those of a thread about to go on.
     unsafe fn step(&mut self, registers: &mut Registers) -> bool {
-        // SAFETY: passed on.
-        let next = unsafe { decode(registers[RIP] as *const u8, registers) };
+        const NOP: u8 = 0x90;
+        // SAFETY: the caller's promise: code that is about to be executed.
+        let next = unsafe {
+            while *(registers[RIP] as *const u8) == NOP {
+                registers[RIP] += 1;
+            }
+            decode(registers[RIP] as *const u8, registers)
+        };
         let Some((instruction, num_bytes)) = next else {
             return false;
         };
