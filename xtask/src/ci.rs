@@ -183,21 +183,17 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 }
 
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut command = repository.cargo(&["test", "--workspace", "--no-fail-fast", "--locked"]);
-    run(command.args(arguments), "tests failed, above")
+    cargo_test(repository, &["--workspace"], arguments)
 }
 
 fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut command = repository.cargo(&[
-        "test",
-        "--package",
-        "corella-cpu",
-        "--features",
-        "emulated-tiles",
-        "--no-fail-fast",
-        "--locked",
-    ]);
-    run(command.args(arguments), "tests of tiles failed, above")
+    let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
+    cargo_test(repository, &emulated, arguments)
+}
+
+fn cargo_test(repository: &Repository, what: &[&str], arguments: &[String]) -> Result<(), String> {
+    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
+    run(command.args(what).args(arguments), "tests failed, above")
 }
 
 fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
