@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::kernels::int4::{CHUNK_K, Int4Rows};
+use crate::kernels::grouped::{CHUNK_K, SummedRows};
 use crate::kernels::{INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
 use crate::region::Region;
 
@@ -71,7 +71,7 @@ pub enum Form {
     /// As `Kernels::tile_gemm` does. Rows are bf16, tile by tile, in a tile 32 k by 32 k, and for
     /// those one row after the other.
     MatrixTiles,
-    /// As `Kernels::int8_gemm` and `Kernels::int4_gemm` do. Rows are 8-bit integers, in a tile 64 k
+    /// As `Kernels::int8_gemm` and `Kernels::grouped_gemm` do. Rows are 8-bit integers, in a tile 64 k
     /// by 64 k, and for those one row after the other; a row has a scale, which is known once the
     /// row is complete, and the sums of its chunks.
     Int8,
@@ -106,12 +106,12 @@ struct Quantised {
     /// Of a row's integers, one i32 each.
     row_sums: Region,
     /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each. Only
-    /// for weights in 4 bits.
+    /// for weights in groups.
     sums: Option<Region>,
 }
 
 impl PackedRows {
-    pub fn new(max_rows: usize, k: usize, form: Form, for_int4: bool) -> io::Result<Self> {
+    pub fn new(max_rows: usize, k: usize, form: Form, for_groups: bool) -> io::Result<Self> {
         let num_sums = max_rows * num_chunks(k);
         let quantised = match form {
             Form::Columns | Form::MatrixTiles => None,
@@ -119,7 +119,7 @@ impl PackedRows {
                 wide: Buffer::new(max_rows, k)?,
                 scales: Region::new(max_rows * size_of::<f32>())?,
                 row_sums: Region::new(max_rows * size_of::<i32>())?,
-                sums: for_int4
+                sums: for_groups
                     .then(|| Region::new(num_sums * size_of::<i32>()))
                     .transpose()?,
             }),
@@ -178,12 +178,12 @@ impl PackedRows {
         unsafe { quantised.row_sums.as_ptr().cast::<i32>().add(rows.start) }
     }
 
-    /// The same, for weights in 4 bits.
-    pub fn int4_rows(&self, rows: &Range<usize>) -> Int4Rows {
-        Int4Rows {
+    /// The same, for weights in groups.
+    pub fn summed_rows(&self, rows: &Range<usize>) -> SummedRows {
+        SummedRows {
             rows: self.tile_ptr(rows),
             num_rows: rows.len(),
-            sums: self.sums_ptr(rows).expect("rows for weights in 4 bits"),
+            sums: self.sums_ptr(rows).expect("rows for weights in groups"),
         }
     }
 

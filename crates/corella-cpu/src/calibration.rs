@@ -147,7 +147,7 @@ impl LayerCalibration {
             k: spec.hidden_size,
             dtype: DType::F32,
             form: Form::Columns,
-            int4: None,
+            groups: None,
             hadamard: false,
         };
         let nothing = PackedMatrix::pack(&[], packing, kernels, &mut self.pool);

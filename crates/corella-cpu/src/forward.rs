@@ -93,10 +93,10 @@ impl Forward {
                 max_rows,
                 k,
                 form,
-                weights.layers.iter().any(PackedLayer::has_int4),
+                weights.layers.iter().any(PackedLayer::has_groups),
             )
         };
-        let head_is_int4 = weights.ends.head.is_int4();
+        let head_is_grouped = weights.ends.head.is_grouped();
         let logit_rows = if draws { logit_rows(head_tile_rows) } else { 0 };
         let activations = Activations {
             hidden: Buffer::new(max_rows, spec.hidden_size)?,
@@ -106,7 +106,7 @@ impl Forward {
             queries: Queries::new(kernels, attention, kv.format, max_rows)?,
             attended: packed(attention.num_heads * attention.head_dim)?,
             gated: packed(spec.mlp.intermediate_size)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_int4)?,
+            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_grouped)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {

@@ -9,7 +9,7 @@ use std::ops::{Range, RangeInclusive};
 
 use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
-use crate::kernels::int4::{Int4Shape, Int4Tile};
+use crate::kernels::grouped::{GroupedShape, GroupedTile};
 use crate::kernels::{
     FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Requests, TILE_K, TilePart,
     TileRows, TileUnit, wants_requests,
@@ -111,7 +111,7 @@ pub fn gemm(
             false => next,
         };
         match call.tile_unit() {
-            _ if let Some(shape) = weights.int4 => call.int4_tiles(panel, block, shape),
+            _ if let Some(shape) = weights.groups => call.grouped_tiles(panel, block, shape),
             Some(tile_unit) if PART_TILES.contains(&block.len()) => {
                 call.parts(&tile_unit, panel, block, next);
             }
@@ -241,22 +241,22 @@ impl Call<'_> {
         }
     }
 
-    /// Some tiles of rows times a panel of 4-bit weights, of which a kernel takes part by part itself.
-    fn int4_tiles(&self, panel: usize, tiles: Range<usize>, shape: Int4Shape) {
+    /// Some tiles of rows times a panel of weights in groups, of which a kernel takes part by part itself.
+    fn grouped_tiles(&self, panel: usize, tiles: Range<usize>, shape: GroupedShape) {
         let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
         let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
-        let mut calls = [Int4Tile::NONE; MAX_PART_TILES];
+        let mut calls = [GroupedTile::NONE; MAX_PART_TILES];
         let calls = &mut calls[..tiles.len()];
         for ((index, tile), call) in tiles.clone().enumerate().zip(&mut *calls) {
-            *call = Int4Tile {
-                rows: self.a.int4_rows(&self.tiles.rows(tile)),
+            *call = GroupedTile {
+                rows: self.a.summed_rows(&self.tiles.rows(tile)),
                 // SAFETY: there is one for each tile.
                 out: unsafe { sums.add(index).cast() },
             };
         }
         let b = self.weights.panel(panel);
         // SAFETY: tiles were written before the last barrier; the panel is of this shape.
-        unsafe { (self.kernels.int4_gemm)(calls, b, shape, self.fetches_ahead()) };
+        unsafe { (self.kernels.grouped_gemm)(calls, b, shape, self.fetches_ahead()) };
         for (tile, call) in tiles.zip(calls) {
             let rows = self.tiles.rows(tile);
             let values = call.out;

@@ -16,7 +16,7 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::gemm::{Epilogue, shared_gemm};
 use crate::grid::Grid;
-use crate::int4_matrix::Int4Packing;
+use crate::grouped_matrix::GroupedPacking;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows, Side};
 use crate::queries::Queries;
@@ -53,6 +53,7 @@ pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<Kerne
         WeightFormat::Float(DType::F32),
         WeightFormat::Float(DType::Bf16),
         WeightFormat::Int8,
+        WeightFormat::INT8_GROUPED,
         WeightFormat::INT4,
     ];
     for format in formats {
@@ -75,6 +76,7 @@ impl Bench {
     fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
         let (form, dtype, name) = match format {
             WeightFormat::Int8 => (Form::Int8, DType::Bf16, "int8"),
+            WeightFormat::Int8Grouped { .. } => (Form::Int8, DType::Bf16, "int8-grouped"),
             WeightFormat::Int4 { .. } => (Form::Int8, DType::Bf16, "int4"),
             WeightFormat::Float(DType::Bf16) if self.kernels.tile_gemm.is_some() => {
                 (Form::MatrixTiles, DType::Bf16, "bf16")
@@ -82,8 +84,11 @@ impl Bench {
             WeightFormat::Float(DType::Bf16) => (Form::Columns, DType::Bf16, "bf16"),
             WeightFormat::Float(dtype) => (Form::Columns, dtype, "f32"),
         };
-        let int4 = match format {
-            WeightFormat::Int4 { group_len } => Some(Int4Packing::rounded(K, group_len)),
+        let groups = match format {
+            WeightFormat::Int4 { group_len } => Some(GroupedPacking::rounded(4, K, group_len)),
+            WeightFormat::Int8Grouped { group_len } => {
+                Some(GroupedPacking::rounded(8, K, group_len))
+            }
             _ => None,
         };
         let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
@@ -112,7 +117,7 @@ impl Bench {
             k: K,
             dtype,
             form,
-            int4,
+            groups,
             hadamard: false,
         };
         let (kernels, pool) = (self.kernels, &mut self.pool);
@@ -122,7 +127,8 @@ impl Bench {
             .map_err(out_of_memory)?;
         for num_rows in [1, 8, 32, 512] {
             let tiles = Tiles::new(num_rows, self.kernels.rows_at_once(form));
-            let rows = PackedRows::new(num_rows, K, form, int4.is_some()).map_err(out_of_memory)?;
+            let rows =
+                PackedRows::new(num_rows, K, form, groups.is_some()).map_err(out_of_memory)?;
             let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
             for row in 0..num_rows {
                 let tile = tiles.rows(tiles.tile_of(row));

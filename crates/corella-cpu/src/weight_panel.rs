@@ -8,8 +8,8 @@ use corella_model::{DType, GroupedRow, Tensor};
 use half::{bf16, f16};
 
 use crate::buffer::Form;
-use crate::int4_matrix::{self, Int4Packing};
-use crate::kernels::int4::Int4Shape;
+use crate::grouped_matrix::{self, GroupedPacking};
+use crate::kernels::grouped::GroupedShape;
 use crate::kernels::{
     HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
 };
@@ -29,8 +29,8 @@ pub struct PackedMatrix {
     /// In `Form::Int8`: what each lane's integers, or the scales of their groups, are multiplied by,
     /// one f32 a lane.
     scales: Arc<Region>,
-    /// In `Form::Int8`, of weights in 4 bits.
-    pub int4: Option<Int4Shape>,
+    /// In `Form::Int8`, of weights in groups.
+    pub groups: Option<GroupedShape>,
     /// See [`Packing::hadamard`].
     pub hadamard: bool,
     pub origin: Origin,
@@ -54,8 +54,8 @@ pub struct Packing {
     pub k: usize,
     pub dtype: DType,
     pub form: Form,
-    /// Of weights that are packed into 4 bits, in `Form::Int8`.
-    pub int4: Option<Int4Packing>,
+    /// Of weights that are packed in groups, in `Form::Int8`.
+    pub groups: Option<GroupedPacking>,
     /// Whether outputs' weights are multiplied by a Hadamard matrix before they are rounded. Rows must
     /// be, too.
     pub hadamard: bool,
@@ -64,8 +64,8 @@ pub struct Packing {
 impl Packing {
     /// Weights that are rounded here may be transformed first; integers of a checkpoint may not.
     pub fn with_hadamard(mut self, lanes: &[Option<Lane<'_>>]) -> Self {
-        let is_stored = |lane: &Lane<'_>| match self.int4 {
-            Some(int4) => int4.is_stored,
+        let is_stored = |lane: &Lane<'_>| match self.groups {
+            Some(groups) => groups.is_stored,
             None => lane.weight.has_int8_rows(),
         };
         self.hadamard = self.form == Form::Int8
@@ -93,7 +93,7 @@ pub struct Lane<'a> {
 impl PackedMatrix {
     /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
     /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
-    /// integers of 8 bits with a scale for each output, or packed into 4 bits.
+    /// integers of 8 bits with a scale for each output, or packed in groups.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -201,7 +201,7 @@ impl PackedMatrix {
             panels: Arc::new(Region::new(0)?),
             bias,
             scales: Arc::new(Region::new(0)?),
-            int4: packing.int4.map(|int4| int4.shape),
+            groups: packing.groups.map(|groups| groups.shape),
             hadamard: packing.hadamard,
             origin: Origin::Copied,
         };
@@ -267,10 +267,10 @@ impl PackedMatrix {
         if self.form == Form::Int8 {
             // SAFETY: the scale of a lane.
             let scale = unsafe { *self.scales_ptr(row / PANEL_LANES).add(row % PANEL_LANES) };
-            if let Some(shape) = self.int4 {
+            if let Some(shape) = self.groups {
                 // SAFETY: the whole panel.
                 let panel = unsafe { std::slice::from_raw_parts(panel, shape.panel_bytes()) };
-                return int4_matrix::read_lane(panel, shape, row % PANEL_LANES, scale, out);
+                return grouped_matrix::read_lane(panel, shape, row % PANEL_LANES, scale, out);
             }
             for (i, value) in out.iter_mut().enumerate() {
                 let at = int8_position(i, row % PANEL_LANES);
@@ -293,12 +293,12 @@ impl PackedMatrix {
         }
     }
 
-    pub fn is_int4(&self) -> bool {
-        self.int4.is_some()
+    pub fn is_grouped(&self) -> bool {
+        self.groups.is_some()
     }
 
     pub fn panel_bytes(&self) -> usize {
-        match self.int4 {
+        match self.groups {
             Some(shape) => shape.panel_bytes(),
             None => panel_bytes(self.k, self.dtype, self.form),
         }
@@ -330,9 +330,9 @@ fn fill_panel(
     bytes: &mut [u8],
     scales: &mut [f32],
 ) {
-    match (packing.form, packing.int4) {
+    match (packing.form, packing.groups) {
         (Form::Columns | Form::MatrixTiles, _) => pack_panel(lanes, packing, kernels, bytes),
-        (Form::Int8, Some(int4)) => int4.pack_panel(lanes, packing, kernels, scales, bytes),
+        (Form::Int8, Some(groups)) => groups.pack_panel(lanes, packing, kernels, scales, bytes),
         (Form::Int8, None) => quantise_panel(lanes, packing, kernels, scales, bytes),
     }
 }
@@ -429,16 +429,26 @@ fn quantise_panel(
         }
         decode_lane(source, packing, kernels, &mut scratch, &mut row);
         // SAFETY: k elements each.
-        unsafe {
-            let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), k));
-            scales[lane] = most / 127.0;
-            let inverse = match scales[lane] > 0.0 {
-                true => (127.0 / most).min(f32::MAX),
-                false => 0.0,
-            };
-            (kernels.quantise)(row.as_ptr(), k, inverse, quantised.as_mut_ptr());
-        }
+        scales[lane] = unsafe { round_to_bytes(&row, kernels, quantised.as_mut_ptr()) };
         write_integers(&quantised, lane, out);
+    }
+}
+
+/// Rounds to ±127 times the scale that is returned.
+///
+/// # Safety
+/// There is room for as many integers.
+pub unsafe fn round_to_bytes(row: &[f32], kernels: &Kernels, out: *mut i8) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), row.len()));
+        let scale = most / 127.0;
+        let inverse = match scale > 0.0 {
+            true => (127.0 / most).min(f32::MAX),
+            false => 0.0,
+        };
+        (kernels.quantise)(row.as_ptr(), row.len(), inverse, out);
+        scale
     }
 }
 

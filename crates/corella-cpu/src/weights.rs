@@ -8,7 +8,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
-use crate::int4_matrix::Int4Packing;
+use crate::grouped_matrix::GroupedPacking;
 use crate::kernels::Kernels;
 use crate::packed_image::{ImageReader, PackedImage};
 use crate::thread_pool::ThreadPool;
@@ -59,11 +59,12 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
-        if let Some(WeightFormat::Int4 { group_len }) = format
+        if let Some(WeightFormat::Int4 { group_len } | WeightFormat::Int8Grouped { group_len }) =
+            format
             && !matches!(group_len, 32 | 64 | 128)
         {
             return Err(CpuError(format!(
-                "groups of {group_len} weights in 4 bits; there are kernels for 32, 64 and 128"
+                "groups of {group_len} weights; there are kernels for 32, 64 and 128"
             )));
         }
         if weights.layers.len() != spec.num_layers {
@@ -90,20 +91,23 @@ impl PackedWeights {
             Some(WeightFormat::Float(dtype)) => Some(dtype),
             _ => None,
         };
-        let int4 = match (format, weights.format()) {
-            (Some(WeightFormat::Int4 { group_len }), _) => Some(Int4::All { group_len }),
-            (None, WeightFormat::Int4 { .. }) => Some(Int4::Stored),
-            _ => None,
+        let grouping = match (format, weights.format()) {
+            (Some(WeightFormat::Int4 { group_len }), _) => Grouping::All { bits: 4, group_len },
+            (Some(WeightFormat::Int8Grouped { group_len }), _) => {
+                Grouping::All { bits: 8, group_len }
+            }
+            (None, WeightFormat::Int4 { .. } | WeightFormat::Int8Grouped { .. }) => {
+                Grouping::Stored
+            }
+            _ => Grouping::None,
         };
         let form = |matrices: &[&Tensor]| {
             let is_bf16 = |matrix: &&Tensor| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
-            let has_4_bits = |matrix: &&Tensor| {
-                let groups = matrix.group_format();
-                int4.is_some() && groups.is_some_and(|groups| groups.bits == 4)
-            };
+            let is_grouped =
+                |matrix: &&Tensor| grouping == Grouping::Stored && matrix.kept_groups().is_some();
             match format {
-                Some(WeightFormat::Int8 | WeightFormat::Int4 { .. }) => Form::Int8,
-                None if matrices.iter().any(has_4_bits) => Form::Int8,
+                Some(format) if format.has_integers() => Form::Int8,
+                None if matrices.iter().any(is_grouped) => Form::Int8,
                 // Whoever kept some of them as numbers wants those not to be rounded.
                 None if matrices.iter().all(|matrix| matrix.is_quantised()) => Form::Int8,
                 _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
@@ -120,7 +124,7 @@ impl PackedWeights {
         let mut packer = Packer {
             dtype,
             form: form(&matrices),
-            int4,
+            grouping,
             image: image.map(ImageReader::new),
             kernels,
             pool,
@@ -190,7 +194,7 @@ impl PackedLayer {
         let mut packer = Packer {
             dtype: None,
             form,
-            int4: None,
+            grouping: Grouping::None,
             image: None,
             kernels,
             pool,
@@ -208,8 +212,8 @@ impl PackedLayer {
         [&self.qkv, &self.output, &self.gate_up, &self.down]
     }
 
-    pub fn has_int4(&self) -> bool {
-        self.matrices().into_iter().any(PackedMatrix::is_int4)
+    pub fn has_groups(&self) -> bool {
+        self.matrices().into_iter().any(PackedMatrix::is_grouped)
     }
 }
 
@@ -232,20 +236,25 @@ struct Packer<'a> {
     dtype: Option<DType>,
     /// Of the layers, and then of the head.
     form: Form,
-    int4: Option<Int4>,
+    grouping: Grouping,
     /// Gone once it turned out to be of other weights.
     image: Option<ImageReader>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
 }
 
-/// Which matrices are kept in 4 bits. Those that a checkpoint has in groups are taken as they are.
-#[derive(Clone, Copy)]
-enum Int4 {
-    /// The others are rounded to groups of so many.
-    All { group_len: usize },
-    /// The others are rounded to 8 bits, for rows come in one form only. So is a matrix of several
-    /// of the checkpoint's, if one of them has more than 4 bits.
+/// Which matrices are kept in groups.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Grouping {
+    None,
+    /// Those that a checkpoint has in groups of no more bits as they are; the others are rounded.
+    All {
+        bits: usize,
+        group_len: usize,
+    },
+    /// Those that a checkpoint has in groups worth keeping. The others are rounded to 8 bits, for
+    /// rows come in one form only. So is a matrix of several of the checkpoint's, if one of them has
+    /// other ones.
     Stored,
 }
 
@@ -340,18 +349,21 @@ impl Packer<'_> {
     }
 
     fn packing(&self, lanes: &[Option<Lane<'_>>], k: usize) -> Packing {
-        let stored = self.int4.and_then(|_| Int4Packing::stored(lanes, k));
-        let int4 = match self.int4 {
-            Some(Int4::All { group_len }) => {
-                stored.or_else(|| Some(Int4Packing::rounded(k, group_len)))
-            }
-            _ => stored,
+        let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
+        let stored = || GroupedPacking::stored(lanes, k);
+        let groups = match self.grouping {
+            Grouping::All { bits: 8, .. } if weights.all(Tensor::has_int8_rows) => None,
+            Grouping::All { bits, group_len } => stored()
+                .filter(|stored| stored.shape.bits <= bits)
+                .or_else(|| Some(GroupedPacking::rounded(bits, k, group_len))),
+            Grouping::Stored if weights.all(|weight| weight.kept_groups().is_some()) => stored(),
+            Grouping::Stored | Grouping::None => None,
         };
         Packing {
             k,
             dtype: self.dtype.unwrap_or_else(|| common_dtype(lanes)),
             form: self.form,
-            int4,
+            groups,
             hadamard: false,
         }
     }

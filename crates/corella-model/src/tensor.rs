@@ -66,6 +66,10 @@ pub enum WeightFormat {
     /// Integers of 8 bits, times a scale for each output; what they are multiplied with is rounded
     /// to 8 bits as well, times a scale for each row.
     Int8,
+    /// The same with a scale for each `group_len` weights of an output.
+    Int8Grouped {
+        group_len: usize,
+    },
     /// Integers of 4 bits, times a scale for each `group_len` weights of an output; what they are
     /// multiplied with is rounded as for `Int8`.
     Int4 {
@@ -74,11 +78,17 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// Whether steps multiply integers.
+    pub fn has_integers(self) -> bool {
+        !matches!(self, Self::Float(_))
+    }
+
     /// Of so many weights, with the scales of their groups; those of outputs do not show.
     pub fn num_bytes(self, num_weights: usize) -> usize {
         match self {
             Self::Float(dtype) => num_weights * dtype.size(),
             Self::Int8 => num_weights,
+            Self::Int8Grouped { group_len } => num_weights + num_weights / group_len * 2,
             Self::Int4 { group_len } => num_weights / 2 + num_weights / group_len * 2,
         }
     }
@@ -87,6 +97,7 @@ impl WeightFormat {
 impl WeightFormat {
     /// Smaller groups cost memory, larger ones quality.
     pub const INT4: Self = Self::Int4 { group_len: 128 };
+    pub const INT8_GROUPED: Self = Self::Int8Grouped { group_len: 128 };
 }
 
 /// Where bytes live.
@@ -215,6 +226,14 @@ impl Tensor {
         }
     }
 
+    /// Groups that an executor computes with unless told otherwise. Small ones of 8 bits take long
+    /// to scale, and with one scale an output little is lost.
+    pub fn kept_groups(&self) -> Option<GroupFormat> {
+        let format = self.group_format()?;
+        let is_kept = format.bits == 4 || (format.group_len >= 128 && !self.has_int8_rows());
+        is_kept.then_some(format)
+    }
+
     /// Integers of 8 bits with one scale for each row, made to be computed with.
     pub fn has_int8_rows(&self) -> bool {
         let Storage::Packed(packed) = &*self.storage else {
@@ -256,14 +275,17 @@ impl DecoderWeights {
     pub fn format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
-        let groups = layers().chain([head]).filter_map(Tensor::group_format);
-        let fours = groups.filter(|groups| groups.bits == 4);
-        match fours.map(|groups| groups.group_len).min() {
-            Some(group_len) => WeightFormat::Int4 { group_len },
-            None if layers().all(Tensor::is_quantised) && !self.layers.is_empty() => {
-                WeightFormat::Int8
-            }
-            None => WeightFormat::Float(self.embed.dtype),
+        let groups = || layers().chain([head]).filter_map(Tensor::kept_groups);
+        let group_len = |bits| {
+            let groups = groups().filter(|groups| groups.bits == bits);
+            groups.map(|groups| groups.group_len).min()
+        };
+        let are_quantised = layers().all(Tensor::is_quantised) && !self.layers.is_empty();
+        match (group_len(4), group_len(8)) {
+            (Some(group_len), _) => WeightFormat::Int4 { group_len },
+            (None, Some(group_len)) if are_quantised => WeightFormat::Int8Grouped { group_len },
+            (None, None) if are_quantised => WeightFormat::Int8,
+            _ => WeightFormat::Float(self.embed.dtype),
         }
     }
 }

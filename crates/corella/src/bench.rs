@@ -54,7 +54,7 @@ pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn E
     for speed in speeds {
         let peak = match (speed.format, limits.bf16_flops_per_s, limits.int8_ops_per_s) {
             (WeightFormat::Float(DType::Bf16), Some(peak), _) => peak,
-            (WeightFormat::Int8 | WeightFormat::Int4 { .. }, _, Some(peak)) => peak,
+            (format, _, Some(peak)) if format.has_integers() => peak,
             _ => limits.flops_per_s,
         };
         println!(

@@ -244,10 +244,12 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
     let refuse = |reason: &str| Err(Error::Config(reason.to_owned()));
     let format = match args.format {
         QuantizeFormatArg::Int8 => {
-            if args.group_size.is_some() || args.asymmetric {
-                return refuse("--group-size and --asymmetric need --format int4");
+            if args.asymmetric {
+                return refuse("--asymmetric needs --format int4");
             }
-            QuantizeFormat::Int8
+            QuantizeFormat::Int8 {
+                group_len: args.group_size.and_then(|GroupLen(len)| len),
+            }
         }
         QuantizeFormatArg::Int4 => QuantizeFormat::Int4 {
             group_len: args.group_size.map_or(Some(128), |GroupLen(len)| len),
@@ -503,6 +505,7 @@ fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
         WeightFormatArg::F16 => Some(WeightFormat::Float(DType::F16)),
         WeightFormatArg::Bf16 => Some(WeightFormat::Float(DType::Bf16)),
         WeightFormatArg::Int8 => Some(WeightFormat::Int8),
+        WeightFormatArg::Int8Grouped => Some(WeightFormat::INT8_GROUPED),
         WeightFormatArg::Int4 => Some(WeightFormat::INT4),
     }
 }

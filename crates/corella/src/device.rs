@@ -336,6 +336,7 @@ pub(crate) fn weight_format_name(weight_format: WeightFormat) -> &'static str {
     match weight_format {
         WeightFormat::Float(dtype) => dtype_name(dtype),
         WeightFormat::Int8 => "int8",
+        WeightFormat::Int8Grouped { .. } => "int8-grouped",
         WeightFormat::Int4 { .. } => "int4",
     }
 }

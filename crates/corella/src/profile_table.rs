@@ -23,7 +23,7 @@ impl Peak {
         };
         let (flops_per_s, name) = match (hardware.weight_format, bf16, int8) {
             (WeightFormat::Float(DType::Bf16), Some(peak), _) => (peak, "bf16"),
-            (WeightFormat::Int8 | WeightFormat::Int4 { .. }, _, Some(peak)) => (peak, "int8"),
+            (format, _, Some(peak)) if format.has_integers() => (peak, "int8"),
             _ => (limits.flops_per_s, "f32 FMA"),
         };
         Self { flops_per_s, name }

@@ -60,6 +60,9 @@ fn int4(group_len: usize, symmetric: bool) -> QuantizeFormat {
     }
 }
 
+/// A scale for each output.
+const INT8: QuantizeFormat = QuantizeFormat::Int8 { group_len: None };
+
 fn options(format: QuantizeFormat) -> QuantizeOptions {
     QuantizeOptions {
         format,
@@ -111,7 +114,7 @@ fn dequantised(folder: &Path, out: &Path) {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let weights = checkpoint.weights().unwrap();
     let everything = ["layers".to_owned(), "lm_head".to_owned()];
-    let plan = QuantizePlan::new(&weights, QuantizeFormat::Int8, &everything).unwrap();
+    let plan = QuantizePlan::new(&weights, INT8, &everything).unwrap();
     assert_eq!(plan.matrices().count(), 0);
     let mut writer = CheckpointWriter::create(out, &plan.parts()).unwrap();
     for planned in &plan.tensors {
@@ -141,7 +144,14 @@ fn a_folder_answers_as_its_numbers_do() {
     let scratch = Scratch::new("round-trip");
     let original = answers(&nano(), None);
     for (name, format, is_near) in [
-        ("int8", QuantizeFormat::Int8, true),
+        ("int8", INT8, true),
+        (
+            "int8-g128",
+            QuantizeFormat::Int8 {
+                group_len: Some(128),
+            },
+            true,
+        ),
         ("g128", int4(128, true), false),
         ("g32", int4(32, false), false),
     ] {
@@ -168,7 +178,7 @@ fn a_folder_answers_as_its_numbers_do() {
     assert_eq!(groups["group_1"]["weights"]["group_size"], 128);
     assert_eq!(config["quantization_config"]["ignore"][0], "lm_head");
     // Nothing is left of the making.
-    assert_eq!(scratch.names().len(), 6);
+    assert_eq!(scratch.names().len(), 8);
 }
 
 #[test]
@@ -176,13 +186,9 @@ fn an_answer_does_not_depend_on_what_file_the_model_came_in() {
     let scratch = Scratch::new("gguf");
     for name in ["llama-f32", "llama3-f16", "qwen3-f16"] {
         let (folder, file) = (scratch.path(name), scratch.path(&format!("{name}-file")));
-        write(
-            &root("tests/gguf").join(name),
-            &folder,
-            &options(QuantizeFormat::Int8),
-        );
+        write(&root("tests/gguf").join(name), &folder, &options(INT8));
         let gguf = root("tests/gguf").join(format!("{name}.gguf"));
-        write(&gguf, &file, &options(QuantizeFormat::Int8));
+        write(&gguf, &file, &options(INT8));
         assert_eq!(answers(&folder, None), answers(&file, None), "{name}");
     }
 }
@@ -214,7 +220,7 @@ fn the_bytes_depend_on_nothing_but_the_inputs() {
 fn matrices_that_are_kept_are_kept() {
     let scratch = Scratch::new("keep");
     let out = scratch.path("out");
-    let mut options = options(QuantizeFormat::Int8);
+    let mut options = options(INT8);
     options.keep = vec!["down_proj".to_owned(), "layers.0".to_owned()];
     write(&nano(), &out, &options);
     let weights = Checkpoint::open(&out).unwrap().weights().unwrap();
@@ -268,8 +274,8 @@ fn what_cannot_be_done_is_said_in_a_line() {
     let (model, out) = (nano.to_str().unwrap(), scratch.path("out"));
     let out = out.to_str().unwrap();
     check_refusal(
-        &[model, out, "--format", "int8", "--group-size", "32"],
-        "need --format int4",
+        &[model, out, "--format", "int8", "--asymmetric"],
+        "needs --format int4",
     );
     check_refusal(
         &[model, out, "--format", "int4", "--method", "gptq"],

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::amx_attention::TILE_ATTENTION;
 use super::{
     INT8_TILE_K, Int8Rows, Kernels, Peak, Requests, TILE_K, TileRows, TileUnit, amx_part,
-    avx512_bf16, int4_amx,
+    avx512_bf16, grouped_amx,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -33,7 +33,7 @@ pub static KERNELS: Kernels = Kernels {
         run: int8_peak,
         ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
-    int4_gemm: int4_amx::gemm,
+    grouped_gemm: grouped_amx::gemm,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512_bf16::KERNELS
 };

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
     INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
-    element_size, elementwise::elementwise, exp, in_steps, int4::CHUNK_K, int4_avx512, line_ahead,
-    with_rows,
+    element_size, elementwise::elementwise, exp, grouped::CHUNK_K, grouped_avx512, in_steps,
+    line_ahead, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -18,7 +18,7 @@ pub const KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
-    int4_gemm: int4_avx512::gemm,
+    grouped_gemm: grouped_avx512::gemm,
     quantise_row,
     quantise_groups,
     largest_bits,

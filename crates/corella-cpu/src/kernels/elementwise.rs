@@ -1,7 +1,7 @@
 //! Loops over one row that a compiler turns into vectors by itself: each instruction set has its
 //! own copy, and all copies compute the same bits.
 
-use super::int4::CHUNK_K;
+use super::grouped::CHUNK_K;
 use super::{INT8_TILE_K, NormRotate, PANEL_LANES, QuantiseRow, sum_lanes};
 
 /// Elements read before the first of them is written, so that results may replace their inputs.

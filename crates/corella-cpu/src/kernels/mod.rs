@@ -27,15 +27,15 @@ mod avx512_bf16_attention;
 mod elementwise;
 #[cfg(all(feature = "emulated-tiles", target_arch = "x86_64"))]
 mod emulated_tiles;
+pub mod grouped;
+#[cfg(target_arch = "x86_64")]
+mod grouped_amx;
+#[cfg(target_arch = "x86_64")]
+mod grouped_avx2;
+#[cfg(target_arch = "x86_64")]
+mod grouped_avx512;
+mod grouped_portable;
 mod hadamard;
-pub mod int4;
-#[cfg(target_arch = "x86_64")]
-mod int4_amx;
-#[cfg(target_arch = "x86_64")]
-mod int4_avx2;
-#[cfg(target_arch = "x86_64")]
-mod int4_avx512;
-mod int4_portable;
 mod isa;
 mod line_queue;
 mod portable;
@@ -61,7 +61,7 @@ use std::ops::Range;
 use corella_model::{DType, KvFormat};
 
 use crate::buffer::Form;
-use int4::Int4Gemm;
+use grouped::GroupedGemm;
 
 /// Output lanes of a weight panel.
 pub const PANEL_LANES: usize = 32;
@@ -96,7 +96,7 @@ pub struct Kernels {
     /// Takes `tile_rows` rows at once; with `tile_gemm`, as many as that.
     pub int8_gemm: Int8Gemm,
     /// Takes as many rows as `int8_gemm`; `out` has room for so many.
-    pub int4_gemm: Int4Gemm,
+    pub grouped_gemm: GroupedGemm,
     /// Returns the sum of the integers.
     pub quantise_row: unsafe fn(QuantiseRow) -> i32,
     /// Groups of `group_len`, a multiple of 16, as integers from 0 to 15 and a scale: `x[i]` is about

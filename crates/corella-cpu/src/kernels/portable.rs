@@ -6,7 +6,7 @@ use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
     elementwise::{self, elementwise},
-    exp, int4_portable, sum_lanes, with_rows,
+    exp, grouped_portable, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -18,7 +18,7 @@ pub static KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
-    int4_gemm: int4_portable::gemm,
+    grouped_gemm: grouped_portable::gemm,
     quantise_row,
     quantise_groups,
     largest_bits,

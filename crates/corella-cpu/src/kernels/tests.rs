@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::*;
 
-mod int4;
+mod grouped;
 mod tile_attention;
 #[cfg(target_arch = "x86_64")]
 mod tile_instructions;

@@ -10,8 +10,9 @@ use crate::{DecoderWeights, LayerWeights, Scheme, Tensor};
 /// What matrices are to be stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizeFormat {
-    /// A scale for each output; who computes with it rounds a layer's inputs to 8 bits as well.
-    Int8,
+    /// A scale for so many weights of an output, or for all of them. Of outputs: who computes with
+    /// them rounds a layer's inputs to 8 bits as well.
+    Int8 { group_len: Option<usize> },
     /// A scale, and perhaps a zero point, for so many weights of an output, or for all of them.
     Int4 {
         group_len: Option<usize>,
@@ -22,11 +23,11 @@ pub enum QuantizeFormat {
 impl QuantizeFormat {
     fn scheme(self) -> Scheme {
         match self {
-            Self::Int8 => Scheme {
+            Self::Int8 { group_len } => Scheme {
                 num_bits: 8,
-                group_len: None,
+                group_len,
                 symmetric: true,
-                is_packed: false,
+                is_packed: group_len.is_some(),
             },
             Self::Int4 {
                 group_len,
@@ -187,9 +188,9 @@ impl<'a> QuantizePlan<'a> {
             let group = json!({
                 "targets": targets,
                 "weights": weights_config(*scheme),
-                "input_activations": match self.format {
-                    QuantizeFormat::Int8 => activations_config(),
-                    QuantizeFormat::Int4 { .. } => Value::Null,
+                "input_activations": match requested.is_packed {
+                    true => Value::Null,
+                    false => activations_config(),
                 },
                 "output_activations": null,
             });
@@ -199,9 +200,9 @@ impl<'a> QuantizePlan<'a> {
         let ignore: Vec<_> = self.kept().chain(is_tied.then_some("lm_head")).collect();
         json!({
             "quant_method": "compressed-tensors",
-            "format": match self.format {
-                QuantizeFormat::Int8 => "int-quantized",
-                QuantizeFormat::Int4 { .. } => "pack-quantized",
+            "format": match requested.is_packed {
+                true => "pack-quantized",
+                false => "int-quantized",
             },
             "quantization_status": "compressed",
             "config_groups": groups.collect::<serde_json::Map<_, _>>(),

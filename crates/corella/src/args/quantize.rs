@@ -17,8 +17,8 @@ pub struct QuantizeArgs {
     /// What matrices become
     #[arg(long, value_enum)]
     pub format: QuantizeFormatArg,
-    /// With int4: weights of an output that share a scale, 32, 64 or 128, or `channel` for all of
-    /// them [default: 128]. Where they do not divide an output, the next smaller
+    /// Weights of an output that share a scale, 32, 64 or 128, or `channel` for all of them [default:
+    /// 128 with int4, channel with int8]. Where they do not divide an output, the next smaller
     #[arg(long, value_name = "N", value_parser = parse_group_len, help_heading = "Format")]
     pub group_size: Option<GroupLen>,
     /// With int4: a zero point for each group; needs a little more memory, and loses less

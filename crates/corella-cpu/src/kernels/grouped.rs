@@ -1,32 +1,41 @@
-//! What kernels for 4-bit weights share: how a panel lies, and what its numbers are.
+//! What kernels for weights in groups share: how a panel lies, and what its numbers are.
 //!
 //! A panel is a sequence of groups. Each begins with the scales of its 32 lanes, then, if the
-//! panel has them, their minimums, all f16; then come chunks of 32 k, of 8 lines of 64 bytes each.
-//! Line `2 p + h` of a chunk holds lanes `16 h` to `16 h + 15`, of each lane four bytes: the
-//! lower halves are k `8 p` to `8 p + 3`, the upper ones the four that follow. So one shift and two
-//! masks give what instructions for products of four bytes want.
+//! panel has them, their minimums, all f16; then come chunks of 32 k, line by line of 64 bytes.
+//! A line holds four bytes of each of 16 lanes, as instructions for products of four bytes want
+//! them. In 8 bits line `2 q + h` of a chunk has k `4 q` to `4 q + 3` of lanes `16 h` to `16 h + 15`.
+//! In 4 bits line `2 p + h` has k `8 p` to `8 p + 3` of these lanes in the lower halves of its bytes,
+//! and in the upper ones the four that follow, so that one shift and two masks are all it takes.
 
 use super::{INT8_TILE_K, PANEL_LANES};
 
 /// Inputs of a row whose integers are summed once for all panels. A group is some of them.
 pub const CHUNK_K: usize = 32;
-/// Of the integers of a chunk.
-pub const CHUNK_BYTES: usize = CHUNK_K * PANEL_LANES / 2;
 /// Of the scales, or the minimums, of a group.
 pub const LANE_F16_BYTES: usize = PANEL_LANES * 2;
-/// What stands for 0 in weights without minimums.
-pub const MIDDLE: i32 = 8;
 
-/// How a panel of 4-bit weights lies.
+/// Bytes of a chunk of integers of so many bits.
+pub const fn chunk_bytes(bits: usize) -> usize {
+    CHUNK_K * PANEL_LANES * bits / 8
+}
+
+/// What is stored for 0 in weights without minimums.
+pub const fn middle(bits: usize) -> i32 {
+    1 << (bits - 1)
+}
+
+/// How a panel of weights in groups lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Int4Shape {
+pub struct GroupedShape {
+    /// 4 or 8.
+    pub bits: usize,
     pub num_chunks: usize,
     /// Chunks of a group: 1, 2 or 4. The last group may have fewer.
     pub group_chunks: usize,
     pub has_minimum: bool,
 }
 
-impl Int4Shape {
+impl GroupedShape {
     pub fn num_groups(self) -> usize {
         self.num_chunks.div_ceil(self.group_chunks)
     }
@@ -36,13 +45,17 @@ impl Int4Shape {
         LANE_F16_BYTES * (1 + usize::from(self.has_minimum))
     }
 
+    pub fn chunk_bytes(self) -> usize {
+        chunk_bytes(self.bits)
+    }
+
     /// From one group to the next.
     pub fn group_bytes(self) -> usize {
-        self.head_bytes() + self.group_chunks * CHUNK_BYTES
+        self.head_bytes() + self.group_chunks * self.chunk_bytes()
     }
 
     pub fn panel_bytes(self) -> usize {
-        self.num_groups() * self.head_bytes() + self.num_chunks * CHUNK_BYTES
+        self.num_groups() * self.head_bytes() + self.num_chunks * self.chunk_bytes()
     }
 
     /// The chunks of a group.
@@ -51,13 +64,17 @@ impl Int4Shape {
         first..self.num_chunks.min(first + self.group_chunks)
     }
 
-    /// Where a lane's element `k` stands in its panel, and whether in the upper half of a byte.
-    pub fn position(self, k: usize, lane: usize) -> (usize, bool) {
+    /// Where a lane's element `k` stands in its panel: a byte, and the lowest of its bits.
+    pub fn position(self, k: usize, lane: usize) -> (usize, usize) {
         let group = k / CHUNK_K / self.group_chunks;
         let heads = (group + 1) * self.head_bytes();
-        let pair = k % CHUNK_K / 8;
-        let line = (pair * 2 + lane / 16) * 64 + lane % 16 * 4 + k % 4;
-        (heads + k / CHUNK_K * CHUNK_BYTES + line, k % 8 >= 4)
+        let quad = k % CHUNK_K / 4;
+        let (line, bit) = match self.bits {
+            4 => (quad / 2, quad % 2 * 4),
+            _ => (quad, 0),
+        };
+        let byte = (line * 2 + lane / 16) * 64 + lane % 16 * 4 + k % 4;
+        (heads + k / CHUNK_K * self.chunk_bytes() + byte, bit)
     }
 
     /// Where a lane's scale of a group stands; its minimum follows `LANE_F16_BYTES` later.
@@ -68,14 +85,14 @@ impl Int4Shape {
 
 /// Rows of 8-bit integers as `Int8Gemm` takes them, with the sums of their chunks.
 #[derive(Clone, Copy)]
-pub struct Int4Rows {
+pub struct SummedRows {
     pub rows: *const u8,
     pub num_rows: usize,
     /// Chunk by chunk, of each the rows.
     pub sums: *const i32,
 }
 
-impl Int4Rows {
+impl SummedRows {
     /// Some rows' integers of a chunk; those of the next row follow `INT8_TILE_K` bytes later.
     ///
     /// # Safety
@@ -104,15 +121,15 @@ impl Int4Rows {
 
 /// Rows, and room for what a panel makes of them: rows of 32, as many as a tile may have.
 #[derive(Clone, Copy)]
-pub struct Int4Tile {
-    pub rows: Int4Rows,
+pub struct GroupedTile {
+    pub rows: SummedRows,
     pub out: *mut f32,
 }
 
-impl Int4Tile {
+impl GroupedTile {
     /// Without rows.
     pub const NONE: Self = Self {
-        rows: Int4Rows {
+        rows: SummedRows {
             rows: std::ptr::null(),
             num_rows: 0,
             sums: std::ptr::null(),
@@ -122,9 +139,10 @@ impl Int4Tile {
 }
 
 /// Of each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
-/// each group's sum an exact integer, for q from -8 to 7. With minimums q is from 0 to 15, and to
-/// each group `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and
+/// each group's sum an exact integer. The panel stores `q + middle(bits)`: q is from -8 to 7, or from
+/// -128 to 127. With minimums it stores q, from 0 to 15 or from 0 to 127, and to each group
+/// `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and
 /// add, each of these is one rounding. With `fetch_ahead` the panel comes from memory, and what lies
 /// behind it is asked for in time.
-pub type Int4Gemm =
-    unsafe fn(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch_ahead: bool);
+pub type GroupedGemm =
+    unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);

@@ -1,8 +1,10 @@
-//! 4-bit weights in groups.
+//! Weights in groups.
 
 use half::f16;
 
-use super::super::int4::{CHUNK_K, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES, MIDDLE};
+use super::super::grouped::{
+    CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle,
+};
 use super::super::{INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 use crate::buffer::Form;
@@ -10,7 +12,7 @@ use crate::buffer::Form;
 /// Groups of all lengths and a last one that is shorter, against sums in integers and the same
 /// steps in f32.
 #[test]
-fn sums_of_4_bit_groups_are_scaled_in_their_order() {
+fn sums_of_groups_are_scaled_in_their_order() {
     for (isa, kernels) in tables() {
         // Plain Rust multiplies, then adds.
         let multiply_add = |a: f32, b: f32, c: f32| match isa {
@@ -28,11 +30,13 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
             (4, 13),
             (4, 27),
         ];
-        for ((group_chunks, num_chunks), has_minimum) in shapes
+        let kinds = [(4, false), (4, true), (8, false), (8, true)];
+        for ((group_chunks, num_chunks), (bits, has_minimum)) in shapes
             .into_iter()
-            .flat_map(|shape| [(shape, false), (shape, true)])
+            .flat_map(|shape| kinds.map(|kind| (shape, kind)))
         {
-            let shape = Int4Shape {
+            let shape = GroupedShape {
+                bits,
                 num_chunks,
                 group_chunks,
                 has_minimum,
@@ -40,7 +44,17 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
             let k_len = num_chunks * CHUNK_K;
             let random = |len: usize, seed: usize| random(len, seed as u64);
             let weights = random(k_len * PANEL_LANES, num_chunks);
-            let weights: Vec<u8> = weights.iter().map(|w| (w * 8.0 + 8.0) as u8).collect();
+            // Up to the greatest magnitude on both sides.
+            let half = if has_minimum && bits == 8 {
+                64
+            } else {
+                middle(bits)
+            };
+            let stored = |w: &f32| (w * half as f32 * 1.2 + half as f32) as i32;
+            let weights = weights
+                .iter()
+                .map(|w| stored(w).clamp(0, 2 * half - 1) as u8);
+            let weights: Vec<u8> = weights.collect();
             let heads = random(shape.num_groups() * 2 * PANEL_LANES, 2);
             let heads: Vec<f16> = heads.into_iter().map(f16::from_f32).collect();
             let head = |group: usize, which: usize, lane: usize| {
@@ -49,8 +63,8 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
             let mut panel = vec![0_u8; shape.panel_bytes()];
             for lane in 0..PANEL_LANES {
                 for k in 0..k_len {
-                    let (at, is_upper) = shape.position(k, lane);
-                    panel[at] |= weights[k * PANEL_LANES + lane] << (4 * u8::from(is_upper));
+                    let (at, bit) = shape.position(k, lane);
+                    panel[at] |= weights[k * PANEL_LANES + lane] << bit;
                 }
                 for group in 0..shape.num_groups() {
                     let at = shape.scale_position(group, lane);
@@ -97,7 +111,7 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                         for k in chunks.start * CHUNK_K..chunks.end * CHUNK_K {
                             let x = i32::from(a[row * k_len + k]);
                             let q = i32::from(weights[k * PANEL_LANES + lane]);
-                            sum += x * if has_minimum { q } else { q - MIDDLE };
+                            sum += x * if has_minimum { q } else { q - middle(bits) };
                             row_sum += x;
                         }
                         *acc = multiply_add(sum as f32, head(group, 0, lane).to_f32(), *acc);
@@ -118,8 +132,8 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                         tiles
                             .iter()
                             .zip(&mut outs)
-                            .map(|((rows, sums, _), out)| Int4Tile {
-                                rows: Int4Rows {
+                            .map(|((rows, sums, _), out)| GroupedTile {
+                                rows: SummedRows {
                                     rows: rows.as_ptr().cast(),
                                     num_rows: sums.len() / num_chunks,
                                     sums: sums.as_ptr(),
@@ -129,7 +143,7 @@ fn sums_of_4_bit_groups_are_scaled_in_their_order() {
                     let calls: Vec<_> = calls.collect();
                     // SAFETY: extents as the kernel wants them.
                     unsafe {
-                        (kernels.int4_gemm)(&calls, panel.as_ptr(), shape, fetch_ahead);
+                        (kernels.grouped_gemm)(&calls, panel.as_ptr(), shape, fetch_ahead);
                         if let Some(unit) = kernels.tile_gemm.and_then(|tiles| tiles.unit) {
                             (unit.release)();
                         }

@@ -1,5 +1,5 @@
-//! 4-bit weights through AMX matrix tiles, for more than a few rows: a section of a panel is
-//! written out as bytes, multiplied group by group, and the sums are scaled as in AVX-512.
+//! Weights in groups through AMX matrix tiles, for more than a few rows: a section of a panel is
+//! written out as signed bytes in the order of tiles, multiplied group by group, and the sums are scaled as in AVX-512.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::amx::{TileShape, apart, configure};
 use super::avx512::first_lanes;
-use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES, MIDDLE};
-use super::int4_avx512::{self, load_f16};
+use super::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, chunk_bytes, middle};
+use super::grouped_avx512::{self, load_f16, quads};
 use super::{INT8_TILE_K, MAX_MATRIX_ROWS, PANEL_LANES, line_ahead};
 
 /// So many are faster without tiles.
@@ -17,23 +17,32 @@ const FEW_ROWS: usize = 6;
 /// Chunks that are written out together, whole groups: with a tile's rows and sums they fit in the
 /// first-level cache.
 const SECTION_CHUNKS: usize = 16;
+/// Of 16 lanes, a byte each.
+const HALF_CHUNK_BYTES: usize = chunk_bytes(8) / NUM_HALVES;
 /// Rows, and lanes, of a tile of sums.
 const TILE_LEN: usize = 16;
 const NUM_HALVES: usize = PANEL_LANES / TILE_LEN;
 
 /// # Safety
-/// See [`super::int4::Int4Gemm`].
-pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch_ahead: bool) {
+/// See [`super::grouped::GroupedGemm`].
+pub unsafe fn gemm(
+    tiles: &[GroupedTile],
+    panel: *const u8,
+    shape: GroupedShape,
+    fetch_ahead: bool,
+) {
     // SAFETY: the caller's promise, passed on; the process may use tiles.
     unsafe {
         if let [tile] = tiles
             && tile.rows.num_rows <= FEW_ROWS
         {
-            return int4_avx512::gemm(tiles, panel, shape, fetch_ahead);
+            return grouped_avx512::gemm(tiles, panel, shape, fetch_ahead);
         }
-        match shape.has_minimum {
-            false => gemm_sections::<false>(tiles, panel, shape, fetch_ahead),
-            true => gemm_sections::<true>(tiles, panel, shape, fetch_ahead),
+        match (shape.bits, shape.has_minimum) {
+            (4, false) => gemm_sections::<4, false>(tiles, panel, shape, fetch_ahead),
+            (4, true) => gemm_sections::<4, true>(tiles, panel, shape, fetch_ahead),
+            (_, false) => gemm_sections::<8, false>(tiles, panel, shape, fetch_ahead),
+            (_, true) => gemm_sections::<8, true>(tiles, panel, shape, fetch_ahead),
         }
     }
 }
@@ -42,16 +51,16 @@ pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch
 #[repr(C, align(64))]
 struct Section {
     /// Bytes of lanes 0–15, chunk by chunk, then those of lanes 16–31.
-    weights: [[[u8; CHUNK_BYTES]; SECTION_CHUNKS]; NUM_HALVES],
+    weights: [[[u8; HALF_CHUNK_BYTES]; SECTION_CHUNKS]; NUM_HALVES],
     /// Of two groups by turns: of each half of the lanes, row by row.
     sums: [[[[i32; TILE_LEN]; MAX_MATRIX_ROWS]; NUM_HALVES]; 2],
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn gemm_sections<const HAS_MINIMUM: bool>(
-    tiles: &[Int4Tile],
+unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
+    tiles: &[GroupedTile],
     panel: *const u8,
-    shape: Int4Shape,
+    shape: GroupedShape,
     fetch_ahead: bool,
 ) {
     let mut section = MaybeUninit::<Section>::uninit();
@@ -69,7 +78,7 @@ unsafe fn gemm_sections<const HAS_MINIMUM: bool>(
         }
         for first in (0..num_groups).step_by(groups_at_once) {
             let groups = first..num_groups.min(first + groups_at_once);
-            expand::<HAS_MINIMUM>(panel, shape, groups.clone(), fetch_ahead, section);
+            expand::<BITS, HAS_MINIMUM>(panel, shape, groups.clone(), fetch_ahead, section);
             for tile in tiles {
                 let num_rows = tile.rows.num_rows;
                 if configured_rows != num_rows {
@@ -86,15 +95,14 @@ unsafe fn gemm_sections<const HAS_MINIMUM: bool>(
 
 /// Weights of some groups, as bytes in the order that tiles have.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn expand<const HAS_MINIMUM: bool>(
+unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
     panel: *const u8,
-    shape: Int4Shape,
+    shape: GroupedShape,
     groups: Range<usize>,
     fetch_ahead: bool,
     section: *mut Section,
 ) {
-    let low_half = _mm512_set1_epi8(15);
-    let middle = _mm512_set1_epi8(if HAS_MINIMUM { 0 } else { MIDDLE as i8 });
+    let middle = _mm512_set1_epi8(if HAS_MINIMUM { 0 } else { middle(BITS) as i8 });
     let mut chunk = 0;
     // SAFETY: groups of the panel, and no more chunks than the section has.
     unsafe {
@@ -106,30 +114,31 @@ unsafe fn expand<const HAS_MINIMUM: bool>(
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(head.add(line)).cast());
                 }
             }
-            let mut line = head.add(shape.head_bytes());
+            let mut lines = head.add(shape.head_bytes());
             for _ in shape.chunks(group) {
                 let to = [0, 1].map(|half: usize| (&raw mut weights[half][chunk]).cast::<u8>());
-                for pair in 0..4 {
-                    for to in to {
-                        if fetch_ahead {
-                            _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast());
+                for p in 0..4 {
+                    if fetch_ahead {
+                        let first = lines.add(p * chunk_bytes(BITS) / 4);
+                        for at in (0..chunk_bytes(BITS) / 4).step_by(64) {
+                            _mm_prefetch::<_MM_HINT_T0>(line_ahead(first.add(at)).cast());
                         }
-                        let bytes = _mm512_loadu_si512(line.cast());
-                        let low = _mm512_and_si512(bytes, low_half);
-                        let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low_half);
-                        let to = to.add(pair * 128);
-                        _mm512_store_si512(to.cast(), _mm512_sub_epi8(low, middle));
-                        _mm512_store_si512(to.add(64).cast(), _mm512_sub_epi8(high, middle));
-                        line = line.add(64);
+                    }
+                    for (odd, halves) in quads::<BITS>(lines, p).into_iter().enumerate() {
+                        for (to, bytes) in to.into_iter().zip(halves) {
+                            let to = to.add(p * 128 + odd * 64);
+                            _mm512_store_si512(to.cast(), _mm512_sub_epi8(bytes, middle));
+                        }
                     }
                 }
+                lines = lines.add(chunk_bytes(BITS));
                 chunk += 1;
             }
         }
         // The other half of the last tile, which meets zeros of the rows.
         if chunk % 2 == 1 {
             for half in weights {
-                half[chunk] = [0; CHUNK_BYTES];
+                half[chunk] = [0; HALF_CHUNK_BYTES];
             }
         }
     }
@@ -138,9 +147,9 @@ unsafe fn expand<const HAS_MINIMUM: bool>(
 /// Adds a section to a tile's sums. While those of a group are scaled, the tiles have the next one.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn multiply<const HAS_MINIMUM: bool>(
-    tile: &Int4Tile,
+    tile: &GroupedTile,
     panel: *const u8,
-    shape: Int4Shape,
+    shape: GroupedShape,
     groups: Range<usize>,
     section: *mut Section,
 ) {
@@ -180,7 +189,7 @@ unsafe fn scale_group(num_rows: usize, sums: *const i32, scales: *const u8, out:
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn add_minimum(rows: &Int4Rows, chunks: Range<usize>, minimums: *const u8, out: *mut f32) {
+unsafe fn add_minimum(rows: &SummedRows, chunks: Range<usize>, minimums: *const u8, out: *mut f32) {
     let mut row_sums = [0.0_f32; MAX_MATRIX_ROWS];
     // SAFETY: the rows' chunks, the minimums of 32 lanes, and rows of `out`.
     unsafe {
@@ -208,8 +217,8 @@ unsafe fn add_minimum(rows: &Int4Rows, chunks: Range<usize>, minimums: *const u8
 /// Exact sums of one of the section's groups, counted from its first.
 #[inline(always)]
 unsafe fn multiply_group(
-    rows: &Int4Rows,
-    shape: Int4Shape,
+    rows: &SummedRows,
+    shape: GroupedShape,
     groups: Range<usize>,
     index: usize,
     section: *mut Section,
@@ -273,10 +282,10 @@ unsafe fn multiply_group(
     }
 }
 
-const HALF_BYTES: usize = SECTION_CHUNKS * CHUNK_BYTES;
+const HALF_BYTES: usize = SECTION_CHUNKS * HALF_CHUNK_BYTES;
 
 const _: () = {
     assert!(MAX_MATRIX_ROWS == 2 * TILE_LEN && INT8_TILE_K == 64);
     // A tile of two chunks.
-    assert!(2 * CHUNK_BYTES == 1024);
+    assert!(2 * HALF_CHUNK_BYTES == 1024);
 };

@@ -1,30 +1,31 @@
-//! Matrices of 4-bit weights: integers and scales that a checkpoint stores, or that are worked out
-//! here, brought into panels.
+//! Matrices of weights in groups: integers and scales that a checkpoint stores, or that are worked
+//! out here, brought into panels.
 //!
 //! Scales are kept as f16 times a power of two of their output, which gives them the range of f32:
 //! those that a checkpoint has as f16 are not rounded again, others lose less than a thousandth of
-//! what the 4 bits have lost.
+//! what 4 bits have lost.
 
 use corella_model::{GroupFormat, GroupedRow};
 use half::f16;
 
 use crate::kernels::Kernels;
-use crate::kernels::int4::{CHUNK_K, Int4Shape, LANE_F16_BYTES, MIDDLE};
-use crate::weight_panel::{Lane, Packing, decode_lane};
+use crate::kernels::grouped::{CHUNK_K, GroupedShape, LANE_F16_BYTES, middle};
+use crate::weight_panel::{Lane, Packing, decode_lane, round_to_bytes};
 
-/// How a matrix gets into 4 bits, and how it then lies.
+/// How a matrix gets into groups, and how it then lies.
 #[derive(Clone, Copy, Debug)]
-pub struct Int4Packing {
-    pub shape: Int4Shape,
+pub struct GroupedPacking {
+    pub shape: GroupedShape,
     pub is_stored: bool,
 }
 
-impl Int4Packing {
+impl GroupedPacking {
     /// Rounded to the nearest, a scale for each `group_len` weights of an output: 32, 64 or 128.
-    pub fn rounded(k: usize, group_len: usize) -> Self {
-        assert!(matches!(group_len, 32 | 64 | 128));
+    pub fn rounded(bits: usize, k: usize, group_len: usize) -> Self {
+        assert!(matches!(bits, 4 | 8) && matches!(group_len, 32 | 64 | 128));
         Self {
-            shape: Int4Shape {
+            shape: GroupedShape {
+                bits,
                 num_chunks: k.div_ceil(CHUNK_K),
                 group_chunks: group_len / CHUNK_K,
                 has_minimum: false,
@@ -36,18 +37,26 @@ impl Int4Packing {
     /// As the checkpoint has all lanes; `None` if it has one of them otherwise, or in groups that
     /// are no multiples of 32.
     pub fn stored(lanes: &[Option<Lane<'_>>], k: usize) -> Option<Self> {
-        let mut shape = Int4Shape {
+        let mut shape = GroupedShape {
+            bits: 4,
             num_chunks: k.div_ceil(CHUNK_K),
             group_chunks: MAX_GROUP_CHUNKS,
             has_minimum: false,
         };
+        let mut has_signed_bytes = false;
         for lane in lanes.iter().flatten() {
             let format = lane.weight.group_format()?;
+            shape.bits = shape.bits.max(format.bits);
             shape.group_chunks = shape.group_chunks.min(group_chunks(format, k)?);
             shape.has_minimum |= format.has_minimum;
+            has_signed_bytes |= format.bits == 8 && !format.has_minimum;
         }
-        let is_stored = true;
-        Some(Self { shape, is_stored })
+        // From 0 on they would need a ninth bit.
+        let fits = !(has_signed_bytes && shape.has_minimum);
+        fits.then_some(Self {
+            shape,
+            is_stored: true,
+        })
     }
 
     /// Fills a panel of zeros, and for each lane what its scales are still to be multiplied by.
@@ -61,9 +70,10 @@ impl Int4Packing {
     ) {
         let k = packing.k;
         let num_groups = self.shape.num_groups();
-        let padded = num_groups * self.shape.group_chunks * CHUNK_K;
+        let group_len = self.shape.group_chunks * CHUNK_K;
+        let padded = num_groups * group_len;
         let mut packed = PackedLane {
-            q: vec![MIDDLE as u8; padded],
+            q: vec![middle(self.shape.bits) as u8; padded],
             scales: vec![0.0; num_groups],
             minimums: vec![0.0; num_groups],
         };
@@ -75,12 +85,7 @@ impl Int4Packing {
                 packed.read(source, k, self.shape, &mut stored);
             } else {
                 decode_lane(source, packing, kernels, &mut scratch, &mut row[..k]);
-                let (q, scales) = (packed.q.as_mut_ptr(), packed.scales.as_mut_ptr());
-                let group_len = self.shape.group_chunks * CHUNK_K;
-                // SAFETY: whole groups, and a scale for each.
-                unsafe {
-                    (kernels.quantise_groups)(row.as_ptr(), num_groups, group_len, q, scales)
-                };
+                packed.round(&row, self.shape, kernels);
             }
             factors[lane] = packed.write(self.shape, lane, out);
         }
@@ -91,29 +96,31 @@ const MAX_GROUP_CHUNKS: usize = 4;
 
 /// Of the panel's groups, each of which lies inside one of the checkpoint's.
 fn group_chunks(format: GroupFormat, k: usize) -> Option<usize> {
-    if format.bits != 4 {
-        return None;
-    }
     let mut lens = [MAX_GROUP_CHUNKS, 2, 1].into_iter();
     lens.find(|chunks| format.group_len >= k || format.group_len.is_multiple_of(chunks * CHUNK_K))
 }
 
 /// One output on its way into a panel.
 struct PackedLane {
-    /// From 0 to 15.
+    /// As panels store them.
     q: Vec<u8>,
     scales: Vec<f32>,
     minimums: Vec<f32>,
 }
 
 impl PackedLane {
-    fn read(&mut self, source: &Lane<'_>, k: usize, shape: Int4Shape, stored: &mut GroupedRow) {
+    fn read(&mut self, source: &Lane<'_>, k: usize, shape: GroupedShape, stored: &mut GroupedRow) {
         let format = source.weight.group_format().expect("stored in groups");
         source.weight.read_groups(source.row, stored);
         assert_eq!(stored.quants.len(), k);
-        let lowest = if format.has_minimum { 0 } else { MIDDLE as i8 };
+        let lowest = match (format.has_minimum, shape.has_minimum) {
+            (true, _) => 0,
+            // Beside lanes with minimums.
+            (false, true) => middle(format.bits),
+            (false, false) => middle(shape.bits),
+        };
         for (q, stored) in self.q.iter_mut().zip(&stored.quants) {
-            *q = (stored + lowest) as u8;
+            *q = (i32::from(*stored) + lowest) as u8;
         }
         for group in 0..shape.num_groups() {
             let from = group * shape.group_chunks * CHUNK_K / format.group_len;
@@ -121,24 +128,47 @@ impl PackedLane {
             self.scales[group] = scale;
             self.minimums[group] = match stored.minimums.get(from) {
                 Some(minimum) => *minimum,
-                // Beside lanes with minimums.
-                None => -(MIDDLE as f32) * scale,
+                None => -(lowest as f32) * scale,
             };
         }
     }
 
+    /// Whole groups, each by its largest magnitude in 8 bits, with the least error in 4.
+    fn round(&mut self, row: &[f32], shape: GroupedShape, kernels: &Kernels) {
+        let group_len = shape.group_chunks * CHUNK_K;
+        if shape.bits == 4 {
+            let (q, scales) = (self.q.as_mut_ptr(), self.scales.as_mut_ptr());
+            // SAFETY: whole groups, and a scale for each.
+            unsafe {
+                (kernels.quantise_groups)(row.as_ptr(), self.scales.len(), group_len, q, scales)
+            };
+            return;
+        }
+        let groups = row.chunks(group_len).zip(self.q.chunks_mut(group_len));
+        for ((row, q), scale) in groups.zip(&mut self.scales) {
+            // SAFETY: as many numbers as integers.
+            *scale = unsafe { round_to_bytes(row, kernels, q.as_mut_ptr().cast()) };
+            for q in q {
+                *q ^= 0x80;
+            }
+        }
+    }
+
     /// Returns what scales and minimums are divided by.
-    fn write(&self, shape: Int4Shape, lane: usize, out: &mut [u8]) -> f32 {
-        let eights = self.q.as_chunks::<8>().0;
-        for (i, eight) in eights
-            .iter()
-            .take(shape.num_chunks * CHUNK_K / 8)
-            .enumerate()
-        {
-            let (at, _) = shape.position(i * 8, lane);
+    fn write(&self, shape: GroupedShape, lane: usize, out: &mut [u8]) -> f32 {
+        let eights = self.q.as_chunks::<8>().0.iter();
+        for (i, eight) in eights.take(shape.num_chunks * CHUNK_K / 8).enumerate() {
             let eight = u64::from_le_bytes(*eight);
-            let bytes = (eight | eight >> 28) as u32;
-            out[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
+            let mut put = |k: usize, bytes: u32| {
+                let (at, _) = shape.position(k, lane);
+                out[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
+            };
+            if shape.bits == 4 {
+                put(i * 8, (eight | eight >> 28) as u32);
+            } else {
+                put(i * 8, eight as u32);
+                put(i * 8 + 4, (eight >> 32) as u32);
+            }
         }
         let minimums = self.minimums.iter().filter(|_| shape.has_minimum);
         let largest = self.scales.iter().chain(minimums.clone());
@@ -170,7 +200,7 @@ fn factor(largest: f32) -> f32 {
 }
 
 /// The weights of a lane, back from a panel.
-pub fn read_lane(panel: &[u8], shape: Int4Shape, lane: usize, factor: f32, out: &mut [f32]) {
+pub fn read_lane(panel: &[u8], shape: GroupedShape, lane: usize, factor: f32, out: &mut [f32]) {
     let number = |at: usize| f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32() * factor;
     let group_len = shape.group_chunks * CHUNK_K;
     for (group, out) in out.chunks_mut(group_len).enumerate() {
@@ -178,11 +208,11 @@ pub fn read_lane(panel: &[u8], shape: Int4Shape, lane: usize, factor: f32, out: 
         let scale = number(at);
         let minimum = shape.has_minimum.then(|| number(at + LANE_F16_BYTES));
         for (i, value) in out.iter_mut().enumerate() {
-            let (at, is_upper) = shape.position(group * group_len + i, lane);
-            let q = i32::from(panel[at] >> (4 * u8::from(is_upper)) & 15);
+            let (at, bit) = shape.position(group * group_len + i, lane);
+            let q = i32::from(panel[at]) >> bit & ((1 << shape.bits) - 1);
             *value = match minimum {
                 Some(minimum) => q as f32 * scale + minimum,
-                None => (q - MIDDLE) as f32 * scale,
+                None => (q - middle(shape.bits)) as f32 * scale,
             };
         }
     }
@@ -205,8 +235,8 @@ mod tests {
         Checkpoint::open(golden.join(name)).unwrap()
     }
 
-    /// Rows of the parts in their order, back from 4 bits.
-    fn packed(parts: &[&Tensor], k: usize, packing: Option<Int4Packing>) -> Vec<Vec<f32>> {
+    /// Rows of the parts in their order, back from groups.
+    fn packed(parts: &[&Tensor], k: usize, packing: Option<GroupedPacking>) -> Vec<Vec<f32>> {
         let lanes = parts.iter().flat_map(|weight| {
             let rows = 0..weight.shape[0];
             rows.map(move |row| {
@@ -215,12 +245,12 @@ mod tests {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        let packing = packing.or_else(|| Int4Packing::stored(&lanes, k));
+        let packing = packing.or_else(|| GroupedPacking::stored(&lanes, k));
         let packing = Packing {
             k,
             dtype: DType::Bf16,
             form: Form::Int8,
-            int4: Some(packing.expect("groups of 4 bits")),
+            groups: Some(packing.expect("groups")),
             hadamard: false,
         };
         let kernels = kernels(Isa::Portable).unwrap();
@@ -250,14 +280,20 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_not_rounded_again() {
+    fn groups_are_not_rounded_again() {
         let weights = checkpoint("llama-q4-gguf/model.gguf").weights().unwrap();
         let layer = &weights.layers[0];
+        let bytes = checkpoint("../quantized/int8-g32").weights().unwrap();
+        let fours = checkpoint("../quantized/int4-g32").weights().unwrap();
+        let (bytes, fours) = (&bytes.layers[0].q, &fours.layers[0].q);
         // Alone, and beside others with minimums; what Q4_K multiplies is no f16 any more.
         let alone = [(vec![&layer.q], 0.0), (vec![&layer.o], 0.0)];
         let others = [
             (vec![&layer.q, &layer.k, &layer.v], 0.0),
             (vec![&layer.down], 5e-4),
+            // Scales in f32.
+            (vec![bytes], 5e-4),
+            (vec![bytes, fours], 5e-4),
         ];
         for (parts, tolerance) in alone.into_iter().chain(others) {
             let k = parts[0].shape[1];
@@ -277,6 +313,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn signed_bytes_do_not_stand_beside_minimums() {
+        let weights = ["int8-g32", "int4-g64-asymmetric"].map(|name| {
+            let folder = format!("../quantized/{name}");
+            checkpoint(&folder).weights().unwrap()
+        });
+        let lanes = [&weights[0], &weights[1]].map(|weights| {
+            let (weight, bias, row) = (&weights.layers[0].q, None, 0);
+            Some(Lane { weight, bias, row })
+        });
+        let k = weights[0].layers[0].q.shape[1];
+        for (lanes, is_stored) in [(&lanes[..1], true), (&lanes[1..], true), (&lanes, false)] {
+            assert_eq!(GroupedPacking::stored(lanes, k).is_some(), is_stored);
+        }
+    }
+
     /// Lengths that are no multiples of groups, and magnitudes that f16 has not.
     #[test]
     fn rounded_weights_are_within_a_step() {
@@ -291,14 +343,18 @@ mod tests {
             let mut scaled = down.clone();
             scaled.range = 0..down.num_bytes();
             scaled.storage = std::sync::Arc::new(corella_model::Storage::Owned(bytes.collect()));
-            for group_len in [32, 64, 128] {
-                let packing = Some(Int4Packing::rounded(k, group_len));
+            for (bits, group_len) in [4, 8]
+                .into_iter()
+                .flat_map(|b| [32, 64, 128].map(|g| (b, g)))
+            {
+                let packing = Some(GroupedPacking::rounded(bits, k, group_len));
+                let steps = (middle(bits) - 1) as f32;
                 let rows = packed(&[&scaled], k, packing);
                 for (actual, values) in rows.iter().zip(values.chunks(k)) {
                     for (actual, values) in actual.chunks(group_len).zip(values.chunks(group_len)) {
                         let most = values.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
                         for (actual, value) in actual.iter().zip(values) {
-                            assert!((actual - value).abs() <= most / 7.0, "{actual} {value}");
+                            assert!((actual - value).abs() <= most / steps, "{actual} {value}");
                         }
                     }
                 }

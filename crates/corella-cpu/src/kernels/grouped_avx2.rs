@@ -1,19 +1,25 @@
-//! 4-bit weights in AVX2: products of unsigned halves of bytes, at most 15, and bytes, summed over
-//! a chunk in 16 bits, which 32 of them never fill.
+//! Weights in groups, in AVX2. Of 4 bits: products of unsigned halves of bytes, at most 15, and bytes, summed
+//! over a chunk in 16 bits, which 32 of them never fill. Of 8 bits: products of magnitudes, of which
+//! only two fit in 16 bits.
 
 use std::arch::x86_64::*;
 
-use super::int4::{CHUNK_BYTES, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES};
+use super::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle};
 use super::{INT8_TILE_K, PANEL_LANES, line_ahead, with_rows};
 
 /// Rows whose sums stay in registers.
 const MAX_ROWS: usize = 3;
 
 /// # Safety
-/// See [`super::int4::Int4Gemm`].
+/// See [`super::grouped::GroupedGemm`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch_ahead: bool) {
-    for (index, Int4Tile { rows, out }) in tiles.iter().enumerate() {
+pub unsafe fn gemm(
+    tiles: &[GroupedTile],
+    panel: *const u8,
+    shape: GroupedShape,
+    fetch_ahead: bool,
+) {
+    for (index, GroupedTile { rows, out }) in tiles.iter().enumerate() {
         // SAFETY: the caller's promise, passed on.
         unsafe { gemm_tile(rows, panel, shape, fetch_ahead && index == 0, *out) };
     }
@@ -21,9 +27,9 @@ pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, fetch
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn gemm_tile(
-    rows: &Int4Rows,
+    rows: &SummedRows,
     panel: *const u8,
-    shape: Int4Shape,
+    shape: GroupedShape,
     fetch_ahead: bool,
     out: *mut f32,
 ) {
@@ -35,18 +41,20 @@ unsafe fn gemm_tile(
         // SAFETY: the caller's promise, passed on.
         unsafe {
             let out = out.add(first * PANEL_LANES);
-            with_rows!(end - first, M in [1 2 3],
-                gemm_rows::<M>(rows, first, panel, shape, fetch_ahead, out));
+            with_rows!(end - first, M in [1 2 3], match shape.bits {
+                4 => gemm_rows::<M, 4>(rows, first, panel, shape, fetch_ahead, out),
+                _ => gemm_rows::<M, 8>(rows, first, panel, shape, fetch_ahead, out),
+            });
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemm_rows<const M: usize>(
-    rows: &Int4Rows,
+unsafe fn gemm_rows<const M: usize, const BITS: usize>(
+    rows: &SummedRows,
     first: usize,
     panel: *const u8,
-    shape: Int4Shape,
+    shape: GroupedShape,
     fetch_ahead: bool,
     out: *mut f32,
 ) {
@@ -60,7 +68,7 @@ unsafe fn gemm_rows<const M: usize>(
             let chunks = shape.chunks(group);
             let lines = head.add(shape.head_bytes());
             if fetch_ahead {
-                let num_lines = (shape.head_bytes() + chunks.len() * CHUNK_BYTES) / 64;
+                let num_lines = (shape.head_bytes() + chunks.len() * shape.chunk_bytes()) / 64;
                 for line in 0..num_lines {
                     _mm_prefetch::<_MM_HINT_T0>(line_ahead(head.add(line * 64)).cast());
                 }
@@ -75,8 +83,11 @@ unsafe fn gemm_rows<const M: usize>(
                 let mut sums = [_mm256_setzero_si256(); M];
                 for (i, chunk) in chunks.clone().enumerate() {
                     let x = rows.chunk(chunk, first);
-                    let lines = lines.add(i * CHUNK_BYTES + q * 32);
-                    let products = chunk_products::<M>(x, lines);
+                    let lines = lines.add(i * shape.chunk_bytes() + q * 32);
+                    let products = match BITS {
+                        4 => products_of_halves::<M>(x, lines),
+                        _ => products_of_bytes::<M>(x, lines, shape.has_minimum),
+                    };
                     for r in 0..M {
                         sums[r] = _mm256_add_epi32(sums[r], products[r]);
                     }
@@ -84,9 +95,9 @@ unsafe fn gemm_rows<const M: usize>(
                 let scale = load_f16(head.add(q * 16));
                 for r in 0..M {
                     let mut sum = sums[r];
-                    if !shape.has_minimum {
-                        let middle = _mm256_slli_epi32::<3>(_mm256_set1_epi32(row_sums[r]));
-                        sum = _mm256_sub_epi32(sum, middle);
+                    if BITS == 4 && !shape.has_minimum {
+                        let start = _mm256_set1_epi32(middle(BITS) * row_sums[r]);
+                        sum = _mm256_sub_epi32(sum, start);
                     }
                     acc[r][q] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc[r][q]);
                     if shape.has_minimum {
@@ -108,7 +119,7 @@ unsafe fn gemm_rows<const M: usize>(
 /// Of 8 lanes, whose bytes of the chunk's four pairs of quads are 128 bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn chunk_products<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
+unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
     let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let mut pairs = [_mm256_setzero_si256(); M];
     for p in 0..4 {
@@ -128,6 +139,33 @@ unsafe fn chunk_products<const M: usize>(x: *const i8, lines: *const u8) -> [__m
         }
     }
     pairs.map(|pairs| _mm256_madd_epi16(pairs, ones))
+}
+
+/// Of 8 lanes, whose bytes of the chunk's eight quads are 128 bytes apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products_of_bytes<const M: usize>(
+    x: *const i8,
+    lines: *const u8,
+    has_minimum: bool,
+) -> [__m256i; M] {
+    let middle = _mm256_set1_epi8(if has_minimum { 0 } else { i8::MIN });
+    let ones = _mm256_set1_epi16(1);
+    let mut sums = [_mm256_setzero_si256(); M];
+    for q in 0..8 {
+        // SAFETY: inside the chunk, of weights and of each row.
+        unsafe {
+            let w = _mm256_xor_si256(_mm256_loadu_si256(lines.add(q * 128).cast()), middle);
+            let magnitude = _mm256_abs_epi8(w);
+            for r in 0..M {
+                let x = x.add(r * INT8_TILE_K + q * 4).cast::<i32>();
+                let x = _mm256_sign_epi8(_mm256_set1_epi32(x.read_unaligned()), w);
+                let pairs = _mm256_maddubs_epi16(magnitude, x);
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    }
+    sums
 }
 
 /// 8 consecutive ones.

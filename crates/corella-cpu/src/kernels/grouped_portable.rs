@@ -1,20 +1,25 @@
-//! 4-bit weights in plain Rust.
+//! Weights in groups, in plain Rust.
 
 use half::f16;
 
-use super::int4::{CHUNK_K, Int4Rows, Int4Shape, Int4Tile, LANE_F16_BYTES, MIDDLE};
+use super::grouped::{CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle};
 use super::{INT8_TILE_K, PANEL_LANES};
 
 /// # Safety
-/// See [`super::int4::Int4Gemm`].
-pub unsafe fn gemm(tiles: &[Int4Tile], panel: *const u8, shape: Int4Shape, _fetch_ahead: bool) {
-    for Int4Tile { rows, out } in tiles {
+/// See [`super::grouped::GroupedGemm`].
+pub unsafe fn gemm(
+    tiles: &[GroupedTile],
+    panel: *const u8,
+    shape: GroupedShape,
+    _fetch_ahead: bool,
+) {
+    for GroupedTile { rows, out } in tiles {
         // SAFETY: the caller's promise, passed on.
         unsafe { gemm_tile(rows, panel, shape, *out) };
     }
 }
 
-unsafe fn gemm_tile(rows: &Int4Rows, panel: *const u8, shape: Int4Shape, out: *mut f32) {
+unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, out: *mut f32) {
     for row in 0..rows.num_rows {
         let mut acc = [0.0_f32; PANEL_LANES];
         for group in 0..shape.num_groups() {
@@ -27,9 +32,11 @@ unsafe fn gemm_tile(rows: &Int4Rows, panel: *const u8, shape: Int4Shape, out: *m
                 for (i, chunk) in chunks.enumerate() {
                     let x = *rows.chunk(chunk, row).cast::<[i8; CHUNK_K]>();
                     row_sum += *rows.sums(chunk, row);
-                    let at = head.add(shape.head_bytes());
-                    let lines = at.cast::<[[[[u8; 4]; 16]; 2]; 4]>().add(i);
-                    add_products(&x, &*lines, &mut sums);
+                    let lines = head.add(shape.head_bytes() + i * shape.chunk_bytes());
+                    match shape.bits {
+                        4 => add_halves(&x, &*lines.cast(), &mut sums),
+                        _ => add_bytes(&x, &*lines.cast(), &mut sums),
+                    }
                 }
                 head
             };
@@ -45,7 +52,8 @@ unsafe fn gemm_tile(rows: &Int4Rows, panel: *const u8, shape: Int4Shape, out: *m
                 } else {
                     let scales = lanes_of_f16(head);
                     for lane in 0..PANEL_LANES {
-                        acc[lane] += (sums[lane] - MIDDLE * row_sum) as f32 * scales[lane];
+                        acc[lane] +=
+                            (sums[lane] - middle(shape.bits) * row_sum) as f32 * scales[lane];
                     }
                 }
             }
@@ -57,16 +65,25 @@ unsafe fn gemm_tile(rows: &Int4Rows, panel: *const u8, shape: Int4Shape, out: *m
     }
 }
 
-fn add_products(x: &[i8; CHUNK_K], lines: &[[[[u8; 4]; 16]; 2]; 4], sums: &mut [i32; PANEL_LANES]) {
-    for (x, halves) in x.chunks_exact(8).zip(lines) {
-        for (half, lanes) in halves.iter().enumerate() {
-            for (lane, bytes) in lanes.iter().enumerate() {
-                let mut sum = 0;
-                for (k, byte) in bytes.iter().enumerate() {
-                    sum += i32::from(x[k]) * i32::from(byte & 15);
-                    sum += i32::from(x[4 + k]) * i32::from(byte >> 4);
-                }
-                sums[half * 16 + lane] += sum;
+/// Of both halves of the lanes, and of each lane, four bytes.
+type Line = [[[u8; 4]; 16]; 2];
+
+fn add_halves(x: &[i8; CHUNK_K], lines: &[Line; CHUNK_K / 8], sums: &mut [i32; PANEL_LANES]) {
+    for (x, line) in x.as_chunks::<8>().0.iter().zip(lines) {
+        for (bytes, sum) in line.as_flattened().iter().zip(&mut *sums) {
+            for (k, byte) in bytes.iter().enumerate() {
+                *sum += i32::from(x[k]) * i32::from(byte & 15);
+                *sum += i32::from(x[4 + k]) * i32::from(byte >> 4);
+            }
+        }
+    }
+}
+
+fn add_bytes(x: &[i8; CHUNK_K], lines: &[Line; CHUNK_K / 4], sums: &mut [i32; PANEL_LANES]) {
+    for (x, line) in x.as_chunks::<4>().0.iter().zip(lines) {
+        for (bytes, sum) in line.as_flattened().iter().zip(&mut *sums) {
+            for (x, byte) in x.iter().zip(bytes) {
+                *sum += i32::from(*x) * i32::from(*byte);
             }
         }
     }
