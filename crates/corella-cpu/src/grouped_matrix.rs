@@ -34,26 +34,24 @@ impl GroupedPacking {
         }
     }
 
-    /// As the checkpoint has all lanes; `None` if it has one of them otherwise, or in groups that
-    /// are no multiples of 32.
-    pub fn stored(lanes: &[Option<Lane<'_>>], k: usize) -> Option<Self> {
+    /// As the checkpoint has all lanes; `None` if it has one of them otherwise, in other bits, or in
+    /// groups that are no multiples of 32.
+    pub fn stored(bits: usize, lanes: &[Option<Lane<'_>>], k: usize) -> Option<Self> {
         let mut shape = GroupedShape {
-            bits: 4,
+            bits,
             num_chunks: k.div_ceil(CHUNK_K),
             group_chunks: MAX_GROUP_CHUNKS,
             has_minimum: false,
         };
-        let mut has_signed_bytes = false;
         for lane in lanes.iter().flatten() {
             let format = lane.weight.group_format()?;
-            shape.bits = shape.bits.max(format.bits);
             shape.group_chunks = shape.group_chunks.min(group_chunks(format, k)?);
             shape.has_minimum |= format.has_minimum;
-            has_signed_bytes |= format.bits == 8 && !format.has_minimum;
+            if format.bits != bits {
+                return None;
+            }
         }
-        // From 0 on they would need a ninth bit.
-        let fits = !(has_signed_bytes && shape.has_minimum);
-        fits.then_some(Self {
+        Some(Self {
             shape,
             is_stored: true,
         })
@@ -93,6 +91,7 @@ impl GroupedPacking {
 }
 
 const MAX_GROUP_CHUNKS: usize = 4;
+pub const MAX_GROUP_LEN: usize = MAX_GROUP_CHUNKS * CHUNK_K;
 
 /// Of the panel's groups, each of which lies inside one of the checkpoint's.
 fn group_chunks(format: GroupFormat, k: usize) -> Option<usize> {
@@ -113,11 +112,9 @@ impl PackedLane {
         let format = source.weight.group_format().expect("stored in groups");
         source.weight.read_groups(source.row, stored);
         assert_eq!(stored.quants.len(), k);
-        let lowest = match (format.has_minimum, shape.has_minimum) {
-            (true, _) => 0,
-            // Beside lanes with minimums.
-            (false, true) => middle(format.bits),
-            (false, false) => middle(shape.bits),
+        let lowest = match format.has_minimum {
+            true => 0,
+            false => middle(shape.bits),
         };
         for (q, stored) in self.q.iter_mut().zip(&stored.quants) {
             *q = (i32::from(*stored) + lowest) as u8;
@@ -128,6 +125,7 @@ impl PackedLane {
             self.scales[group] = scale;
             self.minimums[group] = match stored.minimums.get(from) {
                 Some(minimum) => *minimum,
+                // Beside lanes with minimums.
                 None => -(lowest as f32) * scale,
             };
         }
@@ -245,7 +243,8 @@ mod tests {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        let packing = packing.or_else(|| GroupedPacking::stored(&lanes, k));
+        let stored = |bits| GroupedPacking::stored(bits, &lanes, k);
+        let packing = packing.or_else(|| stored(4)).or_else(|| stored(8));
         let packing = Packing {
             k,
             dtype: DType::Bf16,
@@ -284,16 +283,13 @@ mod tests {
         let weights = checkpoint("llama-q4-gguf/model.gguf").weights().unwrap();
         let layer = &weights.layers[0];
         let bytes = checkpoint("../quantized/int8-g32").weights().unwrap();
-        let fours = checkpoint("../quantized/int4-g32").weights().unwrap();
-        let (bytes, fours) = (&bytes.layers[0].q, &fours.layers[0].q);
         // Alone, and beside others with minimums; what Q4_K multiplies is no f16 any more.
         let alone = [(vec![&layer.q], 0.0), (vec![&layer.o], 0.0)];
         let others = [
             (vec![&layer.q, &layer.k, &layer.v], 0.0),
             (vec![&layer.down], 5e-4),
             // Scales in f32.
-            (vec![bytes], 5e-4),
-            (vec![bytes, fours], 5e-4),
+            (vec![&bytes.layers[0].q], 5e-4),
         ];
         for (parts, tolerance) in alone.into_iter().chain(others) {
             let k = parts[0].shape[1];
@@ -310,22 +306,6 @@ mod tests {
                     );
                 }
             }
-        }
-    }
-
-    #[test]
-    fn signed_bytes_do_not_stand_beside_minimums() {
-        let weights = ["int8-g32", "int4-g64-asymmetric"].map(|name| {
-            let folder = format!("../quantized/{name}");
-            checkpoint(&folder).weights().unwrap()
-        });
-        let lanes = [&weights[0], &weights[1]].map(|weights| {
-            let (weight, bias, row) = (&weights.layers[0].q, None, 0);
-            Some(Lane { weight, bias, row })
-        });
-        let k = weights[0].layers[0].q.shape[1];
-        for (lanes, is_stored) in [(&lanes[..1], true), (&lanes[1..], true), (&lanes, false)] {
-            assert_eq!(GroupedPacking::stored(lanes, k).is_some(), is_stored);
         }
     }
 

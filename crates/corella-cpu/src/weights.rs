@@ -8,7 +8,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
-use crate::grouped_matrix::GroupedPacking;
+use crate::grouped_matrix::{GroupedPacking, MAX_GROUP_LEN};
 use crate::kernels::Kernels;
 use crate::packed_image::{ImageReader, PackedImage};
 use crate::thread_pool::ThreadPool;
@@ -247,14 +247,14 @@ struct Packer<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grouping {
     None,
-    /// Those that a checkpoint has in groups of no more bits as they are; the others are rounded.
+    /// All are rounded, but for those that a checkpoint has in groups of 4 bits if these are asked for.
     All {
         bits: usize,
         group_len: usize,
     },
     /// Those that a checkpoint has in groups worth keeping. The others are rounded to 8 bits, for
-    /// rows come in one form only. So is a matrix of several of the checkpoint's, if one of them has
-    /// other ones.
+    /// rows come in one form only. So is a matrix of several of the checkpoint's, if these differ in
+    /// bits.
     Stored,
 }
 
@@ -321,7 +321,14 @@ impl Packer<'_> {
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
         let lanes: Vec<_> = lanes_of((weight, bias)).collect();
-        let packing = self.packing(&lanes, k).with_hadamard(&lanes);
+        let mut packing = self.packing(&lanes, k);
+        if let Some(groups) = &mut packing.groups
+            && groups.shape.bits == 8
+        {
+            // Rounded again, weights lose less than rows do by not being transformed.
+            *groups = GroupedPacking::rounded(8, k, MAX_GROUP_LEN);
+        }
+        let packing = packing.with_hadamard(&lanes);
         let packed = self.pack(&lanes, packing);
         weight.release();
         packed
@@ -350,14 +357,17 @@ impl Packer<'_> {
 
     fn packing(&self, lanes: &[Option<Lane<'_>>], k: usize) -> Packing {
         let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
-        let stored = || GroupedPacking::stored(lanes, k);
+        let stored = |bits| GroupedPacking::stored(bits, lanes, k);
         let groups = match self.grouping {
-            Grouping::All { bits: 8, .. } if weights.all(Tensor::has_int8_rows) => None,
-            Grouping::All { bits, group_len } => stored()
-                .filter(|stored| stored.shape.bits <= bits)
-                .or_else(|| Some(GroupedPacking::rounded(bits, k, group_len))),
-            Grouping::Stored if weights.all(|weight| weight.kept_groups().is_some()) => stored(),
-            Grouping::Stored | Grouping::None => None,
+            Grouping::None => None,
+            Grouping::All { bits, group_len } => Some(match stored(bits) {
+                Some(groups) if bits == 4 => groups,
+                _ => GroupedPacking::rounded(bits, k, group_len),
+            }),
+            Grouping::Stored => stored(4).or_else(|| {
+                let are_kept = weights.all(|weight| weight.kept_groups().is_some());
+                stored(8).filter(|_| are_kept)
+            }),
         };
         Packing {
             k,

@@ -183,21 +183,19 @@ impl BlockFormat {
             }),
             Self::Q2K => each(q2_k),
             Self::Q3K => each(q3_k),
-            Self::Q4K => each(|block, values| parts_of_32(block, values, q4_k_code)),
-            Self::Q5K => each(|block, values| parts_of_32(block, values, q5_k_code)),
+            Self::Q4K => each(q4_k),
+            Self::Q5K => each(q5_k),
             Self::Q6K => each(q6_k),
             Self::Iq4Xs => each(iq4_xs),
         }
     }
 
-    /// Of formats whose values are integers times a scale for 32 of them. Those of more than 4 bits,
-    /// and uneven steps, take 8.
+    /// Of formats whose values are even steps of at most 4 or of 8 bits.
     pub fn group_format(self) -> Option<GroupFormat> {
         let (bits, has_minimum) = match self {
             Self::Q4_0 => (4, false),
             Self::Q4_1 | Self::Q4K => (4, true),
-            Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs => (8, false),
-            Self::Q5_1 | Self::Q5K => (8, true),
+            Self::Q8_0 => (8, false),
             _ => return None,
         };
         Some(GroupFormat {
@@ -225,38 +223,22 @@ impl BlockFormat {
                     out.minimums.push(half_at(block, 2));
                     nibbles(&block[4..], quants, |q, _| q as i8);
                 }
-                Self::Q5_0 => {
-                    out.scales.push(half_at(block, 0));
-                    let fifth = fifth_bits(&block[2..]);
-                    nibbles(&block[6..], quants, |q, i| (q | fifth(i)) as i8 - 16);
-                }
-                Self::Q5_1 => {
-                    out.scales.push(half_at(block, 0));
-                    out.minimums.push(half_at(block, 2));
-                    let fifth = fifth_bits(&block[4..]);
-                    nibbles(&block[8..], quants, |q, i| (q | fifth(i)) as i8);
-                }
                 Self::Q4K => {
-                    read_parts(block, quants, q4_k_code, &mut out.scales, &mut out.minimums);
-                }
-                Self::Q5K => {
-                    read_parts(block, quants, q5_k_code, &mut out.scales, &mut out.minimums);
+                    let (scales, leasts) = (half_at(block, 0), half_at(block, 2));
+                    for (part, quants) in quants.chunks_exact_mut(LEN).enumerate() {
+                        let (scale, least) = scale_and_least(&block[4..16], part);
+                        out.scales.push(scales * scale);
+                        out.minimums.push(-(leasts * least));
+                        let codes = &block[16 + part / 2 * LEN..];
+                        for (q, code) in quants.iter_mut().zip(codes) {
+                            *q = (code >> (part % 2 * 4) & 15) as i8;
+                        }
+                    }
                 }
                 Self::Q8_0 => {
                     out.scales.push(half_at(block, 0));
                     for (q, &byte) in quants.iter_mut().zip(&block[2..]) {
                         *q = byte as i8;
-                    }
-                }
-                Self::Iq4Nl => {
-                    out.scales.push(half_at(block, 0));
-                    nibbles(&block[2..], quants, |q, _| UNEVEN_LEVELS[usize::from(q)]);
-                }
-                Self::Iq4Xs => {
-                    for (part, quants) in quants.chunks_exact_mut(LEN).enumerate() {
-                        let (scale, codes) = iq4_xs_part(block, part);
-                        out.scales.push(scale);
-                        nibbles(codes, quants, |q, _| UNEVEN_LEVELS[usize::from(q)]);
                     }
                 }
                 _ => panic!("{} has no groups", self.name()),
@@ -290,10 +272,8 @@ fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u8 {
     move |i| ((bits >> i) as u8 & 1) << 4
 }
 
-/// Of one of the 8 parts of a block of Q4_K or Q5_K: 6-bit numbers, squeezed into 12 bytes, times
-/// those of the block.
-fn scale_and_least(block: &[u8], part: usize) -> (f32, f32) {
-    let packed = &block[4..16];
+/// Of the 8 parts of a block: 6-bit scales and offsets, squeezed into 12 bytes.
+fn scale_and_least(packed: &[u8], part: usize) -> (f32, f32) {
     let (scale, least) = match part {
         0..4 => (packed[part] & 63, packed[part + 4] & 63),
         _ => (
@@ -301,10 +281,7 @@ fn scale_and_least(block: &[u8], part: usize) -> (f32, f32) {
             (packed[part + 4] >> 4) | ((packed[part] >> 6) << 4),
         ),
     };
-    (
-        half_at(block, 0) * f32::from(scale),
-        half_at(block, 2) * f32::from(least),
-    )
+    (f32::from(scale), f32::from(least))
 }
 
 /// Two halves of 128; in each, 4 parts of 32 share bytes. Every 16 have a scale and an offset.
@@ -338,38 +315,28 @@ fn q3_k(block: &[u8], values: &mut [f32]) {
     }
 }
 
-fn q4_k_code(block: &[u8], part: usize, i: usize) -> u8 {
-    block[16 + part / 2 * LEN + i] >> (part % 2 * 4) & 15
+fn q4_k(block: &[u8], values: &mut [f32]) {
+    let (packed, codes) = (&block[4..16], &block[16..]);
+    parts_of_32(block, packed, values, |part, i| {
+        codes[part / 2 * 32 + i] >> (part % 2 * 4) & 15
+    });
 }
 
-fn q5_k_code(block: &[u8], part: usize, i: usize) -> u8 {
-    let (fifth, codes) = (&block[16..48], &block[48..]);
-    let low = codes[part / 2 * LEN + i] >> (part % 2 * 4) & 15;
-    low | (fifth[i] >> part & 1) << 4
+fn q5_k(block: &[u8], values: &mut [f32]) {
+    let (packed, fifth, codes) = (&block[4..16], &block[16..48], &block[48..]);
+    parts_of_32(block, packed, values, |part, i| {
+        let low = codes[part / 2 * 32 + i] >> (part % 2 * 4) & 15;
+        low | (fifth[i] >> part & 1) << 4
+    });
 }
 
-fn parts_of_32(block: &[u8], values: &mut [f32], code: impl Fn(&[u8], usize, usize) -> u8) {
-    for (part, values) in values.chunks_exact_mut(LEN).enumerate() {
-        let (scale, least) = scale_and_least(block, part);
+fn parts_of_32(block: &[u8], packed: &[u8], values: &mut [f32], code: impl Fn(usize, usize) -> u8) {
+    let (scale_of_scales, scale_of_leasts) = (half_at(block, 0), half_at(block, 2));
+    for (part, values) in values.chunks_exact_mut(32).enumerate() {
+        let (scale, least) = scale_and_least(packed, part);
+        let (scale, least) = (scale_of_scales * scale, scale_of_leasts * least);
         for (i, value) in values.iter_mut().enumerate() {
-            *value = scale * f32::from(code(block, part, i)) - least;
-        }
-    }
-}
-
-fn read_parts(
-    block: &[u8],
-    quants: &mut [i8],
-    code: impl Fn(&[u8], usize, usize) -> u8,
-    scales: &mut Vec<f32>,
-    minimums: &mut Vec<f32>,
-) {
-    for (part, quants) in quants.chunks_exact_mut(LEN).enumerate() {
-        let (scale, least) = scale_and_least(block, part);
-        scales.push(scale);
-        minimums.push(-least);
-        for (i, q) in quants.iter_mut().enumerate() {
-            *q = code(block, part, i) as i8;
+            *value = scale * f32::from(code(part, i)) - least;
         }
     }
 }
@@ -390,20 +357,16 @@ fn q6_k(block: &[u8], values: &mut [f32]) {
 }
 
 fn iq4_xs(block: &[u8], values: &mut [f32]) {
-    for (part, values) in values.chunks_exact_mut(LEN).enumerate() {
-        let (scale, codes) = iq4_xs_part(block, part);
+    let scale_of_scales = half_at(block, 0);
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    let (low, codes) = (&block[4..8], &block[8..]);
+    let parts = values.chunks_exact_mut(32).zip(codes.chunks_exact(16));
+    for (part, (values, codes)) in parts.enumerate() {
+        let low = low[part / 2] >> (part % 2 * 4) & 15;
+        let high = (high >> (part * 2)) as u8 & 3;
+        let scale = scale_of_scales * (f32::from(low | high << 4) - 32.0);
         nibbles(codes, values, |q, _| {
             scale * f32::from(UNEVEN_LEVELS[usize::from(q)])
         });
     }
-}
-
-/// Scale and codes.
-fn iq4_xs_part(block: &[u8], part: usize) -> (f32, &[u8]) {
-    let high = u16::from_le_bytes([block[2], block[3]]);
-    let (low, codes) = (&block[4..8], &block[8..]);
-    let low = low[part / 2] >> (part % 2 * 4) & 15;
-    let high = (high >> (part * 2)) as u8 & 3;
-    let scale = half_at(block, 0) * (f32::from(low | high << 4) - 32.0);
-    (scale, &codes[part * LEN / 2..][..LEN / 2])
 }

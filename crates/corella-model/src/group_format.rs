@@ -7,7 +7,7 @@ pub struct GroupFormat {
     pub bits: usize,
     /// Weights of a row that share a scale.
     pub group_len: usize,
-    /// A value is `scale * q + minimum`, q from 0 to 15 or to 127; without, `scale * q`, q from -8
+    /// A value is `scale * q + minimum`, q from 0 to 15; without, `scale * q`, q from -8
     /// to 7 or -128 to 127.
     pub has_minimum: bool,
 }

@@ -340,7 +340,7 @@ pub enum WeightFormatArg {
     Bf16,
     /// Rounded at load, one scale an output; what they meet is rounded as well
     Int8,
-    /// As int8, one scale for each 128 weights of an output; groups of a file are taken as they are
+    /// As int8, one scale for each 128 weights of an output: nearer to bf16, longer prefill
     Int8Grouped,
     /// 4 bits, one scale for each 128 weights of an output; what they meet is rounded to 8 bits
     Int4,

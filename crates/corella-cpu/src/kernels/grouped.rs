@@ -32,6 +32,7 @@ pub struct GroupedShape {
     pub num_chunks: usize,
     /// Chunks of a group: 1, 2 or 4. The last group may have fewer.
     pub group_chunks: usize,
+    /// Only in 4 bits.
     pub has_minimum: bool,
 }
 
@@ -140,7 +141,7 @@ impl GroupedTile {
 
 /// Of each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`, g ascending in f32 and
 /// each group's sum an exact integer. The panel stores `q + middle(bits)`: q is from -8 to 7, or from
-/// -128 to 127. With minimums it stores q, from 0 to 15 or from 0 to 127, and to each group
+/// -128 to 127. With minimums it stores q, from 0 to 15, and to each group
 /// `minimum[g][lane] * Σ_k rows[row][k]` is added. Where a processor fuses multiply and
 /// add, each of these is one rounding. With `fetch_ahead` the panel comes from memory, and what lies
 /// behind it is asked for in time.

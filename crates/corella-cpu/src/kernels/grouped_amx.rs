@@ -41,8 +41,7 @@ pub unsafe fn gemm(
         match (shape.bits, shape.has_minimum) {
             (4, false) => gemm_sections::<4, false>(tiles, panel, shape, fetch_ahead),
             (4, true) => gemm_sections::<4, true>(tiles, panel, shape, fetch_ahead),
-            (_, false) => gemm_sections::<8, false>(tiles, panel, shape, fetch_ahead),
-            (_, true) => gemm_sections::<8, true>(tiles, panel, shape, fetch_ahead),
+            _ => gemm_sections::<8, false>(tiles, panel, shape, fetch_ahead),
         }
     }
 }

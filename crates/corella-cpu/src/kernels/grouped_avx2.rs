@@ -86,7 +86,7 @@ unsafe fn gemm_rows<const M: usize, const BITS: usize>(
                     let lines = lines.add(i * shape.chunk_bytes() + q * 32);
                     let products = match BITS {
                         4 => products_of_halves::<M>(x, lines),
-                        _ => products_of_bytes::<M>(x, lines, shape.has_minimum),
+                        _ => products_of_bytes::<M>(x, lines),
                     };
                     for r in 0..M {
                         sums[r] = _mm256_add_epi32(sums[r], products[r]);
@@ -144,13 +144,8 @@ unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> 
 /// Of 8 lanes, whose bytes of the chunk's eight quads are 128 bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn products_of_bytes<const M: usize>(
-    x: *const i8,
-    lines: *const u8,
-    has_minimum: bool,
-) -> [__m256i; M] {
-    let middle = _mm256_set1_epi8(if has_minimum { 0 } else { i8::MIN });
-    let ones = _mm256_set1_epi16(1);
+unsafe fn products_of_bytes<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
+    let (middle, ones) = (_mm256_set1_epi8(i8::MIN), _mm256_set1_epi16(1));
     let mut sums = [_mm256_setzero_si256(); M];
     for q in 0..8 {
         // SAFETY: inside the chunk, of weights and of each row.

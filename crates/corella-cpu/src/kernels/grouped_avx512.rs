@@ -44,8 +44,7 @@ pub unsafe fn gemm(
                 match (shape.bits, shape.has_minimum) {
                     (4, false) => call.run::<M, 4, false>(),
                     (4, true) => call.run::<M, 4, true>(),
-                    (_, false) => call.run::<M, 8, false>(),
-                    (_, true) => call.run::<M, 8, true>(),
+                    _ => call.run::<M, 8, false>(),
                 });
             }
         }

@@ -88,8 +88,7 @@ fn blocks_of_every_type_have_their_values() {
                     "{format:?}[{i}]"
                 );
                 let range = match (group_format.bits, group_format.has_minimum) {
-                    (8, false) => i8::MIN..=i8::MAX,
-                    (8, true) => 0..=i8::MAX,
+                    (8, _) => i8::MIN..=i8::MAX,
                     (_, true) => 0..=15,
                     _ => -8..=7,
                 };
