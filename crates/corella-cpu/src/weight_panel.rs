@@ -62,15 +62,12 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Weights that are rounded here may be transformed first; integers of a checkpoint may not.
-    pub fn with_hadamard(mut self, lanes: &[Option<Lane<'_>>]) -> Self {
-        let is_stored = |lane: &Lane<'_>| match self.groups {
-            Some(groups) => groups.is_stored,
-            None => lane.weight.has_int8_rows(),
-        };
-        self.hadamard = self.form == Form::Int8
-            && self.k.is_multiple_of(HADAMARD_ORDER)
-            && !lanes.iter().flatten().any(is_stored);
+    /// Weights that are rounded here may be transformed first. So may integers of 8 bits, which are then
+    /// rounded again: that costs them less than rows lose by not being transformed.
+    pub fn with_hadamard(mut self) -> Self {
+        let keeps_integers = self.groups.is_some_and(|groups| groups.is_stored);
+        self.hadamard =
+            self.form == Form::Int8 && self.k.is_multiple_of(HADAMARD_ORDER) && !keeps_integers;
         self
     }
 
@@ -421,7 +418,7 @@ fn quantise_panel(
     let mut groups = GroupedRow::default();
     for (lane, source) in lanes.iter().enumerate() {
         let Some(source) = source else { continue };
-        if source.weight.has_int8_rows() {
+        if source.weight.has_int8_rows() && !packing.hadamard {
             source.weight.read_groups(source.row, &mut groups);
             scales[lane] = groups.scales[0];
             write_integers(&groups.quants, lane, out);

@@ -325,10 +325,9 @@ impl Packer<'_> {
         if let Some(groups) = &mut packing.groups
             && groups.shape.bits == 8
         {
-            // Rounded again, weights lose less than rows do by not being transformed.
             *groups = GroupedPacking::rounded(8, k, MAX_GROUP_LEN);
         }
-        let packing = packing.with_hadamard(&lanes);
+        let packing = packing.with_hadamard();
         let packed = self.pack(&lanes, packing);
         weight.release();
         packed
@@ -483,12 +482,14 @@ mod tests {
         for format in [None, Some(WeightFormat::Int8)] {
             let packed =
                 PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool).unwrap();
-            let down = &weights.layers[0].down;
-            let mut row = vec![0.0; down.shape[1]];
+            let layer = &packed.layers[0];
+            assert!(layer.down.hadamard, "{format:?}");
+            let weight = &weights.layers[0].o;
+            let mut row = vec![0.0; weight.shape[1]];
             let mut stored = GroupedRow::default();
-            for output in 0..down.shape[0] {
-                packed.layers[0].down.read_row(output, &mut row);
-                down.read_groups(output, &mut stored);
+            for output in 0..weight.shape[0] {
+                layer.output.read_row(output, &mut row);
+                weight.read_groups(output, &mut stored);
                 let scale = stored.scales[0];
                 let values = stored.quants.iter().map(|&q| f32::from(q) * scale);
                 assert!(values.eq(row.iter().copied()), "output {output}");
