@@ -38,15 +38,10 @@ unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
         // SAFETY: the caller's promise.
         *vector = unsafe { x.add(i * stride).cast::<[f32; N]>().read_unaligned() };
     }
-    for half in [1, 2, 4, 8] {
-        for i in (0..HADAMARD_ORDER).filter(|i| i & half == 0) {
-            for lane in 0..N {
-                let (a, b) = (vectors[i][lane], vectors[i + half][lane]);
-                vectors[i][lane] = a + b;
-                vectors[i + half][lane] = a - b;
-            }
-        }
-    }
+    add_and_subtract::<1, N>(&mut vectors);
+    add_and_subtract::<2, N>(&mut vectors);
+    add_and_subtract::<4, N>(&mut vectors);
+    add_and_subtract::<8, N>(&mut vectors);
     for (i, vector) in vectors.iter_mut().enumerate() {
         vector.iter_mut().for_each(|value| *value *= 0.25);
         // SAFETY: the caller's promise.
@@ -55,5 +50,20 @@ unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
                 .cast::<[f32; N]>()
                 .write_unaligned(*vector)
         };
+    }
+}
+
+/// Pairs of vectors that are `HALF` apart. All indices are known when this is compiled, so that vectors
+/// stay in registers.
+#[inline(always)]
+fn add_and_subtract<const HALF: usize, const N: usize>(vectors: &mut [[f32; N]; HADAMARD_ORDER]) {
+    for i in 0..HADAMARD_ORDER {
+        if i & HALF == 0 {
+            let (a, b) = (vectors[i], vectors[i + HALF]);
+            for lane in 0..N {
+                vectors[i][lane] = a[lane] + b[lane];
+                vectors[i + HALF][lane] = a[lane] - b[lane];
+            }
+        }
     }
 }
