@@ -323,6 +323,7 @@ impl Packer<'_> {
         let lanes: Vec<_> = lanes_of((weight, bias)).collect();
         let mut packing = self.packing(&lanes, k);
         if let Some(groups) = &mut packing.groups
+            && groups.is_stored
             && groups.shape.bits == 8
         {
             *groups = GroupedPacking::rounded(8, k, MAX_GROUP_LEN);
