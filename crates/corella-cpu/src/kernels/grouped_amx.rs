@@ -1,5 +1,6 @@
 //! Weights in groups through AMX matrix tiles, for more than a few rows: a section of a panel is
-//! written out as signed bytes in the order of tiles, multiplied group by group, and the sums are scaled as in AVX-512.
+//! written out as signed bytes in the order of tiles, multiplied group by group, and the sums are
+//! scaled as in AVX-512.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

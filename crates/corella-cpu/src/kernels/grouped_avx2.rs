@@ -1,6 +1,6 @@
-//! Weights in groups, in AVX2. Of 4 bits: products of unsigned halves of bytes, at most 15, and bytes, summed
-//! over a chunk in 16 bits, which 32 of them never fill. Of 8 bits: products of magnitudes, of which
-//! only two fit in 16 bits.
+//! Weights in groups, in AVX2. Of 4 bits: products of unsigned halves of bytes, at most 15, and
+//! bytes, summed over a chunk in 16 bits, which 32 of them never fill. Of 8 bits: products of
+//! magnitudes, of which only two fit in 16 bits.
 
 use std::arch::x86_64::*;
 
