@@ -8,7 +8,7 @@ use corella_model::{DType, GroupedRow, Tensor};
 use half::{bf16, f16};
 
 use crate::buffer::Form;
-use crate::grouped_matrix::{self, GroupedPacking};
+use crate::grouped_matrix::{self, GroupedPacking, MAX_GROUP_LEN};
 use crate::kernels::grouped::GroupedShape;
 use crate::kernels::{
     HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
@@ -65,9 +65,16 @@ impl Packing {
     /// Weights that are rounded here may be transformed first. So may integers of 8 bits, which are then
     /// rounded again: that costs them less than rows lose by not being transformed.
     pub fn with_hadamard(mut self) -> Self {
-        let keeps_integers = self.groups.is_some_and(|groups| groups.is_stored);
-        self.hadamard =
-            self.form == Form::Int8 && self.k.is_multiple_of(HADAMARD_ORDER) && !keeps_integers;
+        let is_kept = |groups: GroupedPacking| groups.is_stored && groups.shape.bits == 4;
+        self.hadamard = self.form == Form::Int8
+            && self.k.is_multiple_of(HADAMARD_ORDER)
+            && !self.groups.is_some_and(is_kept);
+        if self.hadamard
+            && let Some(groups) = &mut self.groups
+            && groups.is_stored
+        {
+            *groups = GroupedPacking::rounded(8, self.k, MAX_GROUP_LEN);
+        }
         self
     }
 

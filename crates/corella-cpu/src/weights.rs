@@ -8,7 +8,7 @@ use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, We
 
 use crate::buffer::Form;
 use crate::executor::CpuError;
-use crate::grouped_matrix::{GroupedPacking, MAX_GROUP_LEN};
+use crate::grouped_matrix::GroupedPacking;
 use crate::kernels::Kernels;
 use crate::packed_image::{ImageReader, PackedImage};
 use crate::thread_pool::ThreadPool;
@@ -321,14 +321,7 @@ impl Packer<'_> {
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
         let lanes: Vec<_> = lanes_of((weight, bias)).collect();
-        let mut packing = self.packing(&lanes, k);
-        if let Some(groups) = &mut packing.groups
-            && groups.is_stored
-            && groups.shape.bits == 8
-        {
-            *groups = GroupedPacking::rounded(8, k, MAX_GROUP_LEN);
-        }
-        let packing = packing.with_hadamard();
+        let packing = self.packing(&lanes, k).with_hadamard();
         let packed = self.pack(&lanes, packing);
         weight.release();
         packed

@@ -72,7 +72,8 @@ pub struct QuantizeArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum QuantizeFormatArg {
-    /// 8 bits and one scale an output; layers' inputs are rounded to 8 bits as they come
+    /// 8 bits and one scale an output, or for each group; layers' inputs are rounded to 8 bits as they
+    /// come
     Int8,
     /// 4 bits, and a scale for each group
     Int4,
