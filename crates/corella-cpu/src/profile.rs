@@ -102,17 +102,6 @@ impl Profile {
         [&self.prefill, &self.decode].map(|account| account.report(num_threads))
     }
 
-    /// Forgets all steps so far. No step runs meanwhile.
-    pub fn clear(&self) {
-        for account in [&self.prefill, &self.decode] {
-            let entries = account.entries.iter();
-            let sums = entries.flat_map(|e| [&e.busy, &e.waiting, &e.flops, &e.bytes]);
-            for sum in sums.chain([&account.num_steps, &account.nanoseconds]) {
-                sum.store(0, Ordering::Relaxed);
-            }
-        }
-    }
-
     pub fn add_step(&self, is_prefill: bool, duration: Duration) {
         let account = self.account(is_prefill);
         add(&account.num_steps, 1);

@@ -439,7 +439,6 @@ impl Stage {
         Err(String::from("the executor was dropped"))
     }
 
-    /// A step of one row and one of several tiles, on the page that no request gets.
     /// See `Executor::score`.
     fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
         if !(self.is_first && self.is_last()) {
@@ -478,7 +477,16 @@ impl Stage {
         Ok(scores)
     }
 
+    /// A step of one row and one of several tiles, on the page that no request gets. No profile counts
+    /// them.
     fn warm_up(&mut self) -> Result<(), String> {
+        let profile = self.forward.profile.take();
+        let result = self.run_warm_up();
+        self.forward.profile = profile;
+        result
+    }
+
+    fn run_warm_up(&mut self) -> Result<(), String> {
         let page = PageId(self.forward.kv.num_pages() as u32 - 1);
         let max_rows = (self.forward.tile_rows() + 1)
             .min(self.forward.kv.page_size())

@@ -19,11 +19,6 @@ pub fn run(config: Generate) -> Result<(), Error> {
         Prompt::Raw(text) => llm.encode(&text)?,
         Prompt::MadeUp { num_tokens } => made_up_prompt(num_tokens, llm.config.spec.vocab_size),
     };
-    let profile = config.options.profile.as_deref();
-    if let Some(profile) = profile {
-        // Steps of warm-up are none of the answer's.
-        profile.clear();
-    }
     let mut speed = Speed::start();
     let mut out = io::stdout().lock();
     for event in llm.stream(prompt, &config.params)? {
@@ -36,7 +31,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
     }
     let _ = write(&mut out, "\n");
     let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
-    speed.report(&llm, with_limits, profile)
+    speed.report(&llm, with_limits, config.options.profile.as_deref())
 }
 
 fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
