@@ -3,6 +3,8 @@
 //! A core has room for some 16 lines that it asked for, so kernels ask for them between their other
 //! instructions, which then take about as long as memory does.
 
+use corella_model::KvFormat;
+
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::kernels::{KEY_TILE, LineQueue};
@@ -99,6 +101,9 @@ impl<'a> KvFetch<'a> {
                     head: task.kv_head,
                 };
                 let offset = position % kv.page_size();
+                if kv.format == KvFormat::Int8 {
+                    kv.fetch_scales(at, offset);
+                }
                 let key_stride = kv.key_stride().max(64);
                 self.queue
                     .add(kv.tile(Side::Keys, at, offset), key_stride, num_lines);

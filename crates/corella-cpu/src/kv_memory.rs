@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::core_affinity::has_near_memory;
 use crate::kernels::{
-    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun,
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun, fetch,
     tile_value_index,
 };
 use crate::page_commit::PageCommit;
@@ -217,6 +217,13 @@ impl KvMemory {
         let index = side as usize * self.page_size + offset;
         // SAFETY: behind the elements of the head's part of the page.
         unsafe { (self.part(at).add(2 * self.half_len()).cast::<f32>()).add(index) }
+    }
+
+    /// Asks memory for those of a tile.
+    pub fn fetch_scales(&self, at: HeadPage, offset: usize) {
+        for side in Side::BOTH {
+            fetch(self.scales(at, side, offset).cast());
+        }
     }
 
     pub fn copy_scales(&self, at: HeadPage, side: Side, offset: usize, out: &mut [f32]) {

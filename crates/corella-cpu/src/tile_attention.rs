@@ -3,7 +3,8 @@
 //! A task's rows are cut into tiles of 32. Every row walks its sequence in blocks of 256 positions
 //! counted from position 0, of which it takes the softmax 64 by 64. A block's values are copied once
 //! for all tiles, because a tile of values holds 32 positions and a page may hold 16; keys are read
-//! where they lie, unless pages cut them differently.
+//! where they lie, unless pages cut them differently. For a few rows some processors have kernels that
+//! read both where they lie (`in_place_attention`).
 
 use std::io;
 use std::ops::Range;
@@ -15,9 +16,9 @@ use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::buffer::Form;
 use crate::kernels::{
-    KEY_TILE, KeyTiles, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K,
-    TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax, VALUE_TILE, ValueTiles,
-    tile_out_index,
+    IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN,
+    RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention, TileProduct,
+    TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Side};
@@ -53,6 +54,8 @@ pub struct TileScratch {
     scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// Of the current block, an even number.
     keys: Vec<*const u8>,
+    /// Those of its values that are read in place.
+    page_values: Vec<*const u8>,
     /// Of one softmax: scores, and values of all dimensions at most.
     products: Vec<TileProduct>,
     /// The number of rows that the thread's tiles are configured for.
@@ -60,7 +63,7 @@ pub struct TileScratch {
     row: Vec<f32>,
 }
 
-// SAFETY: the memory is the scratch's own, and the pointers in `keys` and
+// SAFETY: the memory is the scratch's own, and the pointers in `keys`, `page_values` and
 // `products` are dead once a task is done.
 unsafe impl Send for TileScratch {}
 
@@ -99,6 +102,7 @@ impl TileScratch {
             row_ends: vec![0; MAX_TASK_ROWS],
             scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
+            page_values: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
             products: Vec::with_capacity(TILE_SOFTMAX_BLOCK / 32 + head_dim / 32),
             configured: 0,
             row: vec![0.0; head_dim],
@@ -130,6 +134,8 @@ struct Work<'a> {
     /// How much of the sequence it reads.
     end: usize,
     has_one_tile: bool,
+    /// If it copies neither keys nor values.
+    in_place: Option<InPlaceAttention>,
 }
 
 impl AttentionLayer<'_> {
@@ -149,6 +155,8 @@ impl AttentionLayer<'_> {
         let mut fetch = KvFetch::new(self, plan, tasks);
         for (index, task) in tasks.iter().enumerate() {
             let span = &plan.spans[task.span];
+            let num_rows = task.positions.len() * task.heads.len();
+            let is_in_place = num_rows <= IN_PLACE_ROWS && self.kv.form == KvForm::Tiles;
             let work = Work {
                 index,
                 task,
@@ -159,7 +167,8 @@ impl AttentionLayer<'_> {
                     task.kv_head * self.group_len() + task.heads.start,
                 ),
                 end: span.start + task.positions.end,
-                has_one_tile: task.positions.len() * task.heads.len() <= QUERY_TILE_ROWS,
+                has_one_tile: num_rows <= QUERY_TILE_ROWS,
+                in_place: kernels.in_place.filter(|_| is_in_place),
             };
             self.run_work(&work, &mut fetch, scratch);
         }
@@ -181,7 +190,7 @@ impl AttentionLayer<'_> {
         };
         for block in (0..work.end).step_by(block_len) {
             let block = block..work.end.min(block + block_len);
-            self.list_keys(work, block.clone(), fetch, scratch);
+            self.list_tiles(work, block.clone(), fetch, scratch);
             if !work.has_one_tile {
                 self.copy_values(work, block.clone(), fetch, scratch);
             }
@@ -257,7 +266,7 @@ impl AttentionLayer<'_> {
                 if !has_scores {
                     self.score(work, &tile, start, fetch, scratch);
                 }
-                if work.has_one_tile && index == 0 {
+                if work.has_one_tile && work.in_place.is_none() && index == 0 {
                     // Not earlier: reads of keys would wait for the copy to be written.
                     self.copy_values(work, block.clone(), fetch, scratch);
                 }
@@ -329,8 +338,8 @@ impl AttentionLayer<'_> {
         &scratch.keys[(start - tile.seen.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
     }
 
-    fn tile_key_stride(&self) -> usize {
-        match reads_keys_in_place(self.kv) {
+    fn tile_key_stride(&self, work: &Work<'_>) -> usize {
+        match work.in_place.is_some() || reads_keys_in_place(self.kv) {
             true => self.kv.key_stride(),
             false => KEY_TILE * 4,
         }
@@ -349,13 +358,18 @@ impl AttentionLayer<'_> {
         let head_dim = self.spec.head_dim;
         let keys = KeyTiles {
             tiles: self.keys(tile, start, scratch),
-            stride: self.tile_key_stride(),
+            stride: self.tile_key_stride(work),
             head_dim,
+        };
+        let kernel = match (&work.in_place, self.kv.format) {
+            (None, _) => self.tile_kernels().scores,
+            (Some(kernels), KvFormat::Int8) => kernels.int8_scores,
+            (Some(kernels), _) => kernels.scores,
         };
         // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
         // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
         unsafe {
-            (self.tile_kernels().scores)(
+            kernel(
                 work.queries.add(tile.rows.start * head_dim),
                 tile.rows.len(),
                 head_dim * 2,
@@ -369,7 +383,7 @@ impl AttentionLayer<'_> {
     /// The same as products.
     fn add_scores(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
-        let stride = self.tile_key_stride();
+        let stride = self.tile_key_stride(work);
         let num_pairs = self.keys(tile, start, scratch).len() / 2;
         for pair in 0..num_pairs {
             let keys = self.keys(tile, start, scratch);
@@ -399,9 +413,27 @@ impl AttentionLayer<'_> {
         fetch: &mut KvFetch<'_>,
         scratch: &mut TileScratch,
     ) {
-        self.configure(tile, scratch);
         let head_dim = self.spec.head_dim;
         let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+        let lines = fetch.lines(work.index, tile.seen.start);
+        if let Some(kernels) = &work.in_place {
+            let weigh = match self.kv.format {
+                KvFormat::Int8 => kernels.int8_values,
+                _ => kernels.values,
+            };
+            let values = PageValues {
+                tiles: &scratch.page_values,
+                num_positions: tile.seen.len(),
+                head_dim,
+            };
+            // SAFETY: values lie in KV memory, which no one writes during attention, the rest in the
+            // scratch; the work has this tile only.
+            unsafe {
+                let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
+                return weigh(weights, tile.rows.len(), values, scratch.out, lines);
+            }
+        }
+        self.configure(tile, scratch);
         let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
         let values = ValueTiles {
             first: scratch.values,
@@ -481,8 +513,9 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Lists the tiles of keys of a block's positions, an even number.
-    fn list_keys(
+    /// Lists the tiles of keys of a block's positions, an even number, and those of values that are read
+    /// in place.
+    fn list_tiles(
         &self,
         work: &Work<'_>,
         block: Range<usize>,
@@ -492,6 +525,7 @@ impl AttentionLayer<'_> {
         let page_size = self.kv.page_size();
         let tile_len = KEY_TILE * self.spec.head_dim;
         scratch.keys.clear();
+        scratch.page_values.clear();
         for (index, first) in tiles(&block).enumerate() {
             // Behind the end any keys will do: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
@@ -503,10 +537,19 @@ impl AttentionLayer<'_> {
                     scratch,
                 );
             }
+            let offset = first % page_size;
+            if work.in_place.is_some() {
+                if first < block.end {
+                    let values = self.kv.tile(Side::Values, page, offset);
+                    scratch.page_values.push(values);
+                }
+                scratch.keys.push(self.kv.tile(Side::Keys, page, offset));
+                continue;
+            }
             let copied = scratch.copied_keys.wrapping_add(index * tile_len);
             scratch.keys.push(match (self.kv.form, self.kv.format) {
                 (KvForm::Tiles, KvFormat::Int8) => {
-                    let from = self.kv.tile(Side::Keys, page, first % page_size);
+                    let from = self.kv.tile(Side::Keys, page, offset);
                     let widen = self.tile_kernels().widen_keys;
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
                     fetch.reach(work.index, first);
@@ -515,9 +558,7 @@ impl AttentionLayer<'_> {
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
-                (KvForm::Tiles, KvFormat::Float(_)) => {
-                    self.kv.tile(Side::Keys, page, first % page_size)
-                }
+                (KvForm::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
                 (KvForm::Plain, _) => {
                     // SAFETY: room for TILE_ATTENTION_BLOCK positions.
                     let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };

@@ -19,6 +19,7 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     scores,
     softmax,
     values,
+    in_place: None,
     release,
     ..avx512_bf16_attention::TILE_ATTENTION
 };

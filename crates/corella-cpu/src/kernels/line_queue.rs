@@ -88,12 +88,18 @@ impl LineQueue {
 
 #[inline(always)]
 fn ask_next((line, stride): &mut (*const u8, usize)) {
-    // Into the second cache: the first one is full of what is being worked on.
+    fetch(*line);
+    *line = line.wrapping_add(*stride);
+}
+
+/// Asks for a line, wherever it is, into the second cache: the first one is full of what is being
+/// worked on.
+#[inline(always)]
+pub fn fetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch may name any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(line.cast());
     }
-    *line = line.wrapping_add(*stride);
 }

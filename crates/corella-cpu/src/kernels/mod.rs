@@ -36,6 +36,8 @@ mod grouped_avx2;
 mod grouped_avx512;
 mod grouped_portable;
 mod hadamard;
+#[cfg(target_arch = "x86_64")]
+mod in_place_attention;
 mod isa;
 mod line_queue;
 mod portable;
@@ -49,7 +51,7 @@ mod tile_softmax;
 
 pub use self::hadamard::HADAMARD_ORDER;
 pub use self::isa::{Isa, detect_isa, is_supported, kernels};
-pub use self::line_queue::LineQueue;
+pub use self::line_queue::{LineQueue, fetch};
 pub use self::processor::wants_requests;
 pub use self::products::{PRODUCT_LANES, add_products};
 pub use self::requests::Requests;
@@ -337,6 +339,8 @@ pub type Values = unsafe fn(
 pub const TILE_ATTENTION_BLOCK: usize = 256;
 /// Positions that its softmax takes in one go.
 pub const TILE_SOFTMAX_BLOCK: usize = 64;
+/// Rows for which keys and values are not worth a copy.
+pub const IN_PLACE_ROWS: usize = 8;
 /// Positions of a tile of keys.
 pub const KEY_TILE: usize = 16;
 /// Positions of a tile of values, or of weights.
@@ -399,6 +403,7 @@ pub struct TileAttention {
         lines: &mut LineQueue,
     ),
     pub values: TileValues,
+    pub in_place: Option<InPlaceAttention>,
     /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
     /// positions that the row may not see could have hidden.
     pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
@@ -534,6 +539,35 @@ pub type TileValues = unsafe fn(
 pub struct ValueTiles {
     pub first: *const u16,
     pub num_tiles: usize,
+    pub head_dim: usize,
+}
+
+/// For up to `IN_PLACE_ROWS` rows, keys and values as they lie in pages.
+#[derive(Clone, Copy)]
+pub struct InPlaceAttention {
+    pub scores: TileScores,
+    /// Of 8-bit integers.
+    pub int8_scores: TileScores,
+    pub values: TileValuesInPlace,
+    pub int8_values: TileValuesInPlace,
+}
+
+/// As [`TileValues`], of all dimensions, and of values as [`TileAttention::store_values`] leaves them, or
+/// 8-bit integers in the same places.
+pub type TileValuesInPlace = unsafe fn(
+    weights: *const u16,
+    num_rows: usize,
+    values: PageValues<'_>,
+    out: *mut f32,
+    lines: &mut LineQueue,
+);
+
+/// Tiles of `KEY_TILE` values each, the last one perhaps with fewer.
+#[derive(Clone, Copy)]
+pub struct PageValues<'a> {
+    pub tiles: &'a [*const u8],
+    /// Of all tiles.
+    pub num_positions: usize,
     pub head_dim: usize,
 }
 

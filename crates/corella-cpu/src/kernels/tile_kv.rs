@@ -252,7 +252,7 @@ const fn bytes_of_bf16(byte: usize) -> [u8; 128] {
 /// 64 integers, none of them -128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn widen(bytes: __m512i) -> [__m512i; 2] {
+pub fn widen(bytes: __m512i) -> [__m512i; 2] {
     let look_up = |table: &[u8; 128], index| {
         // SAFETY: both halves of the table.
         let [low, high] =

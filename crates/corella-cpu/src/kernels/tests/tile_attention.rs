@@ -148,6 +148,180 @@ fn products_during_a_softmax_are_what_the_kernels_give() {
     }
 }
 
+/// What reads pages where they lie, against what reads copies, bit for bit.
+#[test]
+fn in_place_attention_is_the_same() {
+    const PAGE_SIZE: usize = 2 * KEY_TILE;
+    for (isa, kernels) in tables() {
+        let Some(tiles) = &kernels.tile_attention else {
+            continue;
+        };
+        let Some(in_place) = &tiles.in_place else {
+            continue;
+        };
+        for (head_dim, num_positions) in [(64, 48), (32, 1), (96, 33), (128, 64), (160, 47)] {
+            for num_rows in 1..=IN_PLACE_ROWS {
+                for is_int8 in [false, true] {
+                    let page = Page::new(head_dim, num_positions, is_int8);
+                    let [expected, actual] = [None, Some(in_place)]
+                        .map(|in_place| page.attend(tiles, in_place, num_rows));
+                    let bits = |values: &[f32]| -> Vec<u32> {
+                        values.iter().map(|value| value.to_bits()).collect()
+                    };
+                    assert!(
+                        bits(&actual) == bits(&expected),
+                        "{isa} {num_rows} rows, {head_dim} dimensions, integers: {is_int8}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Keys and values of up to 64 positions, in pages of two tiles, and what follows them.
+    struct Page {
+        keys: Vec<u8>,
+        values: Vec<u8>,
+        head_dim: usize,
+        num_positions: usize,
+        is_int8: bool,
+    }
+
+    impl Page {
+        fn new(head_dim: usize, num_positions: usize, is_int8: bool) -> Self {
+            let element_bytes = if is_int8 { 1 } else { 2 };
+            let bytes = |seed| -> Vec<u8> {
+                let len = TILE_SOFTMAX_BLOCK * head_dim;
+                match is_int8 {
+                    true => integers(len, seed).into_iter().map(|x| x as u8).collect(),
+                    false => (random(len, seed).into_iter())
+                        .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+                        .collect(),
+                }
+            };
+            let (keys, mut values) = (bytes(1), bytes(2));
+            for position in num_positions..TILE_SOFTMAX_BLOCK {
+                for i in 0..head_dim {
+                    let at = (position / 2 * head_dim + i) * 2 + position % 2;
+                    // Of bf16, not a number.
+                    values[at * element_bytes..][..element_bytes].fill(0xff);
+                }
+            }
+            Self {
+                keys,
+                values,
+                head_dim,
+                num_positions,
+                is_int8,
+            }
+        }
+
+        fn attend(
+            &self,
+            tiles: &TileAttention,
+            in_place: Option<&InPlaceAttention>,
+            num_rows: usize,
+        ) -> Vec<f32> {
+            let head_dim = self.head_dim;
+            let element_bytes = if self.is_int8 { 1 } else { 2 };
+            let key_stride = 2 * PAGE_SIZE * element_bytes;
+            let tile_bytes = KEY_TILE * head_dim * element_bytes;
+            let num_tiles = self.num_positions.div_ceil(KEY_TILE);
+            let keys: Vec<*const u8> = (0..num_tiles.next_multiple_of(2))
+                .map(|tile| {
+                    let page = tile / 2 * 2 * tile_bytes;
+                    self.keys[page + tile % 2 * KEY_TILE * 2 * element_bytes..].as_ptr()
+                })
+                .collect();
+            let values: Vec<*const u8> = (0..num_tiles)
+                .map(|tile| self.values[tile * tile_bytes..].as_ptr())
+                .collect();
+            let round = |x: Vec<f32>| -> Vec<u16> {
+                x.into_iter().map(|x| bf16::from_f32(x).to_bits()).collect()
+            };
+            let queries = round(random(num_rows * head_dim, 3));
+            let weights = round(random(QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK, 4));
+            // Of positions that are not there, weights are 0.
+            let weights: Vec<u16> = (weights.into_iter().enumerate())
+                .map(|(at, weight)| {
+                    let position = at / ROW_TILE_LEN * VALUE_TILE + at % VALUE_TILE;
+                    if position < self.num_positions {
+                        weight
+                    } else {
+                        0
+                    }
+                })
+                .collect();
+            let mut scores = vec![0.0; QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK];
+            let mut out = random(QUERY_TILE_ROWS * head_dim, 5);
+            let mut copied_keys = vec![0_u16; keys.len() * KEY_TILE * head_dim];
+            let mut copied_values = copied_keys.clone();
+            let lines = &mut LineQueue::new(1);
+            // SAFETY: extents as the kernels want them.
+            unsafe {
+                let (q, q_stride) = (queries.as_ptr(), head_dim * 2);
+                let mut key_tiles = KeyTiles {
+                    tiles: &keys,
+                    stride: key_stride,
+                    head_dim,
+                };
+                if let Some(in_place) = in_place {
+                    let (score, weigh) = match self.is_int8 {
+                        true => (in_place.int8_scores, in_place.int8_values),
+                        false => (in_place.scores, in_place.values),
+                    };
+                    score(q, num_rows, q_stride, key_tiles, scores.as_mut_ptr(), lines);
+                    let values = PageValues {
+                        tiles: &values,
+                        num_positions: self.num_positions,
+                        head_dim,
+                    };
+                    weigh(weights.as_ptr(), num_rows, values, out.as_mut_ptr(), lines);
+                } else {
+                    let copies = copied_keys.as_mut_ptr();
+                    let copies: Vec<*const u8> = (0..keys.len())
+                        .map(|tile| copies.add(tile * KEY_TILE * head_dim).cast_const().cast())
+                        .collect();
+                    if self.is_int8 {
+                        for (from, to) in keys.iter().zip(&copies) {
+                            let to = to.cast_mut().cast();
+                            (tiles.widen_keys)(*from, key_stride, head_dim, to, lines);
+                        }
+                        (key_tiles.tiles, key_tiles.stride) = (&copies, KEY_TILE * 4);
+                    }
+                    (tiles.configure)(num_rows);
+                    let to = scores.as_mut_ptr();
+                    (tiles.scores)(q, num_rows, q_stride, key_tiles, to, lines);
+                    let copy = match self.is_int8 {
+                        true => tiles.widen_values,
+                        false => tiles.copy_values,
+                    };
+                    for (tile, values) in values.iter().enumerate() {
+                        let len = (self.num_positions - tile * KEY_TILE).min(KEY_TILE);
+                        let to = tile / 2 * VALUE_TILE * head_dim + tile % 2 * KEY_TILE / 2 * 32;
+                        copy(
+                            *values,
+                            len,
+                            head_dim,
+                            copied_values[to..].as_mut_ptr(),
+                            lines,
+                        );
+                    }
+                    let values = ValueTiles {
+                        first: copied_values.as_ptr(),
+                        num_tiles: num_tiles.div_ceil(2),
+                        head_dim,
+                    };
+                    let (weights, to) = (weights.as_ptr(), out.as_mut_ptr());
+                    (tiles.values)(weights, num_rows, values, 0..head_dim, to, lines);
+                    (tiles.release)();
+                }
+            }
+            scores.extend(out);
+            scores
+        }
+    }
+}
+
 /// Keys and values in bf16, or in 8-bit integers times scales.
 fn check_tile_attention(
     isa: Isa,
