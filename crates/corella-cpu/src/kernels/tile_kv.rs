@@ -16,6 +16,10 @@ pub unsafe fn store_keys(
     tile_stride: usize,
 ) {
     debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
+    if positions.len() == 1 {
+        // SAFETY: the caller's promise.
+        return unsafe { store_key(rows, positions.start, head_dim, tile, tile_stride) };
+    }
     let written = ((1_u32 << positions.end) - (1 << positions.start)) as __mmask16;
     for first in (0..head_dim).step_by(TILE_K) {
         let mut pairs = [_mm512_setzero_si512(); KEY_TILE];
@@ -28,6 +32,32 @@ pub unsafe fn store_keys(
             unsafe {
                 let to = tile.add((first / 2 + pair) * tile_stride);
                 _mm512_mask_storeu_epi32(to.cast(), written, line);
+            }
+        }
+    }
+}
+
+/// What a decoding row does: nothing to transpose, and pairs that are far apart.
+///
+/// # Safety
+/// See [`super::StoreRows`], of one position.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn store_key(
+    row: *const f32,
+    position: usize,
+    head_dim: usize,
+    tile: *mut u8,
+    tile_stride: usize,
+) {
+    for first in (0..head_dim).step_by(TILE_K) {
+        let mut pairs = [0_u32; TILE_K / 2];
+        // SAFETY: `head_dim` elements; the position of a pair of dimensions.
+        unsafe {
+            _mm512_storeu_si512(pairs.as_mut_ptr().cast(), round_block(row.add(first)));
+            for (index, pair) in pairs.into_iter().enumerate() {
+                let to = tile.add((first / 2 + index) * tile_stride + position * 4);
+                to.cast::<u32>().write_unaligned(pair);
             }
         }
     }
