@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use crate::core_affinity::has_near_memory;
 use crate::kernels::{
-    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun, fetch,
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun, fetch_line,
     tile_value_index,
 };
 use crate::page_commit::PageCommit;
@@ -222,7 +222,7 @@ impl KvMemory {
     /// Asks memory for those of a tile.
     pub fn fetch_scales(&self, at: HeadPage, offset: usize) {
         for side in Side::BOTH {
-            fetch(self.scales(at, side, offset).cast());
+            fetch_line(self.scales(at, side, offset).cast());
         }
     }
 

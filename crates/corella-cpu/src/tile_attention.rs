@@ -415,7 +415,6 @@ impl AttentionLayer<'_> {
     ) {
         let head_dim = self.spec.head_dim;
         let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
-        let lines = fetch.lines(work.index, tile.seen.start);
         if let Some(kernels) = &work.in_place {
             let weigh = match self.kv.format {
                 KvFormat::Int8 => kernels.int8_values,
@@ -430,6 +429,7 @@ impl AttentionLayer<'_> {
             // scratch; the work has this tile only.
             unsafe {
                 let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
+                let lines = fetch.lines(work.index, tile.seen.start);
                 return weigh(weights, tile.rows.len(), values, scratch.out, lines);
             }
         }

@@ -88,14 +88,14 @@ impl LineQueue {
 
 #[inline(always)]
 fn ask_next((line, stride): &mut (*const u8, usize)) {
-    fetch(*line);
+    fetch_line(*line);
     *line = line.wrapping_add(*stride);
 }
 
 /// Asks for a line, wherever it is, into the second cache: the first one is full of what is being
 /// worked on.
 #[inline(always)]
-pub fn fetch(line: *const u8) {
+pub fn fetch_line(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch may name any address.
     unsafe {

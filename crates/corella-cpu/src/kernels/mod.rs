@@ -51,7 +51,7 @@ mod tile_softmax;
 
 pub use self::hadamard::HADAMARD_ORDER;
 pub use self::isa::{Isa, detect_isa, is_supported, kernels};
-pub use self::line_queue::{LineQueue, fetch};
+pub use self::line_queue::{LineQueue, fetch_line};
 pub use self::processor::wants_requests;
 pub use self::products::{PRODUCT_LANES, add_products};
 pub use self::requests::Requests;
