@@ -152,11 +152,15 @@ impl AttentionLayer<'_> {
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
+        let in_place = match (self.kv.form, self.kv.format) {
+            (KvForm::Plain, _) => None,
+            (KvForm::Tiles, KvFormat::Int8) => kernels.int8_in_place,
+            (KvForm::Tiles, KvFormat::Float(_)) => kernels.in_place,
+        };
         let mut fetch = KvFetch::new(self, plan, tasks);
         for (index, task) in tasks.iter().enumerate() {
             let span = &plan.spans[task.span];
             let num_rows = task.positions.len() * task.heads.len();
-            let is_in_place = num_rows <= IN_PLACE_ROWS && self.kv.form == KvForm::Tiles;
             let work = Work {
                 index,
                 task,
@@ -168,7 +172,7 @@ impl AttentionLayer<'_> {
                 ),
                 end: span.start + task.positions.end,
                 has_one_tile: num_rows <= QUERY_TILE_ROWS,
-                in_place: kernels.in_place.filter(|_| is_in_place),
+                in_place: in_place.filter(|_| num_rows <= IN_PLACE_ROWS),
             };
             self.run_work(&work, &mut fetch, scratch);
         }
@@ -361,11 +365,7 @@ impl AttentionLayer<'_> {
             stride: self.tile_key_stride(work),
             head_dim,
         };
-        let kernel = match (&work.in_place, self.kv.format) {
-            (None, _) => self.tile_kernels().scores,
-            (Some(kernels), KvFormat::Int8) => kernels.int8_scores,
-            (Some(kernels), _) => kernels.scores,
-        };
+        let kernel = (work.in_place).map_or(self.tile_kernels().scores, |kernels| kernels.scores);
         // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
         // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
         unsafe {
@@ -416,10 +416,6 @@ impl AttentionLayer<'_> {
         let head_dim = self.spec.head_dim;
         let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
         if let Some(kernels) = &work.in_place {
-            let weigh = match self.kv.format {
-                KvFormat::Int8 => kernels.int8_values,
-                _ => kernels.values,
-            };
             let values = PageValues {
                 tiles: &scratch.page_values,
                 num_positions: tile.seen.len(),
@@ -430,7 +426,7 @@ impl AttentionLayer<'_> {
             unsafe {
                 let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
                 let lines = fetch.lines(work.index, tile.seen.start);
-                return weigh(weights, tile.rows.len(), values, scratch.out, lines);
+                return (kernels.values)(weights, tile.rows.len(), values, scratch.out, lines);
             }
         }
         self.configure(tile, scratch);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Isa, kv_page_bytes};
+use corella_cpu::{CpuConfig, CpuExecutor, Isa, Profile, kv_page_bytes};
 use corella_model::{
     BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, Storage, Tensor,
     WeightFormat,
@@ -25,6 +25,25 @@ fn page_size_reaches_no_bit() {
             assert_eq!(actual, expected, "pages of {page_size}, {kv_format:?}");
         }
     }
+}
+
+#[test]
+fn warm_up_is_in_no_profile() {
+    let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+    let checkpoint = Checkpoint::open(nano).unwrap();
+    let profile = Arc::new(Profile::default());
+    let mut config = config(BF16, 16);
+    config.profile = Some(Arc::clone(&profile));
+    let spec = checkpoint.config().spec.clone();
+    let mut executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();
+    executor.warm_up().unwrap();
+    let is_empty = || {
+        let mut reports = profile.report(1).into_iter();
+        reports.all(|report| report.num_steps == 0 && report.operations.is_empty())
+    };
+    assert!(is_empty());
+    play_on(&mut executor, &mut BatchBuilder::new(0), 16, &[1, 2, 3]);
+    assert!(!is_empty());
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     softmax,
     values,
     in_place: None,
+    int8_in_place: None,
     release,
     ..avx512_bf16_attention::TILE_ATTENTION
 };

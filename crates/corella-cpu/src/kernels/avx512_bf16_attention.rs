@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::avx512_bf16::{load_pairs, spread_pair};
-use super::in_place_attention::IN_PLACE;
+use super::in_place_attention::{IN_PLACE, INT8_IN_PLACE};
 use super::tile_kv::{
     copy_values, norm_rotate_rounded, store_keys, store_values, widen_keys, widen_values,
 };
@@ -26,6 +26,7 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     widen_keys,
     values,
     in_place: Some(IN_PLACE),
+    int8_in_place: Some(INT8_IN_PLACE),
     store_row,
     store_rounded,
     release: || (),

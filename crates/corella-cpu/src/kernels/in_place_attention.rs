@@ -3,6 +3,7 @@
 //! A decoding row is done with a key in a handful of instructions, so it has none to spare for a copy.
 //! Lane by lane the sums are those of `avx512_bf16_attention`. What differs is how many of them are
 //! under way at once: an instruction waits for the one before it of the same sum, six cycles on Zen 4.
+//! Lines are asked for as fast as they are read.
 
 use std::arch::x86_64::*;
 
@@ -15,9 +16,11 @@ use super::{
 
 pub const IN_PLACE: InPlaceAttention = InPlaceAttention {
     scores: scores::<false>,
-    int8_scores: scores::<true>,
     values: values::<false>,
-    int8_values: values::<true>,
+};
+pub const INT8_IN_PLACE: InPlaceAttention = InPlaceAttention {
+    scores: scores::<true>,
+    values: values::<true>,
 };
 
 /// # Safety

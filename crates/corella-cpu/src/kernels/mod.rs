@@ -404,6 +404,8 @@ pub struct TileAttention {
     ),
     pub values: TileValues,
     pub in_place: Option<InPlaceAttention>,
+    /// The same from 8-bit integers.
+    pub int8_in_place: Option<InPlaceAttention>,
     /// One row of `out`, from its first dimension on, divided by its sums. What is 0 is not -0, which
     /// positions that the row may not see could have hidden.
     pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
@@ -546,10 +548,7 @@ pub struct ValueTiles {
 #[derive(Clone, Copy)]
 pub struct InPlaceAttention {
     pub scores: TileScores,
-    /// Of 8-bit integers.
-    pub int8_scores: TileScores,
     pub values: TileValuesInPlace,
-    pub int8_values: TileValuesInPlace,
 }
 
 /// As [`TileValues`], of all dimensions, and of values as [`TileAttention::store_values`] leaves them, or

@@ -156,12 +156,12 @@ fn in_place_attention_is_the_same() {
         let Some(tiles) = &kernels.tile_attention else {
             continue;
         };
-        let Some(in_place) = &tiles.in_place else {
-            continue;
-        };
         for (head_dim, num_positions) in [(64, 48), (32, 1), (96, 33), (128, 64), (160, 47)] {
             for num_rows in 1..=IN_PLACE_ROWS {
-                for is_int8 in [false, true] {
+                for (is_int8, in_place) in [(false, tiles.in_place), (true, tiles.int8_in_place)] {
+                    let Some(in_place) = &in_place else {
+                        continue;
+                    };
                     let page = Page::new(head_dim, num_positions, is_int8);
                     let [expected, actual] = [None, Some(in_place)]
                         .map(|in_place| page.attend(tiles, in_place, num_rows));
@@ -265,10 +265,10 @@ fn in_place_attention_is_the_same() {
                     head_dim,
                 };
                 if let Some(in_place) = in_place {
-                    let (score, weigh) = match self.is_int8 {
-                        true => (in_place.int8_scores, in_place.int8_values),
-                        false => (in_place.scores, in_place.values),
-                    };
+                    let InPlaceAttention {
+                        scores: score,
+                        values: weigh,
+                    } = in_place;
                     score(q, num_rows, q_stride, key_tiles, scores.as_mut_ptr(), lines);
                     let values = PageValues {
                         tiles: &values,
