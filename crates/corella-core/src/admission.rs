@@ -2,17 +2,18 @@
 
 use alloc::vec::Vec;
 
+use crate::page_forecast::PageDemand;
 use crate::prefix_tree::{KnownPath, PrefixMatch};
-use crate::request_state::{RequestIndex, RequestState, Stage};
-use crate::step_plan::StepPlan;
-use crate::waiting_queue::Queue;
+use crate::request_state::{RequestIndex, Stage};
+use crate::step_plan::{StepBudget, StepPlan};
+use crate::waiting_queue::WaitingQueue;
 use crate::{
     AdmissionError, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
     SchedulingPolicy, StepId,
 };
 
-/// Followers of leaders that one round looks past.
-pub(crate) const MAX_HELD_BY_LEADERS: usize = 64;
+/// Requests that one step may find to be followers. They are out of the way from then on.
+pub(crate) const MAX_HELD: usize = 64;
 
 impl SchedulerConfig {
     /// The request's limit of new tokens, or why it could never run to its end.
@@ -81,80 +82,74 @@ pub(crate) enum Held {
     NoRoom,
     /// Another request is computing what it needs next.
     ByLeader,
+    /// It would delay one that was passed over too often.
+    ByPatient,
 }
 
 /// What it takes to start a waiting request now.
 pub(crate) struct Candidate {
-    index: RequestIndex,
+    pub index: RequestIndex,
     pub matched: PrefixMatch,
     num_matched_tokens: u32,
-    num_uncached_tokens: u32,
-    /// Pages that it takes or locks: for its known tokens and its share of output.
-    pub num_needed_pages: usize,
+    pub num_uncached_tokens: u32,
+    /// Pages that it takes or locks at once.
+    pub num_new_pages: usize,
+    /// What it will want beyond those.
+    pub demand: PageDemand,
+}
+
+impl Candidate {
+    /// Pages that it is expected to have in the end, of those that are available now.
+    pub fn num_needed_pages(&self) -> usize {
+        self.num_new_pages + self.demand.num_future_pages
+    }
 }
 
 impl Scheduler {
     /// Starts waiting requests: preempted ones first, then new ones by the policy.
     pub(crate) fn admit_waiting(&mut self, plan: &mut StepPlan) {
-        if self.waiting.is_empty() || plan.is_short_of_pages {
+        if self.waiting.len() == 0 || plan.is_short_of_pages {
             return;
         }
         self.num_admission_rounds += 1;
-        if !self.has_room_to_start(plan) {
+        if self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
             return;
         }
         self.survey_running(plan);
         match self.config.scheduling_policy {
             SchedulingPolicy::Fcfs => {
-                if !self.admit_in_order(Queue::Preempted, plan) {
-                    return;
-                }
-                match self.config.prefill_admission_policy {
-                    PrefillAdmissionPolicy::Pack {
-                        lookahead,
-                        force_fifo_every,
-                    } if !self.is_fifo_round(force_fifo_every) => {
-                        self.admit_packed(lookahead, plan);
-                    }
-                    _ => {
-                        self.admit_in_order(Queue::New, plan);
-                    }
+                if self.admit_while(WaitingQueue::first_preempted, plan) {
+                    self.admit_new(plan);
                 }
             }
-            SchedulingPolicy::Priority => {
-                if self.admit_in_order(Queue::Aged, plan) {
-                    self.admit_most_urgent(plan);
-                }
-                self.count_passed_over(plan);
-            }
+            SchedulingPolicy::Priority => self.admit_by_priority(plan),
             SchedulingPolicy::LongestPrefix { lookahead } => {
-                if self.admit_in_order(Queue::Preempted, plan)
-                    && self.admit_in_order(Queue::Aged, plan)
+                if self.admit_while(WaitingQueue::first_preempted, plan)
+                    && self.admit_aged(plan).is_none()
                 {
                     self.admit_longest_prefix(lookahead, plan);
                 }
-                self.count_passed_over(plan);
             }
         }
+        self.note_passed_over(plan);
     }
 
-    /// Who is prefilling, and which pages those that run will ask for.
-    pub(crate) fn survey_running(&self, plan: &mut StepPlan) {
-        let requests = &self.requests;
-        let running = self.running.iter().copied();
-        plan.leaders = running
-            .clone()
-            .filter(|&index| requests[index].is_prefilling())
-            .collect();
-        plan.num_reserved_pages = running
-            .map(|index| self.num_future_pages(&requests[index]))
-            .sum();
+    fn admit_new(&mut self, plan: &mut StepPlan) {
+        match self.config.prefill_admission_policy {
+            PrefillAdmissionPolicy::Pack {
+                lookahead,
+                force_fifo_every,
+            } if !self.is_fifo_round(force_fifo_every) => self.admit_packed(lookahead, plan),
+            PrefillAdmissionPolicy::Pack { .. } | PrefillAdmissionPolicy::Fifo => {
+                self.admit_while(WaitingQueue::first_new, plan);
+            }
+        }
     }
 
     /// Packing stands back when the head has been passed over too often, when no tokens limit
     /// a step, and regularly.
     fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
-        let is_head_aged = self.waiting.new.front().is_some_and(|&head| {
+        let is_head_aged = self.waiting.first_new().is_some_and(|head| {
             self.requests[head].num_passed_over >= self.config.max_passed_over
         });
         let limit = self
@@ -167,15 +162,15 @@ impl Scheduler {
             || (every > 0 && self.num_admission_rounds.is_multiple_of(every))
     }
 
-    /// Starts requests until one does not fit; then false. Those held by a leader stay where
-    /// they are.
-    fn admit_in_order(&mut self, queue: Queue, plan: &mut StepPlan) -> bool {
-        let mut num_held = 0;
-        while let Some(&index) = self.waiting.queue(queue).get(num_held) {
-            match self.try_start(index, plan) {
-                Ok(()) => {}
-                Err(Held::ByLeader) if num_held < MAX_HELD_BY_LEADERS => num_held += 1,
-                Err(_) => return false,
+    /// Starts whoever is `first`, one after the other, until one does not fit; then false.
+    pub(crate) fn admit_while(
+        &mut self,
+        first: impl Fn(&WaitingQueue) -> Option<RequestIndex>,
+        plan: &mut StepPlan,
+    ) -> bool {
+        while let Some(index) = first(&self.waiting) {
+            if matches!(self.try_start(index, plan), Err(Held::NoRoom | Held::ByPatient)) {
+                return false;
             }
         }
         true
@@ -187,8 +182,8 @@ impl Scheduler {
         if !self.has_room_to_start(plan) {
             return;
         }
-        let considered = self.waiting.new.iter().take(lookahead as usize);
-        let considered: Vec<_> = considered.copied().collect();
+        let considered = self.waiting.new_ones().take(lookahead as usize);
+        let considered: Vec<_> = considered.collect();
         let candidates: Vec<_> = considered
             .into_iter()
             .filter_map(|index| self.candidate(index, plan).ok())
@@ -196,18 +191,21 @@ impl Scheduler {
         let mut by_size: Vec<usize> = (0..candidates.len()).collect();
         by_size.sort_by_key(|&at| candidates[at].num_uncached_tokens);
 
-        let mut num_tokens = plan.prefill_room();
-        let mut num_pages = self.num_unreserved_pages(plan);
-        let num_seqs = (plan.prefill_seqs_left as usize).min(self.free_slots.len());
+        let mut num_tokens = plan.budget.prefill_room();
+        let mut num_available = self.kv.num_available();
+        let mut forecast = plan.forecast.clone();
+        let num_seqs = (plan.budget.prefill_seqs_left as usize).min(self.free_slots.len());
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {
             let candidate = &candidates[at];
+            let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
             if chosen.len() < num_seqs
                 && candidate.num_uncached_tokens <= num_tokens
-                && candidate.num_needed_pages <= num_pages
+                && num_needed <= num_available
             {
                 num_tokens -= candidate.num_uncached_tokens;
-                num_pages -= candidate.num_needed_pages;
+                num_available -= candidate.num_new_pages;
+                forecast.add(&candidate.demand);
                 chosen.push(at);
             }
         }
@@ -222,7 +220,10 @@ impl Scheduler {
         chosen.retain(|&at| self.try_start(candidates[at].index, plan).is_ok());
         let overtaken_before = chosen.last().copied().unwrap_or(0);
         for at in (0..overtaken_before).filter(|at| !chosen.contains(at)) {
-            self.pass_over(candidates[at].index);
+            let state = &mut self.requests[candidates[at].index];
+            state.num_passed_over += 1;
+            let max = &mut self.counters.max_passed_over;
+            *max = state.num_passed_over.max(*max);
         }
     }
 
@@ -235,63 +236,88 @@ impl Scheduler {
             return Err(Held::NoRoom);
         }
         let candidate = self.candidate(index, plan)?;
-        let others_want = self.waiting.len() > 1 || !plan.leaders.is_empty();
-        let chunk = self.chunk_len(candidate.num_uncached_tokens, others_want, plan);
-        if chunk == 0 || candidate.num_needed_pages > self.num_unreserved_pages(plan) {
+        let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
+        if chunk == 0 || !self.has_pages_for(&candidate, plan) {
             return Err(Held::NoRoom);
+        }
+        if self.would_delay_patient(&candidate, plan) {
+            return Err(Held::ByPatient);
         }
         self.start(candidate, chunk, plan);
         Ok(())
     }
 
     pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
-        !self.free_slots.is_empty() && plan.prefill_room() > 0
+        !self.free_slots.is_empty() && plan.budget.prefill_room() > 0 && plan.num_held < MAX_HELD
     }
 
-    pub(crate) fn num_unreserved_pages(&self, plan: &StepPlan) -> usize {
-        let available = self.kv.num_available();
-        available.saturating_sub(plan.num_reserved_pages)
+    fn has_pages_for(&self, candidate: &Candidate, plan: &mut StepPlan) -> bool {
+        let num_needed = candidate.num_new_pages + plan.forecast.peak_with(&candidate.demand);
+        num_needed <= self.kv.num_available()
     }
 
-    /// Looks a waiting request up in the prefix tree and counts what it needs.
+    /// How much of `rest` prompt tokens one request may have computed.
+    pub(crate) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
+        let room = budget.prefill_room();
+        if !self.config.enable_chunked_prefill {
+            let is_alone = room > 0 && budget.num_prefill_tokens == 0;
+            let fits = rest <= room || is_alone && rest <= budget.tokens_left;
+            return if fits { rest } else { 0 };
+        }
+        match self.config.long_prefill_token_threshold {
+            0 => rest.min(room),
+            threshold => rest.min(room).min(threshold),
+        }
+    }
+
+    /// Looks a waiting request up in the prefix tree and counts what it needs. One that is found
+    /// to be a follower waits for its leader from then on.
     pub(crate) fn candidate(
         &mut self,
         index: RequestIndex,
-        plan: &StepPlan,
+        plan: &mut StepPlan,
     ) -> Result<Candidate, Held> {
         let mut matched = PrefixMatch::default();
         if self.config.enable_prefix_caching {
             matched = self.match_waiting(index, plan.batch.step);
-        }
-        let state = &self.requests[index];
-        if self.config.enable_prefix_caching && self.is_held_by_leader(state, &matched, plan) {
-            return Err(Held::ByLeader);
-        }
-        // Cached pages that it locks are available no longer.
-        let is_cached = |page| !self.kv.is_locked(page);
-        let num_fresh_pages = self.num_pages_at_share(state) - matched.pages.len();
-        // Locks reach from the root to the last locked page of a path.
-        let num_in_use = matched.pages.partition_point(|&page| !is_cached(page));
-        let mut num_needed_pages = num_fresh_pages + matched.pages.len() - num_in_use;
-        if let Some((donor, _)) = matched.donor
-            && is_cached(donor)
-        {
-            if num_needed_pages < self.num_unreserved_pages(plan) {
-                num_needed_pages += 1;
-            } else {
-                // Computing those rows takes no page more than the request has anyway.
-                matched.donor = None;
+            if let Some(leader) = self.leader_of(&self.requests[index], &matched, plan) {
+                plan.num_held += 1;
+                self.follow(index, leader, matched.pages.len());
+                return Err(Held::ByLeader);
             }
         }
-        let num_rows = matched.donor.map_or(0, |(_, num_rows)| num_rows);
-        let num_matched_tokens = matched.pages.len() as u32 * self.config.page_size + num_rows;
-        Ok(Candidate {
+        self.expect_output(index);
+        let state = &self.requests[index];
+        // Cached pages that it locks are available no longer.
+        let is_cached = |page| !self.kv.is_locked(page);
+        let num_pages = state.num_known_tokens().div_ceil(self.config.page_size) as usize;
+        let num_fresh_pages = num_pages - matched.pages.len();
+        // Locks reach from the root to the last locked page of a path.
+        let num_in_use = matched.pages.partition_point(|&page| !is_cached(page));
+        let mut candidate = Candidate {
             index,
-            num_uncached_tokens: state.num_known_tokens() - num_matched_tokens,
-            num_matched_tokens,
+            num_matched_tokens: 0,
+            num_uncached_tokens: 0,
+            num_new_pages: num_fresh_pages + matched.pages.len() - num_in_use,
+            demand: self.page_demand(state, num_pages, num_pages - num_in_use),
             matched,
-            num_needed_pages,
-        })
+        };
+        if let Some((donor, _)) = candidate.matched.donor
+            && is_cached(donor)
+        {
+            candidate.num_new_pages += 1;
+            if !self.has_pages_for(&candidate, plan) {
+                // Computing those rows takes no page more than the request has anyway.
+                candidate.num_new_pages -= 1;
+                candidate.matched.donor = None;
+            }
+        }
+        let num_rows = candidate.matched.donor.map_or(0, |(_, num_rows)| num_rows);
+        let num_whole_pages = candidate.matched.pages.len() as u32;
+        candidate.num_matched_tokens = num_whole_pages * self.config.page_size + num_rows;
+        candidate.num_uncached_tokens =
+            self.requests[index].num_known_tokens() - candidate.num_matched_tokens;
+        Ok(candidate)
     }
 
     /// What the tree has of a waiting request's tokens. A request that waits long is looked up
@@ -303,29 +329,6 @@ impl Scheduler {
         let namespace = &state.request.namespace;
         let known = &mut state.known_path;
         self.kv.rematch_prefix(namespace, tokens, step, known)
-    }
-
-    /// Whether a prefilling request is about to publish the page that this one needs next.
-    fn is_held_by_leader(
-        &self,
-        state: &RequestState,
-        matched: &PrefixMatch,
-        plan: &StepPlan,
-    ) -> bool {
-        let page_size = self.config.page_size as usize;
-        let frontier = matched.pages.len();
-        let next_page = frontier * page_size..(frontier + 1) * page_size;
-        if next_page.end > state.tokens.len() - 1 {
-            return false;
-        }
-        plan.leaders.iter().any(|&leader| {
-            let leader = &self.requests[leader];
-            leader.num_published_pages as usize == frontier
-                && next_page.end <= leader.prefill_end as usize
-                && leader.table[..frontier] == matched.pages[..]
-                && leader.request.namespace == state.request.namespace
-                && leader.tokens[next_page.clone()] == state.tokens[next_page.clone()]
-        })
     }
 
     fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
@@ -351,9 +354,11 @@ impl Scheduler {
 
     /// Gives a request its slot and all pages of its known tokens, and plans the first chunk.
     fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
-        self.count_hits(&candidate, plan.batch.step);
+        if self.config.enable_prefix_caching {
+            self.count_hits(&candidate, plan.batch.step);
+        }
         let Candidate { index, matched, .. } = candidate;
-        self.waiting.remove(index);
+        self.stop_waiting(index);
         let now_us = self.now_us();
         let state = &mut self.requests[index];
         let num_known_tokens = state.num_known_tokens();
@@ -367,9 +372,15 @@ impl Scheduler {
             state.donor = Some((donor, plan.batch.step));
         }
         let num_matched_pages = matched.pages.len();
+        state.due_step = None;
         state.table = matched.pages;
         state.known_path = KnownPath::default();
-        plan.latest_arrival = plan.latest_arrival.max(state.arrival);
+        plan.latest_ticket = plan.latest_ticket.max(Some(state.ticket));
+        if self.config.scheduling_policy != SchedulingPolicy::Fcfs {
+            let num_passed_over = self.waiting.num_passed_over(state.ticket);
+            let max = &mut self.counters.max_passed_over;
+            *max = num_passed_over.max(*max);
+        }
         let num_pages = num_known_tokens.div_ceil(self.config.page_size) as usize;
         let has_pages = self
             .kv
@@ -392,19 +403,18 @@ impl Scheduler {
         }
 
         if state.num_cached_tokens.is_none() {
-            self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
             state.num_cached_tokens = Some(num_matched_tokens);
             state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
             self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
         }
 
-        let rank = state.rank();
+        let rank = state.rank;
         let requests = &self.requests;
-        let at = self.running.partition_point(|&i| requests[i].rank() < rank);
+        let at = self.running.partition_point(|&i| requests[i].rank < rank);
         self.running.insert(at, index);
         self.plan_span(index, chunk, plan);
         let state = &self.requests[index];
-        plan.num_reserved_pages += self.num_future_pages(state);
+        plan.forecast.add(&candidate.demand);
         if state.is_prefilling() {
             plan.leaders.push(index);
         }

@@ -12,11 +12,26 @@ impl Scheduler {
         reason: FinishReason,
         sample: Option<Sample>,
     ) {
+        self.note_output_ended(index, &reason);
         self.emit(index, sample, Some(reason));
         self.leave(index, Leaving::Finished);
     }
 
-    /// Takes a request's slot and pages. It keeps its tokens and waits before all new ones.
+    /// An output that ends by itself, or because its reader leaves, says how long outputs are.
+    fn note_output_ended(&mut self, index: RequestIndex, reason: &FinishReason) {
+        let state = &self.requests[index];
+        let num_tokens = state.num_output_tokens();
+        let is_natural = match reason {
+            FinishReason::EndToken | FinishReason::StopToken | FinishReason::Aborted => true,
+            FinishReason::Length | FinishReason::Error(_) => false,
+        };
+        if is_natural && num_tokens > 0 && !state.is_length_known() {
+            let namespace = &state.request.namespace;
+            self.output_lengths.note_ended(namespace, num_tokens);
+        }
+    }
+
+    /// Takes a request's slot and pages. It keeps its tokens and waits for another turn.
     pub(crate) fn preempt(&mut self, index: RequestIndex) {
         self.counters.num_preemptions += 1;
         let state = &mut self.requests[index];
@@ -33,21 +48,21 @@ impl Scheduler {
     /// Takes a request out of wherever it is.
     pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
         let state = &mut self.requests[index];
-        let rank = state.rank();
+        let rank = state.rank;
+        if state.stage == Stage::Waiting {
+            self.stop_waiting(index);
+        }
+        let state = &mut self.requests[index];
         match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
-            Stage::Waiting => {
-                if state.num_cached_tokens.is_none() {
-                    self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
-                }
-                self.waiting.remove(index);
-            }
+            Stage::Waiting => {}
             Stage::Running => {
                 let requests = &self.requests;
                 let at = self
                     .running
-                    .binary_search_by_key(&rank, |&i| requests[i].rank());
+                    .binary_search_by_key(&rank, |&i| requests[i].rank);
                 self.running
                     .remove(at.expect("a running request is listed"));
+                self.let_go_of_followers(index, u32::MAX);
             }
             Stage::Leaving(_) => self.num_leaving -= 1,
         }

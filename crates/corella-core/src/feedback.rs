@@ -131,6 +131,10 @@ impl Scheduler {
         self.counters.num_generated_tokens += 1;
         let state = &mut self.requests[index];
         state.tokens.push(sample.token);
+        if !state.is_length_known() {
+            let namespace = &state.request.namespace;
+            self.output_lengths.note_grown(namespace, state.num_output_tokens());
+        }
         match state.finish_reason() {
             Some(reason) => {
                 self.finish(index, reason, Some(sample));

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
-use crate::request_state::Stage;
+use crate::request_state::{RequestState, Stage};
 use crate::{PageId, Scheduler};
 
 impl Scheduler {
@@ -103,6 +103,9 @@ impl Scheduler {
             .map(|state| u64::from(state.num_prompt_tokens))
             .sum();
         assert_eq!(num_queued_tokens, self.num_queued_tokens, "queued tokens");
+        let is_queued = |state: &&RequestState| state.stage == Stage::Waiting && state.is_new();
+        let num_queued_requests = self.requests.iter().filter(is_queued).count();
+        assert_eq!(num_queued_requests, self.num_queued_requests, "queued requests");
         assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
         let listed = self.running.len() + self.waiting.len() + num_leaving;
         assert_eq!(
@@ -113,7 +116,7 @@ impl Scheduler {
         let ranks = self
             .running
             .iter()
-            .map(|&index| self.requests[index].rank());
+            .map(|&index| self.requests[index].rank);
         assert!(ranks.is_sorted(), "the running set is sorted by rank");
     }
 

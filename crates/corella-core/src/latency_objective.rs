@@ -1,6 +1,6 @@
 //! Refusing early what would be too late: only when the configuration asks for it.
 
-use alloc::vec::Vec;
+use alloc::collections::BTreeSet;
 use core::fmt;
 
 use crate::prefix_tree::PrefixMatch;
@@ -31,6 +31,25 @@ pub struct MissedObjective {
 pub enum ObjectiveKind {
     Ttft,
     Tpot,
+}
+
+/// Requests that wait for their first admission, by when they should be looked at: each costs
+/// nothing until then, however many wait.
+#[derive(Debug, Default)]
+pub(crate) struct Deadlines {
+    /// By the last moment at which they can be in time, as far as is known.
+    by_ttft: BTreeSet<(u64, RequestIndex)>,
+    by_tpot: BTreeSet<(u64, RequestIndex)>,
+}
+
+impl Deadlines {
+    fn first_late(&self, now_us: u64, expected_tpot_us: u64) -> Option<RequestIndex> {
+        let is_late = |&&(late_us, _): &&(u64, RequestIndex)| late_us < now_us;
+        let by_ttft = self.by_ttft.first().filter(is_late);
+        let is_too_slow = |&&(tpot_us, _): &&(u64, RequestIndex)| tpot_us < expected_tpot_us;
+        let late = by_ttft.or_else(|| self.by_tpot.first().filter(is_too_slow));
+        late.map(|&(_, index)| index)
+    }
 }
 
 impl Scheduler {
@@ -76,18 +95,9 @@ impl Scheduler {
         if !self.config.enable_slo_admission {
             return;
         }
-        let waiting = self.waiting.aged.iter().chain(&self.waiting.new);
         let tpot_us = self.expected_tpot_us();
-        // Late if nothing of them is cached; what is, is looked up for these only.
-        let may_be_late = |index: &RequestIndex| {
-            let state = &self.requests[*index];
-            let missed = self
-                .expected(state, 0, tpot_us)
-                .missed(state.request.objectives);
-            state.num_cached_tokens.is_none() && missed.is_some()
-        };
-        let late: Vec<_> = waiting.copied().filter(may_be_late).collect();
-        for index in late {
+        while let Some(index) = self.deadlines.first_late(self.now_us(), tpot_us) {
+            // It is late if nothing of it is cached. What is cached is looked up for it only.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
                 let matched = self.match_waiting(index, self.next_step);
@@ -95,15 +105,64 @@ impl Scheduler {
             }
             let state = &self.requests[index];
             let expected = self.expected(state, num_cached, tpot_us);
-            if let Some(missed) = expected.missed(state.request.objectives) {
-                self.counters.num_missed_objectives += 1;
-                let error = RequestError::ObjectiveMissed(missed);
-                self.finish(index, FinishReason::Error(error), None);
+            match expected.missed(state.request.objectives) {
+                Some(missed) => {
+                    self.counters.num_missed_objectives += 1;
+                    let error = RequestError::ObjectiveMissed(missed);
+                    self.finish(index, FinishReason::Error(error), None);
+                }
+                None => {
+                    let late_us = self.late_us(state, num_cached).max(self.now_us());
+                    self.set_deadline(index, Some(late_us));
+                }
             }
         }
     }
 
-    /// Of a request that waits, were it admitted now.
+    /// Keeps an eye on a new request that waits.
+    pub(crate) fn watch_deadline(&mut self, index: RequestIndex) {
+        if self.config.enable_slo_admission {
+            let late_us = self.late_us(&self.requests[index], 0);
+            self.set_deadline(index, Some(late_us));
+        }
+    }
+
+    pub(crate) fn forget_deadline(&mut self, index: RequestIndex) {
+        if self.config.enable_slo_admission {
+            self.set_deadline(index, None);
+        }
+    }
+
+    fn set_deadline(&mut self, index: RequestIndex, late_us: Option<u64>) {
+        let state = &mut self.requests[index];
+        let LatencyObjectives { ttft_us, tpot_us } = state.request.objectives;
+        if let Some(tpot_us) = tpot_us {
+            match late_us {
+                Some(_) => self.deadlines.by_tpot.insert((tpot_us, index)),
+                None => self.deadlines.by_tpot.remove(&(tpot_us, index)),
+            };
+        }
+        if ttft_us.is_none() {
+            return;
+        }
+        if let Some(before) = core::mem::replace(&mut state.late_us, late_us) {
+            self.deadlines.by_ttft.remove(&(before, index));
+        }
+        if let Some(late_us) = late_us {
+            self.deadlines.by_ttft.insert((late_us, index));
+        }
+    }
+
+    /// The last moment at which a waiting request can be admitted and be in time, going by how
+    /// long prompts take now.
+    fn late_us(&self, state: &RequestState, num_cached: u64) -> u64 {
+        let ttft_us = state.request.objectives.ttft_us.unwrap_or(u64::MAX);
+        let due_us = state.request.arrival_us.saturating_add(ttft_us);
+        let num_tokens = u64::from(state.num_prompt_tokens) - num_cached;
+        due_us.saturating_sub(self.pace.prefill_us(num_tokens))
+    }
+
+    /// What a request that waits can expect when it is admitted now.
     fn expected(&self, state: &RequestState, num_cached: u64, tpot_us: u64) -> Expected {
         let waited_us = self.now_us().saturating_sub(state.request.arrival_us);
         let num_tokens = u64::from(state.num_prompt_tokens) - num_cached;
@@ -178,6 +237,7 @@ impl fmt::Display for MissedObjective {
 #[cfg(test)]
 mod tests {
     use alloc::vec;
+    use alloc::vec::Vec;
 
     use super::*;
     use crate::{Batch, BatchOutput, RequestId, Sample, SchedulerConfig};

@@ -17,6 +17,7 @@ mod batch;
 mod departure;
 mod draft_length;
 mod feedback;
+mod follower;
 mod head_room;
 mod id;
 mod invariant;
@@ -25,7 +26,11 @@ mod kv_cache;
 mod kv_cache_model;
 mod kv_event;
 mod latency_objective;
+mod log_buckets;
+mod output_length;
 mod pace;
+mod page_forecast;
+mod patience;
 mod page_pool;
 mod pin;
 mod prefix_tree;
@@ -56,7 +61,7 @@ pub use request::{
 pub use sampling::SamplingParams;
 pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{
-    ConfigError, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy, Speculation,
+    ConfigError, HeadRoom, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy, Speculation,
 };
 pub use speculation::DraftRequest;
 pub use stats::{PrefixHits, SchedulerStats};

@@ -132,6 +132,7 @@ pub enum AdmissionError {
         limit: u32,
     },
     QueueFull {
+        num_waiting: usize,
         limit: u32,
     },
     QueuedTokensFull {
@@ -176,7 +177,9 @@ impl fmt::Display for AdmissionError {
                 "{num_prompt_tokens} prompt tokens and {max_tokens} new tokens exceed the \
                  {limit} prefill tokens of one step, and chunked prefill is off"
             ),
-            Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
+            Self::QueueFull { num_waiting, limit } => {
+                write!(f, "{num_waiting} requests are already waiting, and {limit} may")
+            }
             Self::QueuedTokensFull {
                 num_queued_tokens,
                 limit,

@@ -8,6 +8,27 @@ use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
 use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
 
+/// The golden ratio's share of 2^32: its multiples modulo 2^32 are spread evenly.
+const GOLDEN_SHARE: u32 = 0x9e37_79b9;
+
+/// Order of being served; the last is preempted first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    /// 0 for all where priorities do not count.
+    pub priority: i32,
+    pub arrival_us: u64,
+    /// Order of submission.
+    pub arrival: u64,
+}
+
+impl Rank {
+    pub const FIRST: Self = Self {
+        priority: i32::MIN,
+        arrival_us: 0,
+        arrival: 0,
+    };
+}
+
 /// Positions of a request, left to right:
 ///
 /// ```text
@@ -18,10 +39,13 @@ use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
 /// Prefill, a chunk of it, decode and a resumed request differ only in where these stand.
 #[derive(Debug)]
 pub(crate) struct RequestState {
+    /// Without its prompt: that is the beginning of `tokens`.
     pub request: Request,
-    /// Order of submission.
-    pub arrival: u64,
+    pub rank: Rank,
     pub max_tokens: u32,
+    /// Output tokens that it is expected to end with, by this quantile of all outputs.
+    pub expected_output: u32,
+    pub quantile: u32,
     /// End and stop tokens while `min_tokens` hold.
     pub masked_until_min_tokens: Arc<[TokenId]>,
 
@@ -57,8 +81,20 @@ pub(crate) struct RequestState {
     /// Of the prompt, at first admission.
     pub num_cached_tokens: Option<u32>,
     pub queue_us: Option<u64>,
+    /// While it waits with an objective: when it should be looked at again.
+    pub late_us: Option<u64>,
     pub num_preemptions: u32,
+    /// Its place among all that have begun to wait, by the time when they did.
+    pub ticket: u64,
+    /// Rounds in which packing started later ones.
     pub num_passed_over: u32,
+    /// It has been passed over so often that it is owed its turn, and keeps it.
+    pub is_aged: bool,
+    /// While it waits for a turn that it is owed: when it should start.
+    pub due_step: Option<StepId>,
+    /// While it waits: the leader that computes what it needs next, and how many pages of its
+    /// path that leader will publish.
+    pub held_by: Option<(RequestIndex, u32)>,
     /// While it waits: what it was last found to have in the prefix tree.
     pub known_path: KnownPath,
 }
@@ -82,7 +118,8 @@ pub(crate) enum Leaving {
 }
 
 impl RequestState {
-    pub fn new(request: Request, arrival: u64, max_tokens: u32) -> Self {
+    pub fn new(mut request: Request, rank: Rank, max_tokens: u32) -> Self {
+        let tokens = core::mem::take(&mut request.prompt);
         let stopping = &request.stopping;
         let masked_until_min_tokens = if stopping.min_tokens > 0 {
             let stops = stopping
@@ -94,11 +131,13 @@ impl RequestState {
             Arc::default()
         };
         Self {
-            arrival,
             max_tokens,
+            expected_output: 0,
+            quantile: (rank.arrival as u32).wrapping_mul(GOLDEN_SHARE),
+            rank,
             masked_until_min_tokens,
-            tokens: request.prompt.clone(),
-            num_prompt_tokens: request.prompt.len() as u32,
+            num_prompt_tokens: tokens.len() as u32,
+            tokens,
             num_computed_tokens: 0,
             num_scheduled_tokens: 0,
             prefill_end: 0,
@@ -115,8 +154,13 @@ impl RequestState {
             donor: None,
             num_cached_tokens: None,
             queue_us: None,
+            late_us: None,
             num_preemptions: 0,
+            ticket: 0,
             num_passed_over: 0,
+            is_aged: false,
+            due_step: None,
+            held_by: None,
             known_path: KnownPath::default(),
             request,
         }
@@ -165,14 +209,20 @@ impl RequestState {
         }
     }
 
-    /// Rows that the request fills when it goes its whole way: the last token needs none.
-    pub fn num_final_rows(&self) -> u32 {
-        self.num_prompt_tokens + self.max_tokens - 1
+    /// Nothing but its limit ends it, so that its output will be as long as that.
+    pub fn is_length_known(&self) -> bool {
+        let stopping = &self.request.stopping;
+        stopping.end_token_ids.is_empty() && stopping.stop_token_ids.is_empty()
     }
 
-    /// Order of being served; the last is preempted first.
-    pub fn rank(&self) -> (i32, u64) {
-        (self.request.priority, self.arrival)
+    /// Moves on in a sequence that is spread evenly however many of its members are taken.
+    pub fn next_quantile(&mut self) {
+        self.quantile = self.quantile.wrapping_add(GOLDEN_SHARE);
+    }
+
+    /// It waits and has not run yet.
+    pub fn is_new(&self) -> bool {
+        self.num_cached_tokens.is_none()
     }
 
     /// Why the newest token ends the request, if it does.
@@ -195,6 +245,11 @@ impl RequestState {
 /// A live request's place in the `RequestTable`, fixed until nothing in flight names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestIndex(u32);
+
+impl RequestIndex {
+    pub const FIRST: Self = Self(0);
+    pub const LAST: Self = Self(u32::MAX);
+}
 
 /// All live requests.
 #[derive(Debug, Default)]

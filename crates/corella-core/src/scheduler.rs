@@ -5,14 +5,16 @@ use alloc::vec::Vec;
 
 use crate::kv_cache::KvCache;
 use crate::pace::Pace;
+use crate::latency_objective::Deadlines;
+use crate::output_length::OutputLengths;
 use crate::prefix_tree::Parent;
-use crate::request_state::{Leaving, RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::speculation::Speculator;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
     AdmissionError, Batch, ConfigError, FinishReason, KvEvent, Request, RequestError, RequestId,
-    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SlotId, StepId,
+    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
 };
 
 /// Owns all requests and all KV pages; does no IO.
@@ -53,10 +55,13 @@ pub struct Scheduler {
     num_arrivals: u64,
     now_us: u64,
     pub(crate) pace: Pace,
-    /// Prompt tokens of the requests that wait for their first admission.
+    /// Requests that wait for their first admission, and their prompt tokens.
+    pub(crate) num_queued_requests: usize,
     pub(crate) num_queued_tokens: u64,
-    /// See [`SchedulerConfig::new_token_ratio`].
-    pub(crate) new_token_ratio: u32,
+    pub(crate) output_lengths: OutputLengths,
+    /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share).
+    pub(crate) head_room_share: u32,
+    pub(crate) deadlines: Deadlines,
     pub(crate) counters: SchedulerStats,
 }
 
@@ -85,8 +90,11 @@ impl Scheduler {
             num_arrivals: 0,
             now_us: 0,
             pace: Pace::default(),
+            num_queued_requests: 0,
             num_queued_tokens: 0,
-            new_token_ratio: config.new_token_ratio,
+            output_lengths: OutputLengths::new(),
+            head_room_share: config.head_room.first_share(),
+            deadlines: Deadlines::default(),
             counters: SchedulerStats::default(),
             config,
         })
@@ -95,13 +103,13 @@ impl Scheduler {
     /// Queues the choices of one call: all of them or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         let limit = self.config.max_queued_requests;
-        let num_new = self.waiting.new.len() + self.waiting.aged.len();
-        if num_new + requests.len() > limit as usize {
-            return Err(AdmissionError::QueueFull { limit });
+        let num_waiting = self.num_queued_requests;
+        if num_waiting + requests.len() > limit as usize {
+            return Err(AdmissionError::QueueFull { num_waiting, limit });
         }
         let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
-        let num_queued_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
-        if self.num_queued_tokens > 0 && num_queued_tokens > self.config.max_queued_tokens {
+        let num_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
+        if self.num_queued_tokens > 0 && num_tokens > self.config.max_queued_tokens {
             return Err(AdmissionError::QueuedTokensFull {
                 num_queued_tokens: self.num_queued_tokens,
                 limit: self.config.max_queued_tokens,
@@ -115,12 +123,16 @@ impl Scheduler {
             if self.index_of.contains_key(&request.id) || states.iter().any(is_known) {
                 return Err(AdmissionError::DuplicateId(request.id));
             }
-            let arrival = self.num_arrivals + states.len() as u64;
-            let mut state = RequestState::new(request, arrival, max_tokens);
+            let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
+            let rank = Rank {
+                priority: if is_by_priority { request.priority } else { 0 },
+                arrival_us: request.arrival_us,
+                arrival: self.num_arrivals + states.len() as u64,
+            };
+            let mut state = RequestState::new(request, rank, max_tokens);
             state.speculator = Speculator::new(&self.config);
             states.push(state);
         }
-        self.num_queued_tokens = num_queued_tokens;
         for state in states {
             self.num_arrivals += 1;
             let id = state.request.id;
@@ -175,6 +187,7 @@ impl Scheduler {
         }
         self.continue_prefills(&mut plan);
         self.admit_waiting(&mut plan);
+        self.fill_up_prefills(&mut plan);
         self.plan_drafts(&mut plan);
         self.commit(plan)
     }
@@ -201,9 +214,9 @@ impl Scheduler {
         let max_decodes = share.min(self.config.max_decode_seqs as usize);
         if decodes.len() > max_decodes {
             // Whoever has waited longest. A cursor over ranks would let newcomers in before it.
-            decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank()));
+            decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank));
             decodes.truncate(max_decodes);
-            decodes.sort_unstable_by_key(|&index| requests[index].rank());
+            decodes.sort_unstable_by_key(|&index| requests[index].rank);
         }
         for index in decodes {
             // It may have been preempted for one before it.
@@ -220,11 +233,10 @@ impl Scheduler {
         let requests = &self.requests;
         let prefills = self.running.iter().copied();
         let prefills: Vec<_> = prefills.filter(|&i| requests[i].is_prefilling()).collect();
-        let others_want = prefills.len() > 1 || !self.waiting.is_empty();
         for index in prefills {
             let state = &self.requests[index];
             let rest = state.prefill_end - state.num_scheduled_tokens;
-            let chunk = self.chunk_len(rest, others_want, plan);
+            let chunk = self.chunk_len(rest, &plan.budget);
             if chunk == 0 {
                 break;
             }
@@ -232,16 +244,24 @@ impl Scheduler {
         }
     }
 
-    /// How much of `rest` prefill tokens this step may take.
-    pub(crate) fn chunk_len(&self, rest: u32, others_want: bool, plan: &StepPlan) -> u32 {
-        let room = plan.prefill_room();
-        if !self.config.enable_chunked_prefill {
-            let goes_alone = room > 0 && plan.num_prefill_tokens == 0 && rest <= plan.tokens_left;
-            return if rest <= room || goes_alone { rest } else { 0 };
+    /// Gives what everybody else has left of the step to the prompts that were held to a share.
+    fn fill_up_prefills(&mut self, plan: &mut StepPlan) {
+        if self.config.long_prefill_token_threshold == 0 || !self.config.enable_chunked_prefill {
+            return;
         }
-        match self.config.long_prefill_token_threshold {
-            threshold if threshold > 0 && others_want => rest.min(room).min(threshold),
-            _ => rest.min(room),
+        for at in 0..plan.entries.len() {
+            let index = plan.entries[at].index;
+            let state = &mut self.requests[index];
+            if !state.is_prefilling() {
+                continue;
+            }
+            let rest = state.prefill_end - state.num_scheduled_tokens;
+            let num_tokens = rest.min(plan.budget.prefill_tokens());
+            if num_tokens == 0 {
+                return;
+            }
+            plan.lengthen_span(at, state, num_tokens);
+            self.publish_filled_pages(index, plan.batch.step);
         }
     }
 
@@ -277,7 +297,7 @@ impl Scheduler {
             }
             // Spans are planned by rank: the last of the running set has none in this step yet.
             self.preempt(victim);
-            self.raise_new_token_ratio();
+            self.raise_share();
             if victim == index {
                 return false;
             }
@@ -308,10 +328,16 @@ impl Scheduler {
             let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
             let published = self.kv.publish(parent, tokens, state.table[at], step);
             if published.is_err() {
-                return;
+                // Followers find that other page.
+                return self.let_go_of_followers(index, u32::MAX);
             }
             state.num_published_pages += 1;
         }
+        let num_pages = match state.is_prefilling() {
+            true => state.num_published_pages,
+            false => u32::MAX,
+        };
+        self.let_go_of_followers(index, num_pages);
     }
 
     /// Makes the plan the next step in flight.
@@ -320,7 +346,7 @@ impl Scheduler {
             return None;
         }
         plan.batch.released = core::mem::take(&mut self.released_slots);
-        self.lower_new_token_ratio();
+        self.lower_share();
         self.next_step.0 += 1;
         self.counters.num_steps += 1;
         self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
@@ -329,7 +355,7 @@ impl Scheduler {
             spans: plan.entries,
             planned_us: self.now_us,
             num_tokens: plan.batch.num_tokens() as u32,
-            num_prefill_tokens: plan.num_prefill_tokens,
+            num_prefill_tokens: plan.budget.num_prefill_tokens,
         });
         Some(plan.batch)
     }
@@ -365,7 +391,7 @@ impl Scheduler {
             num_pinned_pages: self.kv.num_pinned(),
             num_evicted_pages: self.kv.num_evicted(),
             num_queued_tokens: self.num_queued_tokens,
-            new_token_ratio: self.new_token_ratio,
+            head_room_share: self.head_room_share,
             ..self.counters
         }
     }
@@ -413,7 +439,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::BatchOutput;
+    use crate::{BatchOutput, HeadRoom};
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)
@@ -452,7 +478,7 @@ mod tests {
     #[test]
     fn request_too_large_for_pool_ends_and_server_goes_on() {
         let mut config = SchedulerConfig::new(4, 4, 64);
-        config.new_token_ratio = 0;
+        config.head_room = HeadRoom::fixed_share(0);
         let mut scheduler = Scheduler::new(config).unwrap();
         let mut stolen = Vec::new();
         assert!(scheduler.kv.try_allocate(2, &mut stolen));

@@ -35,15 +35,9 @@ pub struct SchedulerConfig {
     pub enable_slo_admission: bool,
     pub scheduling_policy: SchedulingPolicy,
     pub prefill_admission_policy: PrefillAdmissionPolicy,
-    /// A waiting request overtaken this often becomes the head that nothing overtakes.
+    /// A waiting request that was passed over in this many steps is owed its turn.
     pub max_passed_over: u32,
-    /// Share of its remaining output that a request reserves on admission, in 1/65536.
-    /// 65536 reserves all of it, always, and never preempts. A smaller one is where it begins:
-    /// it sinks to `min_new_token_ratio` in `new_token_ratio_decay_steps` steps (0: not at all),
-    /// and a preemption raises it to what the running requests have come to need, as in SGLang.
-    pub new_token_ratio: u32,
-    pub min_new_token_ratio: u32,
-    pub new_token_ratio_decay_steps: u32,
+    pub head_room: HeadRoom,
     /// Preempted more often than this, a request ends with an error.
     pub max_preemptions: u32,
     /// Steps planned before the first of them has returned; at most 16.
@@ -74,6 +68,38 @@ pub enum Speculation {
     },
 }
 
+/// The pages that a request finds kept for its output when it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadRoom {
+    /// As many as it is expected to need, by the lengths of outputs that have ended, at the step
+    /// in which those that run together are expected to need the most.
+    Estimate,
+    /// All that it may come to need: nothing is ever preempted for lack of pages.
+    Limit,
+    /// A share of what is left to its limit, in 1/65536. It sinks from `share` to `min_share` in
+    /// `num_decay_steps` steps (0: not at all), and a preemption raises it to what the running
+    /// requests have come to need, as in SGLang. A share of 0 that stays there is vLLM's rule.
+    Share {
+        share: u32,
+        min_share: u32,
+        num_decay_steps: u32,
+    },
+}
+
+impl HeadRoom {
+    /// The share that is all of it.
+    pub const ONE: u32 = 1 << 16;
+
+    /// A share that stays as it is.
+    pub fn fixed_share(share: u32) -> Self {
+        Self::Share {
+            share,
+            min_share: share,
+            num_decay_steps: 0,
+        }
+    }
+}
+
 /// Whose turn it is among those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
@@ -99,7 +125,6 @@ pub enum PrefillAdmissionPolicy {
 }
 
 impl SchedulerConfig {
-    pub const RATIO_ONE: u32 = 1 << 16;
     /// A draft that costs so many hundredths of a step to draw, or more, never pays: with the row
     /// that checks it, it costs the step that it may spare.
     pub const MAX_DRAW_COST: u32 = 75;
@@ -119,7 +144,7 @@ impl SchedulerConfig {
             max_prefill_seqs: u32::MAX,
             max_decode_seqs: u32::MAX,
             max_queued_requests: 4096,
-            max_queued_tokens: u64::MAX,
+            max_queued_tokens: 1 << 24,
             max_pinned_pages: 0,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
@@ -127,9 +152,7 @@ impl SchedulerConfig {
             scheduling_policy: SchedulingPolicy::Fcfs,
             prefill_admission_policy: PrefillAdmissionPolicy::Fifo,
             max_passed_over: 16,
-            new_token_ratio: Self::RATIO_ONE / 2,
-            min_new_token_ratio: Self::RATIO_ONE / 8,
-            new_token_ratio_decay_steps: 600,
+            head_room: HeadRoom::Estimate,
             max_preemptions: 16,
             max_inflight_steps: 1,
             num_pipeline_stages: 1,
@@ -194,6 +217,12 @@ impl SchedulerConfig {
                 self.max_inflight_steps
             )));
         }
+        if self.max_passed_over > MAX_PASSED_OVER {
+            return Err(ConfigError(format!(
+                "max_passed_over is {}; the most is {MAX_PASSED_OVER}",
+                self.max_passed_over
+            )));
+        }
         if self.max_pinned_pages >= self.num_pages {
             return Err(ConfigError(format!(
                 "max_pinned_pages is {}, of {} pages: requests need some too",
@@ -212,11 +241,12 @@ impl SchedulerConfig {
                 self.max_model_len
             )));
         }
-        if self.new_token_ratio > Self::RATIO_ONE {
+        if let HeadRoom::Share { share, .. } = self.head_room
+            && share > HeadRoom::ONE
+        {
             return Err(ConfigError(format!(
-                "new_token_ratio is {}/{}: it must not exceed 1",
-                self.new_token_ratio,
-                Self::RATIO_ONE
+                "head_room is a share of {share}/{}: it must not exceed 1",
+                HeadRoom::ONE
             )));
         }
         if self.max_num_batched_tokens <= self.max_other_decodes() {
@@ -258,6 +288,9 @@ impl SchedulerConfig {
 
 /// Executors have queues for so many: who waits for a step must not wait to submit one.
 const MAX_INFLIGHT_STEPS: u32 = 16;
+
+/// So many steps are remembered, to tell who was passed over in them.
+const MAX_PASSED_OVER: u32 = 1 << 16;
 
 /// Keeps sums of two lengths within 32 bits.
 const MAX_MODEL_LEN: u32 = 1 << 30;

@@ -2,105 +2,75 @@
 
 use core::cmp::Reverse;
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::admission::{Held, MAX_HELD_BY_LEADERS};
+use crate::admission::{Candidate, Held, MAX_HELD};
 use crate::request_state::{RequestIndex, RequestState};
-use crate::step_plan::StepPlan;
-use crate::waiting_queue::Queue;
-use crate::{Scheduler, SchedulingPolicy};
+use crate::step_plan::{StepBudget, StepPlan};
+use crate::waiting_queue::Turn;
+use crate::{PageId, Scheduler, SchedulingPolicy};
 
 /// Tokens that longest-prefix-first compares with the tree in one step. Requests beyond it are
 /// ordered by what earlier steps found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
+/// Requests that would delay a patient one, and that one step looks past.
+const MAX_BARRED: usize = 64;
 
 impl Scheduler {
-    /// Order within a queue: the least first.
-    pub(crate) fn turn(&self, state: &RequestState) -> (i32, u64) {
-        match self.config.scheduling_policy {
-            SchedulingPolicy::Priority => state.rank(),
-            SchedulingPolicy::Fcfs | SchedulingPolicy::LongestPrefix { .. } => (0, state.arrival),
+    /// Where a waiting request is in the queue. Preempted requests go before new ones, but by
+    /// priority all are in one order.
+    pub(crate) fn turn(&self, state: &RequestState) -> Turn {
+        let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
+        Turn {
+            is_new: state.is_new() && !is_by_priority,
+            rank: state.rank,
         }
     }
 
     /// Puts a request where its turn is.
     pub(crate) fn wait(&mut self, index: RequestIndex) {
-        let state = &self.requests[index];
-        let is_fcfs = self.config.scheduling_policy == SchedulingPolicy::Fcfs;
-        let (queue, turn) = if !is_fcfs && self.is_aged(state) {
-            (Queue::Aged, (0, state.arrival))
-        } else if state.num_cached_tokens.is_some() {
-            (Queue::Preempted, self.turn(state))
-        } else {
-            (Queue::New, self.turn(state))
-        };
-        let turn_of = |&other: &RequestIndex| {
-            let other = &self.requests[other];
-            match queue {
-                Queue::Aged => (0, other.arrival),
-                Queue::Preempted | Queue::New => self.turn(other),
-            }
-        };
-        let at = self
-            .waiting
-            .queue(queue)
-            .partition_point(|other| turn_of(other) < turn);
-        self.waiting.queue_mut(queue).insert(at, index);
-    }
-
-    /// Others went before it so often that none may any more.
-    fn is_aged(&self, state: &RequestState) -> bool {
-        state.num_passed_over >= self.config.max_passed_over
-    }
-
-    pub(crate) fn pass_over(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
-        state.num_passed_over += 1;
-        let max = &mut self.counters.max_passed_over;
-        *max = state.num_passed_over.max(*max);
+        // Whoever lost its place too often is owed it, by when it first came.
+        state.is_aged |= state.num_preemptions >= self.config.max_passed_over;
+        if state.ticket == 0 || !state.is_aged {
+            state.ticket = self.waiting.take_ticket();
+        }
+        if state.is_new() {
+            self.num_queued_requests += 1;
+            self.num_queued_tokens += u64::from(state.num_prompt_tokens);
+            self.watch_deadline(index);
+        }
+        let state = &self.requests[index];
+        self.waiting.insert(self.turn(state), state.ticket, index);
     }
 
-    /// Counts a round for all that came before one that it started, and lets those age that
-    /// have been passed over often enough.
-    pub(crate) fn count_passed_over(&mut self, plan: &StepPlan) {
-        let requests = &self.requests;
-        let waiting = &self.waiting;
-        let earlier = |&index: &RequestIndex| requests[index].arrival < plan.latest_arrival;
-        let overtaken: Vec<_> = match self.config.scheduling_policy {
-            SchedulingPolicy::Priority => {
-                let all = waiting.preempted.iter().chain(&waiting.new).copied();
-                all.filter(earlier).collect()
-            }
-            SchedulingPolicy::Fcfs | SchedulingPolicy::LongestPrefix { .. } => {
-                waiting.new.iter().copied().take_while(earlier).collect()
-            }
-        };
-        for index in overtaken {
-            self.pass_over(index);
-            if self.is_aged(&self.requests[index]) {
-                self.waiting.remove(index);
-                self.wait(index);
-            }
+    /// Takes a waiting request out of the queue.
+    pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
+        if !self.stop_following(index) {
+            let state = &self.requests[index];
+            self.waiting.remove(self.turn(state), state.ticket);
+        }
+        let state = &self.requests[index];
+        if state.is_new() {
+            self.num_queued_requests -= 1;
+            self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
+            self.forget_deadline(index);
         }
     }
 
-    /// The queue whose `num_held[queue]`-th request is the most urgent.
-    fn most_urgent(&self, num_held: [usize; 2]) -> Option<(usize, RequestIndex)> {
-        let queues = [&self.waiting.preempted, &self.waiting.new];
-        let heads = (0..2).filter_map(|queue| Some((queue, *queues[queue].get(num_held[queue])?)));
-        heads.min_by_key(|&(_, index)| self.requests[index].rank())
-    }
-
-    /// Starts the most urgent requests until one does not fit.
-    pub(crate) fn admit_most_urgent(&mut self, plan: &mut StepPlan) {
-        let mut num_held = [0; 2];
-        while let Some((queue, index)) = self.most_urgent(num_held) {
+    /// Starts the requests that are owed their turn, then the most urgent that do not delay the
+    /// next of those.
+    pub(crate) fn admit_by_priority(&mut self, plan: &mut StepPlan) {
+        if let Some(patient) = self.admit_aged(plan) {
+            plan.patient = self.patient(patient, plan);
+        }
+        let mut barred = Vec::new();
+        while let Some(index) = self.waiting.first_but(&barred) {
             match self.try_start(index, plan) {
-                Ok(()) => {}
-                Err(Held::ByLeader) if num_held[0] + num_held[1] < MAX_HELD_BY_LEADERS => {
-                    num_held[queue] += 1;
-                }
-                Err(_) => return,
+                Ok(()) | Err(Held::ByLeader) => {}
+                Err(Held::ByPatient) if barred.len() < MAX_BARRED => barred.push(index),
+                Err(Held::NoRoom | Held::ByPatient) => return,
             }
         }
     }
@@ -109,66 +79,112 @@ impl Scheduler {
     /// it the slot or the pages that it lacks. One that has aged, or was preempted as often as
     /// it may be, is left alone.
     pub(crate) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
-        if self.config.scheduling_policy != SchedulingPolicy::Priority
-            || self.num_leaving > 0
-            || !self.waiting.aged.is_empty()
-        {
+        let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
+        if !is_by_priority || self.num_leaving > 0 {
             return;
         }
-        let Some((_, head)) = self.most_urgent([0; 2]) else {
+        let Some(&last) = self.running.last() else {
             return;
         };
-        let priority = self.requests[head].request.priority;
-        let is_less_urgent = |state: &RequestState| state.request.priority > priority;
-        let last = self.running.last();
-        if !last.is_some_and(|&last| is_less_urgent(&self.requests[last])) {
+        let last_priority = self.requests[last].rank.priority;
+        let is_urgent = |index: RequestIndex| self.requests[index].rank.priority < last_priority;
+        if !self.waiting.first().is_some_and(is_urgent) {
             return;
         }
         self.survey_running(plan);
-        let Ok(candidate) = self.candidate(head, plan) else {
+        let candidate = loop {
+            let Some(head) = self.waiting.first() else {
+                return;
+            };
+            match self.candidate(head, plan) {
+                Ok(candidate) => break candidate,
+                Err(_) if plan.num_held < MAX_HELD => {}
+                Err(_) => return,
+            }
+        };
+        plan.patient = self.oldest_aged().and_then(|oldest| self.patient(oldest, plan));
+        if self.would_delay_patient(&candidate, plan) {
+            return;
+        }
+        let Some(mut victims) = self.victims_for(&candidate, plan) else {
             return;
         };
+        victims.sort_unstable();
+        let budget = self.budget_without(&victims, plan);
+        if self.chunk_len(candidate.num_uncached_tokens, &budget) > 0 {
+            for index in victims {
+                self.preempt(index);
+            }
+        }
+    }
+
+    /// Whom to preempt, the least urgent first, for the candidate to have a slot and pages. `None`
+    /// when that takes nobody, or all of them are not enough.
+    fn victims_for(&self, candidate: &Candidate, plan: &StepPlan) -> Option<Vec<RequestIndex>> {
+        let priority = self.requests[candidate.index].rank.priority;
+        let page_size = self.config.page_size;
+        // This step's decodes come first, and may each begin a page.
+        let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
+        let running = self.running.iter().map(|&index| &self.requests[index]);
+        let mut num_begun = running.filter(|state| begins_page(state)).count();
         let mut num_slots = self.free_slots.len();
         let mut num_available = self.kv.num_available();
-        // This step's decodes come first, and may each begin a page.
-        let page_size = self.config.page_size;
-        let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
-        let num_asked =
-            |state: &RequestState| self.num_future_pages(state) + usize::from(begins_page(state));
-        let running = self.running.iter();
-        let mut num_reserved: usize = running.map(|&i| num_asked(&self.requests[i])).sum();
+        let mut forecast = plan.forecast.clone();
         let mut victims = Vec::new();
-        for &index in self.running.iter().rev() {
-            if num_slots > 0 && candidate.num_needed_pages + num_reserved <= num_available {
-                break;
+        let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
+        let mut least_urgent = self.running.iter().rev();
+        loop {
+            let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
+            if num_slots > 0 && num_needed + num_begun <= num_available {
+                return (!victims.is_empty()).then_some(victims);
             }
+            let &index = least_urgent.next()?;
             let state = &self.requests[index];
-            if !is_less_urgent(state) {
-                // Preempting the others would not make room.
-                return;
+            if state.rank.priority <= priority {
+                return None;
             }
-            if self.is_aged(state) || state.num_preemptions >= self.config.max_preemptions {
+            if state.is_aged || state.num_preemptions >= self.config.max_preemptions {
                 continue;
             }
-            // Pages that others hold too, or that the candidate will lock, are not won.
+            // Pages that the candidate will lock are not won, and those of several victims only
+            // with the last of them.
             let matched = &candidate.matched.pages;
-            let num_shared = matched
-                .iter()
-                .zip(&state.table)
-                .take_while(|(left, right)| left == right)
-                .count();
-            let own = state.table[num_shared..].iter();
-            num_available += own.filter(|&&page| self.kv.num_locks(page) == 1).count();
-            num_reserved -= num_asked(state);
+            let is_same = |(left, right): &(&PageId, &PageId)| left == right;
+            let num_matched = { matched.iter() }.zip(&state.table).take_while(is_same).count();
+            for &page in &state.table[num_matched..] {
+                let num_locks = self.kv.num_locks(page);
+                let is_won = num_locks == 1 || {
+                    let num_won = num_locks_won.entry(page).or_default();
+                    *num_won += 1;
+                    *num_won == num_locks
+                };
+                num_available += usize::from(is_won);
+            }
+            forecast.remove(&self.demand_of_running(state));
+            num_begun -= usize::from(begins_page(state));
             num_slots += 1;
             victims.push(index);
         }
-        let makes_room =
-            num_slots > 0 && candidate.num_needed_pages + num_reserved <= num_available;
-        for index in victims.into_iter().filter(|_| makes_room) {
-            self.pass_over(index);
-            self.preempt(index);
+    }
+
+    /// What the step has for one that starts, when everybody who runs but the victims, which are
+    /// sorted, has been served.
+    fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
+        let mut budget = plan.budget;
+        let stays = |index: &&RequestIndex| victims.binary_search(index).is_err();
+        let staying = || { self.running.iter().filter(stays) }.map(|&index| &self.requests[index]);
+        let num_decodes = staying().filter(|state| state.wants_decode()).count() as u32;
+        budget.tokens_left -= num_decodes.min(self.config.max_decode_seqs);
+        for state in staying().filter(|state| state.is_prefilling()) {
+            let rest = state.prefill_end - state.num_scheduled_tokens;
+            let chunk = self.chunk_len(rest, &budget);
+            if chunk == 0 {
+                break;
+            }
+            budget.prefill_seqs_left -= 1;
+            budget.take_prefill(chunk);
         }
+        budget
     }
 
     /// Starts those of the first `lookahead` requests that have the most in the prefix tree,
@@ -177,7 +193,7 @@ impl Scheduler {
         if !self.has_room_to_start(plan) {
             return;
         }
-        let window = self.waiting.new.iter().take(lookahead as usize).copied();
+        let window = self.waiting.new_ones().take(lookahead as usize);
         let mut by_prefix: Vec<_> = window.map(|index| (Reverse(0), index)).collect();
         let page_size = self.config.page_size as usize;
         let mut num_compared = 0;

@@ -135,7 +135,7 @@ impl Scheduler {
         let num_decodes = (decoding.len() as u32).min(self.config.max_decode_seqs);
         let running = self.running.iter().map(|&index| &requests[index]);
         let prefilling = running.filter(|state| state.is_prefilling());
-        let num_to_prefill = match self.waiting.is_empty() || self.free_slots.is_empty() {
+        let num_to_prefill = match self.waiting.len() == 0 || self.free_slots.is_empty() {
             true => { prefilling }
                 .map(|state| state.prefill_end - state.num_scheduled_tokens)
                 .sum(),
@@ -198,7 +198,7 @@ impl Scheduler {
 
     /// Shares what the step has left out over its decodes, for drafts.
     pub(crate) fn plan_drafts(&mut self, plan: &mut StepPlan) {
-        if self.config.speculation == Speculation::Off || plan.tokens_left == 0 {
+        if self.config.speculation == Speculation::Off || plan.budget.tokens_left == 0 {
             return;
         }
         let is_decode = |plan: &StepPlan, at: usize| {
@@ -206,9 +206,8 @@ impl Scheduler {
         };
         let at_all = 0..plan.entries.len();
         let mut num_decodes = at_all.clone().filter(|&at| is_decode(plan, at)).count() as u32;
-        let mut num_tokens = plan.tokens_left;
-        let running = self.running.iter().map(|&index| &self.requests[index]);
-        plan.num_reserved_pages = running.map(|state| self.num_future_pages(state)).sum();
+        let mut num_tokens = plan.budget.tokens_left;
+        self.survey_running(plan);
         for at in at_all {
             if !is_decode(plan, at) {
                 continue;
@@ -219,7 +218,7 @@ impl Scheduler {
             num_tokens -= num_drafts;
             num_decodes -= 1;
         }
-        let num_drafts = plan.tokens_left - num_tokens;
+        let num_drafts = plan.budget.tokens_left - num_tokens;
         if num_drafts > 0 {
             self.counters.num_draft_tokens += u64::from(num_drafts);
             plan.insert_drafts(&self.requests);
@@ -229,7 +228,8 @@ impl Scheduler {
     /// Guesses up to `max` tokens behind the one that the request has in the step, and sees to
     /// their pages.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
-        let num_own_pages = self.num_future_pages(&self.requests[index]);
+        let demand = self.demand_of_running(&self.requests[index]);
+        let num_own_pages = demand.num_kept_pages;
         let state = &mut self.requests[index];
         // The draw behind the last of them is its last token at most.
         let num_left = state.max_tokens - (state.num_total_tokens() - state.num_prompt_tokens);
@@ -250,15 +250,16 @@ impl Scheduler {
         let num_rows = state.num_scheduled_tokens + state.drafts.len() as u32;
         let num_pages = (num_rows.div_ceil(page_size) as usize).saturating_sub(state.table.len());
         if num_pages > 0 {
-            let num_others_pages = plan.num_reserved_pages - num_own_pages;
+            let num_others_pages = plan.forecast.peak().saturating_sub(num_own_pages);
             let has_pages = !plan.is_short_of_pages
                 && num_others_pages + num_pages <= self.kv.num_available()
-                && (self.waiting.is_empty() || num_pages <= num_own_pages);
+                && (self.waiting.len() == 0 || num_pages <= num_own_pages);
             let first_new = state.table.len();
             if has_pages && self.kv.try_allocate(num_pages, &mut state.table) {
                 let slot = state.slot.expect("a request in a step has a slot");
                 plan.extend_table(state, slot, first_new);
-                plan.num_reserved_pages -= num_pages.min(num_own_pages);
+                plan.forecast.remove(&demand);
+                plan.forecast.add(&demand.after_taking(num_pages, page_size));
             } else {
                 let num_free_rows = first_new as u32 * page_size - state.num_scheduled_tokens;
                 state.drafts.truncate(num_free_rows as usize);

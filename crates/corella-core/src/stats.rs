@@ -8,8 +8,8 @@ pub struct SchedulerStats {
     pub num_waiting: usize,
     /// Prompt tokens of those that were never admitted.
     pub num_queued_tokens: u64,
-    /// Share of the output still to come that is reserved at admission, in 1/65536.
-    pub new_token_ratio: u32,
+    /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
+    pub head_room_share: u32,
     pub num_inflight_steps: usize,
     pub num_pages: usize,
     pub num_free_pages: usize,
@@ -36,7 +36,7 @@ pub struct SchedulerStats {
     /// Requests refused or ended because they could not be in time.
     pub num_missed_objectives: u64,
     pub num_evicted_pages: u64,
-    /// The most often that one request was passed over by packing.
+    /// The most often that one request was passed over before it started.
     pub max_passed_over: u32,
 }
 

@@ -2,9 +2,11 @@
 
 use alloc::vec::Vec;
 
+use crate::page_forecast::PageForecast;
+use crate::patience::Patient;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
-    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
+    Batch, HeadRoom, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
 };
 
 #[derive(Debug)]
@@ -12,18 +14,28 @@ pub(crate) struct StepPlan {
     pub batch: Batch,
     /// Whose span is whose; parallel to `batch.spans`.
     pub entries: Vec<InflightSpan>,
-    pub tokens_left: u32,
-    pub prefill_tokens_left: u32,
-    pub num_prefill_tokens: u32,
-    pub prefill_seqs_left: u32,
+    pub budget: StepBudget,
     /// A running request lacked a page: nothing waiting is admitted in this step.
     pub is_short_of_pages: bool,
     /// Running requests that are still prefilling after this step.
     pub leaders: Vec<RequestIndex>,
     /// Pages that running requests have not taken yet and are counted on.
-    pub num_reserved_pages: usize,
-    /// Of those that start in this step.
-    pub latest_arrival: u64,
+    pub forecast: PageForecast,
+    /// Waiting requests that were found to be followers in this step.
+    pub num_held: usize,
+    /// Who waits for its turn and is owed it: others may not delay it.
+    pub patient: Option<Patient>,
+    /// The latest ticket of those that start in this step.
+    pub latest_ticket: Option<u64>,
+}
+
+/// What the step can still compute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepBudget {
+    pub tokens_left: u32,
+    pub prefill_tokens_left: u32,
+    pub num_prefill_tokens: u32,
+    pub prefill_seqs_left: u32,
 }
 
 /// A planned step that has not returned.
@@ -46,6 +58,37 @@ pub(crate) struct InflightSpan {
     pub num_drafts: u32,
 }
 
+impl StepBudget {
+    fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            tokens_left: config.max_num_batched_tokens,
+            prefill_tokens_left: config.max_prefill_tokens,
+            num_prefill_tokens: 0,
+            prefill_seqs_left: config.max_prefill_seqs,
+        }
+    }
+
+    /// Prompt tokens that one more request could have computed.
+    pub fn prefill_room(&self) -> u32 {
+        if self.prefill_seqs_left == 0 {
+            return 0;
+        }
+        self.prefill_tokens()
+    }
+
+    /// Prompt tokens that could still be computed, of whoever is in the step already.
+    pub fn prefill_tokens(&self) -> u32 {
+        self.tokens_left.min(self.prefill_tokens_left)
+    }
+
+    /// A prompt that goes alone may be longer than a step's prefill.
+    pub fn take_prefill(&mut self, num_tokens: u32) {
+        self.tokens_left -= num_tokens;
+        self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
+        self.num_prefill_tokens += num_tokens;
+    }
+}
+
 impl StepPlan {
     pub fn new(step: StepId, config: &SchedulerConfig) -> Self {
         Self {
@@ -54,23 +97,14 @@ impl StepPlan {
                 ..Batch::default()
             },
             entries: Vec::new(),
-            tokens_left: config.max_num_batched_tokens,
-            prefill_tokens_left: config.max_prefill_tokens,
-            num_prefill_tokens: 0,
-            prefill_seqs_left: config.max_prefill_seqs,
+            budget: StepBudget::new(config),
             is_short_of_pages: false,
             leaders: Vec::new(),
-            num_reserved_pages: 0,
-            latest_arrival: 0,
+            forecast: PageForecast::new(config.page_size, config.head_room == HeadRoom::Estimate),
+            num_held: 0,
+            patient: None,
+            latest_ticket: None,
         }
-    }
-
-    /// What the step can still prefill.
-    pub fn prefill_room(&self) -> u32 {
-        if self.prefill_seqs_left == 0 {
-            return 0;
-        }
-        self.tokens_left.min(self.prefill_tokens_left)
     }
 
     /// Announces the slot of a request, with the tokens that its pages already hold.
@@ -106,10 +140,10 @@ impl StepPlan {
             let known = &state.tokens[start as usize..end as usize];
             let known = known.iter().copied().map(InputToken::Known);
             self.batch.tokens.extend(known);
-            self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
-            self.num_prefill_tokens += num_tokens;
-            self.prefill_seqs_left -= 1;
+            self.budget.prefill_seqs_left -= 1;
+            self.budget.take_prefill(num_tokens);
         } else {
+            self.budget.tokens_left -= num_tokens;
             let token = match state.tokens.get(start as usize) {
                 Some(&token) => InputToken::Known(token),
                 None => InputToken::FromStep {
@@ -134,9 +168,33 @@ impl StepPlan {
             sample,
             num_drafts: 0,
         });
-        self.tokens_left -= num_tokens;
         state.num_scheduled_tokens = end;
         state.num_inflight_steps += 1;
+        if sample {
+            state.num_inflight_samples += 1;
+            state.last_sample_step = self.batch.step;
+        }
+    }
+
+    /// Lengthens the prefill span at `at` by the request's next `num_tokens` tokens.
+    pub fn lengthen_span(&mut self, at: usize, state: &mut RequestState, num_tokens: u32) {
+        let start = state.num_scheduled_tokens as usize;
+        let end = state.num_scheduled_tokens + num_tokens;
+        let known = &state.tokens[start..end as usize];
+        let known = known.iter().copied().map(InputToken::Known);
+        let behind = self.batch.spans[at].tokens.end as usize;
+        self.batch.tokens.splice(behind..behind, known);
+        let sample = end == state.num_total_tokens();
+        let span = &mut self.batch.spans[at];
+        span.tokens.end += num_tokens;
+        span.sample = sample;
+        for later in &mut self.batch.spans[at + 1..] {
+            later.tokens = later.tokens.start + num_tokens..later.tokens.end + num_tokens;
+        }
+        let entry = &mut self.entries[at];
+        (entry.end, entry.sample) = (end, sample);
+        self.budget.take_prefill(num_tokens);
+        state.num_scheduled_tokens = end;
         if sample {
             state.num_inflight_samples += 1;
             state.last_sample_step = self.batch.step;
@@ -161,6 +219,6 @@ impl StepPlan {
             span.num_drafts = entry.num_drafts;
         }
         self.batch.tokens = tokens;
-        self.tokens_left -= num_drafts;
+        self.budget.tokens_left -= num_drafts;
     }
 }

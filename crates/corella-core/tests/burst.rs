@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use corella_core::{
-    BatchOutput, FinishReason, Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
+    BatchOutput, FinishReason, HeadRoom, Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
 };
 
 const NUM_REQUESTS: u64 = 200;
@@ -14,11 +14,16 @@ const MAX_TOKENS: u32 = 300;
 /// hardly anything is computed twice.
 #[test]
 fn burst_is_worked_off_with_few_preemptions() {
-    for enable_prefix_caching in [true, false] {
+    let nothing = HeadRoom::Share {
+        share: 0,
+        min_share: 0,
+        num_decay_steps: 600,
+    };
+    for (head_room, enable_prefix_caching) in [(nothing, true), (nothing, false)] {
         let mut config = SchedulerConfig::new(200, 16, 2048);
         config.max_num_seqs = 64;
         config.max_num_batched_tokens = 512;
-        config.new_token_ratio = 0;
+        config.head_room = head_room;
         config.enable_prefix_caching = enable_prefix_caching;
         let mut scheduler = Scheduler::new(config).unwrap();
         for id in 0..NUM_REQUESTS {

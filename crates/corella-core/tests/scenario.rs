@@ -19,7 +19,7 @@
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
 //! pin xyxy                           pin the whole pages of a prefix
-//! abort a · reset · stats · ratio · hits · drafts
+//! abort a · reset · stats · share · hits · drafts
 //! ```
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, InputToken, Namespace, PrefillAdmissionPolicy,
+    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, Namespace, PrefillAdmissionPolicy,
     Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
     SlotId, Span, Speculation, StoppingCriteria, TokenId,
 };
@@ -110,6 +110,7 @@ impl World {
         let mut show_pages = false;
         let (mut pack, mut lookahead, mut force) = (false, 64, 0);
         let mut policy = "fcfs";
+        let (mut share, mut min_share, mut num_decay_steps) = (None, None, 0);
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             let number = || value.parse::<u32>().unwrap();
             match key {
@@ -131,11 +132,13 @@ impl World {
                 "lookahead" => lookahead = number(),
                 "force_fifo" => force = number(),
                 "passed_over" => config.max_passed_over = number(),
-                "ratio" => config.new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100,
-                "min_ratio" => {
-                    config.min_new_token_ratio = number() * SchedulerConfig::RATIO_ONE / 100;
-                }
-                "decay_steps" => config.new_token_ratio_decay_steps = number(),
+                "head_room" => match value {
+                    "estimate" => config.head_room = HeadRoom::Estimate,
+                    "limit" => config.head_room = HeadRoom::Limit,
+                    _ => share = Some(number() * HeadRoom::ONE / 100),
+                },
+                "min_share" => min_share = Some(number() * HeadRoom::ONE / 100),
+                "decay_steps" => num_decay_steps = number(),
                 "queue_tokens" => config.max_queued_tokens = number().into(),
                 "preemptions" => config.max_preemptions = number(),
                 "depth" => config.max_inflight_steps = number(),
@@ -151,6 +154,13 @@ impl World {
                 "show" => show_pages = value == "pages",
                 _ => panic!("unknown limit {key}"),
             }
+        }
+        if let Some(share) = share {
+            config.head_room = HeadRoom::Share {
+                share,
+                min_share: min_share.unwrap_or(share),
+                num_decay_steps,
+            };
         }
         config.scheduling_policy = match policy {
             "fcfs" => SchedulingPolicy::Fcfs,
@@ -260,9 +270,9 @@ impl World {
                 let (drafted, accepted) = (stats.num_draft_tokens, stats.num_accepted_draft_tokens);
                 self.say(&format!("{accepted} of {drafted} held"));
             }
-            "ratio" => {
-                let ratio = self.scheduler.stats().new_token_ratio;
-                let percent = (ratio * 100 + SchedulerConfig::RATIO_ONE / 2) >> 16;
+            "share" => {
+                let share = self.scheduler.stats().head_room_share;
+                let percent = (share * 100 + HeadRoom::ONE / 2) >> 16;
                 self.say(&format!("{percent} %"));
             }
             _ => panic!("unknown command {command}"),

@@ -296,13 +296,23 @@ impl NoStarvation {
         }
     }
 
+    /// Steps until those that run have ended, at the latest, and with them the time in which
+    /// others may start before one that was passed over too often.
+    fn max_steps_to_make_room(&self) -> usize {
+        let num_turns = self.config.max_num_seqs.div_ceil(self.config.max_decode_seqs);
+        (self.config.max_model_len * num_turns) as usize
+    }
+
     /// A leader's chunks hold its followers back, one step each at least.
     fn max_passed_over(&self) -> usize {
         let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
             && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
-        let by_policy = match is_in_order {
-            true => 0,
-            false => self.config.max_passed_over as usize,
+        let by_policy = match (is_in_order, self.config.scheduling_policy) {
+            (true, _) => 0,
+            (false, SchedulingPolicy::Priority) => {
+                self.config.max_passed_over as usize + self.max_steps_to_make_room()
+            }
+            (false, _) => self.config.max_passed_over as usize,
         };
         let by_leaders = match self.config.enable_prefix_caching {
             true => self.longest_prompt * self.config.max_num_seqs as usize,
@@ -428,6 +438,11 @@ impl Checker for Billing {
         let is_exact = stopping.end_token_ids.is_empty() && stopping.stop_token_ids.is_empty();
         self.is_exact = Some(self.is_exact.unwrap_or(true) && is_exact);
         self.num_rows += (answer.request.prompt.len() + answer.output.len() - 1) as u64;
+    }
+
+    /// A row that nothing can be drawn from may start over because of its drafts.
+    fn step_failed(&mut self, requests: &BTreeSet<RequestId>) {
+        self.is_exact = self.is_exact.map(|is_exact| is_exact && requests.is_empty());
     }
 
     fn told(&mut self, output: &RequestOutput) -> Verdict {

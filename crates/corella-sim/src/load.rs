@@ -1,7 +1,7 @@
 //! What happens to a scheduler in one run, written by a seed.
 
 use corella_core::{
-    FinishReason, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request, RequestId,
+    FinishReason, HeadRoom, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request, RequestId,
     SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
@@ -346,7 +346,18 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
     config.enable_prefix_caching = !random.once_in(6);
     config.enable_chunked_prefill = !random.once_in(5);
     config.max_passed_over = 1 + random.below(4) as u32;
-    config.new_token_ratio = SchedulerConfig::RATIO_ONE / 3 * random.below(4) as u32;
+    config.head_room = match random.below(4) {
+        0 => HeadRoom::Limit,
+        1 => {
+            let share = HeadRoom::ONE / 3 * random.below(4) as u32;
+            HeadRoom::Share {
+                share,
+                min_share: random.below(u64::from(share) + 1) as u32,
+                num_decay_steps: random.pick(&[0, 1, 10, 100]),
+            }
+        }
+        _ => HeadRoom::Estimate,
+    };
     if random.once_in(3) {
         config.max_prefill_seqs = 1 + random.below(3) as u32;
     }

@@ -165,7 +165,7 @@ impl<'a> Simulation<'a> {
             Err(error) => {
                 self.totals.num_refused += answers.len() as u64;
                 let is_right = match &error {
-                    AdmissionError::QueueFull { limit } => {
+                    AdmissionError::QueueFull { limit, .. } => {
                         num_waiting + answers.len() > *limit as usize
                     }
                     AdmissionError::QueuedTokensFull { limit, .. } => {

@@ -1,0 +1,105 @@
+//! Waiting requests that others went before too often.
+//!
+//! A request that was passed over in `max_passed_over` steps is owed its turn. Where it would
+//! only have to come first, it does. By priority that is not enough to go by: the owed request may
+//! be large, and more urgent ones would wait until enough of the machine is free for it. So they
+//! are let in as long as they do not delay it, as batch systems do (EASY backfilling; Lifka 1995).
+//! By when the running requests will have made room for it is settled once, by what is expected
+//! of them; who starts meanwhile ends before that by the same expectation, or fits beside it.
+//! Behind that time nobody starts before it.
+
+use crate::admission::Candidate;
+use crate::request_state::RequestIndex;
+use crate::step_plan::StepPlan;
+use crate::{Scheduler, SchedulingPolicy, StepId};
+
+/// The request that is owed the next turn and waits for pages or a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patient {
+    index: RequestIndex,
+    num_needed_pages: usize,
+    /// Rows that a request can fill before the patient one should start.
+    num_rows_left: u32,
+}
+
+impl Scheduler {
+    /// The request that has waited longest, if it is owed its turn.
+    pub(crate) fn oldest_aged(&self) -> Option<RequestIndex> {
+        let (ticket, index) = self.waiting.oldest()?;
+        let is_aged = self.waiting.is_aged(ticket, self.config.max_passed_over);
+        (is_aged || self.requests[index].is_aged).then_some(index)
+    }
+
+    /// Starts the requests that are owed their turn; the first that does not fit is returned.
+    pub(crate) fn admit_aged(&mut self, plan: &mut StepPlan) -> Option<RequestIndex> {
+        while let Some(index) = self.oldest_aged() {
+            let was_aged = core::mem::replace(&mut self.requests[index].is_aged, true);
+            if self.try_start(index, plan).is_ok() {
+                continue;
+            }
+            if self.requests[index].held_by.is_none() {
+                self.requests[index].is_aged = was_aged;
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// What others have to leave to `index`, and until when.
+    pub(crate) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
+        plan.patient = None;
+        let candidate = self.candidate(index, plan).ok()?;
+        let num_needed_pages = candidate.num_needed_pages();
+        let num_available = self.kv.num_available();
+        let num_turns = self.num_decode_turns();
+        let now = plan.batch.step.0;
+        let due = *self.requests[index].due_step.get_or_insert_with(|| {
+            let num_rows = plan.forecast.first_step_with(num_needed_pages, num_available);
+            StepId(now + u64::from(num_rows) * num_turns)
+        });
+        let num_rows_left = due.0.saturating_sub(now) / num_turns;
+        Some(Patient {
+            index,
+            num_needed_pages,
+            num_rows_left: u32::try_from(num_rows_left).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Whether starting the candidate now might keep the patient request waiting longer.
+    pub(crate) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
+        let Some(patient) = plan.patient.filter(|patient| patient.index != candidate.index) else {
+            return false;
+        };
+        if patient.num_rows_left == 0 {
+            return true;
+        }
+        let num_prefill_steps =
+            candidate.num_uncached_tokens.div_ceil(self.config.max_prefill_tokens);
+        if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
+            return false;
+        }
+        // Both are there then.
+        if self.free_slots.len() < 2 {
+            return true;
+        }
+        let num_taken = plan.forecast.pages_after(patient.num_rows_left)
+            + (candidate.num_needed_pages() + patient.num_needed_pages) as i64;
+        num_taken > self.kv.num_available() as i64
+    }
+
+    /// Steps in which everybody who decodes has a turn.
+    fn num_decode_turns(&self) -> u64 {
+        let num_running = self.running.len() as u64;
+        num_running.div_ceil(self.config.max_decode_seqs.into()).max(1)
+    }
+
+    /// Counts the step for those who began to wait before one that it starts.
+    pub(crate) fn note_passed_over(&mut self, plan: &StepPlan) {
+        if self.config.scheduling_policy == SchedulingPolicy::Fcfs {
+            return;
+        }
+        if let Some(ticket) = plan.latest_ticket {
+            self.waiting.note_started(ticket, self.config.max_passed_over);
+        }
+    }
+}
