@@ -33,7 +33,11 @@ pub struct AdmissionOptions {
 #[derive(Debug, Clone)]
 pub enum LengthSource {
     /// JSON lines as the Mooncake traces have them, or a `.csv` file as the Azure traces are.
-    Trace { file: PathBuf, length_scale: f64 },
+    Trace {
+        file: PathBuf,
+        prompt_scale: f64,
+        output_scale: f64,
+    },
     /// Lengths drawn evenly from first to last, both included.
     Ranges {
         prompt: (u32, u32),

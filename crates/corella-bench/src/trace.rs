@@ -72,11 +72,11 @@ impl TraceRequest {
     }
 
     /// Tokens of the prompt and of the output, one at least of each.
-    pub fn scaled_lengths(&self, length_scale: f64) -> (u32, u32) {
-        let scaled = |length: f64| (length * length_scale).round().max(1.0) as u32;
+    pub fn scaled_lengths(&self, prompt_scale: f64, output_scale: f64) -> (u32, u32) {
+        let scaled = |length: f64, scale: f64| (length * scale).round().max(1.0) as u32;
         (
-            scaled(self.num_prompt_tokens),
-            scaled(self.num_output_tokens),
+            scaled(self.num_prompt_tokens, prompt_scale),
+            scaled(self.num_output_tokens, output_scale),
         )
     }
 }
@@ -149,8 +149,8 @@ mod tests {
         let distance = Duration::from_millis(24 * 3600 * 1000 + 1750);
         assert_eq!(requests[1].at(1.0).unwrap(), distance);
         assert_eq!(requests[1].at(2.0).unwrap(), 2 * distance);
-        assert_eq!(requests[0].scaled_lengths(0.1), (481, 1));
-        assert_eq!(requests[1].scaled_lengths(0.001), (1, 1));
+        assert_eq!(requests[0].scaled_lengths(0.1, 2.0), (481, 20));
+        assert_eq!(requests[1].scaled_lengths(1.0, 0.001), (549, 1));
     }
 
     #[test]

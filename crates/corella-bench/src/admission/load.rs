@@ -44,13 +44,19 @@ fn items(options: &AdmissionOptions) -> Result<Vec<Item>, BenchError> {
     let lengths: Vec<(u32, u32)>;
     let mut times = Vec::new();
     match &options.lengths {
-        LengthSource::Trace { file, length_scale } => {
+        LengthSource::Trace {
+            file,
+            prompt_scale,
+            output_scale,
+        } => {
             let requests = trace::read(file, options.num_requests.unwrap_or(usize::MAX))?;
             if let Arrivals::Trace { time_scale } = options.arrivals {
                 let at = requests.iter().map(|request| request.at(time_scale));
                 times = at.collect::<Result<_, _>>()?;
             }
-            let scaled = |request: &trace::TraceRequest| request.scaled_lengths(*length_scale);
+            let scaled = |request: &trace::TraceRequest| {
+                request.scaled_lengths(*prompt_scale, *output_scale)
+            };
             lengths = requests.iter().map(scaled).collect();
         }
         LengthSource::Ranges {

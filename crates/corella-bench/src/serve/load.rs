@@ -127,7 +127,7 @@ fn read_trace(
 ) -> Result<Vec<Item>, BenchError> {
     let requests = trace::read(path, num_prompts)?;
     let items = requests.iter().enumerate().map(|(index, request)| {
-        let (num_prompt_tokens, max_tokens) = request.scaled_lengths(length_scale);
+        let (num_prompt_tokens, max_tokens) = request.scaled_lengths(length_scale, length_scale);
         let tokens = trace_prompt(index, &request.hash_ids, num_prompt_tokens, length_scale);
         Ok(Item {
             at: request.at(time_scale)?,

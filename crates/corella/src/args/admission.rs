@@ -28,6 +28,9 @@ pub struct BenchAdmissionArgs {
         help_heading = "Load"
     )]
     pub length_scale: f64,
+    /// Factor for the outputs of --trace alone [default: --length-scale]
+    #[arg(long, value_name = "X", requires = "trace", help_heading = "Load")]
+    pub output_scale: Option<f64>,
     /// Factor for the times of --trace
     #[arg(
         long,

@@ -23,14 +23,13 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
             "--step-us, --token-us and --attended-kilotoken-us must be times, one above 0",
         );
     }
-    let scales = [args.length_scale, args.time_scale];
+    let output_scale = args.output_scale.unwrap_or(args.length_scale);
     let rate = args.request_rate.unwrap_or(1.0);
-    if scales
-        .iter()
-        .chain([&rate])
-        .any(|x| *x <= 0.0 || !x.is_finite())
-    {
-        return refuse("--length-scale, --time-scale and --request-rate must be above 0");
+    let factors = [args.length_scale, output_scale, args.time_scale, rate];
+    if factors.iter().any(|x| *x <= 0.0 || !x.is_finite()) {
+        return refuse(
+            "--length-scale, --output-scale, --time-scale and --request-rate must be above 0",
+        );
     }
     if args.num_requests == Some(0) || args.block_size == 0 {
         return refuse("--num-requests and --block-size must be at least 1");
@@ -56,11 +55,12 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
     };
     let (lengths, num_requests) = match (args.trace, args.prompt_len, args.output_len) {
         (Some(file), ..) => {
-            let length_scale = args.length_scale;
-            (
-                LengthSource::Trace { file, length_scale },
-                args.num_requests,
-            )
+            let lengths = LengthSource::Trace {
+                file,
+                prompt_scale: args.length_scale,
+                output_scale,
+            };
+            (lengths, args.num_requests)
         }
         (None, Some(prompt), Some(output)) => {
             let lengths = LengthSource::Ranges {
