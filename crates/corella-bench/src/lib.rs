@@ -1,5 +1,6 @@
 //! Load generator, replays and micro-benchmarks, and what they report.
 
+pub mod admission;
 pub mod cache_replay;
 mod error;
 pub mod offline;
@@ -10,8 +11,10 @@ mod report;
 mod report_file;
 pub mod scheduler;
 pub mod serve;
+mod split_mix;
 mod summary;
 mod timeline;
+mod trace;
 
 pub use error::BenchError;
 pub use repeat::{Repeats, Spread};

@@ -1,5 +1,6 @@
 //! What was typed. `config.rs` says what is meant by it.
 
+mod admission;
 mod bench;
 mod quantize;
 
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
 use corella_core::SchedulerConfig;
 
+pub use admission::BenchAdmissionArgs;
 pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange, ReportArgs,

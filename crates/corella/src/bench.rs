@@ -1,8 +1,10 @@
 //! `corella bench`: load and micro-benchmarks, numbers on standard output.
 
 use std::error::Error;
+use std::path::Path;
 
 use corella::{Llm, Perplexity};
+use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
 use corella_bench::scheduler::{self, SchedulerBenchOptions};
@@ -12,7 +14,7 @@ use corella_model::{DType, WeightFormat};
 use tokio::runtime::Runtime;
 
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
-use crate::config::{BenchOffline, BenchPerplexity};
+use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::profile_table;
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
@@ -112,8 +114,18 @@ pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
         num_tokens: args.num_tokens,
     });
     print!("{report}");
-    if let Some(path) = &args.output_json {
-        std::fs::write(path, format!("{}\n", report.to_json()))
+    write_json(args.output_json.as_deref(), &report.to_json())
+}
+
+pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {
+    let report = admission::run(&config.options)?;
+    print!("{report}");
+    write_json(config.output_json.as_deref(), &report.to_json())
+}
+
+fn write_json(path: Option<&Path>, json: &serde_json::Value) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = path {
+        std::fs::write(path, format!("{json}\n"))
             .map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())

@@ -25,6 +25,10 @@ use crate::args::{
     SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs, WeightFormatArg,
 };
 
+mod admission;
+
+pub use admission::{BenchAdmission, bench_admission};
+
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,

@@ -45,6 +45,9 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         }
         Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
         Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
+        Command::Bench(BenchCommand::Admission(args)) => {
+            bench::admission(config::bench_admission(args)?)?
+        }
     }
     Ok(())
 }

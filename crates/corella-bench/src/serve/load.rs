@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::prompt;
-use super::random_prompt::split_mix;
 use super::{BenchServeOptions, Endpoint, PromptSource};
 use crate::BenchError;
+use crate::split_mix::split_mix;
+use crate::trace::{self, LATEST};
 
 /// One request, known before the run.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,22 +27,7 @@ pub(super) enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// A line of a trace in the format of the Mooncake traces (FAST 2025).
-#[derive(Deserialize)]
-struct TraceLine {
-    /// Milliseconds.
-    timestamp: f64,
-    input_length: f64,
-    output_length: f64,
-    /// Of the prompt's blocks of 512 tokens; equal for equal prefixes.
-    #[serde(default)]
-    hash_ids: Vec<u64>,
-}
-
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
-
-/// Thirty years: a clock can hold it, and nobody waits for it.
-const LATEST: Duration = Duration::from_secs(1_000_000_000);
 
 /// All requests of a run, the same for the same options. Run 0 is the warm-up; random prompts
 /// are other ones in every run, given ones the same.
@@ -139,40 +125,33 @@ fn read_trace(
     time_scale: f64,
     length_scale: f64,
 ) -> Result<Vec<Item>, BenchError> {
-    let error = |reason: String| BenchError::File(format!("{}: {reason}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
-    let mut items = Vec::new();
-    for (index, line) in text.lines().take(num_prompts).enumerate() {
-        let line: TraceLine = serde_json::from_str(line)
-            .map_err(|cause| error(format!("line {}: {cause}", index + 1)))?;
-        let scaled = |length: f64| (length * length_scale).round().max(1.0);
-        let at = Duration::try_from_secs_f64(line.timestamp * time_scale / 1e3);
-        items.push(Item {
-            at: at
-                .map_err(|cause| error(format!("line {}: {cause}", index + 1)))?
-                .min(LATEST),
-            prompt: Prompt::Tokens(trace_prompt(&line, scaled(line.input_length), length_scale)),
-            max_tokens: scaled(line.output_length) as u32,
-        });
-    }
-    if items.is_empty() {
-        return Err(error("no requests in it".into()));
-    }
-    Ok(items)
+    let requests = trace::read(path, num_prompts)?;
+    let items = requests.iter().enumerate().map(|(index, request)| {
+        let (num_prompt_tokens, max_tokens) = request.scaled_lengths(length_scale, length_scale);
+        let tokens = trace_prompt(index, &request.hash_ids, num_prompt_tokens, length_scale);
+        Ok(Item {
+            at: request.at(time_scale)?,
+            prompt: Prompt::Tokens(tokens),
+            max_tokens,
+        })
+    });
+    items.collect()
 }
 
-/// Tokens that any vocabulary has, the same for the same block.
-fn trace_prompt(line: &TraceLine, num_tokens: f64, length_scale: f64) -> Vec<u32> {
+/// Tokens that any vocabulary has, the same for the same block. A block that the trace gives no id
+/// is the request's own.
+fn trace_prompt(index: usize, hash_ids: &[u64], num_tokens: u32, length_scale: f64) -> Vec<u32> {
     const FIRST: u64 = 100;
     const COUNT: u64 = 900;
     let block_tokens = (TRACE_BLOCK_TOKENS * length_scale).max(1.0);
-    let token = |at: usize| {
-        let block = (at as f64 / block_tokens) as usize;
-        let id = line.hash_ids.get(block).copied().unwrap_or(u64::MAX);
-        let mut state = id.wrapping_mul(0x9E37_79B9).wrapping_add(at as u64);
+    let own = u64::MAX - index as u64;
+    let token = |at: u32| {
+        let block = (f64::from(at) / block_tokens) as usize;
+        let id = hash_ids.get(block).copied().unwrap_or(own);
+        let mut state = id.wrapping_mul(0x9E37_79B9).wrapping_add(at.into());
         (FIRST + split_mix(&mut state) % COUNT) as u32
     };
-    (0..num_tokens as usize).map(token).collect()
+    (0..num_tokens).map(token).collect()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::load::Prompt;
 use crate::BenchError;
+use crate::split_mix::split_mix;
 
 /// A prompt is one of `num_prefixes` beginnings, in turn, and `len` words or tokens of its own.
 #[derive(Debug, Clone, PartialEq)]
@@ -123,15 +124,6 @@ impl RandomPrompts {
 fn stream(keys: &[u64]) -> u64 {
     keys.iter()
         .fold(0, |state, key| split_mix(&mut (state ^ key)))
-}
-
-/// SplitMix64: small, and the same everywhere.
-pub(super) fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
 use corella_bench::{Metric, Objective};
 
+use super::admission::BenchAdmissionArgs;
 use super::{CacheArgs, DeviceArgs, KvFormatArg, ModelArgs, SchedulerArgs, SpeculationArgs};
 
 #[derive(Subcommand)]
@@ -24,6 +25,21 @@ pub enum BenchCommand {
     Perplexity(BenchPerplexityArgs),
     /// Replay the prefixes of a request trace through the prefix cache
     Cache(BenchCacheArgs),
+    /// Compare rules of what a request reserves at admission, in virtual time
+    ///
+    /// The scheduler is the real one; a step takes what --step-us, --token-us and
+    /// --attended-kilotoken-us make of it, and every request ends by itself at the length that the
+    /// trace says.
+    ///
+    /// oracle-reserve knows every length and reserves all of it; oracle knows it as max_tokens, in
+    /// the default configuration; sglang reserves a share that sinks from 0.7 to 0.1 in 600 steps of
+    /// a max_tokens of 4,096, since its own clipping of longer limits cannot be expressed; vllm
+    /// reserves nothing (but after a preemption the rest of the true length, since nothing cannot be
+    /// expressed then); default is what a client gets that gives no max_tokens.
+    ///
+    /// Ratios are to the better of the two oracles; `by pages` is the share of time in which
+    /// requests waited with slots and tokens left.
+    Admission(BenchAdmissionArgs),
 }
 
 #[derive(Args)]
@@ -381,7 +397,7 @@ fn parse_objective(text: &str) -> Result<Objective, String> {
     objective.ok_or_else(|| "must be ttft, tpot or e2el, a colon and milliseconds".to_owned())
 }
 
-fn parse_range(text: &str) -> Result<LenRange, String> {
+pub(super) fn parse_range(text: &str) -> Result<LenRange, String> {
     let number = |text: &str| {
         let number = text.trim().parse::<usize>();
         number.map_err(|_| format!("`{text}` is not a number"))

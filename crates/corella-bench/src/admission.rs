@@ -1,0 +1,153 @@
+//! `bench admission`: rules of what a request reserves at admission, beside each other in
+//! virtual time.
+
+use std::path::PathBuf;
+
+use corella_core::SchedulerConfig;
+use corella_model::CostModel;
+
+mod load;
+mod replay;
+mod report;
+mod rule;
+
+use load::Load;
+pub use replay::Replay;
+pub use report::AdmissionReport;
+pub use rule::{GivenLimit, RULES, Rule};
+
+use crate::BenchError;
+
+#[derive(Debug, Clone)]
+pub struct AdmissionOptions {
+    pub lengths: LengthSource,
+    pub arrivals: Arrivals,
+    /// Requests of the run, the first ones of a trace; `None` is all of a trace.
+    pub num_requests: Option<usize>,
+    pub rules: Vec<&'static Rule>,
+    /// Whatever is not the rules' to decide.
+    pub config: SchedulerConfig,
+    pub cost: CostModel,
+}
+
+#[derive(Debug, Clone)]
+pub enum LengthSource {
+    /// JSON lines as the Mooncake traces have them, or a `.csv` file as the Azure traces are.
+    Trace {
+        file: PathBuf,
+        prompt_scale: f64,
+        output_scale: f64,
+    },
+    /// Lengths drawn evenly from first to last, both included.
+    Ranges {
+        prompt: (u32, u32),
+        output: (u32, u32),
+        seed: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arrivals {
+    AtOnce,
+    /// At even intervals, so many a second.
+    Rate(f64),
+    /// When the trace says, times the factor.
+    Trace {
+        time_scale: f64,
+    },
+}
+
+/// Plays the same requests under every rule.
+pub fn run(options: &AdmissionOptions) -> Result<AdmissionReport, BenchError> {
+    let load = Load::new(options)?;
+    let mut replays = Vec::new();
+    for &rule in &options.rules {
+        replays.push(Replay::run(rule, &load, options)?);
+    }
+    Ok(AdmissionReport::new(options, &load, replays))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two requests of 4 + 3 tokens at once; a step takes 10 ms and 1 ms a token; pages of one
+    /// token, so that a request comes to need 6.
+    fn report(num_pages: u32) -> AdmissionReport {
+        let mut config = SchedulerConfig::new(num_pages, 1, 64);
+        config.enable_prefix_caching = false;
+        let options = AdmissionOptions {
+            lengths: LengthSource::Ranges {
+                prompt: (4, 4),
+                output: (3, 3),
+                seed: 0,
+            },
+            arrivals: Arrivals::AtOnce,
+            num_requests: Some(2),
+            rules: RULES.iter().collect(),
+            config,
+            cost: CostModel {
+                per_step_us: 10e3,
+                per_token_us: 1e3,
+                per_attended_kilotoken_us: 0.0,
+            },
+        };
+        run(&options).unwrap()
+    }
+
+    fn assert_near(got: f64, expected: f64) {
+        assert!((got - expected).abs() < 1e-9, "{got} instead of {expected}");
+    }
+
+    /// By hand. Whoever reserves all 6 pages runs alone: steps of 14, 11 and 11 ms, and the same
+    /// again. They hold 4, 5 and 6 pages.
+    #[test]
+    fn exact_reservations_are_served_one_after_the_other() {
+        let report = report(8);
+        let replay = report.replay("oracle-reserve").unwrap();
+        assert_eq!((replay.num_steps, replay.num_preemptions), (6, 0));
+        assert_eq!((replay.num_finished, replay.num_failed), (2, 0));
+        assert_near(replay.makespan_s, 0.072);
+        assert_near(replay.output_tokens_per_s, 6.0 / 0.072);
+        assert_near(replay.ttft_ms.p50, (14.0 + 50.0) / 2.0);
+        assert_near(replay.ttft_ms.p99, 14.0 + 0.99 * 36.0);
+        assert_near(replay.worst_gap_ms, 11.0);
+        let page_ms = 14.0 * 4.0 + 11.0 * 5.0 + 11.0 * 6.0;
+        assert_near(replay.pool_share, page_ms / (36.0 * 8.0));
+        assert_near(replay.page_limited_share, 0.5);
+    }
+
+    /// By hand. Nobody reserves more than the next token: both start in a step of 18 ms, the first
+    /// takes the last page, and the second is preempted. The first ends after 11 and 11 ms; the
+    /// second has 5 tokens computed in 15 ms, which brings its next one 37 ms after the one before,
+    /// and ends after 11 more.
+    #[test]
+    fn without_reservation_the_second_is_preempted() {
+        let report = report(9);
+        let replay = report.replay("vllm").unwrap();
+        assert_eq!((replay.num_steps, replay.num_preemptions), (5, 1));
+        assert_eq!((replay.num_finished, replay.num_failed), (2, 0));
+        assert_near(replay.makespan_s, 0.066);
+        assert_near(replay.ttft_ms.p99, 18.0);
+        assert_near(replay.worst_gap_ms, 37.0);
+        assert_near(replay.page_limited_share, 22.0 / 66.0);
+        let (makespan, ttft) = report.ratios(replay).unwrap();
+        assert_near(makespan, 66.0 / 72.0);
+        assert!(ttft < 1.0);
+    }
+
+    #[test]
+    fn every_rule_serves_all_and_what_cannot_fit_is_left_out() {
+        let all = report(12);
+        assert_eq!(all.num_left_out, 0);
+        for rule in &RULES {
+            let replay = all.replay(rule.name).unwrap();
+            assert_eq!((replay.num_finished, replay.num_failed), (2, 0));
+            assert!(all.to_string().contains(rule.name));
+        }
+        assert_eq!(all.to_json()["rules"][0]["num_finished"], 2);
+        let none = report(6);
+        assert_eq!(none.num_left_out, 2);
+        assert_eq!(none.replays[0].num_finished, 0);
+    }
+}

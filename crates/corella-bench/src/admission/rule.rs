@@ -1,0 +1,79 @@
+//! Rules of admission as data: how each sets the scheduler, and what it is told of lengths.
+
+use corella_core::SchedulerConfig;
+
+/// What is compared with what.
+#[derive(Debug)]
+pub struct Rule {
+    pub name: &'static str,
+    pub limit: GivenLimit,
+    /// Knows every length, so that others are measured by it.
+    pub is_oracle: bool,
+    pub configure: fn(&mut SchedulerConfig),
+}
+
+/// What requests say of their length. Every request ends by itself at its true one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenLimit {
+    /// `max_tokens` is the true length, and there is no end token.
+    Exact,
+    /// `max_tokens` is this, less where context or pool end before, more where the true length
+    /// is more; an end token comes at the true length.
+    AtMost(u32),
+    /// No `max_tokens`; an end token comes at the true length.
+    None,
+}
+
+const RATIO_ONE: u32 = SchedulerConfig::RATIO_ONE;
+
+pub static RULES: [Rule; 5] = [
+    Rule {
+        name: "oracle-reserve",
+        limit: GivenLimit::Exact,
+        is_oracle: true,
+        configure: |config| config.new_token_ratio = RATIO_ONE,
+    },
+    Rule {
+        name: "oracle",
+        limit: GivenLimit::Exact,
+        is_oracle: true,
+        configure: |_| {},
+    },
+    // Its estimate counts at most 4,096 tokens of a limit (`CLIP_MAX_NEW_TOKENS`).
+    Rule {
+        name: "sglang",
+        limit: GivenLimit::AtMost(4096),
+        is_oracle: false,
+        configure: |config| {
+            config.new_token_ratio = RATIO_ONE / 10 * 7;
+            config.min_new_token_ratio = RATIO_ONE / 10;
+            config.new_token_ratio_decay_steps = 600;
+            config.max_preemptions = u32::MAX;
+        },
+    },
+    // The exact limit tells it something only after a preemption, when the scheduler reserves the
+    // rest; without a limit that would be the pool.
+    Rule {
+        name: "vllm",
+        limit: GivenLimit::Exact,
+        is_oracle: false,
+        configure: |config| {
+            config.new_token_ratio = 0;
+            config.min_new_token_ratio = 0;
+            config.new_token_ratio_decay_steps = 0;
+            config.max_preemptions = u32::MAX;
+        },
+    },
+    Rule {
+        name: "default",
+        limit: GivenLimit::None,
+        is_oracle: false,
+        configure: |_| {},
+    },
+];
+
+impl Rule {
+    pub fn named(name: &str) -> Option<&'static Self> {
+        RULES.iter().find(|rule| rule.name == name)
+    }
+}
