@@ -101,13 +101,16 @@ impl Scheduler {
         let num_steps = rest(state.expected_output);
         let num_kept_rows = match self.config.head_room {
             HeadRoom::Estimate => num_steps,
-            // Whoever was preempted once comes back for good.
-            HeadRoom::Share { .. } if state.num_preemptions == 0 => {
-                let rest = u64::from(rest(state.max_tokens).saturating_sub(1));
-                let share = rest * u64::from(self.head_room_share);
-                1 + share.div_ceil(HeadRoom::ONE.into()) as u32
+            HeadRoom::Limit => rest(state.max_tokens),
+            HeadRoom::Share { .. } => {
+                let rest = rest(state.max_tokens).saturating_sub(1);
+                let share = u64::from(rest) * u64::from(self.head_room_share);
+                let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
+                // Whoever was preempted is given time to go on as long as it has before.
+                let num_drawn = num_rows + 1 - state.num_prompt_tokens;
+                let returning = if state.num_preemptions > 0 { num_drawn } else { 0 };
+                1 + share.max(returning.min(rest))
             }
-            HeadRoom::Share { .. } | HeadRoom::Limit => rest(state.max_tokens),
         };
         PageDemand {
             num_steps,

@@ -86,6 +86,7 @@ pub enum EngineState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmitError {
     QueueFull {
+        num_waiting: usize,
         limit: u32,
     },
     Draining,
@@ -472,6 +473,7 @@ impl Shared {
         let num_live = inner.stats.num_live_requests + num_choices as usize;
         if num_live > self.max_live_requests {
             return Err(SubmitError::QueueFull {
+                num_waiting: inner.stats.scheduler.num_waiting,
                 limit: self.limits.max_queued_requests,
             });
         }
@@ -512,7 +514,13 @@ impl Shared {
 impl fmt::Display for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::QueueFull { limit } => write!(f, "{limit} requests are already waiting"),
+            Self::QueueFull { num_waiting, limit } => {
+                let full = AdmissionError::QueueFull {
+                    num_waiting: *num_waiting,
+                    limit: *limit,
+                };
+                full.fmt(f)
+            }
             Self::Draining => f.write_str("shutting down; no new requests are taken"),
             Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
             Self::Refused(error) => error.fmt(f),

@@ -355,8 +355,8 @@ impl Choice {
 
 fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
     match error {
-        SubmitError::QueueFull { limit } => ApiError::admission(
-            &corella_core::AdmissionError::QueueFull { limit },
+        SubmitError::QueueFull { num_waiting, limit } => ApiError::admission(
+            &corella_core::AdmissionError::QueueFull { num_waiting, limit },
             prompt_field,
         ),
         SubmitError::Draining => ApiError::draining(),

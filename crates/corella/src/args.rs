@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
-use corella_core::SchedulerConfig;
+use corella_core::{HeadRoom, SchedulerConfig};
 
 pub use admission::BenchAdmissionArgs;
 pub use bench::{
@@ -180,16 +180,11 @@ pub struct SchedulerArgs {
     /// Answer requests with 429 that can no longer meet the ttft_slo_ms or tpot_slo_ms in them
     #[arg(long)]
     pub slo_admission: bool,
-    /// Share of its output that a request reserves KV pages for when it starts, at first; 1
-    /// reserves all and never preempts
-    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.5")]
-    pub new_token_ratio: u32,
-    /// What that share sinks to while nothing is preempted
-    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.125")]
-    pub min_new_token_ratio: u32,
-    /// Steps in which it sinks there; 0 keeps it as it is
-    #[arg(long, value_name = "N", default_value_t = defaults().new_token_ratio_decay_steps)]
-    pub new_token_ratio_decay_steps: u32,
+    /// KV pages that a request finds kept for its output when it starts: `estimate` goes by how
+    /// long outputs have been lately; `limit` keeps all that it may come to need, and nothing is
+    /// ever preempted; a number from 0 to 1 keeps that share
+    #[arg(long, value_name = "estimate|limit|SHARE", value_parser = parse_head_room, default_value = "estimate")]
+    pub head_room: HeadRoom,
     /// Compute every prompt in one step
     #[arg(long)]
     pub no_chunked_prefill: bool,
@@ -265,7 +260,7 @@ pub struct CacheArgs {
     pub pin_prefix: Vec<String>,
     /// Share of the KV pages that pinned prefixes may take
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.25")]
-    pub max_pinned_share: u32,
+    pub max_pinned_share: f64,
 }
 
 #[derive(Args)]
@@ -384,11 +379,22 @@ fn defaults() -> SchedulerConfig {
 }
 
 /// In units of 1/65536, as the scheduler counts.
-fn parse_share(text: &str) -> Result<u32, String> {
-    let one = f64::from(SchedulerConfig::RATIO_ONE);
+fn parse_share(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok((share * one) as u32),
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
         _ => Err("must be a number from 0 to 1".to_owned()),
+    }
+}
+
+fn parse_head_room(text: &str) -> Result<HeadRoom, String> {
+    match (text, text.parse::<f64>()) {
+        ("estimate", _) => Ok(HeadRoom::Estimate),
+        ("limit", _) => Ok(HeadRoom::Limit),
+        (_, Ok(share)) if (0.0..=1.0).contains(&share) => {
+            let share = share * f64::from(HeadRoom::ONE);
+            Ok(HeadRoom::fixed_share(share as u32))
+        }
+        _ => Err("must be `estimate`, `limit` or a number from 0 to 1".to_owned()),
     }
 }
 

@@ -400,9 +400,7 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_queued_requests = args.max_queued_requests;
     limits.max_queued_tokens = args.max_queued_tokens.unwrap_or(u64::MAX);
     limits.enable_slo_admission = args.slo_admission;
-    limits.new_token_ratio = args.new_token_ratio;
-    limits.min_new_token_ratio = args.min_new_token_ratio;
-    limits.new_token_ratio_decay_steps = args.new_token_ratio_decay_steps;
+    limits.head_room = args.head_room;
     limits.enable_chunked_prefill = !args.no_chunked_prefill;
     limits.scheduling_policy = match args.scheduling_policy {
         SchedulingPolicyArg::Fcfs => SchedulingPolicy::Fcfs,

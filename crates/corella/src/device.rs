@@ -211,8 +211,8 @@ pub(crate) fn load(
     scheduler.num_pages = plan.num_pages;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {
-        let share = u64::from(plan.num_pages) * u64::from(options.max_pinned_share);
-        scheduler.max_pinned_pages = (share / u64::from(SchedulerConfig::RATIO_ONE)) as u32;
+        let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;
+        scheduler.max_pinned_pages = num_pages as u32;
     }
 
     let num_stages = scheduler.num_pipeline_stages as usize;

@@ -58,8 +58,8 @@ pub struct LlmOptions {
     pub max_model_len: Option<u32>,
     /// Beginnings of prompts, as text, whose KV pages are computed at start and kept.
     pub pinned_prefixes: Vec<String>,
-    /// The most KV pages that those may take, in 1/65536 of all.
-    pub max_pinned_share: u32,
+    /// The most KV pages that those may take, as a share of all, from 0 to 1.
+    pub max_pinned_share: f64,
     /// A step that takes longer loses the engine.
     pub step_deadline: Duration,
     /// Where the CPU's steps write down what their time goes to.
@@ -89,7 +89,7 @@ impl Default for LlmOptions {
             kv_cache_bytes: None,
             max_model_len: None,
             pinned_prefixes: Vec::new(),
-            max_pinned_share: SchedulerConfig::RATIO_ONE / 4,
+            max_pinned_share: 0.25,
             step_deadline: Duration::from_secs(300),
             profile: None,
             mock_cost: None,

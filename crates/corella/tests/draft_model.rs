@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use corella_core::{
+use corella_core::{HeadRoom, 
     Namespace, RequestOutput, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria,
     TokenId,
 };
@@ -21,8 +21,7 @@ fn limits(speculation: Speculation) -> SchedulerConfig {
         max_num_seqs: 8,
         max_num_batched_tokens: 48,
         max_prefill_tokens: 40,
-        new_token_ratio: 0,
-        min_new_token_ratio: 0,
+        head_room: HeadRoom::fixed_share(0),
         max_preemptions: 1000,
         speculation,
         ..SchedulerConfig::new(30, 8, 120)

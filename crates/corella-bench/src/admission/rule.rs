@@ -1,6 +1,6 @@
 //! Rules of admission as data: how each sets the scheduler, and what it is told of lengths.
 
-use corella_core::SchedulerConfig;
+use corella_core::{HeadRoom, SchedulerConfig};
 
 /// What is compared with what.
 #[derive(Debug)]
@@ -24,14 +24,12 @@ pub enum GivenLimit {
     None,
 }
 
-const RATIO_ONE: u32 = SchedulerConfig::RATIO_ONE;
-
 pub static RULES: [Rule; 5] = [
     Rule {
         name: "oracle-reserve",
         limit: GivenLimit::Exact,
         is_oracle: true,
-        configure: |config| config.new_token_ratio = RATIO_ONE,
+        configure: |config| config.head_room = HeadRoom::Limit,
     },
     Rule {
         name: "oracle",
@@ -45,22 +43,20 @@ pub static RULES: [Rule; 5] = [
         limit: GivenLimit::AtMost(4096),
         is_oracle: false,
         configure: |config| {
-            config.new_token_ratio = RATIO_ONE / 10 * 7;
-            config.min_new_token_ratio = RATIO_ONE / 10;
-            config.new_token_ratio_decay_steps = 600;
+            config.head_room = HeadRoom::Share {
+                share: HeadRoom::ONE / 10 * 7,
+                min_share: HeadRoom::ONE / 10,
+                num_decay_steps: 600,
+            };
             config.max_preemptions = u32::MAX;
         },
     },
-    // The exact limit tells it something only after a preemption, when the scheduler reserves the
-    // rest; without a limit that would be the pool.
     Rule {
         name: "vllm",
-        limit: GivenLimit::Exact,
+        limit: GivenLimit::None,
         is_oracle: false,
         configure: |config| {
-            config.new_token_ratio = 0;
-            config.min_new_token_ratio = 0;
-            config.new_token_ratio_decay_steps = 0;
+            config.head_room = HeadRoom::fixed_share(0);
             config.max_preemptions = u32::MAX;
         },
     },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::{
+use corella_core::{HeadRoom, 
     Batch, BatchOutput, FinishReason, Namespace, PageId, SamplingParams, SchedulerConfig, StepId,
     StoppingCriteria, TokenId,
 };
@@ -21,7 +21,7 @@ pub fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
         max_num_batched_tokens: 48,
         max_prefill_tokens: 32,
         max_queued_requests: 256,
-        new_token_ratio: SchedulerConfig::RATIO_ONE / 8,
+        head_room: HeadRoom::fixed_share(HeadRoom::ONE / 8),
         max_preemptions: 1000,
         max_inflight_steps,
         ..SchedulerConfig::new(num_pages, 4, 128)
