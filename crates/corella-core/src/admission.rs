@@ -149,9 +149,10 @@ impl Scheduler {
     /// Packing stands back when the head has been passed over too often, when no tokens limit
     /// a step, and regularly.
     fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
-        let is_head_aged = self.waiting.first_new().is_some_and(|head| {
-            self.requests[head].num_passed_over >= self.config.max_passed_over
-        });
+        let is_head_aged = self
+            .waiting
+            .first_new()
+            .is_some_and(|head| self.requests[head].num_passed_over >= self.config.max_passed_over);
         let limit = self
             .config
             .max_prefill_tokens
@@ -169,7 +170,10 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> bool {
         while let Some(index) = first(&self.waiting) {
-            if matches!(self.try_start(index, plan), Err(Held::NoRoom | Held::ByPatient)) {
+            if matches!(
+                self.try_start(index, plan),
+                Err(Held::NoRoom | Held::ByPatient)
+            ) {
                 return false;
             }
         }

@@ -1,5 +1,6 @@
 //! What comes back from the executor.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use crate::request_state::{Leaving, RequestIndex, Stage};
@@ -7,6 +8,30 @@ use crate::step_plan::{InflightSpan, InflightStep};
 use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, SlotId, StepId};
 
 type Drawn = (SlotId, Sample);
+
+/// Pages that the prefix tree had, and whose rows are not what it took them for.
+struct UndefinedPages {
+    /// By page.
+    is_undefined: Vec<bool>,
+}
+
+impl UndefinedPages {
+    fn new(num_pages: u32) -> Self {
+        Self {
+            is_undefined: alloc::vec![false; num_pages as usize],
+        }
+    }
+
+    fn add(&mut self, pages: &[PageId]) {
+        for page in pages {
+            self.is_undefined[page.0 as usize] = true;
+        }
+    }
+
+    fn contains(&self, page: PageId) -> bool {
+        self.is_undefined[page.0 as usize]
+    }
+}
 
 impl Scheduler {
     /// Takes what the oldest step in flight drew.
@@ -16,12 +41,23 @@ impl Scheduler {
     /// that samples and for each draft of it that holds, or the reason that there is none.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
-        let mut samples = &output.samples[..];
         let mut undrawn = output.undrawn.iter().peekable();
+        let mut failed = Vec::new();
         for span in &returned.spans {
-            let is_undrawn = |(slot, _): &&(SlotId, _)| span.sample && *slot == span.slot;
-            if let Some((_, reason)) = undrawn.next_if(is_undrawn) {
-                self.handle_undrawn(span, returned.step, reason);
+            let is_its = |(slot, _): &&(SlotId, _)| span.sample && *slot == span.slot;
+            if let Some((_, reason)) = undrawn.next_if(is_its) {
+                failed.push((span, &**reason));
+            }
+        }
+        assert!(undrawn.next().is_none(), "a reason without a span");
+        self.handle_undrawn(&failed, returned.step);
+        let mut failed = failed.iter().peekable();
+        let mut samples = &output.samples[..];
+        for span in &returned.spans {
+            if failed
+                .next_if(|(other, _)| other.slot == span.slot)
+                .is_some()
+            {
                 continue;
             }
             let (own, others) = match span.sample {
@@ -32,7 +68,6 @@ impl Scheduler {
             self.update_request(span, own, returned.step);
         }
         assert!(samples.is_empty(), "a sample without a span");
-        assert!(undrawn.next().is_none(), "a reason without a span");
     }
 
     /// A sampling span's samples, and those behind them.
@@ -59,23 +94,44 @@ impl Scheduler {
         (own, others)
     }
 
-    /// A request whose logits are no numbers ends with an error. What it has computed since it
-    /// took its slot may be none either, and is unpublished; who read that starts over. With
-    /// drafts in its span it starts over too, and without guessing: nothing times a weight of 0
-    /// is not 0 for everything, so what is wrong may be a draft's.
-    fn handle_undrawn(&mut self, span: &InflightSpan, step: StepId, reason: &str) {
-        let index = span.index;
-        self.forget_span(span, step);
-        let started = self.requests[index].started_step;
-        let mut undefined = Vec::new();
-        self.unpublish_undefined(index, started, &mut undefined);
-        let others: Vec<_> = self.index_of.values().copied().collect();
-        for other in others {
-            if other != index && self.reads_any(other, &undefined) {
-                self.unpublish_undefined(other, started, &mut undefined);
-                self.reset(other);
-            }
+    /// Requests whose logits are no numbers end with an error. What they have computed since they
+    /// took their slots may be none either, and is unpublished; who read that starts over. With
+    /// drafts in its span a request starts over too, and without guessing: nothing times a weight
+    /// of 0 is not 0 for everything, so what is wrong may be a draft's.
+    fn handle_undrawn(&mut self, failed: &[(&InflightSpan, &str)], step: StepId) {
+        if failed.is_empty() {
+            return;
         }
+        let mut undefined = UndefinedPages::new(self.config.num_pages);
+        for (span, _) in failed {
+            self.forget_span(span, step);
+            let started = self.requests[span.index].started_step;
+            self.unpublish_undefined(span.index, started, &mut undefined);
+        }
+        let mut others: Vec<_> = self.index_of.values().copied().collect();
+        let failed_indices: BTreeSet<_> = failed.iter().map(|(span, _)| span.index).collect();
+        others.retain(|index| !failed_indices.contains(index));
+        // What one of them has read and gone on from, another may have read of it.
+        loop {
+            let is_reader = |&index: &RequestIndex| self.reads_any(index, &undefined);
+            let (readers, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_reader);
+            for &index in &readers {
+                let started = self.requests[index].started_step;
+                self.unpublish_undefined(index, started, &mut undefined);
+                self.reset(index);
+            }
+            if readers.is_empty() {
+                break;
+            }
+            others = rest;
+        }
+        for (span, reason) in failed {
+            self.end_undrawn(span, reason);
+        }
+    }
+
+    fn end_undrawn(&mut self, span: &InflightSpan, reason: &str) {
+        let index = span.index;
         match self.requests[index].stage {
             Stage::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
             Stage::Running | Stage::Leaving(Leaving::Preempted) if span.num_drafts > 0 => {
@@ -133,7 +189,8 @@ impl Scheduler {
         state.tokens.push(sample.token);
         if !state.is_length_known() {
             let namespace = &state.request.namespace;
-            self.output_lengths.note_grown(namespace, state.num_output_tokens());
+            self.output_lengths
+                .note_grown(namespace, state.num_output_tokens());
         }
         match state.finish_reason() {
             Some(reason) => {
@@ -154,7 +211,7 @@ impl Scheduler {
     /// When `step` is not the oldest in flight.
     pub fn handle_step_failed(&mut self, step: StepId, reason: &str) {
         let failed = self.take_oldest(step);
-        let mut undefined = Vec::new();
+        let mut undefined = UndefinedPages::new(self.config.num_pages);
         for span in &failed.spans {
             self.forget_span(span, step);
             self.unpublish_undefined(span.index, step, &mut undefined);
@@ -186,7 +243,7 @@ impl Scheduler {
         &mut self,
         index: RequestIndex,
         step: StepId,
-        undefined: &mut Vec<PageId>,
+        undefined: &mut UndefinedPages,
     ) {
         let state = &mut self.requests[index];
         let published = &state.table[..state.num_published_pages as usize];
@@ -199,18 +256,20 @@ impl Scheduler {
         if let Some(&first) = published.get(num_defined)
             && self.kv.filled_by(first).is_some()
         {
-            self.kv.unpublish(first, undefined);
+            let mut removed = Vec::new();
+            self.kv.unpublish(first, &mut removed);
+            undefined.add(&removed);
         }
         state.num_published_pages = num_defined as u32;
         let num_rows = state.num_published_pages * self.config.page_size;
         state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
     }
 
-    fn reads_any(&self, index: RequestIndex, undefined: &[PageId]) -> bool {
+    fn reads_any(&self, index: RequestIndex, undefined: &UndefinedPages) -> bool {
         let state = &self.requests[index];
         let donor = state.donor.map(|(page, _)| page);
         let mut read = state.table.iter().chain(&donor);
-        read.any(|page| undefined.contains(page))
+        read.any(|&page| undefined.contains(page))
     }
 
     /// Sends a request back to waiting without what steps in flight compute for it.

@@ -1,9 +1,9 @@
 //! Requests that wait while another computes what they have in common.
 
+use crate::Scheduler;
 use crate::prefix_tree::PrefixMatch;
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::StepPlan;
-use crate::Scheduler;
 
 impl Scheduler {
     /// A prefilling request that is about to publish the page that this one needs next.

@@ -41,7 +41,8 @@ impl Scheduler {
     /// a little more.
     pub(crate) fn raise_share(&mut self) {
         let HeadRoom::Share {
-            num_decay_steps: 1.., ..
+            num_decay_steps: 1..,
+            ..
         } = self.config.head_room
         else {
             return;
@@ -108,7 +109,11 @@ impl Scheduler {
                 let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
                 // Whoever was preempted is given time to go on as long as it has before.
                 let num_drawn = num_rows + 1 - state.num_prompt_tokens;
-                let returning = if state.num_preemptions > 0 { num_drawn } else { 0 };
+                let returning = if state.num_preemptions > 0 {
+                    num_drawn
+                } else {
+                    0
+                };
                 1 + share.max(returning.min(rest))
             }
         };
@@ -118,6 +123,7 @@ impl Scheduler {
             num_future_pages: num_pages(num_steps),
             num_own_pages,
             num_kept_pages: num_pages(num_kept_rows),
+            is_certain: state.is_length_known(),
         }
     }
 

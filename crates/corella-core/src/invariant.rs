@@ -105,7 +105,10 @@ impl Scheduler {
         assert_eq!(num_queued_tokens, self.num_queued_tokens, "queued tokens");
         let is_queued = |state: &&RequestState| state.stage == Stage::Waiting && state.is_new();
         let num_queued_requests = self.requests.iter().filter(is_queued).count();
-        assert_eq!(num_queued_requests, self.num_queued_requests, "queued requests");
+        assert_eq!(
+            num_queued_requests, self.num_queued_requests,
+            "queued requests"
+        );
         assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
         let listed = self.running.len() + self.waiting.len() + num_leaving;
         assert_eq!(
@@ -113,10 +116,7 @@ impl Scheduler {
             self.index_of.len(),
             "a request is in no list, or in two"
         );
-        let ranks = self
-            .running
-            .iter()
-            .map(|&index| self.requests[index].rank);
+        let ranks = self.running.iter().map(|&index| self.requests[index].rank);
         assert!(ranks.is_sorted(), "the running set is sorted by rank");
     }
 

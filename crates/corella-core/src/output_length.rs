@@ -15,8 +15,8 @@ use crate::log_buckets::{NUM_LOG_BUCKETS, bucket_range, log_bucket};
 const PRIOR_LEN: u32 = 512;
 /// Outputs that the prior counts for.
 const PRIOR_WEIGHT: u32 = 4;
-/// Counts are kept in sixteenths, so that halving them loses little.
-const ONE: u32 = 16;
+/// Counts are kept in such parts, so that halving them loses little.
+const ONE: u32 = 256;
 /// Outputs that are remembered: when as many have begun, all counts are halved.
 const MEMORY: u32 = 1024 * ONE;
 /// Namespaces with a curve of their own, at most. Clients choose salts, so the number is bounded.
@@ -136,7 +136,8 @@ impl Curve {
         let lens = bucket_range(bucket);
         let left = PRIOR_LEN.saturating_sub(lens.start);
         let within = left.min(lens.end - lens.start);
-        let prior = |len: u32| u64::from(PRIOR_WEIGHT * ONE) * u64::from(len) / u64::from(PRIOR_LEN);
+        let prior =
+            |len: u32| u64::from(PRIOR_WEIGHT * ONE) * u64::from(len) / u64::from(PRIOR_LEN);
         let reached = u64::from(self.reached[bucket]) + prior(left);
         let ended = u64::from(self.ended[bucket]) + prior(within);
         (reached, ended.min(reached))
@@ -166,5 +167,106 @@ impl Curve {
         }
         // Nobody knows outputs as long as this: as much again as there is.
         from.saturating_add(from.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+
+    use super::*;
+
+    const HALF: u32 = 1 << 31;
+    const NINE_IN_TEN: u32 = HALF / 5 * 9;
+
+    fn salted(name: &str) -> Namespace {
+        Namespace {
+            lora: None,
+            cache_salt: Some(name.into()),
+        }
+    }
+
+    fn end_at(lengths: &mut OutputLengths, namespace: &Namespace, len: u32) {
+        grow_to(lengths, namespace, len);
+        lengths.note_ended(namespace, len);
+    }
+
+    fn grow_to(lengths: &mut OutputLengths, namespace: &Namespace, len: u32) {
+        for len in 1..=len {
+            lengths.note_grown(namespace, len);
+        }
+    }
+
+    #[test]
+    fn before_anything_has_ended_lengths_are_spread_up_to_the_prior() {
+        let (lengths, default) = (OutputLengths::new(), Namespace::default());
+        let expected = |len, quantile| lengths.expected(&default, len, quantile);
+        assert!((250..=262).contains(&expected(0, HALF)));
+        assert!((455..=467).contains(&expected(0, NINE_IN_TEN)));
+        assert_eq!(expected(0, u32::MAX), PRIOR_LEN);
+        // Of those that are longer than 400 half are shorter than 456.
+        assert!((450..=462).contains(&expected(400, HALF)));
+        // Beyond the prior as much again is expected as there is.
+        assert_eq!(expected(700, 0), 1400);
+    }
+
+    #[test]
+    fn what_has_ended_is_expected_again() {
+        let (mut lengths, default) = (OutputLengths::new(), Namespace::default());
+        for at in 0..200 {
+            end_at(&mut lengths, &default, 100 + at % 2 * 900);
+        }
+        let expected = |len, quantile| lengths.expected(&default, len, quantile);
+        // An eighth of a length is what buckets tell apart.
+        assert!((96..=112).contains(&expected(0, HALF / 2)));
+        assert!((960..=1024).contains(&expected(0, HALF / 2 * 3)));
+        // Whoever is longer than the short ones will be a long one.
+        assert!((960..=1024).contains(&expected(200, HALF)));
+    }
+
+    /// Half of the outputs ended at 10 tokens. The others have not: they say that the next one is
+    /// as likely to be longer than 200.
+    #[test]
+    fn outputs_that_still_grow_count() {
+        let (mut lengths, default) = (OutputLengths::new(), Namespace::default());
+        for _ in 0..100 {
+            end_at(&mut lengths, &default, 10);
+            grow_to(&mut lengths, &default, 200);
+        }
+        let expected = |quantile| lengths.expected(&default, 0, quantile);
+        assert!((10..=11).contains(&expected(HALF / 4)));
+        assert!(expected(HALF / 4 * 5) > 200);
+    }
+
+    #[test]
+    fn what_has_changed_is_learned() {
+        let (mut lengths, default) = (OutputLengths::new(), Namespace::default());
+        for _ in 0..2000 {
+            end_at(&mut lengths, &default, 1000);
+        }
+        for _ in 0..5000 {
+            end_at(&mut lengths, &default, 20);
+        }
+        assert!(lengths.expected(&default, 0, NINE_IN_TEN) <= 24);
+    }
+
+    #[test]
+    fn namespaces_have_their_own_lengths_and_are_bounded() {
+        let mut lengths = OutputLengths::new();
+        let (short, long) = (salted("short"), salted("long"));
+        for _ in 0..40 {
+            end_at(&mut lengths, &short, 5);
+            end_at(&mut lengths, &long, 300);
+        }
+        assert!(lengths.expected(&short, 0, NINE_IN_TEN) <= 6);
+        assert!(lengths.expected(&long, 0, HALF) >= 288);
+        for at in 0..1000 {
+            end_at(&mut lengths, &salted(&format!("{at}")), 5);
+            end_at(&mut lengths, &long, 300);
+        }
+        assert_eq!(lengths.namespaces.len(), MAX_NAMESPACES);
+        // Whoever is heard of lately is remembered, and others go by all.
+        assert!(lengths.expected(&long, 0, HALF) >= 288);
+        assert!(!lengths.namespaces.contains_key(&short));
     }
 }

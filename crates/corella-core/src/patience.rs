@@ -54,7 +54,9 @@ impl Scheduler {
         let num_turns = self.num_decode_turns();
         let now = plan.batch.step.0;
         let due = *self.requests[index].due_step.get_or_insert_with(|| {
-            let num_rows = plan.forecast.first_step_with(num_needed_pages, num_available);
+            let num_rows = plan
+                .forecast
+                .first_step_with(num_needed_pages, num_available);
             StepId(now + u64::from(num_rows) * num_turns)
         });
         let num_rows_left = due.0.saturating_sub(now) / num_turns;
@@ -67,14 +69,18 @@ impl Scheduler {
 
     /// Whether starting the candidate now might keep the patient request waiting longer.
     pub(crate) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
-        let Some(patient) = plan.patient.filter(|patient| patient.index != candidate.index) else {
+        let Some(patient) = plan
+            .patient
+            .filter(|patient| patient.index != candidate.index)
+        else {
             return false;
         };
         if patient.num_rows_left == 0 {
             return true;
         }
-        let num_prefill_steps =
-            candidate.num_uncached_tokens.div_ceil(self.config.max_prefill_tokens);
+        let num_prefill_steps = candidate
+            .num_uncached_tokens
+            .div_ceil(self.config.max_prefill_tokens);
         if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
             return false;
         }
@@ -90,7 +96,9 @@ impl Scheduler {
     /// Steps in which everybody who decodes has a turn.
     fn num_decode_turns(&self) -> u64 {
         let num_running = self.running.len() as u64;
-        num_running.div_ceil(self.config.max_decode_seqs.into()).max(1)
+        num_running
+            .div_ceil(self.config.max_decode_seqs.into())
+            .max(1)
     }
 
     /// Counts the step for those who began to wait before one that it starts.
@@ -99,7 +107,8 @@ impl Scheduler {
             return;
         }
         if let Some(ticket) = plan.latest_ticket {
-            self.waiting.note_started(ticket, self.config.max_passed_over);
+            self.waiting
+                .note_started(ticket, self.config.max_passed_over);
         }
     }
 }

@@ -178,7 +178,10 @@ impl fmt::Display for AdmissionError {
                  {limit} prefill tokens of one step, and chunked prefill is off"
             ),
             Self::QueueFull { num_waiting, limit } => {
-                write!(f, "{num_waiting} requests are already waiting, and {limit} may")
+                write!(
+                    f,
+                    "{num_waiting} requests are already waiting, and {limit} may"
+                )
             }
             Self::QueuedTokensFull {
                 num_queued_tokens,

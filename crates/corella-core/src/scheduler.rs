@@ -4,9 +4,9 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::kv_cache::KvCache;
-use crate::pace::Pace;
 use crate::latency_objective::Deadlines;
 use crate::output_length::OutputLengths;
+use crate::pace::Pace;
 use crate::prefix_tree::Parent;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::speculation::Speculator;

@@ -102,7 +102,9 @@ impl Scheduler {
                 Err(_) => return,
             }
         };
-        plan.patient = self.oldest_aged().and_then(|oldest| self.patient(oldest, plan));
+        plan.patient = self
+            .oldest_aged()
+            .and_then(|oldest| self.patient(oldest, plan));
         if self.would_delay_patient(&candidate, plan) {
             return;
         }
@@ -150,7 +152,10 @@ impl Scheduler {
             // with the last of them.
             let matched = &candidate.matched.pages;
             let is_same = |(left, right): &(&PageId, &PageId)| left == right;
-            let num_matched = { matched.iter() }.zip(&state.table).take_while(is_same).count();
+            let num_matched = { matched.iter() }
+                .zip(&state.table)
+                .take_while(is_same)
+                .count();
             for &page in &state.table[num_matched..] {
                 let num_locks = self.kv.num_locks(page);
                 let is_won = num_locks == 1 || {

@@ -259,7 +259,8 @@ impl Scheduler {
                 let slot = state.slot.expect("a request in a step has a slot");
                 plan.extend_table(state, slot, first_new);
                 plan.forecast.remove(&demand);
-                plan.forecast.add(&demand.after_taking(num_pages, page_size));
+                plan.forecast
+                    .add(&demand.after_taking(num_pages, page_size));
             } else {
                 let num_free_rows = first_new as u32 * page_size - state.num_scheduled_tokens;
                 state.drafts.truncate(num_free_rows as usize);

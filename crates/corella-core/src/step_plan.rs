@@ -6,7 +6,8 @@ use crate::page_forecast::PageForecast;
 use crate::patience::Patient;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
-    Batch, HeadRoom, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
+    Batch, HeadRoom, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId,
+    Span, StepId,
 };
 
 #[derive(Debug)]

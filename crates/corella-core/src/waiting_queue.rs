@@ -102,7 +102,9 @@ impl WaitingQueue {
     /// A follower of `leader` that needs no more than its first `num_pages` pages.
     pub fn follower_up_to(&self, leader: RequestIndex, num_pages: u32) -> Option<RequestIndex> {
         let last = (leader, num_pages, RequestIndex::LAST);
-        let mut found = self.followers.range((leader, 0, RequestIndex::FIRST)..=last);
+        let mut found = self
+            .followers
+            .range((leader, 0, RequestIndex::FIRST)..=last);
         found.next().map(|&(.., follower)| follower)
     }
 
@@ -117,7 +119,11 @@ impl WaitingQueue {
 
     /// In how many of the last `num_rounds` steps that count a request was passed over.
     pub fn num_passed_over(&self, ticket: u64) -> u32 {
-        let later = self.rounds.0.iter().filter(|Reverse(latest)| *latest > ticket);
+        let later = self
+            .rounds
+            .0
+            .iter()
+            .filter(|Reverse(latest)| *latest > ticket);
         later.count() as u32
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use corella_core::{
-    BatchOutput, FinishReason, HeadRoom, Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
+    BatchOutput, FinishReason, HeadRoom, Request, RequestId, Sample, Scheduler, SchedulerConfig,
+    TokenId,
 };
 
 const NUM_REQUESTS: u64 = 200;

@@ -8,6 +8,7 @@
 //! add a prompt=12 max=4              12 tokens that no other request has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1, c2 of one call
+//! add d prompt=4 came=0              it came before those that were added first
 //! ask                                who could use how many drafts of a model in the next step
 //! give a=xyz                         … and what it drew
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
@@ -27,9 +28,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, Namespace, PrefillAdmissionPolicy,
-    Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
-    SlotId, Span, Speculation, StoppingCriteria, TokenId,
+    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, Namespace,
+    PrefillAdmissionPolicy, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
+    SchedulingPolicy, SlotId, Span, Speculation, StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -288,6 +289,7 @@ impl World {
         let mut stopping = StoppingCriteria::default();
         let mut namespace = Namespace::default();
         let mut priority = 0;
+        let mut came_us = None;
         for (key, value) in words[1..].iter().map(|word| word.split_once('=').unwrap()) {
             match key {
                 "prompt" => {
@@ -302,6 +304,7 @@ impl World {
                 "stop" => stopping.stop_token_ids = value.chars().map(TokenId::from).collect(),
                 "salt" => namespace.cache_salt = Some(value.into()),
                 "priority" => priority = value.parse().unwrap(),
+                "came" => came_us = Some(value.parse().unwrap()),
                 _ => panic!("unknown property {key}"),
             }
         }
@@ -317,7 +320,7 @@ impl World {
                     },
                     stopping: stopping.clone(),
                     priority,
-                    arrival_us: self.now_us,
+                    arrival_us: came_us.unwrap_or(self.now_us),
                     objectives: Default::default(),
                     namespace: namespace.clone(),
                 }

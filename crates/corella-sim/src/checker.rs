@@ -299,7 +299,10 @@ impl NoStarvation {
     /// Steps until those that run have ended, at the latest, and with them the time in which
     /// others may start before one that was passed over too often.
     fn max_steps_to_make_room(&self) -> usize {
-        let num_turns = self.config.max_num_seqs.div_ceil(self.config.max_decode_seqs);
+        let num_turns = self
+            .config
+            .max_num_seqs
+            .div_ceil(self.config.max_decode_seqs);
         (self.config.max_model_len * num_turns) as usize
     }
 
@@ -442,7 +445,9 @@ impl Checker for Billing {
 
     /// A row that nothing can be drawn from may start over because of its drafts.
     fn step_failed(&mut self, requests: &BTreeSet<RequestId>) {
-        self.is_exact = self.is_exact.map(|is_exact| is_exact && requests.is_empty());
+        self.is_exact = self
+            .is_exact
+            .map(|is_exact| is_exact && requests.is_empty());
     }
 
     fn told(&mut self, output: &RequestOutput) -> Verdict {

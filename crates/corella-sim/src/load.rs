@@ -1,8 +1,9 @@
 //! What happens to a scheduler in one run, written by a seed.
 
 use corella_core::{
-    FinishReason, HeadRoom, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request, RequestId,
-    SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria, TokenId,
+    FinishReason, HeadRoom, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request,
+    RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria,
+    TokenId,
 };
 use corella_model::CostModel;
 

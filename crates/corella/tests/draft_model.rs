@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use corella_core::{HeadRoom, 
-    Namespace, RequestOutput, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria,
-    TokenId,
+use corella_core::{
+    HeadRoom, Namespace, RequestOutput, SamplingParams, SchedulerConfig, Speculation,
+    StoppingCriteria, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{DraftModel, Engine, EngineConfig, EngineStats, StreamEvent, Submission};

@@ -48,7 +48,8 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
             return Some(streams);
         }
         for first in firsts {
-            let Some(StreamEvent::Refused(AdmissionError::QueueFull { num_waiting, limit })) = first
+            let Some(StreamEvent::Refused(AdmissionError::QueueFull { num_waiting, limit })) =
+                first
             else {
                 panic!("{first:?}");
             };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::{HeadRoom, 
-    Batch, BatchOutput, FinishReason, Namespace, PageId, SamplingParams, SchedulerConfig, StepId,
-    StoppingCriteria, TokenId,
+use corella_core::{
+    Batch, BatchOutput, FinishReason, HeadRoom, Namespace, PageId, SamplingParams, SchedulerConfig,
+    StepId, StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
 use corella_model::{
