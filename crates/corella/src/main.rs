@@ -7,6 +7,8 @@ use clap::Parser;
 
 mod args;
 mod bench;
+#[cfg(test)]
+mod command_line_reference;
 mod config;
 mod generate;
 mod open_files;
