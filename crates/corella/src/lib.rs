@@ -30,3 +30,8 @@ pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
 pub use token_cost::TokenCost;
 pub use weight_cache::{WeightCache, WeightKeeper};
+
+/// The examples of the book's page on this crate.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/rust.md")]
+pub struct BookExamples;
