@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{python, tidy};
+use crate::{book, python, tidy};
 
 pub struct Stage {
     pub name: &'static str,
@@ -14,10 +14,10 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 11] = [
+pub const STAGES: [Stage; 12] = [
     Stage {
         name: "set-up",
-        about: "get what the other stages need: Rust components, a Python environment",
+        about: "get what the other stages need: Rust components, a Python environment, mdBook",
         takes_arguments: false,
         run: set_up,
     },
@@ -110,6 +110,12 @@ pub const STAGES: [Stage; 11] = [
             )
         },
     },
+    Stage {
+        name: "book",
+        about: "the book in docs builds, and its links lead somewhere",
+        takes_arguments: false,
+        run: |repository, _| book::build(repository),
+    },
 ];
 
 pub fn run_all(repository: &Repository) -> Result<(), String> {
@@ -179,6 +185,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     }
     let python = python::environment(repository)?;
     println!("Python environment: {}", python.display());
+    let mdbook = book::mdbook(repository)?;
+    println!("mdBook: {}", mdbook.display());
     Ok(())
 }
 
