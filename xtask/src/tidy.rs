@@ -1,5 +1,6 @@
 //! Rules of this repository that no other tool checks.
 
+mod book;
 mod layering;
 mod manifest;
 mod repository;
@@ -14,7 +15,7 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 13] = [
+const RULES: [(&str, Rule); 16] = [
     ("layering", layering::layers),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
@@ -28,6 +29,9 @@ const RULES: [(&str, Rule); 13] = [
     ("repository", repository::big_files),
     ("repository", repository::links),
     ("repository", repository::readme_command),
+    ("book", book::scenarios),
+    ("book", book::results),
+    ("book", book::chapters),
 ];
 
 pub fn run(repository: &Repository) -> Result<(), String> {
