@@ -1,0 +1,171 @@
+"""What the book tells its readers to run works as written.
+
+Blocks of `sh` and `python` are run from the repository's root, with `corella` on the PATH; one that begins with `corella
+serve` is the server of the blocks behind it. Blocks of `console` are somebody else's machine, but where they show how a
+command is refused, they must be right.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from server_process import BINARY, ROOT, ServerProcess
+
+BOOK = ROOT / "docs/src"
+PAGES = sorted(str(page.relative_to(BOOK)) for page in BOOK.rglob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SERVE = re.compile(r"(\w+=\S+ )?corella serve\b")
+BOOK_ADDRESS = "127.0.0.1:8000"
+TIMEOUT_S = 120
+
+
+@pytest.fixture
+def root_copy(tmp_path, monkeypatch):
+    """The repository's root as readers see it, in which blocks may leave files."""
+    for name in ["Cargo.toml", "bench", "models", "tests"]:
+        (tmp_path / name).symlink_to(ROOT / name)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "corella").symlink_to(BINARY.resolve())
+    (programs / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("RUST_LOG", raising=False)
+    monkeypatch.delenv("CORELLA_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the book's examples use curl")
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_runs(page, root_copy, monkeypatch):
+    reader = Reader(monkeypatch)
+    try:
+        for language, block in BLOCK.findall((BOOK / page).read_text()):
+            reader.read(language, block)
+    finally:
+        reader.stop_server()
+
+
+class Reader:
+    def __init__(self, monkeypatch):
+        self.server = None
+        self.monkeypatch = monkeypatch
+
+    def read(self, language, block):
+        if language == "console":
+            for command, error in re.findall(r"^\$ (corella .*)\n(error: .*)$", block, re.MULTILINE):
+                words = shlex.split(command)
+                # The book's port may be in use, which would be refused first.
+                words += ["--port", "0"] if words[1] == "serve" else []
+                refused = run(words)
+                assert (refused.returncode, refused.stderr.strip()) == (2, error), command
+        elif language == "sh" and SERVE.match(block):
+            self.serve(block)
+        elif language in ("sh", "python"):
+            shell = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+            done = run([*shell, self.with_address(block)])
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+            assert '{"error"' not in done.stdout, f"{block}\n{done.stdout}"
+
+    def serve(self, block):
+        self.stop_server()
+        words = shlex.split(block)
+        while "=" in words[0]:
+            self.monkeypatch.setenv(*words.pop(0).split("=", 1))
+        options = shlex.join(words[2:]).replace("--port 8000", "")
+        self.server = ServerProcess(*shlex.split(options))
+
+    def with_address(self, block):
+        if BOOK_ADDRESS not in block:
+            return block
+        if self.server is None:
+            self.server = ServerProcess()
+        return block.replace(BOOK_ADDRESS, f"127.0.0.1:{self.server.port}")
+
+    def stop_server(self):
+        if self.server is not None:
+            self.server.kill()
+            self.server.client.close()
+        self.server = None
+
+
+def run(command):
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+COMMANDS = ["serve", "generate", "quantize"] + [
+    f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache"]
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_is_in_the_reference(command):
+    page = (BOOK / "reference/command-line.md").read_text()
+    (section,) = re.findall(rf"^## corella {command}$(.*?)(?:^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    help_text = run([BINARY, *command.split(), "--help"]).stdout
+    flags = re.findall(r"^ +(?:-\w, )?(--[\w-]+)", help_text, re.MULTILINE)
+    flags += re.findall(r"\[alias(?:es)?: (--[\w-]+)", help_text)
+    assert "--help" in flags
+    missing = [flag for flag in flags if flag not in ("--help", "--version") and flag not in section]
+    # An alias is said once, where its option is described.
+    missing = [flag for flag in missing if f"`{flag}`" not in page]
+    assert not missing
+
+
+def test_every_metric_is_in_the_book():
+    page = (BOOK / "metrics.md").read_text()
+    with ServerProcess("--device", "mock") as server:
+        with urllib.request.urlopen(server.base_url + "/metrics", timeout=5) as response:
+            printed = re.findall(r"^# TYPE (\S+) (\w+)$", response.read().decode(), re.MULTILINE)
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `corella_")}
+    ours = {name: kind for name, kind in printed if name.startswith("corella_")}
+    assert rows.keys() == ours.keys()
+    for name, kind in ours.items():
+        assert ("vllm:" + name.removeprefix("corella_") in dict(printed)) == ("✓" in rows[name]), name
+        assert kind == "histogram" or f"| {kind} |" in rows[name], name
+    others = [name for name, _ in printed if "corella_" + name.removeprefix("vllm:") not in ours]
+    assert [name for name in others if name not in ours and f"`{name}`" not in page] == []
+
+
+def test_every_field_in_the_reference_is_read():
+    page = (BOOK / "reference/api.md").read_text()
+
+    def fields(heading):
+        (section,) = re.findall(rf"^## {heading}$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+        rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+        return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+    both = fields("Fields of both generating endpoints")
+    assert "temperature" in both
+    endpoints = {
+        "/v1/chat/completions": both + fields("`/v1/chat/completions`"),
+        "/v1/completions": both + fields("`/v1/completions`"),
+    }
+    with ServerProcess("--device", "mock") as server:
+        for path, names in endpoints.items():
+            for name in names:
+                is_object = name in ("stream_options", "chat_template_kwargs")
+                error = refusal(server, path, {name: "text" if is_object else {"no": "value"}})
+                assert error["param"].split("[")[0] == name, error
+            for name in fields("Refused fields"):
+                error = refusal(server, path, {name: {"some": "value"}})
+                assert (error["param"], error["code"]) == (name, "unsupported_parameter"), error
+
+
+def refusal(server, path, fields):
+    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 1, **fields}
+    request = urllib.request.Request(server.base_url + path, json.dumps(body).encode())
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=5)
+    assert refused.value.code == 400, fields
+    return json.load(refused.value)["error"]
