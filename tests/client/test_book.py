@@ -162,6 +162,17 @@ def test_every_field_in_the_reference_is_read():
                 assert (error["param"], error["code"]) == (name, "unsupported_parameter"), error
 
 
+def test_messages_in_troubleshooting_are_in_the_code():
+    sources = (path.read_text() for path in ROOT.glob("crates/*/src/**/*.rs"))
+    # As compilers read strings that go on in the next line.
+    code = re.sub(r"\\\n\s*", "", "\n".join(sources)).replace('\\"', '"')
+    page = (BOOK / "troubleshooting.md").read_text()
+    headings = " ".join(re.findall(r"^### (.*)$", page, re.MULTILINE))
+    parts = [part.strip() for span in re.findall(r"`([^`]+)`", headings) for part in span.split("…")]
+    assert len(parts) > 50
+    assert [part for part in parts if part not in code] == []
+
+
 def refusal(server, path, fields):
     body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 1, **fields}
     request = urllib.request.Request(server.base_url + path, json.dumps(body).encode())
