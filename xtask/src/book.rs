@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::repository::{Repository, run};
+use crate::repository::{Repository, resolve_link, run};
 
 /// One version for everybody, so that a page looks the same wherever it is built.
 const MDBOOK_VERSION: &str = "0.5.4";
@@ -89,7 +89,7 @@ fn dead_links(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -
             let (file, heading) = link.split_once('#').unwrap_or((link, ""));
             let target = match file {
                 "" => path.clone(),
-                file => resolve(path, file),
+                file => resolve_link(path, file),
             };
             let has_heading = || {
                 let headings = headings.get(target.as_str());
@@ -116,20 +116,6 @@ fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
         rest = behind;
         Some(value)
     })
-}
-
-/// A link of one page, from the book's root.
-fn resolve(from: &str, link: &str) -> String {
-    let mut parts: Vec<&str> = from.split('/').collect();
-    parts.pop();
-    for part in link.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            name => parts.push(name),
-        }
-    }
-    parts.join("/")
 }
 
 #[cfg(test)]

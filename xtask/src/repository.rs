@@ -79,3 +79,17 @@ fn name(command: &Command) -> String {
     }
     text
 }
+
+/// Where a relative link of a file leads, both from the same root.
+pub fn resolve_link(from: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            name => parts.push(name),
+        }
+    }
+    parts.join("/")
+}

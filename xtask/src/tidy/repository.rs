@@ -1,6 +1,7 @@
 //! Rules for the repository as a whole.
 
 use super::Tree;
+use crate::repository::resolve_link;
 
 /// Big by nature: weights.
 const MAY_BE_BIG: [&str; 2] = ["models/nano/", "tests/golden/"];
@@ -65,7 +66,7 @@ pub fn links(tree: &Tree) -> Vec<String> {
             if file.is_empty() || file.contains("://") || file.contains(char::is_whitespace) {
                 continue;
             }
-            let target = resolve(path, file);
+            let target = resolve_link(path, file);
             let folder = format!("{target}/");
             let exists = |file: &super::File| file.path == target || file.path.starts_with(&folder);
             if !tree.files.iter().any(exists) {
@@ -74,20 +75,6 @@ pub fn links(tree: &Tree) -> Vec<String> {
         }
     }
     complaints
-}
-
-/// A link of one file, from the root.
-fn resolve(from: &str, link: &str) -> String {
-    let mut parts: Vec<&str> = from.split('/').collect();
-    parts.pop();
-    for part in link.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            name => parts.push(name),
-        }
-    }
-    parts.join("/")
 }
 
 /// What a newcomer is told to run is what CI runs.
