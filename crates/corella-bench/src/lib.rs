@@ -13,6 +13,7 @@ pub mod scheduler;
 pub mod serve;
 mod split_mix;
 mod summary;
+mod thread_time;
 mod timeline;
 mod trace;
 

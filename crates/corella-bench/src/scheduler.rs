@@ -1,15 +1,25 @@
 //! `bench scheduler`: what a step costs the scheduler, and what a token costs the prefix cache.
 
+mod ageing;
+mod calls;
+mod late_request;
+mod queue_change;
+mod queue_cost;
+mod steady_queue;
+mod traffic;
+mod undrawn_step;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use corella_core::{
-    BatchOutput, KvCache, Namespace, Parent, Request, RequestId, Sample, Scheduler,
-    SchedulerConfig, StepId, TokenId,
-};
+use corella_core::{KvCache, Namespace, Parent, Scheduler, SchedulerConfig, StepId, TokenId};
 use serde_json::{Value, json};
 
 use crate::summary::Summary;
+use traffic::{drawn, request};
+
+pub use calls::{CallCost, CallLimits};
+pub use queue_cost::{QueueBenchOptions, QueueCost};
 
 const PAGE_SIZE: u32 = 16;
 
@@ -23,6 +33,7 @@ pub struct SchedulerBenchOptions {
     pub num_steps: usize,
     /// Tokens of one prompt, for a row of the second table each.
     pub num_tokens: Vec<usize>,
+    pub queue: QueueBenchOptions,
 }
 
 impl Default for SchedulerBenchOptions {
@@ -32,6 +43,7 @@ impl Default for SchedulerBenchOptions {
             num_waiting: vec![0, 256, 1024, 4096],
             num_steps: 500,
             num_tokens: vec![10_000, 100_000, 1_000_000, 10_000_000],
+            queue: QueueBenchOptions::default(),
         }
     }
 }
@@ -39,6 +51,7 @@ impl Default for SchedulerBenchOptions {
 #[derive(Debug, Clone)]
 pub struct SchedulerReport {
     pub steps: Vec<StepCost>,
+    pub queues: Vec<QueueCost>,
     pub caches: Vec<CacheCost>,
 }
 
@@ -69,6 +82,7 @@ pub fn run(options: &SchedulerBenchOptions) -> SchedulerReport {
     }
     SchedulerReport {
         steps,
+        queues: queue_cost::run(&options.queue),
         caches: options.num_tokens.iter().map(|&n| cache_cost(n)).collect(),
     }
 }
@@ -114,37 +128,13 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
     }
 }
 
-fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Request {
-    let first = id as TokenId * num_prompt_tokens as TokenId;
-    Request::greedy(
-        RequestId(id),
-        (first..first + num_prompt_tokens as TokenId).collect(),
-        max_tokens,
-    )
-}
-
 /// Microseconds of planning and of taking the result in.
 fn step(scheduler: &mut Scheduler) -> (f64, f64) {
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let start = Instant::now();
     let batch = scheduler.schedule(0).expect("requests run");
     let schedule = start.elapsed();
-    let sampled = batch.spans.iter().filter(|span| span.sample);
-    let samples = sampled.map(|span| {
-        let token = span.start ^ span.slot.0;
-        (
-            span.slot,
-            Sample {
-                token,
-                logprobs: None,
-            },
-        )
-    });
-    let output = BatchOutput {
-        step: batch.step,
-        samples: samples.collect(),
-        undrawn: Vec::new(),
-    };
+    let output = drawn(&batch);
     let start = Instant::now();
     scheduler.update_from_output(&output);
     while scheduler.poll_output().is_some() {}
@@ -214,6 +204,7 @@ impl SchedulerReport {
         });
         json!({
             "steps": steps.collect::<Vec<_>>(),
+            "queues": self.queues.iter().map(QueueCost::to_json).collect::<Vec<_>>(),
             "prefix_cache": caches.collect::<Vec<_>>(),
         })
     }
@@ -239,6 +230,8 @@ impl fmt::Display for SchedulerReport {
                 cost.update_us.p99
             )?;
         }
+        writeln!(f)?;
+        QueueCost::write_table(&self.queues, f)?;
         writeln!(f, "\nThe prefix cache, nanoseconds a token")?;
         writeln!(
             f,
@@ -267,9 +260,25 @@ mod tests {
             num_waiting: vec![0, 3],
             num_steps: 5,
             num_tokens: vec![160, 1600],
+            queue: QueueBenchOptions {
+                num_running: 8,
+                num_waiting: vec![20, 40],
+                num_late: 3,
+                limits: CallLimits {
+                    num_calls: 70,
+                    ..QueueBenchOptions::default().limits
+                },
+            },
         });
         assert_eq!((report.steps.len(), report.caches.len()), (4, 2));
         assert_eq!(report.to_json()["steps"][3]["num_waiting"], 3);
+        let queues = report.to_json()["queues"].as_array().unwrap().clone();
+        assert!(queues.iter().all(|row| row["num_calls"] == 70));
+        let num_with =
+            |name: &str, value: u64| queues.iter().filter(|row| row[name] == value).count();
+        assert_eq!(num_with("num_waiting", 20), num_with("num_waiting", 40));
+        assert_eq!(num_with("num_waiting", 3), 2);
+        assert!(num_with("page_size", 1) > 0);
         assert!(report.to_string().contains("1600"));
     }
 }

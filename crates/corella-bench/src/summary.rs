@@ -5,11 +5,13 @@
 pub struct Summary {
     pub mean: f64,
     pub median: f64,
-    /// Of the population.
+    /// Standard deviation of these values, not an estimate from a sample.
     pub std: f64,
     pub p50: f64,
     pub p95: f64,
     pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
 }
 
 impl Summary {
@@ -32,6 +34,8 @@ impl Summary {
             p50: percentile(&values, 50.0),
             p95: percentile(&values, 95.0),
             p99: percentile(&values, 99.0),
+            p999: percentile(&values, 99.9),
+            max: values[values.len() - 1],
         }
     }
 }
@@ -48,11 +52,20 @@ fn percentile(sorted: &[f64], percent: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// By numpy: `v = [9, 1, 4, 7, 30]`, mean, median, std, percentile 95 and 99.
+    /// By numpy: `v = [9, 1, 4, 7, 30]`, mean, median, std, percentile 95, 99 and 99.9.
     #[test]
     fn agrees_with_numpy() {
         let summary = Summary::new(vec![9.0, 1.0, 4.0, 7.0, 30.0]);
-        let expected = [10.2, 7.0, 10.264_501_936_285, 7.0, 25.8, 29.16];
+        let expected = [
+            10.2,
+            7.0,
+            10.264_501_936_285,
+            7.0,
+            25.8,
+            29.16,
+            29.916,
+            30.0,
+        ];
         let got = [
             summary.mean,
             summary.median,
@@ -60,6 +73,8 @@ mod tests {
             summary.p50,
             summary.p95,
             summary.p99,
+            summary.p999,
+            summary.max,
         ];
         for (got, expected) in got.iter().zip(expected) {
             assert!((got - expected).abs() < 1e-9, "{got} {expected}");

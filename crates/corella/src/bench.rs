@@ -7,7 +7,7 @@ use corella::{Llm, Perplexity};
 use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
-use corella_bench::scheduler::{self, SchedulerBenchOptions};
+use corella_bench::scheduler::{self, QueueBenchOptions, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
 use corella_cpu::{Isa, MachineLimits, measure_kernels, measure_limits};
 use corella_model::{DType, WeightFormat};
@@ -104,14 +104,23 @@ pub fn perplexity(config: BenchPerplexity) -> Result<(), Box<dyn Error>> {
 
 pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
     let numbers = [&args.num_running, &args.num_tokens].into_iter().flatten();
-    if args.num_steps == 0 || numbers.copied().any(|number| number == 0) {
-        return Err("--num-running, --num-steps and --num-tokens must be at least 1".into());
+    let numbers = numbers.chain([&args.num_steps, &args.num_calls]);
+    if numbers.chain(&args.num_queued).any(|&number| number == 0) {
+        let reason = "--num-running, --num-steps, --num-queued, --num-calls and --num-tokens must \
+                      be at least 1";
+        return Err(reason.into());
     }
+    let mut queue = QueueBenchOptions {
+        num_waiting: args.num_queued,
+        ..QueueBenchOptions::default()
+    };
+    queue.limits.num_calls = args.num_calls;
     let report = scheduler::run(&SchedulerBenchOptions {
         num_running: args.num_running,
         num_waiting: args.num_waiting,
         num_steps: args.num_steps,
         num_tokens: args.num_tokens,
+        queue,
     });
     print!("{report}");
     write_json(args.output_json.as_deref(), &report.to_json())

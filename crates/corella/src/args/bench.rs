@@ -343,6 +343,12 @@ pub struct BenchSchedulerArgs {
     /// Steps timed for each pair of them
     #[arg(long, value_name = "N", default_value_t = SchedulerBenchOptions::default().num_steps)]
     pub num_steps: usize,
+    /// Requests that wait where many do, beside 1,024 that run
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().queue.num_waiting)]
+    pub num_queued: Vec<usize>,
+    /// Calls timed for a row of those, in 3 seconds at most
+    #[arg(long, value_name = "N", default_value_t = SchedulerBenchOptions::default().queue.limits.num_calls)]
+    pub num_calls: usize,
     /// Tokens of the one prompt in the prefix cache
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_tokens)]
     pub num_tokens: Vec<usize>,

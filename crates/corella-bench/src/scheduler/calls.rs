@@ -1,0 +1,77 @@
+//! Times calls of one kind, not too many and not for too long.
+
+use std::time::{Duration, Instant};
+
+use crate::summary::Summary;
+use crate::thread_time::thread_time;
+
+/// When a row has been measured enough, and what may be counted beside time.
+#[derive(Debug, Clone, Copy)]
+pub struct CallLimits {
+    pub num_calls: usize,
+    /// No call begins later. What lies between calls counts too.
+    pub max_time: Duration,
+    /// Allocations so far, where somebody counts them.
+    pub num_allocations: Option<fn() -> u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Calls {
+    limits: CallLimits,
+    micros: Vec<f64>,
+    num_allocations: u64,
+    start: Instant,
+}
+
+/// What one kind of call costs.
+#[derive(Debug, Clone)]
+pub struct CallCost {
+    pub num_calls: usize,
+    /// Processor time.
+    pub micros: Summary,
+    /// Allocations of a call, on average. `None` where nobody counts them.
+    pub num_allocations: Option<f64>,
+}
+
+impl Calls {
+    pub fn new(limits: CallLimits) -> Self {
+        Self {
+            limits,
+            micros: Vec::with_capacity(limits.num_calls),
+            num_allocations: 0,
+            start: Instant::now(),
+        }
+    }
+
+    pub fn time<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let num_allocations = self.limits.num_allocations.unwrap_or(|| 0);
+        let num_before = num_allocations();
+        let start = thread_time();
+        let result = call();
+        let elapsed = thread_time() - start;
+        self.num_allocations += num_allocations() - num_before;
+        self.micros.push(elapsed.as_secs_f64() * 1e6);
+        result
+    }
+
+    /// Whether more calls are wanted. The first always is.
+    pub fn go_on(&self) -> bool {
+        let num_calls = self.num_calls();
+        num_calls == 0
+            || (num_calls < self.limits.num_calls && self.start.elapsed() < self.limits.max_time)
+    }
+
+    pub fn num_calls(&self) -> usize {
+        self.micros.len()
+    }
+
+    pub fn cost(self) -> CallCost {
+        let num_calls = self.num_calls();
+        let counted = self.limits.num_allocations.map(|_| self.num_allocations);
+        CallCost {
+            num_calls,
+            micros: Summary::new(self.micros),
+            num_allocations: counted.map(|number| number as f64 / num_calls.max(1) as f64),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! A scheduler with many running and many more waiting, and steps that are computed by nobody.
+
+use corella_core::{
+    Batch, BatchOutput, PrefillAdmissionPolicy, Request, RequestId, Sample, Scheduler,
+    SchedulerConfig, SchedulingPolicy, TokenId,
+};
+
+use super::calls::{CallLimits, Calls};
+
+pub(super) const NUM_PROMPT_TOKENS: usize = 64;
+
+/// Steps for the first requests of a run to start in, at most.
+const MAX_START_STEPS: usize = 10_000;
+
+/// A policy by its name on the command line.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    pub name: &'static str,
+    scheduling: SchedulingPolicy,
+    admission: PrefillAdmissionPolicy,
+}
+
+const LOOKAHEAD: u32 = 64;
+
+pub(super) const FCFS: Policy = Policy {
+    name: "fcfs",
+    scheduling: SchedulingPolicy::Fcfs,
+    admission: PrefillAdmissionPolicy::Fifo,
+};
+
+pub(super) const PACK: Policy = Policy {
+    name: "pack",
+    scheduling: SchedulingPolicy::Fcfs,
+    admission: PrefillAdmissionPolicy::Pack {
+        lookahead: LOOKAHEAD,
+        force_fifo_every: 8,
+    },
+};
+
+pub(super) const PRIORITY: Policy = Policy {
+    name: "priority",
+    scheduling: SchedulingPolicy::Priority,
+    admission: PrefillAdmissionPolicy::Fifo,
+};
+
+pub(super) const LPM: Policy = Policy {
+    name: "lpm",
+    scheduling: SchedulingPolicy::LongestPrefix {
+        lookahead: LOOKAHEAD,
+    },
+    admission: PrefillAdmissionPolicy::Fifo,
+};
+
+impl Policy {
+    /// Limits that nothing but slots and pages meets.
+    pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
+        let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
+        config.max_num_seqs = num_slots as u32;
+        config.max_num_batched_tokens = 8192.max(2 * num_slots as u32);
+        config.max_prefill_tokens = config.max_num_batched_tokens;
+        config.max_queued_requests = u32::MAX;
+        config.scheduling_policy = self.scheduling;
+        config.prefill_admission_policy = self.admission;
+        config
+    }
+}
+
+pub(super) struct Traffic {
+    pub scheduler: Scheduler,
+    pub now_us: u64,
+    /// Between the plans of two steps.
+    pub step_us: u64,
+    num_added: u64,
+}
+
+impl Traffic {
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self {
+            scheduler: Scheduler::new(config).expect("the limits fit each other"),
+            now_us: 0,
+            step_us: 0,
+            num_added: 0,
+        }
+    }
+
+    /// Adds requests, made from the number of requests before them.
+    pub fn add(&mut self, count: usize, make: impl Fn(u64) -> Request) {
+        for _ in 0..count {
+            let mut request = make(self.num_added);
+            request.arrival_us = self.now_us;
+            self.num_added += 1;
+            let added = self.scheduler.add_requests(vec![request]);
+            added.expect("the queue has no limit");
+        }
+    }
+
+    /// Adds requests and plans steps until all of them run.
+    pub fn start(&mut self, count: usize, make: impl Fn(u64) -> Request) {
+        let num_running = self.scheduler.stats().num_running + count;
+        self.add(count, make);
+        for _ in 0..MAX_START_STEPS {
+            if self.scheduler.stats().num_running == num_running {
+                return;
+            }
+            self.unmeasured_step();
+        }
+        panic!("there is room for all that start");
+    }
+
+    pub fn unmeasured_step(&mut self) -> usize {
+        let limits = CallLimits {
+            num_calls: 1,
+            max_time: std::time::Duration::MAX,
+            num_allocations: None,
+        };
+        self.step(&mut Calls::new(limits), &mut Calls::new(limits))
+    }
+
+    /// Plans a step and takes its tokens in. Returns how many requests have ended.
+    pub fn step(&mut self, schedule: &mut Calls, update: &mut Calls) -> usize {
+        self.now_us += self.step_us;
+        let batch = schedule.time(|| self.scheduler.schedule(self.now_us));
+        let output = drawn(&batch.expect("requests run"));
+        update.time(|| self.scheduler.update_from_output(&output));
+        self.num_ended()
+    }
+
+    pub fn num_ended(&mut self) -> usize {
+        let mut num_ended = 0;
+        while let Some(output) = self.scheduler.poll_output() {
+            num_ended += usize::from(output.finish.is_some());
+        }
+        num_ended
+    }
+}
+
+/// Some token for every span that samples.
+pub(super) fn drawn(batch: &Batch) -> BatchOutput {
+    let sampled = batch.spans.iter().filter(|span| span.sample);
+    let samples = sampled.map(|span| {
+        let sample = Sample {
+            token: span.start ^ span.slot.0,
+            logprobs: None,
+        };
+        (span.slot, sample)
+    });
+    BatchOutput {
+        step: batch.step,
+        samples: samples.collect(),
+        undrawn: Vec::new(),
+    }
+}
+
+/// A request whose prompt nobody shares.
+pub(super) fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Request {
+    let first = id as TokenId * num_prompt_tokens as TokenId;
+    Request::greedy(
+        RequestId(id),
+        (first..first + num_prompt_tokens as TokenId).collect(),
+        max_tokens,
+    )
+}
+
+/// A request that shares half of its prompt with every 64th other.
+pub(super) fn sharing_request(id: u64, max_tokens: u32) -> Request {
+    const NUM_GROUPS: u64 = 64;
+    let mut request = request(id, NUM_PROMPT_TOKENS, max_tokens);
+    let group = (id % NUM_GROUPS) as TokenId;
+    request.prompt[..NUM_PROMPT_TOKENS / 2].fill(TokenId::MAX - group);
+    request
+}
