@@ -216,6 +216,61 @@ fn options_that_cannot_work_are_named() {
     assert!(line.contains("1000000 prompt tokens"), "{line}");
 }
 
+/// Both requests of 4 + 3 tokens fit side by side, so three steps do.
+#[test]
+fn rules_of_admission_are_compared() {
+    let load = [
+        "bench",
+        "admission",
+        "--prompt-len",
+        "4",
+        "--output-len",
+        "3",
+    ];
+    let path = std::env::temp_dir().join(format!("corella-admission-{}.json", std::process::id()));
+    let options = [
+        "--num-requests",
+        "2",
+        "--kv-cache-tokens",
+        "4096",
+        "--rules",
+    ];
+    let json = ["oracle,vllm", "--output-json", path.to_str().unwrap()];
+    let output = run(&[&load[..], &options, &json].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("2 requests, pool of 4096 tokens"), "{text}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    fs::remove_file(&path).unwrap();
+    for (row, name) in ["oracle", "vllm"].into_iter().enumerate() {
+        let rule = &report["rules"][row];
+        assert_eq!(rule["rule"], name);
+        assert_eq!(
+            (&rule["num_finished"], &rule["num_steps"]),
+            (&2.into(), &3.into())
+        );
+    }
+
+    for (arguments, word) in [
+        (&["--kv-cache-tokens", "8"][..], "--kv-cache-tokens"),
+        (
+            &["--kv-cache-tokens", "99", "--request-rate", "0"][..],
+            "--request-rate",
+        ),
+        (
+            &["--kv-cache-tokens", "99", "--num-requests", "0"][..],
+            "--num-requests",
+        ),
+        (
+            &["--kv-cache-tokens", "99", "--max-num-batched-tokens", "9"][..],
+            "max_num_seqs",
+        ),
+    ] {
+        let line = refusal(&[&load[..], arguments].concat());
+        assert!(line.contains(word), "{line}");
+    }
+}
+
 #[test]
 fn a_port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -34,6 +34,9 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
     if args.num_requests == Some(0) || args.block_size == 0 {
         return refuse("--num-requests and --block-size must be at least 1");
     }
+    if args.kv_cache_tokens < args.block_size {
+        return refuse("--kv-cache-tokens must be at least --block-size: the pool needs a page");
+    }
     let num_pages = args.kv_cache_tokens / args.block_size;
     let mut config = SchedulerConfig::new(num_pages, args.block_size, args.max_model_len);
     config.max_num_seqs = args.max_num_seqs;
