@@ -1,5 +1,6 @@
 //! Decides what the next step computes.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
@@ -7,14 +8,16 @@ use crate::kv_cache::KvCache;
 use crate::latency_objective::Deadlines;
 use crate::output_length::OutputLengths;
 use crate::pace::Pace;
+use crate::page_forecast::PageForecast;
 use crate::prefix_tree::Parent;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::speculation::Speculator;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, KvEvent, Request, RequestError, RequestId,
-    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestError,
+    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
+    StepId,
 };
 
 /// Owns all requests and all KV pages; does no IO.
@@ -59,6 +62,8 @@ pub struct Scheduler {
     pub(crate) num_queued_requests: usize,
     pub(crate) num_queued_tokens: u64,
     pub(crate) output_lengths: OutputLengths,
+    /// Between steps: it is large, and each step needs one.
+    unused_forecast: Option<Box<PageForecast>>,
     /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share).
     pub(crate) head_room_share: u32,
     pub(crate) deadlines: Deadlines,
@@ -93,6 +98,7 @@ impl Scheduler {
             num_queued_requests: 0,
             num_queued_tokens: 0,
             output_lengths: OutputLengths::new(),
+            unused_forecast: None,
             head_room_share: config.head_room.first_share(),
             deadlines: Deadlines::default(),
             counters: SchedulerStats::default(),
@@ -175,7 +181,11 @@ impl Scheduler {
         self.now_us = now_us;
         self.pace.note_time(now_us);
         self.drop_late();
-        let mut plan = StepPlan::new(self.next_step, &self.config);
+        let forecast = self.unused_forecast.take().unwrap_or_else(|| {
+            let is_timed = self.config.head_room == HeadRoom::Estimate;
+            Box::new(PageForecast::new(self.config.page_size, is_timed))
+        });
+        let mut plan = StepPlan::new(self.next_step, &self.config, forecast);
         self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();
@@ -342,6 +352,7 @@ impl Scheduler {
 
     /// Makes the plan the next step in flight.
     fn commit(&mut self, mut plan: StepPlan) -> Option<Batch> {
+        self.unused_forecast = Some(plan.forecast);
         if plan.batch.is_empty() {
             return None;
         }
@@ -439,7 +450,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{BatchOutput, HeadRoom};
+    use crate::BatchOutput;
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)

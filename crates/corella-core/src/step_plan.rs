@@ -1,13 +1,13 @@
 //! A step while it is being planned: the batch so far and what is left of the budget.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::page_forecast::PageForecast;
 use crate::patience::Patient;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
-    Batch, HeadRoom, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId,
-    Span, StepId,
+    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
 };
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct StepPlan {
     /// Running requests that are still prefilling after this step.
     pub leaders: Vec<RequestIndex>,
     /// Pages that running requests have not taken yet and are counted on.
-    pub forecast: PageForecast,
+    pub forecast: Box<PageForecast>,
     /// Waiting requests that were found to be followers in this step.
     pub num_held: usize,
     /// Who waits for its turn and is owed it: others may not delay it.
@@ -91,7 +91,7 @@ impl StepBudget {
 }
 
 impl StepPlan {
-    pub fn new(step: StepId, config: &SchedulerConfig) -> Self {
+    pub fn new(step: StepId, config: &SchedulerConfig, forecast: Box<PageForecast>) -> Self {
         Self {
             batch: Batch {
                 step,
@@ -101,7 +101,7 @@ impl StepPlan {
             budget: StepBudget::new(config),
             is_short_of_pages: false,
             leaders: Vec::new(),
-            forecast: PageForecast::new(config.page_size, config.head_room == HeadRoom::Estimate),
+            forecast,
             num_held: 0,
             patient: None,
             latest_ticket: None,

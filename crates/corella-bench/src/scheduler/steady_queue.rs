@@ -1,6 +1,6 @@
 //! Every policy with a long queue that goes on, or stands for want of pages.
 
-use corella_core::SchedulerConfig;
+use corella_core::{HeadRoom, SchedulerConfig};
 
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
@@ -138,6 +138,6 @@ fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> Schedul
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;
     let mut config = policy.config(num_running, num_pages, PAGE_SIZE);
-    config.new_token_ratio = SchedulerConfig::RATIO_ONE;
+    config.head_room = HeadRoom::Limit;
     config
 }

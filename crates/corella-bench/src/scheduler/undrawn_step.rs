@@ -19,7 +19,7 @@ fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimi
     let mut config = PRIORITY.config(num_running, num_running * pages_each, page_size);
     config.max_num_batched_tokens = (num_running * NUM_PROMPT_TOKENS) as u32;
     config.max_prefill_tokens = config.max_num_batched_tokens;
-    config.max_passed_over = u32::MAX;
+    config.max_passed_over = 1 << 16;
     let mut traffic = Traffic::new(config);
     let urgent = |id: u64| request(id, NUM_PROMPT_TOKENS, MAX_TOKENS);
     traffic.add(num_waiting, |id| {
