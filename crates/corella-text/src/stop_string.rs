@@ -15,7 +15,7 @@ struct Node {
     /// The longest proper end of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// The longest stop string that ends here, by its index in the request.
+    /// Of the stop strings that end here the first in the request, by its index.
     stop: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl StopStrings {
                 let inherited = self.nodes[fallback as usize].stop;
                 let node = &mut self.nodes[child as usize];
                 node.fallback = fallback;
-                node.stop = node.stop.or(inherited);
+                node.stop = [node.stop, inherited].into_iter().flatten().min();
                 order.push(child);
             }
         }
@@ -124,8 +124,9 @@ pub(crate) struct StopMatch {
 }
 
 impl StopStrings {
-    /// Reads on in `text[from..]`. The match that completes first wins; of two that complete
-    /// together, the longer. `text[..from]` holds at least what is held back.
+    /// Reads on in `text[from..]`. The match that completes first wins; of those that complete
+    /// together, the one listed first, as in vLLM. `text[..from]` holds at least what is held
+    /// back.
     pub(crate) fn search(
         &self,
         state: &mut StopState,

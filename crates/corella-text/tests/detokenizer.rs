@@ -209,12 +209,12 @@ proptest! {
         let tokenizer = tokenizer("byte_level");
         let ids = tokenizer.encode(&text, false).unwrap();
 
-        // By brute force: the first end of any match, and of those that end there the longest.
+        // By brute force: the first end of any match, and of those that end there the first listed.
         let ends = (1..=text.len()).filter(|&end| text.is_char_boundary(end));
         let found = ends
             .filter_map(|end| {
-                let matches = stop.iter().filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
-                matches.map(|stop| stop.len()).max().map(|len| (end, len))
+                let first = stop.iter().find(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
+                first.map(|stop| (end, stop.len()))
             })
             .next();
         let expected = match found {
@@ -331,4 +331,22 @@ fn broken_files_are_refused_in_one_line() {
         error.to_string(),
         "tokenizer.json: decoder: CTC is not supported in this place"
     );
+}
+
+/// "flies" and "rrot flies" end together; "ies" ends with them, too.
+#[test]
+fn of_stop_strings_that_end_together_the_first_listed_wins() {
+    let tokenizer = tokenizer("byte_level");
+    let ids = tokenizer.encode(" parrot flies", false).unwrap();
+    for (stop, expected) in [
+        (["flies", "rrot flies", "ies"], " parrot "),
+        (["rrot flies", "ies", "flies"], " pa"),
+        (["ies", "flies", "rrot flies"], " parrot fl"),
+    ] {
+        let stop = stop.map(String::from).to_vec();
+        let mut stream = TextStream::new(tokenizer.clone(), stop, false, &[]);
+        let text: String = ids.iter().map(|&id| stream.push(id).text).collect();
+        assert_eq!(text + &stream.finish(), expected);
+        assert_eq!(stream.stopped(), Some(0));
+    }
 }
