@@ -1,5 +1,6 @@
 //! Messages to a prompt, by a Jinja template that must read as it does in Transformers.
 
+use std::io::{self, Write};
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
@@ -47,6 +48,22 @@ pub struct ChatInput<'a> {
     pub continue_final_message: bool,
     /// `chat_template_kwargs`: further names for the template, over all others.
     pub kwargs: Option<&'a Map<String, Json>>,
+}
+
+/// What rendering one conversation may cost, beside the steps of the template engine.
+#[derive(Clone, Copy)]
+pub struct RenderLimit<'a> {
+    pub max_bytes: usize,
+    /// Asked while the template prints: whether nobody wants the prompt any more.
+    pub is_abandoned: &'a dyn Fn() -> bool,
+}
+
+impl RenderLimit<'_> {
+    /// For conversations of whoever runs the program.
+    pub const NONE: RenderLimit<'static> = RenderLimit {
+        max_bytes: usize::MAX,
+        is_abandoned: &|| false,
+    };
 }
 
 impl ChatTemplate {
@@ -120,6 +137,11 @@ impl ChatTemplate {
 
     /// The prompt. It already spells its special tokens: encode it without adding them.
     pub fn render(&self, input: ChatInput) -> Result<String, TextError> {
+        self.render_within(input, RenderLimit::NONE)
+    }
+
+    /// Stops as soon as the template has printed too much or nobody wants it.
+    pub fn render_within(&self, input: ChatInput, limit: RenderLimit) -> Result<String, TextError> {
         if input.continue_final_message && input.add_generation_prompt {
             return Err(TextError::ContinueFinalMessage(
                 "cannot be combined with add_generation_prompt".into(),
@@ -130,15 +152,26 @@ impl ChatTemplate {
         } else {
             DEFAULT
         };
+        let mut writer = PromptWriter {
+            prompt: Vec::new(),
+            limit,
+            refusal: None,
+        };
         let rendered = self
             .environment
             .get_template(name)
-            .and_then(|template| template.render(self.context(&input)))
-            .map_err(|error| match raised(&error) {
-                Some(message) => TextError::TemplateRaised(message.to_owned()),
-                None if error.kind() == ErrorKind::OutOfFuel => TextError::TemplateTooExpensive,
-                None => TextError::TemplateRender(reason(&error)),
-            })?;
+            .and_then(|template| template.render_captured_to(self.context(&input), &mut writer))
+            .map(drop);
+        if let Some(refusal) = writer.refusal {
+            return Err(refusal);
+        }
+        rendered.map_err(|error| match raised(&error) {
+            Some(message) => TextError::TemplateRaised(message.to_owned()),
+            None if error.kind() == ErrorKind::OutOfFuel => TextError::TemplateTooExpensive,
+            None => TextError::TemplateRender(reason(&error)),
+        })?;
+        let rendered = String::from_utf8(writer.prompt)
+            .map_err(|error| TextError::TemplateRender(error.to_string()))?;
         if input.continue_final_message {
             return cut_after_final_message(rendered, input.messages);
         }
@@ -167,6 +200,34 @@ impl ChatTemplate {
         let kwargs = input.kwargs.into_iter().flatten();
         let kwargs = kwargs.map(|(name, value)| (name.as_str(), value_of(value)));
         Value::from_pairs(special.chain(given).chain(kwargs))
+    }
+}
+
+/// A prompt as it is printed.
+struct PromptWriter<'a> {
+    prompt: Vec<u8>,
+    limit: RenderLimit<'a>,
+    /// Why the template was stopped.
+    refusal: Option<TextError>,
+}
+
+impl Write for PromptWriter<'_> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        if text.len() > self.limit.max_bytes.saturating_sub(self.prompt.len()) {
+            self.refusal = Some(TextError::PromptTooLarge {
+                max_bytes: self.limit.max_bytes,
+            });
+        } else if (self.limit.is_abandoned)() {
+            self.refusal = Some(TextError::Abandoned);
+        } else {
+            self.prompt.extend_from_slice(text);
+            return Ok(text.len());
+        }
+        Err(io::Error::other("the template is stopped"))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -14,6 +14,12 @@ pub enum TextError {
     TokenizerDecoder(String),
     /// The text cannot be tokenized.
     Encode(String),
+    /// The text has more tokens than were asked for, and at least this many.
+    TooManyTokens { at_least: usize },
+    /// The text has a stretch without a place to cut it, longer than is tokenised at once.
+    WordTooLong { max_bytes: usize },
+    /// Whoever asked no longer wants an answer.
+    Abandoned,
     /// tokenizer_config.json cannot be used.
     TokenizerConfig(String),
     /// The chat template does not parse.
@@ -24,6 +30,8 @@ pub enum TextError {
     TemplateRender(String),
     /// The template did more work than a conversation may cost.
     TemplateTooExpensive,
+    /// The template printed more than was asked for.
+    PromptTooLarge { max_bytes: usize },
     /// `continue_final_message` cannot be honoured.
     ContinueFinalMessage(String),
 }
@@ -34,6 +42,12 @@ impl fmt::Display for TextError {
             Self::TokenizerFile(reason) => write!(f, "tokenizer.json: {reason}"),
             Self::TokenizerDecoder(reason) => write!(f, "tokenizer.json: decoder: {reason}"),
             Self::Encode(reason) => write!(f, "the text cannot be tokenized: {reason}"),
+            Self::TooManyTokens { at_least } => write!(f, "has at least {at_least} tokens"),
+            Self::WordTooLong { max_bytes } => write!(
+                f,
+                "holds a stretch of more than {max_bytes} bytes without a word boundary"
+            ),
+            Self::Abandoned => f.write_str("nobody waits for the answer any more"),
             Self::TokenizerConfig(reason) => write!(f, "tokenizer_config.json: {reason}"),
             Self::TemplateSyntax(reason) => write!(f, "chat template: {reason}"),
             Self::TemplateRaised(reason) => f.write_str(reason),
@@ -46,6 +60,10 @@ impl fmt::Display for TextError {
             Self::TemplateTooExpensive => {
                 f.write_str("the chat template needs too many steps for these messages")
             }
+            Self::PromptTooLarge { max_bytes } => write!(
+                f,
+                "the chat template makes more than {max_bytes} bytes of these messages"
+            ),
             Self::ContinueFinalMessage(reason) => write!(f, "continue_final_message: {reason}"),
         }
     }

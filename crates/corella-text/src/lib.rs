@@ -1,18 +1,24 @@
 //! Tokenizer, chat template, incremental detokenizer, stop strings.
 
+mod added_token;
+mod byte_alphabet;
 mod chat_template;
 mod detokenizer;
 mod error;
+mod long_word;
+mod normalizer;
 mod piece;
 mod python_json;
 mod stop_string;
 mod strftime;
 mod text_stream;
+mod token_reach;
 mod tokenizer;
+mod word_splitter;
 
-pub use chat_template::{ChatInput, ChatTemplate, SpecialTokens};
+pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use stop_string::StopStrings;
 pub use text_stream::{TextDelta, TextStream};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{EncodeLimit, Tokenizer};

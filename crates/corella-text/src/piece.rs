@@ -8,9 +8,11 @@
 //! decoder that is not is refused when the file is read.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use serde_json::Value;
 
+use crate::byte_alphabet::byte_of_char;
 use crate::error::TextError;
 
 pub(crate) struct PieceTable {
@@ -29,7 +31,10 @@ enum Kind {
 }
 
 impl PieceTable {
-    pub(crate) fn new(model: &tokenizers::Tokenizer) -> Result<Self, TextError> {
+    pub(crate) fn new(
+        model: &tokenizers::Tokenizer,
+        vocab: &HashMap<String, u32>,
+    ) -> Result<Self, TextError> {
         let decoder = match model.get_decoder() {
             None => PieceDecoder {
                 steps: vec![Step::Join],
@@ -44,7 +49,6 @@ impl PieceTable {
 
         let added = model.get_added_vocabulary();
         let added_tokens = added.get_added_tokens_decoder();
-        let vocab = model.get_vocab(false);
         let len = vocab
             .values()
             .chain(added_tokens.keys())
@@ -59,7 +63,7 @@ impl PieceTable {
             )));
         }
         let mut tokens: Vec<Option<&str>> = vec![None; len];
-        for (token, &id) in &vocab {
+        for (token, &id) in vocab {
             tokens[id as usize] = Some(token);
         }
         for (&id, token) in added_tokens {
@@ -279,18 +283,5 @@ fn append_byte_level(token: &str, out: &mut Vec<u8>) {
                 return;
             }
         }
-    }
-}
-
-/// GPT-2's alphabet: a printable Latin-1 character stands for its own byte, and the other
-/// bytes follow in order from U+0100.
-fn byte_of_char(c: char) -> Option<u8> {
-    let code = c as u32;
-    match code {
-        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => Some(code as u8),
-        0x100..=0x120 => Some((code - 0x100) as u8),
-        0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
-        0x143 => Some(0xAD),
-        _ => None,
     }
 }

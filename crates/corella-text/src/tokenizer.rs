@@ -1,10 +1,15 @@
 //! Text to token ids and back, by a Hugging Face tokenizer.json.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use tokenizers::{Encoding, Model as _, Token};
 
 use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
+use crate::long_word::CutPoints;
 use crate::piece::PieceTable;
+use crate::token_reach::max_bytes_per_token;
+use crate::word_splitter::{Part, WordSplitter};
 
 /// A tokenizer; clones share one.
 #[derive(Clone)]
@@ -15,7 +20,43 @@ pub struct Tokenizer {
 struct Inner {
     model: tokenizers::Tokenizer,
     pieces: PieceTable,
+    /// `None` for kinds of tokenizers whose texts are tokenised as a whole.
+    words: Option<Words>,
+    max_bytes_per_token: Option<usize>,
+    /// Worked out for the first word that needs it.
+    cut_points: OnceLock<Option<CutPoints>>,
 }
+
+/// What tokenising word by word takes.
+struct Words {
+    splitter: WordSplitter,
+    /// Special tokens that a prompt begins and ends with.
+    prefix: Vec<u32>,
+    suffix: Vec<u32>,
+}
+
+/// What tokenising one text may cost.
+#[derive(Clone, Copy)]
+pub struct EncodeLimit<'a> {
+    pub max_tokens: usize,
+    /// Asked between words: whether nobody wants the tokens any more.
+    pub is_abandoned: &'a dyn Fn() -> bool,
+}
+
+impl EncodeLimit<'_> {
+    /// For texts of whoever runs the program.
+    pub const NONE: EncodeLimit<'static> = EncodeLimit {
+        max_tokens: usize::MAX,
+        is_abandoned: &|| false,
+    };
+}
+
+/// What the vocabulary's model takes at once: a word without a place to cut it, or a whole text
+/// where words are not known. It costs some 500 bytes of memory for each byte, and the regular
+/// expressions that find words give up at a million steps.
+const MAX_WORD_BYTES: usize = 1 << 20;
+/// From here on it is worth while to look for places to cut a word.
+const LONG_WORD_BYTES: usize = 16 << 10;
 
 impl Tokenizer {
     /// Reads tokenizer.json. Its truncation and padding are ignored: a prompt is never cut silently.
@@ -26,18 +67,122 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|error| TextError::TokenizerFile(error.to_string()))?;
         model.with_padding(None);
-        let pieces = PieceTable::new(&model)?;
+        let vocab = model.get_vocab(false);
+        let pieces = PieceTable::new(&model, &vocab)?;
         Ok(Self {
-            inner: Arc::new(Inner { model, pieces }),
+            inner: Arc::new(Inner {
+                words: Words::new(&model),
+                max_bytes_per_token: max_bytes_per_token(&model, &vocab),
+                cut_points: OnceLock::new(),
+                model,
+                pieces,
+            }),
         })
     }
 
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self
+        self.encode_within(text, add_special_tokens, EncodeLimit::NONE)
+    }
+
+    /// Stops as soon as there are too many tokens or nobody wants them. A text that is too long
+    /// for the limit, whatever it says, is not looked at.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        limit: EncodeLimit,
+    ) -> Result<Vec<u32>, TextError> {
+        if let Some(max_bytes) = self.max_bytes_per_token() {
+            let at_least = text.len().div_ceil(max_bytes);
+            if at_least > limit.max_tokens {
+                return Err(TextError::TooManyTokens { at_least });
+            }
+        }
+        match &self.inner.words {
+            Some(words) => self.encode_words(words, text, add_special_tokens, limit),
+            None => self.encode_whole(text, add_special_tokens, limit),
+        }
+    }
+
+    /// The most bytes of a text that become one token, if there is such a bound.
+    pub fn max_bytes_per_token(&self) -> Option<usize> {
+        self.inner.max_bytes_per_token
+    }
+
+    fn encode_words(
+        &self,
+        words: &Words,
+        text: &str,
+        add_special_tokens: bool,
+        limit: EncodeLimit,
+    ) -> Result<Vec<u32>, TextError> {
+        let (prefix, suffix) = match add_special_tokens {
+            true => (&words.prefix[..], &words.suffix[..]),
+            false => (&[][..], &[][..]),
+        };
+        let mut ids = prefix.to_vec();
+        let mut since_asked = 0;
+        words.splitter.split(text, &mut |part| {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Word(word) if word.len() <= LONG_WORD_BYTES => {
+                    self.encode_word(word, &mut ids)?;
+                    since_asked += word.len();
+                }
+                Part::Word(word) => self.encode_long_word(word, limit, &mut ids)?,
+            }
+            if since_asked >= LONG_WORD_BYTES {
+                since_asked = 0;
+                limit.check_wanted()?;
+            }
+            limit.check_len(ids.len() + suffix.len())
+        })?;
+        ids.extend_from_slice(suffix);
+        limit.check_len(ids.len())?;
+        Ok(ids)
+    }
+
+    fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
+        let tokens = self.inner.model.get_model().tokenize(word);
+        let tokens = tokens.map_err(|error| TextError::Encode(error.to_string()))?;
+        ids.extend(tokens.iter().map(|token| token.id));
+        Ok(())
+    }
+
+    fn encode_long_word(
+        &self,
+        word: &str,
+        limit: EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let cut_points = self
             .inner
-            .model
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| TextError::Encode(error.to_string()))?;
+            .cut_points
+            .get_or_init(|| CutPoints::new(&self.inner.model));
+        let Some(cut_points) = cut_points else {
+            limit.check_word(word)?;
+            return self.encode_word(word, ids);
+        };
+        for piece in cut_points.pieces(word) {
+            limit.check_wanted()?;
+            limit.check_word(piece)?;
+            self.encode_word(piece, ids)?;
+            limit.check_len(ids.len())?;
+        }
+        Ok(())
+    }
+
+    fn encode_whole(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        limit: EncodeLimit,
+    ) -> Result<Vec<u32>, TextError> {
+        limit.check_word(text)?;
+        limit.check_wanted()?;
+        let encoding = self.inner.model.encode_fast(text, add_special_tokens);
+        let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
+        limit.check_len(encoding.len())?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -78,5 +223,53 @@ impl Tokenizer {
 
     pub(crate) fn pieces(&self) -> &PieceTable {
         &self.inner.pieces
+    }
+}
+
+impl Words {
+    fn new(model: &tokenizers::Tokenizer) -> Option<Self> {
+        const TEXT: u32 = u32::MAX;
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let processed = model.post_process(text, None, true).ok()?;
+        let (prefix, suffix) = {
+            let ids = processed.get_ids();
+            let at = ids.iter().position(|&id| id == TEXT)?;
+            (ids[..at].to_vec(), ids[at + 1..].to_vec())
+        };
+        if suffix.contains(&TEXT) {
+            return None;
+        }
+        Some(Self {
+            splitter: WordSplitter::new(model)?,
+            prefix,
+            suffix,
+        })
+    }
+}
+
+impl EncodeLimit<'_> {
+    fn check_wanted(&self) -> Result<(), TextError> {
+        match (self.is_abandoned)() {
+            true => Err(TextError::Abandoned),
+            false => Ok(()),
+        }
+    }
+
+    fn check_len(&self, num_tokens: usize) -> Result<(), TextError> {
+        match num_tokens > self.max_tokens {
+            true => Err(TextError::TooManyTokens {
+                at_least: num_tokens,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn check_word(&self, word: &str) -> Result<(), TextError> {
+        match self.max_tokens < usize::MAX && word.len() > MAX_WORD_BYTES {
+            true => Err(TextError::WordTooLong {
+                max_bytes: MAX_WORD_BYTES,
+            }),
+            false => Ok(()),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Chat templates against what Jinja2, set up as in Transformers, made of them.
 
-use corella_text::{ChatInput, ChatTemplate, SpecialTokens, TextError};
+use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
 use serde_json::{Map, Value, json};
 
 fn golden(path: &str) -> String {
@@ -245,4 +245,31 @@ fn the_template_of_a_folder() {
             "{wrong}: {error}"
         );
     }
+}
+
+/// What a conversation prints is bounded before it is printed.
+#[test]
+fn a_template_is_stopped_when_it_prints_too_much_or_for_nobody() {
+    let source = "{% for message in messages %}[{{ message.content }}]{% endfor %}";
+    let template = ChatTemplate::new(source, SpecialTokens::default()).unwrap();
+    let messages = vec![json!({"role": "user", "content": "twelve bytes"}); 10];
+    let num_asked = std::cell::Cell::new(0);
+    let render = |max_bytes, leaves_at| {
+        num_asked.set(0);
+        let is_abandoned = || {
+            num_asked.set(num_asked.get() + 1);
+            num_asked.get() == leaves_at
+        };
+        let limit = RenderLimit {
+            max_bytes,
+            is_abandoned: &is_abandoned,
+        };
+        template.render_within(input(&messages), limit)
+    };
+    let whole = "[twelve bytes]".repeat(10);
+    assert_eq!(render(140, usize::MAX), Ok(whole));
+    let too_large = TextError::PromptTooLarge { max_bytes: 139 };
+    assert_eq!(render(139, usize::MAX), Err(too_large));
+    assert_eq!(render(140, 4), Err(TextError::Abandoned));
+    assert_eq!(num_asked.get(), 4);
 }

@@ -1,0 +1,262 @@
+//! Text must have the tokens that the `tokenizers` crate finds in it as a whole, and cost no more
+//! than it may.
+
+use std::cell::Cell;
+use std::sync::LazyLock;
+
+use corella_text::{EncodeLimit, TextError, Tokenizer};
+use proptest::prelude::*;
+
+const FILES: [&str; 7] = [
+    "tests/golden/byte_level_tokenizer.json",
+    "tests/golden/byte_fallback_tokenizer.json",
+    "tests/golden/metaspace_tokenizer.json",
+    "../../tests/gguf/llama3-f16/tokenizer.json",
+    "../../tests/gguf/qwen3-f16/tokenizer.json",
+    "../../tests/gguf/llama-f32/tokenizer.json",
+    "../../models/nano/tokenizer.json",
+];
+
+struct Both {
+    file: &'static str,
+    ours: Tokenizer,
+    reference: tokenizers::Tokenizer,
+}
+
+impl Both {
+    fn expected(&self, text: &str, add_special_tokens: bool) -> Vec<u32> {
+        let encoding = self.reference.encode_fast(text, add_special_tokens);
+        encoding.unwrap().get_ids().to_vec()
+    }
+}
+
+static READ: LazyLock<Vec<Both>> = LazyLock::new(|| {
+    let read = |file: &'static str| {
+        let path = format!("{}/{file}", env!("CARGO_MANIFEST_DIR"));
+        let json = std::fs::read(path).unwrap();
+        both(file, &json)
+    };
+    let mut all: Vec<_> = FILES.into_iter().map(read).collect();
+    all.extend(made_up());
+    all
+});
+
+fn both(file: &'static str, json: &[u8]) -> Both {
+    Both {
+        file,
+        ours: Tokenizer::from_bytes(json).unwrap(),
+        reference: tokenizers::Tokenizer::from_bytes(json).unwrap(),
+    }
+}
+
+/// Kinds that no file at hand is of.
+fn made_up() -> [Both; 3] {
+    let change = |file: &'static str, from: usize, field: &str, value: &str| {
+        let path = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), FILES[from]);
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        json[field] = serde_json::from_str(value).unwrap();
+        both(file, json.to_string().as_bytes())
+    };
+    [
+        change(
+            "one word, its spaces marked, the first marked too",
+            1,
+            "pre_tokenizer",
+            r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}"#,
+        ),
+        change(
+            "three patterns, one within the other",
+            0,
+            "pre_tokenizer",
+            r#"{"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}"}, "behavior": "Isolated",
+                 "invert": false},
+                {"type": "Split", "pattern": {"String": "an"}, "behavior": "Isolated",
+                 "invert": false},
+                {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true,
+                 "trim_offsets": true}]}"#,
+        ),
+        change("in lower case", 0, "normalizer", r#"{"type": "Lowercase"}"#),
+    ]
+}
+
+const PIECES: [&str; 32] = [
+    "the",
+    " lantern",
+    " fox",
+    "  ",
+    "    ",
+    "\n",
+    "\n\n",
+    "\t",
+    " \n ",
+    "'s",
+    "'ll",
+    "don't",
+    "é",
+    "e\u{301}",
+    "\u{1112}\u{1161}\u{11AB}",
+    "漢字",
+    "🦜",
+    "123",
+    "4567",
+    "...",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<tool_call>",
+    "añadido ok",
+    "▁",
+    "<0x0A>",
+    "ANAnan",
+    "\u{0}",
+    "x",
+];
+
+fn texts(max_pieces: usize) -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        4 => prop::sample::select(&PIECES[..]).prop_map(str::to_owned),
+        1 => any::<char>().prop_map(String::from),
+        1 => "[a-z]{1,9} ",
+    ];
+    prop::collection::vec(piece, 0..max_pieces).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn texts_have_the_tokens_of_the_reference(text in texts(60), add_special_tokens: bool) {
+        for both in READ.iter() {
+            let ids = both.ours.encode(&text, add_special_tokens).unwrap();
+            prop_assert_eq!(ids, both.expected(&text, add_special_tokens), "{}", both.file);
+        }
+    }
+
+    /// Text with so few tokens would be refused without being looked at.
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_bytes_say(text in texts(40)) {
+        for both in READ.iter() {
+            if let Some(max_bytes) = both.ours.max_bytes_per_token() {
+                let num_tokens = both.expected(&text, false).len();
+                prop_assert!(text.len() <= num_tokens * max_bytes, "{}", both.file);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3))]
+
+    /// Long enough for words to be cut and for text to be normalised in pieces.
+    #[test]
+    fn long_texts_have_the_tokens_of_the_reference(text in texts(60), spaces in 1usize..40_000) {
+        let text = format!("{}{}{}", text.repeat(1 + 60_000 / (text.len() + 1)), " ".repeat(spaces), text);
+        for both in READ.iter() {
+            let ids = both.ours.encode(&text, true).unwrap();
+            prop_assert!(ids == both.expected(&text, true), "{}: {}", both.file, text.len());
+        }
+    }
+}
+
+/// The longest token of each vocabulary, over and over, is what comes nearest to the bound.
+#[test]
+fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
+    let mut num_bounded = 0;
+    for both in READ.iter() {
+        let Some(max_bytes) = both.ours.max_bytes_per_token() else {
+            continue;
+        };
+        num_bounded += 1;
+        let limit = EncodeLimit {
+            max_tokens: 200,
+            is_abandoned: &|| false,
+        };
+        let encode = |text: &str| both.ours.encode_within(text, false, limit);
+        for token in [
+            "<|im_start|>",
+            "<|endoftext|>",
+            "supermarket",
+            "</s>",
+            " lantern",
+            "a",
+        ] {
+            let num_tokens = both.expected(token, false).len();
+            let text = token.repeat(200 / num_tokens.max(1));
+            let expected = both.expected(&text, false);
+            if expected.len() <= 200 {
+                assert_eq!(encode(&text), Ok(expected), "{}", both.file);
+            }
+        }
+        let never = EncodeLimit {
+            max_tokens: 200,
+            is_abandoned: &|| panic!("it is looked at"),
+        };
+        let text = " ".repeat(200 * max_bytes + 1);
+        assert_eq!(
+            both.ours.encode_within(&text, false, never),
+            Err(TextError::TooManyTokens { at_least: 201 }),
+            "{}",
+            both.file
+        );
+    }
+    // All but the two of an open vocabulary or a normalizer that may drop text.
+    assert_eq!(num_bounded, READ.len() - 2);
+}
+
+#[test]
+fn the_last_token_that_fits_counts() {
+    for both in READ.iter() {
+        let text = "the fox and the lantern<s> again";
+        let expected = both.expected(text, true);
+        for missing in 0..2 {
+            let limit = EncodeLimit {
+                max_tokens: expected.len() - missing,
+                is_abandoned: &|| false,
+            };
+            match both.ours.encode_within(text, true, limit) {
+                Ok(ids) => assert_eq!((missing, &ids), (0, &expected)),
+                Err(TextError::TooManyTokens { at_least }) => {
+                    assert!(missing == 1 && at_least <= expected.len(), "{}", both.file);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Long before the end of the text.
+#[test]
+fn nobody_tokenises_for_those_who_left() {
+    let both = &READ[6];
+    let num_asked = Cell::new(0);
+    let text = "a lantern ".repeat(500_000);
+    let limit = EncodeLimit {
+        max_tokens: 10_000_000,
+        is_abandoned: &|| {
+            num_asked.set(num_asked.get() + 1);
+            num_asked.get() == 3
+        },
+    };
+    let result = both.ours.encode_within(&text, false, limit);
+    assert_eq!(result, Err(TextError::Abandoned));
+    assert_eq!(num_asked.get(), 3);
+}
+
+#[test]
+fn a_word_without_end_is_refused() {
+    let both = &READ[0];
+    let limit = EncodeLimit {
+        max_tokens: 10_000_000,
+        is_abandoned: &|| false,
+    };
+    let text = format!("the {}", "e".repeat(2 << 20));
+    let result = both.ours.encode_within(&text, false, limit);
+    assert!(
+        matches!(result, Err(TextError::WordTooLong { .. })),
+        "{result:?}"
+    );
+}
