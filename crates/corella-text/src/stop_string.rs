@@ -15,7 +15,7 @@ struct Node {
     /// The longest proper end of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// Of the stop strings that end here the first in the request, by its index.
+    /// The stop string that ends here, by its index; of several the first in the request.
     stop: Option<u32>,
 }
 

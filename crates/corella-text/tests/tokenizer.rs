@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use corella_text::{EncodeLimit, TextError, Tokenizer};
 use proptest::prelude::*;
+use serde_json::{Map, Value};
 
 const FILES: [&str; 7] = [
     "tests/golden/byte_level_tokenizer.json",
@@ -49,39 +50,76 @@ fn both(file: &'static str, json: &[u8]) -> Both {
     }
 }
 
-/// Kinds that no file at hand is of.
-fn made_up() -> [Both; 3] {
-    let change = |file: &'static str, from: usize, field: &str, value: &str| {
+/// Kinds that no file at hand is of: each a file with some of its members changed.
+fn made_up() -> [Both; 4] {
+    let change = |name: &'static str, from: usize, changes: &[(&str, &str)]| {
         let path = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), FILES[from]);
-        let mut json: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        json[field] = serde_json::from_str(value).unwrap();
-        both(file, json.to_string().as_bytes())
+        let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        for (member, value) in changes {
+            *json.pointer_mut(member).unwrap() = serde_json::from_str(value).unwrap();
+        }
+        both(name, json.to_string().as_bytes())
     };
+    // Seven bytes of text become two by composition, and those one token.
+    let bytes = (0..=255u8).map(|byte| (byte_character(byte).to_string(), Value::from(byte)));
+    let vocab: Map<_, _> = bytes.chain([("ÎĲ".to_owned(), 256.into())]).collect();
     [
         change(
             "one word, its spaces marked, the first marked too",
             1,
-            "pre_tokenizer",
-            r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}"#,
+            &[
+                ("/normalizer", "null"),
+                (
+                    "/pre_tokenizer",
+                    r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first",
+                        "split": false}"#,
+                ),
+            ],
         ),
         change(
             "three patterns, one within the other",
             0,
-            "pre_tokenizer",
-            r#"{"type": "Sequence", "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}"}, "behavior": "Isolated",
-                 "invert": false},
-                {"type": "Split", "pattern": {"String": "an"}, "behavior": "Isolated",
-                 "invert": false},
-                {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true,
-                 "trim_offsets": true}]}"#,
+            &[(
+                "/pre_tokenizer",
+                r#"{"type": "Sequence", "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}"}, "behavior": "Isolated",
+                     "invert": false},
+                    {"type": "Split", "pattern": {"String": "an"}, "behavior": "Isolated",
+                     "invert": false},
+                    {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true,
+                     "trim_offsets": true}]}"#,
+            )],
         ),
-        change("in lower case", 0, "normalizer", r#"{"type": "Lowercase"}"#),
+        change(
+            "bytes that compose",
+            0,
+            &[
+                ("/added_tokens", "[]"),
+                ("/normalizer", r#"{"type": "NFC"}"#),
+                ("/model/vocab", &Value::Object(vocab).to_string()),
+                ("/model/merges", r#"[["Î", "Ĳ"]]"#),
+            ],
+        ),
+        change(
+            "in lower case",
+            0,
+            &[("/normalizer", r#"{"type": "Lowercase"}"#)],
+        ),
     ]
 }
 
-const PIECES: [&str; 32] = [
+/// GPT-2's alphabet for bytes.
+fn byte_character(byte: u8) -> char {
+    match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+        0x00..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap(),
+        0x7F..=0xA0 => char::from_u32(0x121 + u32::from(byte) - 0x7F).unwrap(),
+        0xAD => '\u{143}',
+    }
+}
+
+const PIECES: [&str; 33] = [
+    "\u{1FBE}\u{308}\u{301}",
     "the",
     " lantern",
     " fox",
@@ -180,6 +218,7 @@ fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
             "<|im_start|>",
             "<|endoftext|>",
             "supermarket",
+            "\u{1FBE}\u{308}\u{301}",
             "</s>",
             " lantern",
             "a",
