@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import signal
+import socket
 
 import openai
 import pytest
@@ -79,6 +80,32 @@ def test_sigterm_finishes_what_runs():
         chunks += stream
         assert chunks[-1].choices[0].finish_reason == "length"
         assert server.wait() == 0
+
+
+def test_a_stream_that_is_cut_off_says_so():
+    with ServerProcess(*SLOW) as server:
+        stream = stream_long(server)
+        next(stream)
+        server.terminate()
+        server.wait_until(lambda: server.status_of("/ready") != 200, "it drains")
+        # Asked twice, it waits no longer.
+        server.terminate()
+        with pytest.raises(openai.APIError) as cut_off:
+            for chunk in stream:
+                assert chunk.choices[0].finish_reason is None
+        assert "shutting down" in cut_off.value.message
+        assert server.wait(5.0) == 0
+
+
+def test_a_client_that_still_sends_does_not_hold_up_the_end():
+    with ServerProcess() as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as sending:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 1000\r\n\r\n"
+            sending.sendall(head + b'{"prompt": "')
+            assert server.status_of("/ready") == 200
+            server.terminate()
+            assert server.wait(10.0) == 0
+            assert b"503 Service Unavailable" in sending.recv(4096)
 
 
 def test_sigterm_when_idle():

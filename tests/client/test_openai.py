@@ -2,6 +2,7 @@
 
 import openai
 import pytest
+from server_process import ServerProcess
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 
@@ -47,6 +48,23 @@ class TestModels:
         with pytest.raises(openai.NotFoundError) as error:
             served.client.chat.completions.create(model="no-such", messages=served.messages)
         assert error.value.param == "model"
+
+
+class TestFields:
+    def test_a_typo(self, served):
+        with pytest.raises(openai.BadRequestError) as error:
+            chat(served, extra_body={"temprature": 0.5})
+        assert error.value.param == "temprature"
+        assert error.value.code == "unknown_parameter"
+        assert "did you mean `temperature`?" in error.value.message
+
+
+def test_what_cannot_fit_by_its_bytes():
+    with ServerProcess() as server:
+        with pytest.raises(openai.BadRequestError) as error:
+            server.client.completions.create(model=server.model(), prompt=" " * 7_000_000)
+        assert error.value.code == "context_length_exceeded"
+        assert "at least" in error.value.message
 
 
 class TestChat:

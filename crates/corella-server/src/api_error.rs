@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use corella_core::{AdmissionError, MissedObjective, ObjectiveKind, RequestError};
 use serde::Serialize;
 
+use crate::field_table::Endpoint;
+
 /// `{"error": {"message", "type", "param", "code"}}` and its status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -49,9 +51,42 @@ impl ApiError {
         error
     }
 
+    /// A field that nobody here or elsewhere is known to read.
+    pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
+        const MAX_CHARS: usize = 100;
+        let shown: String = name.chars().take(MAX_CHARS).collect();
+        let (dot, place) = match path {
+            "" => ("", String::new()),
+            path => (".", format!(" in {path}")),
+        };
+        let advice = match closest {
+            Some(closest) => format!("did you mean `{closest}`?"),
+            None => "leave it out".to_owned(),
+        };
+        let message = format!("unknown field `{shown}`{place}; {advice}");
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.body.param = Some(format!("{path}{dot}{shown}"));
+        error.body.code = Some("unknown_parameter");
+        error
+    }
+
+    /// A field of another endpoint.
+    pub fn misplaced(name: &str, endpoint: Endpoint, endpoints: &[Endpoint]) -> Self {
+        let paths: Vec<_> = endpoints.iter().map(|endpoint| endpoint.path()).collect();
+        let message = format!(
+            "{} has no such field; it is one of {}",
+            endpoint.path(),
+            paths.join(" and ")
+        );
+        let mut error = Self::invalid(name, message);
+        error.body.code = Some("unknown_parameter");
+        error
+    }
+
     /// A field that is right elsewhere and not built here.
-    pub fn unsupported(param: impl Into<String>) -> Self {
-        let mut error = Self::invalid(param, "not supported by this server; leave it out");
+    pub fn unsupported(param: impl Into<String>, advice: &str) -> Self {
+        let message = format!("not supported by this server; {advice}");
+        let mut error = Self::invalid(param, message);
         error.body.code = Some("unsupported_parameter");
         error
     }
@@ -124,6 +159,17 @@ impl ApiError {
         error
     }
 
+    /// The grace period is over, or somebody ended it.
+    pub fn cut_off() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            "The server is shutting down and has ended this request before it was complete.",
+        );
+        error.body.code = Some("cut_off");
+        error
+    }
+
     pub fn not_ready(reason: &str) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -182,6 +228,24 @@ impl ApiError {
             AdmissionError::ZeroMaxTokens => Self::invalid("max_tokens", "must be at least 1"),
             AdmissionError::DuplicateId(_) => Self::engine(error.to_string()),
         }
+    }
+
+    /// Found while its prompt was being tokenised, which then stopped.
+    pub fn prompt_too_long(prompt_field: &str, at_least: usize, max_model_len: u32) -> Self {
+        let message = format!(
+            "This model's maximum context length is {max_model_len} tokens. However, you requested \
+             at least {at_least} tokens in {prompt_field}. Reduce {prompt_field}.",
+        );
+        Self::too_long(message, prompt_field)
+    }
+
+    /// Known before the messages are rendered.
+    pub fn too_many_messages(num_messages: usize, max_model_len: u32) -> Self {
+        let message = format!(
+            "This model's maximum context length is {max_model_len} tokens, and {num_messages} \
+             messages have more. Reduce messages.",
+        );
+        Self::too_long(message, "messages")
     }
 
     fn too_long(message: String, prompt_field: &str) -> Self {

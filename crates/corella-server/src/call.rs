@@ -16,6 +16,7 @@ use crate::request_id::RequestName;
 use crate::sampling_fields::GenerationParams;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
+use crate::text_thread::Caller;
 
 /// One API call, validated and in tokens.
 pub struct Call<F> {
@@ -74,7 +75,11 @@ pub trait Endpoint: Sized + Send + 'static {
     const PROMPT_FIELD: &'static str;
 
     /// Everything that can be wrong with a request by itself. Runs on a blocking thread.
-    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError>;
+    fn prepare(
+        state: &ServerState,
+        body: &RequestBody,
+        caller: &Caller,
+    ) -> Result<Call<Self>, ApiError>;
 
     fn encoder(
         self,
@@ -102,9 +107,11 @@ pub async fn serve_call<E: Endpoint>(
     if state.is_draining() {
         return Err(ApiError::draining());
     }
-    let body = RequestBody::read(body, state.body_limits()).await?;
+    let body = RequestBody::read(body, &state).await?;
     let call = state
-        .run_blocking(move |state| E::prepare(state, &body))
+        .run_blocking(body.num_bytes(), move |state, caller| {
+            E::prepare(state, &body, caller)
+        })
         .await?;
     let head = ResponseHead {
         id: format!("{}-{name}", E::ID_PREFIX),

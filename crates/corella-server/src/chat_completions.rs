@@ -8,12 +8,15 @@ use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
 use corella_text::{ChatInput, TextError, Tokenizer};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_message::template_messages;
+use crate::field_check::FieldCheck;
+use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
@@ -21,8 +24,8 @@ use crate::sampling_fields::{SamplingFields, check_logprobs};
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
+use crate::text_thread::Caller;
 use crate::token_logprob::ChatLogprobs;
-use crate::unsupported_fields::refuse_unsupported_fields;
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,
@@ -46,12 +49,35 @@ pub struct ChatFields {
     echo: Option<bool>,
 }
 
+/// Read first: a hundred thousand messages that are only counted take no memory.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct MessageCount {
+    messages: Option<Vec<IgnoredAny>>,
+}
+
 impl ChatFields {
-    pub fn tokenize(&mut self, state: &ServerState) -> Result<Vec<TokenId>, ApiError> {
+    pub fn parse(body: &RequestBody, state: &ServerState) -> Result<Self, ApiError> {
+        let messages = body.parse::<MessageCount>()?.messages;
+        let num_messages = messages.map_or(0, |messages| messages.len());
+        // A chat template prints at least a token for each message.
+        let max_model_len = state.config.max_model_len;
+        if num_messages > max_model_len as usize {
+            return Err(ApiError::too_many_messages(num_messages, max_model_len));
+        }
+        body.parse()
+    }
+
+    pub fn tokenize(
+        &mut self,
+        state: &ServerState,
+        check: FieldCheck,
+        caller: &Caller,
+    ) -> Result<Vec<TokenId>, ApiError> {
         let Some(messages) = self.messages.take() else {
             return Err(ApiError::invalid("messages", "is required"));
         };
-        let messages = template_messages(messages)?;
+        let messages = template_messages(messages, check)?;
         let Some(template) = &state.text.chat_template else {
             return Err(ApiError::invalid(
                 "messages",
@@ -59,25 +85,32 @@ impl ChatFields {
             ));
         };
         let continue_final_message = self.continue_final_message.unwrap_or(false);
+        let is_abandoned = || caller.has_left();
+        let input = ChatInput {
+            messages: &messages,
+            tools: None,
+            add_generation_prompt: self
+                .add_generation_prompt
+                .unwrap_or(!continue_final_message),
+            continue_final_message,
+            kwargs: self.chat_template_kwargs.as_ref(),
+        };
         let prompt = template
-            .render(ChatInput {
-                messages: &messages,
-                tools: None,
-                add_generation_prompt: self
-                    .add_generation_prompt
-                    .unwrap_or(!continue_final_message),
-                continue_final_message,
-                kwargs: self.chat_template_kwargs.as_ref(),
-            })
-            .map_err(|error| {
-                let param = match error {
-                    TextError::ContinueFinalMessage(_) => "continue_final_message",
-                    _ => "messages",
-                };
-                ApiError::invalid(param, error.to_string())
+            .render_within(input, state.render_limit(&is_abandoned))
+            .map_err(|error| match error {
+                TextError::PromptTooLarge { .. } => {
+                    // A token more than all that could fit.
+                    let max_model_len = state.config.max_model_len;
+                    let at_least = max_model_len as usize + 1;
+                    ApiError::prompt_too_long("messages", at_least, max_model_len)
+                }
+                TextError::ContinueFinalMessage(_) => {
+                    ApiError::invalid("continue_final_message", error.to_string())
+                }
+                error => ApiError::invalid("messages", error.to_string()),
             })?;
         let add_special_tokens = self.add_special_tokens.unwrap_or(false);
-        state.encode("messages", &prompt, add_special_tokens)
+        state.encode("messages", &prompt, add_special_tokens, caller)
     }
 
     fn logprobs(&self, config: &ServeConfig) -> Result<Option<u32>, ApiError> {
@@ -99,17 +132,22 @@ impl Endpoint for Chat {
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT_FIELD: &'static str = "messages";
 
-    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError> {
+    fn prepare(
+        state: &ServerState,
+        body: &RequestBody,
+        caller: &Caller,
+    ) -> Result<Call<Self>, ApiError> {
         let sampling: SamplingFields = body.parse()?;
-        let mut fields: ChatFields = body.parse()?;
-        refuse_unsupported_fields(body)?;
+        let mut fields = ChatFields::parse(body, state)?;
+        let check = state.field_check(field_table::Endpoint::Chat);
+        body.check_fields(check)?;
         let model = check_model(state, sampling.model.as_deref())?;
         if fields.echo == Some(true) {
-            return Err(ApiError::unsupported("echo"));
+            return Err(ApiError::unsupported("echo", "leave it out"));
         }
         let params = sampling.validate(&state.config, None, fields.logprobs(&state.config)?)?;
         let prompt = PromptTokens {
-            tokens: fields.tokenize(state)?,
+            tokens: fields.tokenize(state, check, caller)?,
             echo: None,
         };
         Ok(Call {

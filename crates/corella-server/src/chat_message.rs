@@ -3,10 +3,15 @@
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::{CONTENT_PART, MESSAGE};
 
 /// Templates expect `content` to be one string; OpenAI's API also has lists of parts. Other
 /// members of a message are the template's business.
-pub fn template_messages(messages: Vec<Map<String, Value>>) -> Result<Vec<Value>, ApiError> {
+pub fn template_messages(
+    messages: Vec<Map<String, Value>>,
+    check: FieldCheck,
+) -> Result<Vec<Value>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid(
             "messages",
@@ -16,29 +21,26 @@ pub fn template_messages(messages: Vec<Map<String, Value>>) -> Result<Vec<Value>
     messages
         .into_iter()
         .enumerate()
-        .map(|(index, message)| template_message(index, message))
+        .map(|(index, message)| template_message(index, message, check))
         .collect()
 }
 
-fn template_message(index: usize, mut message: Map<String, Value>) -> Result<Value, ApiError> {
+fn template_message(
+    index: usize,
+    mut message: Map<String, Value>,
+    check: FieldCheck,
+) -> Result<Value, ApiError> {
+    check.check(&MESSAGE, &format!("messages[{index}]"), &message)?;
     let Some(role) = message.get("role").and_then(Value::as_str) else {
         return Err(ApiError::invalid(
             format!("messages[{index}].role"),
             "must be a string such as \"user\"",
         ));
     };
-    if let Some(calls) = message.get("tool_calls")
-        && !calls.is_null()
-        && calls.as_array().is_none_or(|calls| !calls.is_empty())
-    {
-        return Err(ApiError::unsupported(format!(
-            "messages[{index}].tool_calls"
-        )));
-    }
     let content = match message.get("content") {
         Some(Value::String(_)) => return Ok(Value::Object(message)),
         None | Some(Value::Null) if role == "assistant" => String::new(),
-        Some(Value::Array(parts)) => text_of_parts(index, parts)?,
+        Some(Value::Array(parts)) => text_of_parts(index, parts, check)?,
         _ => {
             return Err(ApiError::invalid(
                 format!("messages[{index}].content"),
@@ -51,7 +53,7 @@ fn template_message(index: usize, mut message: Map<String, Value>) -> Result<Val
 }
 
 /// One part a line, as vLLM joins them.
-fn text_of_parts(message: usize, parts: &[Value]) -> Result<String, ApiError> {
+fn text_of_parts(message: usize, parts: &[Value], check: FieldCheck) -> Result<String, ApiError> {
     let mut texts = Vec::with_capacity(parts.len());
     for (part_index, part) in parts.iter().enumerate() {
         let param = format!("messages[{message}].content[{part_index}]");
@@ -62,6 +64,9 @@ fn text_of_parts(message: usize, parts: &[Value]) -> Result<String, ApiError> {
                 return Err(ApiError::invalid(format!("{param}.type"), message));
             }
             None => return Err(ApiError::invalid(format!("{param}.type"), "is required")),
+        }
+        if let Value::Object(fields) = part {
+            check.check(&CONTENT_PART, &param, fields)?;
         }
         let Some(text) = part["text"].as_str() else {
             return Err(ApiError::invalid(

@@ -11,15 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{SamplingFields, check_logprobs, check_token_ids};
+use crate::sampling_fields::{SamplingFields, check_logprobs, check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
+use crate::text_thread::Caller;
 use crate::token_logprob::CompletionLogprobs;
-use crate::unsupported_fields::refuse_unsupported_fields;
 
 pub async fn completions(
     State(state): State<Arc<ServerState>>,
@@ -51,10 +52,14 @@ impl Endpoint for Completion {
     const ID_PREFIX: &'static str = "cmpl";
     const PROMPT_FIELD: &'static str = "prompt";
 
-    fn prepare(state: &ServerState, body: &RequestBody) -> Result<Call<Self>, ApiError> {
+    fn prepare(
+        state: &ServerState,
+        body: &RequestBody,
+        caller: &Caller,
+    ) -> Result<Call<Self>, ApiError> {
         let sampling: SamplingFields = body.parse()?;
         let fields: CompletionFields = body.parse()?;
-        refuse_unsupported_fields(body)?;
+        body.check_fields(state.field_check(field_table::Endpoint::Completions))?;
         let model = check_model(state, sampling.model.as_deref())?;
         let logprobs = fields
             .logprobs
@@ -86,7 +91,7 @@ impl Endpoint for Completion {
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()
-            .map(|prompt| tokenize(state, prompt, echo, add_special_tokens))
+            .map(|prompt| tokenize(state, prompt, echo, add_special_tokens, caller))
             .collect::<Result<_, _>>()?;
         Ok(Call {
             prompts,
@@ -131,14 +136,16 @@ fn tokenize(
     prompt: Prompt,
     echo: bool,
     add_special_tokens: bool,
+    caller: &Caller,
 ) -> Result<PromptTokens, ApiError> {
     match prompt {
         Prompt::Text(text) => {
-            let tokens = state.encode("prompt", &text, add_special_tokens)?;
+            let tokens = state.encode("prompt", &text, add_special_tokens, caller)?;
             let echo = echo.then_some(text);
             Ok(PromptTokens { tokens, echo })
         }
         Prompt::Tokens(tokens) => {
+            check_num_tokens("prompt", tokens.len(), &state.config)?;
             check_token_ids("prompt", &tokens, state.config.vocab_size)?;
             let echo = echo
                 .then(|| state.text.tokenizer.decode(&tokens, true))

@@ -1,5 +1,6 @@
 //! One API call in the engine: its prompts submitted, its token streams read as text.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
@@ -14,6 +15,7 @@ use crate::server_state::ServerState;
 
 /// All choices of all prompts of one call. Dropping it aborts what still runs.
 pub struct Generation {
+    state: Arc<ServerState>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     num_unfinished: usize,
@@ -75,7 +77,7 @@ impl Generation {
     /// Returns when the engine has accepted every choice, so that a refusal can still be the
     /// response's status. All choices are accepted or none.
     pub async fn start(
-        state: &ServerState,
+        state: &Arc<ServerState>,
         prompts: Vec<PromptTokens>,
         params: &GenerationParams,
         prompt_field: &'static str,
@@ -118,6 +120,7 @@ impl Generation {
             }
         }
         let mut generation = Self {
+            state: state.clone(),
             // A refused call was never begun, and does not count as aborted.
             num_unfinished: 0,
             choices_per_prompt: params.num_choices as usize,
@@ -126,7 +129,11 @@ impl Generation {
             timer,
         };
         for choice in &mut generation.choices {
-            std::future::poll_fn(|cx| choice.poll_accepted(cx, prompt_field)).await?;
+            std::future::poll_fn(|cx| match state.is_cutting_off() {
+                true => Poll::Ready(Err(ApiError::cut_off())),
+                false => choice.poll_accepted(cx, prompt_field),
+            })
+            .await?;
         }
         generation.num_unfinished = generation.choices.len();
         Ok(generation)
@@ -139,6 +146,9 @@ impl Generation {
     ) -> Poll<Option<Result<ChoiceDelta, ApiError>>> {
         if self.num_unfinished == 0 {
             return Poll::Ready(None);
+        }
+        if self.state.is_cutting_off() {
+            return Poll::Ready(Some(Err(self.fail(ApiError::cut_off()))));
         }
         let num_choices = self.choices.len();
         for _ in 0..num_choices {
@@ -156,15 +166,18 @@ impl Generation {
                     }
                     return Poll::Ready(Some(Ok(delta)));
                 }
-                Poll::Ready(Err(error)) => {
-                    self.timer.handle_failure(self.num_unfinished);
-                    self.num_unfinished = 0;
-                    self.choices.clear();
-                    return Poll::Ready(Some(Err(error)));
-                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(self.fail(error)))),
             }
         }
         Poll::Pending
+    }
+
+    /// Whatever still runs is aborted.
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        self.timer.handle_failure(self.num_unfinished);
+        self.num_unfinished = 0;
+        self.choices.clear();
+        error
     }
 
     /// Every choice as one delta, in order.

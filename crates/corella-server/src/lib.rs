@@ -1,7 +1,7 @@
 //! OpenAI-compatible HTTP front end.
 //!
 //! A request passes `router` → `chat_completions` or `completions` (fields to parameters and
-//! tokens, on a blocking thread) → `generation` (the engine's token streams as text) → `sse` or
+//! tokens, on a thread of `text_thread`) → `generation` (the engine's token streams as text) → `sse` or
 //! one JSON object.
 
 mod accounting;
@@ -11,6 +11,8 @@ mod call;
 mod chat_completions;
 mod chat_message;
 mod completions;
+mod field_check;
+mod field_table;
 mod generation;
 mod health;
 mod metrics;
@@ -26,9 +28,9 @@ mod serve_config;
 mod server_state;
 mod shutdown;
 mod sse;
+mod text_thread;
 mod token_logprob;
 mod tokenization;
-mod unsupported_fields;
 
 pub use router::router;
 pub use serve::{DrainReport, serve};

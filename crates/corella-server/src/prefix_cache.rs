@@ -7,10 +7,11 @@ use corella_engine::ResetError;
 
 use crate::api_error::ApiError;
 use crate::server_state::ServerState;
+use crate::text_thread::Caller;
 
 /// Refused while requests hold cached pages.
 pub async fn reset_prefix_cache(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
-    let reset = |state: &ServerState| {
+    let reset = |state: &ServerState, _: &Caller| {
         state
             .engine
             .reset_prefix_cache()
@@ -19,5 +20,5 @@ pub async fn reset_prefix_cache(State(state): State<Arc<ServerState>>) -> Result
                 ResetError::Lost(reason) => ApiError::not_ready(&reason),
             })
     };
-    state.run_blocking(reset).await
+    state.run_blocking(0, reset).await
 }

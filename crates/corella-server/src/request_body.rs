@@ -1,35 +1,61 @@
 //! Bytes of a request → typed fields, bounded in size and time, with errors that name the field.
 
-use std::time::{Duration, Instant};
+use std::marker::PhantomData;
 
 use axum::body::{Body, Bytes, HttpBody};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, DeserializeSeed};
 
 use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::serve_config::ServeConfig;
+use crate::server_state::ServerState;
 
 /// A whole body, not yet read as JSON. Each part of it is read by the struct that owns those
-/// fields, so one body may be parsed several times; fields that nobody names are skipped.
+/// fields, so one body may be parsed several times; `check_fields` finds those that nobody reads.
 pub struct RequestBody(Bytes);
 
-#[derive(Clone, Copy, Debug)]
-pub struct BodyLimits {
-    pub max_bytes: usize,
-    /// From the end of the headers to the end of the body.
-    pub timeout: Duration,
-}
-
 impl RequestBody {
-    pub async fn read(body: Body, limits: BodyLimits) -> Result<Self, ApiError> {
-        let deadline = tokio::time::Instant::from(Instant::now() + limits.timeout);
-        match tokio::time::timeout_at(deadline, collect(body, limits.max_bytes)).await {
-            Ok(result) => result,
-            Err(_) => Err(ApiError::body_too_slow(limits.timeout.as_secs())),
+    /// A server that begins to drain waits for no body: what is not here yet would be refused
+    /// when it is.
+    pub async fn read(body: Body, state: &ServerState) -> Result<Self, ApiError> {
+        let ServeConfig {
+            max_body_bytes,
+            body_timeout,
+            ..
+        } = state.config;
+        tokio::select! {
+            biased;
+            result = collect(body, max_body_bytes) => result,
+            () = tokio::time::sleep(body_timeout) => {
+                Err(ApiError::body_too_slow(body_timeout.as_secs()))
+            }
+            () = state.draining() => Err(ApiError::draining()),
         }
     }
 
+    pub fn num_bytes(&self) -> usize {
+        self.0.len()
+    }
+
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        self.parse_with(PhantomData)
+    }
+
+    /// Refuses a body with fields that nobody reads.
+    pub fn check_fields(&self, check: FieldCheck) -> Result<(), ApiError> {
+        self.parse_with(check)?
+    }
+
+    fn parse_with<T>(
+        &self,
+        seed: impl for<'de> DeserializeSeed<'de, Value = T>,
+    ) -> Result<T, ApiError> {
         let mut json = serde_json::Deserializer::from_slice(&self.0);
-        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let mut track = serde_path_to_error::Track::new();
+        let deserializer = serde_path_to_error::Deserializer::new(&mut json, &mut track);
+        let value = seed.deserialize(deserializer);
+        let value = value.map_err(|error| serde_path_to_error::Error::new(track.path(), error));
+        let value = value.map_err(|error| {
             let path = error.path().to_string();
             let inner = error.into_inner();
             if inner.is_data() && path != "." {

@@ -255,6 +255,22 @@ pub fn check_logprobs(
     }
 }
 
+/// More tokens than the context are refused before anything is done with them.
+pub fn check_num_tokens(
+    param: &str,
+    num_tokens: usize,
+    config: &ServeConfig,
+) -> Result<(), ApiError> {
+    match num_tokens > config.max_model_len as usize {
+        true => Err(ApiError::prompt_too_long(
+            param,
+            num_tokens,
+            config.max_model_len,
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Token ids that come from outside index the vocabulary.
 pub fn check_token_ids(
     param: &str,
@@ -321,8 +337,6 @@ fn stop_strings(stop: Option<StopField>) -> Result<Vec<String>, ApiError> {
     Ok(stop)
 }
 
-/// Different for every call, in this process and the next: a counter and the clock, mixed by
-/// splitmix64.
 fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
     match ms {
         Some(0) => Err(ApiError::invalid(field, "must be at least 1")),
@@ -330,6 +344,8 @@ fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
     }
 }
 
+/// Different for every call, in this process and the next: a counter and the clock, mixed by
+/// splitmix64.
 fn random_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);

@@ -20,8 +20,8 @@ use crate::shutdown::Shutdown;
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Requests still running when the grace period was over, or ended by a second signal. They
-    /// were cut off.
+    /// Requests still running when the grace period was over, or ended by a second signal. Each
+    /// ended with an error that says so.
     pub num_cut_off: usize,
 }
 
@@ -31,7 +31,7 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The engine's thread knows no async runtime that it could wake.
 const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
-/// For the last bytes of answers that are complete.
+/// For the last bytes of answers.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 
 /// Serves until asked to end, then refuses new requests, lets running ones finish within the
@@ -73,6 +73,7 @@ pub async fn serve(
     let engine = state.engine.state();
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();
+    state.cut_off();
     connections.close().await;
     match engine {
         EngineState::Lost(reason) => Err(stopped(&reason)),
@@ -177,8 +178,8 @@ impl Connections {
         });
     }
 
-    /// Drops every connection, complete answers after a moment to be written. Streams that are
-    /// cut off end without their terminator, so that no client takes them for complete.
+    /// Ends every connection, after a moment for its last bytes to be written: complete answers,
+    /// or the errors of those that are cut off.
     async fn close(self) {
         self.phase.send_replace(Phase::Closing);
         let all = self.permits.acquire_many(self.max_num_connections);

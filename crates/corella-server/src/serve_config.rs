@@ -29,6 +29,8 @@ pub struct ServeConfig {
     /// For complete request headers, and for the next request of an idle connection.
     pub header_timeout: Duration,
     pub max_num_connections: usize,
+    /// Ignore fields that no API is known to have, instead of refusing them.
+    pub allow_unknown_fields: bool,
     /// What running requests get between a signal to stop and the end.
     pub grace_period: Duration,
 }
@@ -53,6 +55,7 @@ impl ServeConfig {
             body_timeout: Duration::from_secs(60),
             header_timeout: Duration::from_secs(60),
             max_num_connections: 16_384,
+            allow_unknown_fields: false,
             grace_period: Duration::from_secs(30),
         }
     }

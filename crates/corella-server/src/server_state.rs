@@ -6,12 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::TokenId;
 use corella_engine::Engine;
-use tokio::sync::{Semaphore, watch};
+use corella_text::{EncodeLimit, RenderLimit, TextError};
+use tokio::sync::watch;
 
 use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::Endpoint;
 use crate::metrics::Metrics;
-use crate::request_body::BodyLimits;
 use crate::serve_config::{ServeConfig, TextModel};
+use crate::text_thread::{Caller, TextThreads};
 
 pub struct ServerState {
     pub(crate) config: ServeConfig,
@@ -21,14 +24,14 @@ pub struct ServerState {
     /// Requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
     pub(crate) started_unix_s: u64,
-    draining: AtomicBool,
-    /// Threads that parse, render and tokenize at once.
-    text_permits: Arc<Semaphore>,
+    is_draining: watch::Sender<bool>,
+    /// Read with every token, so it takes no lock.
+    is_cutting_off: AtomicBool,
+    text_threads: TextThreads,
 }
 
 impl ServerState {
     pub fn new(config: ServeConfig, text: TextModel, engine: Engine) -> Arc<Self> {
-        let num_text_threads = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(Self {
             metrics: Arc::new(Metrics::new(config.model_name())),
             config,
@@ -36,41 +39,72 @@ impl ServerState {
             engine,
             num_in_flight: watch::Sender::new(0),
             started_unix_s: unix_now_s(),
-            draining: AtomicBool::new(false),
-            text_permits: Arc::new(Semaphore::new(num_text_threads)),
+            is_draining: watch::Sender::new(false),
+            is_cutting_off: AtomicBool::new(false),
+            text_threads: TextThreads::new(),
         })
     }
 
     /// Not ready from now on; what runs goes on.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.is_draining.send_replace(true);
         self.engine.drain();
     }
 
-    pub(crate) fn body_limits(&self) -> BodyLimits {
-        BodyLimits {
-            max_bytes: self.config.max_body_bytes,
-            timeout: self.config.body_timeout,
-        }
+    /// Every generation ends with an error when it is next polled. Wakes nobody: whoever calls
+    /// this then wakes the connections, which poll what they are answering with.
+    pub(crate) fn cut_off(&self) {
+        self.is_cutting_off.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        *self.is_draining.borrow()
     }
 
-    /// Tokens that the model knows. A tokenizer may have more, and such a token would fail the
-    /// step of everyone who shares it.
+    /// Returns when the server takes no new requests any more.
+    pub(crate) async fn draining(&self) {
+        // The sender is part of this, so it outlives the wait.
+        let _ = self
+            .is_draining
+            .subscribe()
+            .wait_for(|&is_draining| is_draining)
+            .await;
+    }
+
+    pub(crate) fn is_cutting_off(&self) -> bool {
+        self.is_cutting_off.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn field_check(&self, endpoint: Endpoint) -> FieldCheck {
+        FieldCheck {
+            endpoint,
+            allow_unknown_fields: self.config.allow_unknown_fields,
+        }
+    }
+
+    /// Tokens that the model knows, as many as its context holds. A tokenizer may have more, and
+    /// such a token would fail the step of everyone who shares it.
     pub(crate) fn encode(
         &self,
         param: &str,
         text: &str,
         add_special_tokens: bool,
+        caller: &Caller,
     ) -> Result<Vec<TokenId>, ApiError> {
+        let limit = EncodeLimit {
+            max_tokens: self.config.max_model_len as usize,
+            is_abandoned: &|| caller.has_left(),
+        };
         let tokens = self
             .text
             .tokenizer
-            .encode(text, add_special_tokens)
-            .map_err(|error| ApiError::invalid(param, error.to_string()))?;
+            .encode_within(text, add_special_tokens, limit)
+            .map_err(|error| match error {
+                TextError::TooManyTokens { at_least } => {
+                    ApiError::prompt_too_long(param, at_least, self.config.max_model_len)
+                }
+                error => ApiError::invalid(param, error.to_string()),
+            })?;
         let vocab_size = self.config.vocab_size;
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
             None => Ok(tokens),
@@ -81,26 +115,31 @@ impl ServerState {
         }
     }
 
+    /// As much as the context can hold, and what a template prints behind the message that
+    /// `continue_final_message` then cuts off.
+    pub(crate) fn render_limit<'a>(&self, is_abandoned: &'a dyn Fn() -> bool) -> RenderLimit<'a> {
+        const BEHIND_BYTES: usize = 64 << 10;
+        // For tokenizers that know no such bound.
+        const MAX_BYTES_PER_TOKEN: usize = 1024;
+        let max_bytes_per_token = self.text.tokenizer.max_bytes_per_token();
+        let max_bytes_per_token = max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN);
+        let max_bytes = max_bytes_per_token.saturating_mul(self.config.max_model_len as usize);
+        RenderLimit {
+            max_bytes: max_bytes.saturating_add(BEHIND_BYTES),
+            is_abandoned,
+        }
+    }
+
     /// Runs work that takes long for large prompts away from the threads that serve sockets.
+    /// `num_bytes` is the size of what it works on.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+        num_bytes: usize,
+        work: impl FnOnce(&Self, &Caller) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let state = self.clone();
-        // Held by the work, not by its caller: a caller that leaves does not end the work.
-        let permit = self.text_permits.clone().acquire_owned().await;
-        let work = move || {
-            let result = work(&state);
-            drop(permit);
-            result
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) => {
-                tracing::error!(%error, "preparing a request failed");
-                Err(ApiError::engine("Preparing the request failed."))
-            }
-        }
+        let work = move |caller: &Caller| work(&state, caller);
+        self.text_threads.run(num_bytes, work).await
     }
 }
 

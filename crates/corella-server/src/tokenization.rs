@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::call::{check_model, json_response};
 use crate::chat_completions::ChatFields;
+use crate::field_table::Endpoint;
 use crate::request_body::RequestBody;
-use crate::sampling_fields::check_token_ids;
+use crate::sampling_fields::{check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
+use crate::text_thread::Caller;
 
 /// Beside the fields of a conversation.
 #[derive(Deserialize)]
@@ -49,16 +51,20 @@ pub async fn tokenize(
     State(state): State<Arc<ServerState>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = RequestBody::read(body, state.body_limits()).await?;
-    let tokenize = move |state: &ServerState| {
+    let body = RequestBody::read(body, &state).await?;
+    let num_bytes = body.num_bytes();
+    let tokenize = move |state: &ServerState, caller: &Caller| {
         let fields: TokenizeFields = body.parse()?;
+        let check = state.field_check(Endpoint::Tokenize);
+        body.check_fields(check)?;
         check_model(state, fields.model.as_deref())?;
         let tokenizer = &state.text.tokenizer;
         let tokens = match &fields.prompt {
             Some(prompt) => {
-                state.encode("prompt", prompt, fields.add_special_tokens.unwrap_or(true))?
+                let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+                state.encode("prompt", prompt, add_special_tokens, caller)?
             }
-            None => body.parse::<ChatFields>()?.tokenize(state)?,
+            None => ChatFields::parse(&body, state)?.tokenize(state, check, caller)?,
         };
         let strings = || tokens.iter().map(|&id| tokenizer.id_to_token(id)).collect();
         Ok(json_response(&Tokenized {
@@ -68,26 +74,29 @@ pub async fn tokenize(
             tokens,
         }))
     };
-    state.run_blocking(tokenize).await
+    state.run_blocking(num_bytes, tokenize).await
 }
 
 pub async fn detokenize(
     State(state): State<Arc<ServerState>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = RequestBody::read(body, state.body_limits()).await?;
-    let detokenize = move |state: &ServerState| {
+    let body = RequestBody::read(body, &state).await?;
+    let num_bytes = body.num_bytes();
+    let detokenize = move |state: &ServerState, _: &Caller| {
         let fields: DetokenizeFields = body.parse()?;
+        body.check_fields(state.field_check(Endpoint::Detokenize))?;
         check_model(state, fields.model.as_deref())?;
         let tokenizer = &state.text.tokenizer;
         let Some(tokens) = fields.tokens else {
             return Err(ApiError::invalid("tokens", "is required"));
         };
+        check_num_tokens("tokens", tokens.len(), &state.config)?;
         check_token_ids("tokens", &tokens, tokenizer.vocab_size())?;
         let prompt = tokenizer
             .decode(&tokens, false)
             .map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
         Ok(json_response(&Detokenized { prompt }))
     };
-    state.run_blocking(detokenize).await
+    state.run_blocking(num_bytes, detokenize).await
 }

@@ -71,6 +71,9 @@ pub struct ServeArgs {
     /// Seed of requests that name none [default: another each time]
     #[arg(long, value_name = "SEED", help_heading = "Server")]
     pub seed: Option<u64>,
+    /// Ignore request fields that no API is known to have, which are answered with 400 otherwise
+    #[arg(long, help_heading = "Server")]
+    pub allow_unknown_fields: bool,
     /// A step that takes longer ends the server, for its supervisor to start it again; 0 for never
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
     pub step_deadline: u64,

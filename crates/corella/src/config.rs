@@ -36,6 +36,7 @@ pub struct Serve {
     pub address: SocketAddr,
     pub api_key: Option<String>,
     pub seed: Option<u64>,
+    pub allow_unknown_fields: bool,
 }
 
 pub struct Generate {
@@ -71,6 +72,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         address: SocketAddr::new(args.host, args.port),
         api_key: args.api_key,
         seed: args.seed,
+        allow_unknown_fields: args.allow_unknown_fields,
     })
 }
 

@@ -69,6 +69,7 @@ fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
         served_model_names: names,
         api_key: config.api_key,
         seed: config.seed,
+        allow_unknown_fields: config.allow_unknown_fields,
         end_token_ids: llm.config.eos_token_ids.clone(),
         generation_defaults: GenerationDefaults {
             temperature: generation.temperature,

@@ -6,8 +6,9 @@ use corella_core::StepId;
 use corella_engine::EngineState;
 use corella_model::Fault;
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
 
-use crate::client::{events, get, open_post, post, read_reply, read_until};
+use crate::client::{events, get, head, open, open_post, post, read_reply, read_until};
 use crate::fixture::{Setup, TestServer, wait_for};
 
 const PATH: &str = "/v1/completions";
@@ -158,16 +159,59 @@ async fn after_the_grace_period_streams_are_cut_off_visibly() {
     server.ask_to_stop();
     let engine = server.engine.clone();
     assert_eq!(server.stopped().await.num_cut_off, 1);
-    let rest = {
-        use tokio::io::AsyncReadExt;
-        let mut rest = Vec::new();
-        // A reset is as clear as an early end.
-        let _ = socket.read_to_end(&mut rest).await;
-        String::from_utf8_lossy(&rest).into_owned()
-    };
+    let mut rest = Vec::new();
+    socket
+        .read_to_end(&mut rest)
+        .await
+        .expect("it ends cleanly");
+    let rest = String::from_utf8_lossy(&rest);
+    let (_, error) = rest.split_once("event: error\ndata: ").expect("an error");
+    assert!(error.contains("\"code\":\"cut_off\""), "{error}");
+    assert!(error.contains("shutting down"), "{error}");
+    assert!(error.ends_with("}}\n\n\r\n0\r\n\r\n"), "{error}");
     assert!(!rest.contains("[DONE]"));
-    assert!(!rest.ends_with("0\r\n\r\n"));
+    assert!(!rest.contains("\"finish_reason\":\"length\""));
     assert!(engine.wait_idle(Duration::from_secs(10)));
+}
+
+#[tokio::test]
+async fn after_the_grace_period_who_waits_for_the_whole_gets_503() {
+    let mut setup = Setup::new().with_step_ms(20);
+    setup.serve.grace_period = Duration::from_millis(200);
+    // One runs, one waits for it.
+    setup.scheduler.max_num_seqs = 1;
+    let server = setup.start().await;
+    let body = json!({"prompt": "long", "max_tokens": 240});
+    let mut running = open_post(server.address, PATH, &body).await;
+    let mut waiting = open_post(server.address, PATH, &body).await;
+    wait_for("one waits", async || {
+        server.engine.stats().scheduler.num_waiting == 1
+    })
+    .await;
+    server.ask_to_stop();
+    assert_eq!(server.stopped().await.num_cut_off, 2);
+    for socket in [&mut running, &mut waiting] {
+        let reply = read_reply(socket).await;
+        assert_eq!(reply.status, 503);
+        assert_eq!(reply.error()["code"], "cut_off");
+    }
+}
+
+/// Whatever of its body comes, it would be refused.
+#[tokio::test]
+async fn a_client_that_still_sends_does_not_hold_up_the_end() {
+    let mut setup = Setup::new();
+    setup.serve.grace_period = Duration::from_secs(3600);
+    let server = setup.start().await;
+    let head = head("POST", PATH, &[], Some(1000));
+    let mut sending = open(server.address, &head, b"{\"prompt\": \"").await;
+    // A connection that begins afterwards is answered: so this one's head has been read.
+    assert_eq!(get(server.address, "/ready").await.status, 200);
+    server.ask_to_stop();
+    let reply = read_reply(&mut sending).await;
+    assert_eq!(reply.status, 503);
+    assert_eq!(reply.error()["code"], "draining");
+    assert_eq!(server.stopped().await.num_cut_off, 0);
 }
 
 #[tokio::test]

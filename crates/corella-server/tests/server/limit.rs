@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::{self, PATIENCE, get, head, open, open_post, post, read_reply, read_until};
-use crate::fixture::{Setup, TestServer, wait_for};
+use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer, wait_for};
 
 #[tokio::test]
 async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
@@ -144,6 +144,74 @@ async fn a_body_over_the_limit_is_413_however_it_is_sent() {
     framed.extend_from_slice(b"0\r\n\r\n");
     let reply = client::send(server.address, &chunked, &framed).await;
     assert_eq!(reply.status, 413);
+}
+
+/// It says how many tokens such a text has at least, which is less than it has: nobody counted.
+#[tokio::test]
+async fn what_cannot_fit_by_its_bytes_is_not_tokenised() {
+    let server = TestServer::start().await;
+    // `<|assistant|>`, the longest token, has 13 bytes.
+    let text = "x".repeat(7_000_000);
+    let at_least = format!("at least {} tokens", 7_000_000usize.div_ceil(13));
+    let cases = [
+        ("/v1/completions", json!({"prompt": text}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["a", text]}), "prompt"),
+        ("/tokenize", json!({"prompt": text}), "prompt"),
+    ];
+    for (path, body, param) in cases {
+        let reply = post(server.address, path, &body).await;
+        assert_too_long(&reply, param);
+        let message = reply.error()["message"].to_string();
+        assert!(message.contains(&at_least), "{message}");
+    }
+    let user = json!([{"role": "user", "content": text}]);
+    for path in ["/v1/chat/completions", "/tokenize"] {
+        let reply = post(server.address, path, &json!({"messages": user})).await;
+        assert_too_long(&reply, "messages");
+    }
+}
+
+#[tokio::test]
+async fn more_messages_or_tokens_than_the_context_are_refused() {
+    let server = TestServer::start().await;
+    let messages = vec![json!({"role": "user", "content": ""}); 100_000];
+    for path in ["/v1/chat/completions", "/tokenize"] {
+        let reply = post(server.address, path, &json!({"messages": messages})).await;
+        assert_too_long(&reply, "messages");
+        let message = reply.error()["message"].to_string();
+        assert!(message.contains("100000"), "{message}");
+    }
+    let tokens = vec![97; MAX_MODEL_LEN as usize + 1];
+    let reply = post(
+        server.address,
+        "/v1/completions",
+        &json!({"prompt": tokens}),
+    )
+    .await;
+    assert_too_long(&reply, "prompt");
+    let reply = post(server.address, "/detokenize", &json!({"tokens": tokens})).await;
+    assert_too_long(&reply, "tokens");
+    let tokens = &tokens[1..];
+    let reply = post(server.address, "/detokenize", &json!({"tokens": tokens})).await;
+    assert_eq!(reply.status, 200);
+    let text = "a".repeat(MAX_MODEL_LEN as usize);
+    assert_eq!(reply.json()["prompt"], text);
+    let reply = post(server.address, "/tokenize", &json!({"prompt": text})).await;
+    assert_eq!(reply.json()["count"], MAX_MODEL_LEN);
+    let reply = post(server.address, "/tokenize", &json!({"prompt": text + "a"})).await;
+    assert_too_long(&reply, "prompt");
+}
+
+fn assert_too_long(reply: &client::Reply, param: &str) {
+    assert_eq!(reply.status, 400);
+    let error = reply.error();
+    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    assert_eq!(error["param"], param, "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(
+        message.contains("maximum context length is 256 tokens"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod chat;
 mod client;
 mod completion;
+mod field;
 mod fixture;
 mod lifecycle;
 mod limit;

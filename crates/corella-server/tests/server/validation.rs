@@ -218,7 +218,7 @@ async fn a_template_refuses_in_its_own_words() {
 async fn harmless_fields_and_values_are_accepted() {
     let server = TestServer::start().await;
     let body = json!({
-        "prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": false, "surprise": [1, 2],
+        "prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": false,
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {},
         "best_of": 1, "suffix": null, "stop": null, "seed": null, "top_k": -1, "n": null,
         "stream": false, "stream_options": null, "logprobs": null, "seed": -3,

@@ -1,0 +1,193 @@
+//! Refuses what nobody would read: unknown fields, and known ones that are not done here.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::field_table::{BODY, Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
+
+/// What is refused, of the requests to one endpoint.
+#[derive(Clone, Copy)]
+pub struct FieldCheck {
+    pub endpoint: Endpoint,
+    pub allow_unknown_fields: bool,
+}
+
+/// The fields of a body, read beside the structs that read their values.
+impl<'de> DeserializeSeed<'de> for FieldCheck {
+    type Value = Result<(), ApiError>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldCheck {
+    type Value = Result<(), ApiError>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut result = Ok(());
+        while let Some(name) = fields.next_key::<String>()? {
+            // The first fault is reported; what follows must still be JSON.
+            if result.is_err() {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            result = match BODY.find(&name) {
+                Some(Treatment::Refused(refused)) => {
+                    let value = fields.next_value::<Value>()?;
+                    let is_neutral = value.is_null() || (refused.is_neutral)(&value);
+                    refuse_unless(is_neutral, || ApiError::unsupported(&*name, refused.advice))
+                }
+                Some(Treatment::ReadAt(endpoints)) if !self.may_have(endpoints) => {
+                    let value = fields.next_value::<Option<IgnoredAny>>()?;
+                    refuse_unless(value.is_none(), || {
+                        ApiError::misplaced(&name, self.endpoint, endpoints)
+                    })
+                }
+                Some(_) if name == "stream_options" => match fields.next_value::<Value>()? {
+                    Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
+                    // Its type is checked where it is read.
+                    _ => Ok(()),
+                },
+                treatment => {
+                    fields.next_value::<IgnoredAny>()?;
+                    self.accept(&BODY, &name, "", treatment)
+                }
+            };
+        }
+        Ok(result)
+    }
+}
+
+impl FieldCheck {
+    /// The fields of an object within a body; `path` is where it stands.
+    pub fn check(
+        &self,
+        table: &FieldTable,
+        path: &str,
+        fields: &Map<String, Value>,
+    ) -> Result<(), ApiError> {
+        for (name, value) in fields {
+            match table.find(name) {
+                Some(Treatment::Refused(refused)) => {
+                    let is_neutral = value.is_null() || (refused.is_neutral)(value);
+                    refuse_unless(is_neutral, || {
+                        ApiError::unsupported(format!("{path}.{name}"), refused.advice)
+                    })?;
+                }
+                treatment => self.accept(table, name, path, treatment)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(
+        &self,
+        table: &FieldTable,
+        name: &str,
+        path: &str,
+        treatment: Option<Treatment>,
+    ) -> Result<(), ApiError> {
+        match treatment {
+            Some(Treatment::NoEffect(reason)) => {
+                tracing::debug!(name, path, reason, "a field without effect");
+                Ok(())
+            }
+            None if !self.allow_unknown_fields => {
+                Err(ApiError::unknown_field(path, name, closest(name, table)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// To count tokens, a body may be sent as it would be to generate.
+    fn may_have(&self, endpoints: &[Endpoint]) -> bool {
+        let reads_chat = self.endpoint == Endpoint::Tokenize && endpoints.contains(&Endpoint::Chat);
+        reads_chat || endpoints.contains(&self.endpoint)
+    }
+}
+
+fn refuse_unless(is_neutral: bool, error: impl FnOnce() -> ApiError) -> Result<(), ApiError> {
+    match is_neutral {
+        true => Ok(()),
+        false => Err(error()),
+    }
+}
+
+/// Longer names are no slips of the finger.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The known name that is nearest, if one is near: about one letter in three may be wrong.
+fn closest(name: &str, table: &FieldTable) -> Option<&'static str> {
+    if name.len() > MAX_NAME_BYTES {
+        return None;
+    }
+    let name: Vec<char> = name.to_lowercase().chars().collect();
+    let distances = table.names().map(|known| {
+        let known_chars: Vec<char> = known.chars().collect();
+        (num_edits(&name, &known_chars), known)
+    });
+    // Names that are read come first, and the first of equally near names is taken.
+    let (num_edits, known) = distances.min_by_key(|&(num_edits, _)| num_edits)?;
+    (num_edits <= name.len().max(3) / 3).then_some(known)
+}
+
+/// Letters to insert, delete, replace or swap with their neighbours.
+fn num_edits(a: &[char], b: &[char]) -> usize {
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::field_table::{CONTENT_PART, MESSAGE};
+
+    #[test]
+    fn edits_are_counted() {
+        let count = |a: &str, b: &str| {
+            num_edits(
+                &a.chars().collect::<Vec<_>>(),
+                &b.chars().collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(count("stop", "stop"), 0);
+        assert_eq!(count("stops", "stop"), 1);
+        assert_eq!(count("topp", "top_p"), 1);
+        assert_eq!(count("tpo_p", "top_p"), 1);
+        assert_eq!(count("temprature", "temperature"), 1);
+        assert_eq!(count("", "abc"), 3);
+        assert_eq!(count("kitten", "sitting"), 3);
+    }
+
+    /// A name in two places would be treated as the first says.
+    #[test]
+    fn every_name_is_in_a_table_once() {
+        for table in [&BODY, &STREAM_OPTIONS, &MESSAGE, &CONTENT_PART] {
+            let mut names: Vec<_> = table.names().collect();
+            names.sort_unstable();
+            let num_names = names.len();
+            names.dedup();
+            assert_eq!(names.len(), num_names);
+        }
+    }
+}

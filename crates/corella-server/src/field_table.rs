@@ -1,0 +1,484 @@
+//! Every request field that this server knows by name: those of OpenAI's API and those that vLLM,
+//! SGLang, llama.cpp, Ollama, TGI and the usual clients add to it.
+//!
+//! A field that is ignored may give a wrong answer that looks right, so there is no such thing:
+//! a field is read, or accepted because it cannot change the answer, or refused by name.
+
+use serde_json::Value;
+
+/// Where a request field may stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    Chat,
+    Completions,
+    Tokenize,
+    Detokenize,
+}
+
+impl Endpoint {
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+        }
+    }
+}
+
+/// What becomes of a field that is not `null`.
+pub enum Treatment {
+    Read,
+    /// Read elsewhere only.
+    ReadAt(&'static [Endpoint]),
+    /// Accepted and not looked at, for a reason.
+    NoEffect(&'static str),
+    /// Refused, unless its value asks for what happens anyway.
+    Refused(&'static Refused),
+}
+
+pub struct Refused {
+    name: &'static str,
+    pub is_neutral: fn(&Value) -> bool,
+    /// What to do about it.
+    pub advice: &'static str,
+}
+
+/// The fields of one object.
+pub struct FieldTable {
+    read: &'static [&'static str],
+    read_at: &'static [(&'static str, &'static [Endpoint])],
+    no_effect: &'static [(&'static str, &'static [&'static str])],
+    refused: &'static [Refused],
+}
+
+impl FieldTable {
+    pub fn find(&self, name: &str) -> Option<Treatment> {
+        if self.read.contains(&name) {
+            return Some(Treatment::Read);
+        }
+        if let Some((_, endpoints)) = self.read_at.iter().find(|(known, _)| *known == name) {
+            return Some(Treatment::ReadAt(endpoints));
+        }
+        let no_effect = self
+            .no_effect
+            .iter()
+            .find(|(_, names)| names.contains(&name));
+        if let Some((reason, _)) = no_effect {
+            return Some(Treatment::NoEffect(reason));
+        }
+        let refused = self.refused.iter().find(|refused| refused.name == name);
+        refused.map(Treatment::Refused)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let read = self.read.iter().copied();
+        let read_at = self.read_at.iter().map(|(name, _)| *name);
+        let no_effect = self
+            .no_effect
+            .iter()
+            .flat_map(|(_, names)| names.iter().copied());
+        let refused = self.refused.iter().map(|refused| refused.name);
+        read.chain(read_at).chain(no_effect).chain(refused)
+    }
+}
+
+/// The body of every endpoint.
+pub static BODY: FieldTable = FieldTable {
+    read: &[
+        "model",
+        "stream",
+        "stream_options",
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "ignore_eos",
+        "priority",
+        "ttft_slo_ms",
+        "tpot_slo_ms",
+        "cache_salt",
+        "logprobs",
+        "echo",
+        "add_special_tokens",
+    ],
+    read_at: &[
+        ("messages", &[Endpoint::Chat, Endpoint::Tokenize]),
+        ("prompt", &[Endpoint::Completions, Endpoint::Tokenize]),
+        ("top_logprobs", &[Endpoint::Chat]),
+        (
+            "add_generation_prompt",
+            &[Endpoint::Chat, Endpoint::Tokenize],
+        ),
+        (
+            "continue_final_message",
+            &[Endpoint::Chat, Endpoint::Tokenize],
+        ),
+        (
+            "chat_template_kwargs",
+            &[Endpoint::Chat, Endpoint::Tokenize],
+        ),
+        ("tokens", &[Endpoint::Detokenize]),
+        ("return_token_strs", &[Endpoint::Tokenize]),
+    ],
+    no_effect: &[
+        (
+            "accounting and moderation of the caller's own",
+            &[
+                "user",
+                "metadata",
+                "store",
+                "safety_identifier",
+                "service_tier",
+                "moderation",
+            ],
+        ),
+        (
+            "the prefix cache finds its prompts by itself, and changes no token",
+            &[
+                "prompt_cache_key",
+                "prompt_cache_retention",
+                "cache_prompt",
+                "id_slot",
+            ],
+        ),
+        (
+            "the model stays loaded for as long as the server runs",
+            &["keep_alive"],
+        ),
+        (
+            "there are no tools to call",
+            &["parallel_tool_calls", "parse_tool_calls"],
+        ),
+        (
+            "responses are named by the header x-request-id",
+            &["request_id", "rid"],
+        ),
+        (
+            "they say how to do what is refused itself",
+            &[
+                "guided_decoding_backend",
+                "guided_whitespace_pattern",
+                "truncation_side",
+                "mirostat_tau",
+                "mirostat_eta",
+                "dry_base",
+                "dry_allowed_length",
+                "dry_penalty_last_n",
+                "dry_sequence_breakers",
+                "xtc_threshold",
+                "dynatemp_exponent",
+                "grammar_lazy",
+                "penalize_nl",
+                "penalize_newline",
+                "tool_prompt",
+                "guideline",
+            ],
+        ),
+        (
+            "answers are not parsed for reasoning, which stays part of the text",
+            &[
+                "separate_reasoning",
+                "stream_reasoning",
+                "reasoning_format",
+                "thinking_forced_open",
+            ],
+        ),
+        (
+            "only tokenizers of other kinds put spaces between special tokens",
+            &["spaces_between_special_tokens"],
+        ),
+        (
+            "how a machine computes an answer, which is set when the server starts",
+            &[
+                "num_gpu",
+                "main_gpu",
+                "num_thread",
+                "num_batch",
+                "use_mmap",
+                "use_mlock",
+                "numa",
+                "low_vram",
+            ],
+        ),
+    ],
+    refused: &[
+        // OpenAI.
+        refused("tools", is_empty),
+        refused("tool_choice", |value| value == "none" || value == "auto"),
+        refused("functions", is_empty),
+        refused("function_call", |value| value == "none" || value == "auto"),
+        refused("response_format", |value| value["type"] == "text"),
+        refused("logit_bias", is_empty),
+        refused("modalities", |value| {
+            value
+                .as_array()
+                .is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
+        }),
+        refused("audio", never),
+        refused("prediction", never),
+        refused("reasoning_effort", never),
+        refused("reasoning", never),
+        refused("verbosity", |value| value == "medium"),
+        refused("web_search_options", never),
+        refused("suffix", |value| value == ""),
+        refused("best_of", |value| *value == 1),
+        // The Responses API, which is not served.
+        instead("input", "use /v1/chat/completions with messages"),
+        instead("instructions", "use a message with the role \"system\""),
+        instead("max_output_tokens", "use max_completion_tokens"),
+        // vLLM.
+        refused("prompt_embeds", never),
+        refused("prompt_logprobs", never),
+        refused("use_beam_search", is_false),
+        refused("length_penalty", is_one),
+        refused("early_stopping", is_false),
+        refused("bad_words", is_empty),
+        refused("allowed_token_ids", is_empty),
+        refused("logits_processors", is_empty),
+        refused("guided_json", never),
+        refused("guided_regex", never),
+        refused("guided_choice", never),
+        refused("guided_grammar", never),
+        refused("guided_json_object", is_false),
+        refused("structured_outputs", never),
+        refused("structural_tag", never),
+        refused("truncate_prompt_tokens", never),
+        refused("return_tokens_as_token_ids", is_false),
+        refused("return_token_ids", is_false),
+        refused("include_reasoning", |value| *value == true),
+        refused("thinking_token_budget", never),
+        refused("kv_transfer_params", is_empty),
+        refused("vllm_xargs", is_empty),
+        refused("chat_template", never),
+        refused("documents", is_empty),
+        refused("mm_processor_kwargs", is_empty),
+        refused("media_io_kwargs", is_empty),
+        refused("repetition_detection", never),
+        refused("dimensions", never),
+        // SGLang.
+        refused("regex", never),
+        refused("ebnf", never),
+        refused("stop_regex", is_empty),
+        refused("no_stop_trim", is_false),
+        refused("lora_path", never),
+        refused("session_params", is_empty),
+        refused("custom_logit_processor", never),
+        refused("custom_params", is_empty),
+        refused("return_hidden_states", is_false),
+        refused("return_routed_experts", is_false),
+        refused("return_logprob", is_false),
+        refused("bootstrap_host", never),
+        refused("bootstrap_port", never),
+        refused("bootstrap_room", never),
+        refused("data_parallel_rank", never),
+        refused("extra_key", never),
+        instead("min_new_tokens", "use min_tokens"),
+        instead("input_ids", "use prompt of /v1/completions"),
+        instead("text", "use prompt or messages"),
+        instead("sampling_params", "put its fields beside it"),
+        // llama.cpp.
+        instead("n_predict", "use max_tokens"),
+        instead("repeat_penalty", "use repetition_penalty").unless(is_one),
+        refused("repeat_last_n", |value| *value == -1),
+        refused("n_probs", is_zero),
+        refused("min_keep", is_zero),
+        refused("n_keep", is_zero),
+        refused("n_discard", is_zero),
+        refused("n_indent", is_zero),
+        refused("n_cmpl", |value| *value == 1),
+        refused("t_max_predict_ms", |value| {
+            value.as_i64().is_some_and(|ms| ms <= 0)
+        }),
+        refused("dynatemp_range", is_zero),
+        refused("top_n_sigma", |value| {
+            value.as_f64().is_some_and(|sigma| sigma < 0.0)
+        }),
+        refused("typical_p", is_one),
+        refused("tfs_z", is_one),
+        refused("xtc_probability", is_zero),
+        refused("dry_multiplier", is_zero),
+        refused("mirostat", is_zero),
+        refused("grammar", |value| value == ""),
+        refused("json_schema", never),
+        refused("samplers", never),
+        refused("return_tokens", is_false),
+        refused("return_progress", is_false),
+        refused("timings_per_token", is_false),
+        refused("post_sampling_probs", is_false),
+        refused("response_fields", is_empty),
+        refused("lora", is_empty),
+        refused("image_data", is_empty),
+        instead("input_prefix", "use prompt"),
+        instead("input_suffix", "use prompt"),
+        // Ollama.
+        instead("options", "put its fields beside it").unless(is_empty),
+        instead("num_predict", "use max_tokens"),
+        instead(
+            "num_ctx",
+            "the context is set when the server starts, by --max-model-len",
+        ),
+        refused("num_keep", is_zero),
+        refused("format", |value| value == ""),
+        instead("think", "use chat_template_kwargs"),
+        refused("raw", is_false),
+        instead("system", "use a message with the role \"system\"").unless(|value| value == ""),
+        refused("template", |value| value == ""),
+        refused("context", is_empty),
+        refused("images", is_empty),
+        refused("truncate", is_false),
+        refused("shift", is_false),
+        refused("vocab_only", is_false),
+        // TGI.
+        instead("inputs", "use prompt or messages"),
+        instead("parameters", "put its fields beside it").unless(is_empty),
+        instead("max_new_tokens", "use max_tokens"),
+        instead("do_sample", "use temperature").unless(|value| *value == true),
+        refused("decoder_input_details", is_false),
+        refused("details", is_false),
+        refused("return_full_text", is_false),
+        refused("top_n_tokens", is_zero),
+        refused("watermark", is_false),
+        refused("adapter_id", never),
+        // A client library should have taken this one apart.
+        instead("extra_body", "put its fields beside it").unless(is_empty),
+    ],
+};
+
+pub static STREAM_OPTIONS: FieldTable = FieldTable {
+    read: &["include_usage"],
+    read_at: &[],
+    no_effect: &[("padding against eavesdroppers", &["include_obfuscation"])],
+    refused: &[refused("continuous_usage_stats", is_false)],
+};
+
+/// A message is the template's business, so that what a template may print is read.
+pub static MESSAGE: FieldTable = FieldTable {
+    read: &[
+        "role",
+        "content",
+        "name",
+        "tool_call_id",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+        "prefix",
+        "partial",
+    ],
+    read_at: &[],
+    no_effect: &[
+        (
+            "what a server said about its own answer, sent back to it",
+            &[
+                "refusal",
+                "annotations",
+                "id",
+                "index",
+                "weight",
+                "stop_reason",
+            ],
+        ),
+        (
+            "the prefix cache finds its prompts by itself",
+            &["cache_control"],
+        ),
+        (
+            "what client libraries keep beside a message",
+            &[
+                "provider_specific_fields",
+                "additional_kwargs",
+                "thinking_blocks",
+            ],
+        ),
+    ],
+    refused: &[
+        refused("tool_calls", is_empty),
+        refused("function_call", never),
+        refused("audio", never),
+        refused("images", is_empty),
+    ],
+};
+
+/// A part of a message's content. Its type is checked where it is read.
+pub static CONTENT_PART: FieldTable = FieldTable {
+    read: &["type", "text"],
+    read_at: &[],
+    no_effect: &[
+        (
+            "the prefix cache finds its prompts by itself",
+            &["cache_control"],
+        ),
+        (
+            "what a server said about its own answer, sent back to it",
+            &["annotations", "id", "index", "extras"],
+        ),
+    ],
+    // Parts of other types.
+    refused: &[
+        refused("image_url", never),
+        refused("input_audio", never),
+        refused("audio_url", never),
+        refused("video_url", never),
+        refused("file", never),
+        refused("refusal", never),
+    ],
+};
+
+const fn refused(name: &'static str, is_neutral: fn(&Value) -> bool) -> Refused {
+    Refused {
+        name,
+        is_neutral,
+        advice: "leave it out",
+    }
+}
+
+const fn instead(name: &'static str, advice: &'static str) -> Refused {
+    Refused {
+        name,
+        is_neutral: never,
+        advice,
+    }
+}
+
+impl Refused {
+    const fn unless(mut self, is_neutral: fn(&Value) -> bool) -> Self {
+        self.is_neutral = is_neutral;
+        self
+    }
+}
+
+fn never(_: &Value) -> bool {
+    false
+}
+
+fn is_false(value: &Value) -> bool {
+    *value == false
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,139 @@
+//! The threads that parse, render and tokenise, away from those that serve sockets.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Semaphore;
+
+use crate::api_error::ApiError;
+
+/// How many work at once. Large bodies have a place of their own, one at a time, so that usual
+/// ones never wait for them.
+pub struct TextThreads {
+    usual: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+}
+
+/// Bodies from here on are large: some tenth of a second to tokenise.
+const LARGE_BODY_BYTES: usize = 256 << 10;
+
+/// Whether anybody still waits for what is being worked out.
+pub struct Caller {
+    has_left: Arc<AtomicBool>,
+}
+
+impl Caller {
+    pub fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
+    }
+}
+
+/// Held by whoever waits; dropped with the request when its client leaves.
+struct Presence {
+    has_left: Arc<AtomicBool>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.has_left.store(true, Ordering::Relaxed);
+    }
+}
+
+impl TextThreads {
+    pub fn new() -> Self {
+        let num_usual = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            usual: Arc::new(Semaphore::new(num_usual)),
+            large: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    pub async fn run<T: Send + 'static>(
+        &self,
+        num_bytes: usize,
+        work: impl FnOnce(&Caller) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let places = match num_bytes < LARGE_BODY_BYTES {
+            true => &self.usual,
+            false => &self.large,
+        };
+        // Held by the work, not by its caller: what a caller leaves behind still runs for a
+        // moment.
+        let permit = places.clone().acquire_owned().await;
+        let has_left = Arc::new(AtomicBool::new(false));
+        let caller = Caller {
+            has_left: has_left.clone(),
+        };
+        let _presence = Presence { has_left };
+        let work = move || {
+            let result = work(&caller);
+            drop(permit);
+            result
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) => {
+                tracing::error!(%error, "preparing a request failed");
+                Err(ApiError::engine("Preparing the request failed."))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn work_is_told_when_nobody_waits_for_it() {
+        let threads = TextThreads::new();
+        let (begun, has_begun) = mpsc::channel();
+        let (ended, has_ended) = mpsc::channel();
+        let work = threads.run(0, move |caller| {
+            begun.send(caller.has_left()).expect("the test waits");
+            while !caller.has_left() {
+                std::thread::yield_now();
+            }
+            ended.send(()).expect("the test waits");
+            Ok(())
+        });
+        let left = tokio::time::timeout(Duration::from_millis(200), work).await;
+        assert!(left.is_err(), "it goes on for as long as somebody waits");
+        assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(false));
+        assert_eq!(has_ended.recv_timeout(PATIENCE), Ok(()));
+    }
+
+    /// However many there are.
+    #[tokio::test]
+    async fn large_bodies_hold_up_no_others() {
+        let threads = Arc::new(TextThreads::new());
+        let (end, ends) = mpsc::channel::<()>();
+        let ends = Arc::new(std::sync::Mutex::new(ends));
+        let mut large = Vec::new();
+        for _ in 0..64 {
+            let (threads, ends) = (threads.clone(), ends.clone());
+            large.push(tokio::spawn(async move {
+                let work = move |_: &Caller| {
+                    let ends = ends.lock().expect("nobody panics");
+                    Ok(ends.recv_timeout(PATIENCE).is_ok())
+                };
+                threads.run(LARGE_BODY_BYTES, work).await
+            }));
+        }
+        tokio::task::yield_now().await;
+        for _ in 0..100 {
+            let usual = threads.run(LARGE_BODY_BYTES - 1, |_| Ok(1));
+            let usual = tokio::time::timeout(PATIENCE, usual).await;
+            assert_eq!(usual.expect("it waits for nobody"), Ok(1));
+        }
+        for large in large {
+            end.send(()).expect("they wait");
+            assert_eq!(large.await.expect("it does not panic"), Ok(true));
+        }
+    }
+}
