@@ -363,9 +363,11 @@ impl KvMemory {
         }
     }
 
-    /// A page in a form that does not depend on this layout's cut: by layer, all heads' keys
-    /// and then all heads' values, each `[head][position][head_dim]`; behind all that scales, if
-    /// there are any, by layer and head those of keys, then those of values.
+    /// A page in a form that depends neither on this layout nor on how layers are split over
+    /// pipeline stages: layer by layer, all heads' keys, then all heads' values, each
+    /// `[head][position][head_dim]`, then the layer's scales if there are any, of each head those
+    /// of its keys before those of its values. Whatever is stored per layer must stay inside its
+    /// layer's part, because stages append their layers to each other.
     pub fn read_page(&self, page: usize, out: &mut [u8]) {
         assert_eq!(out.len(), self.page_bytes());
         self.for_each_element(page, |at, element, len| {
@@ -388,25 +390,26 @@ impl KvMemory {
     /// Calls `visit(offset in the outside form, element, bytes)`.
     fn for_each_element(&self, page: usize, mut visit: impl FnMut(usize, *mut u8, usize)) {
         let size = self.format.size();
-        let scales = 2 * self.num_layers * self.num_kv_heads * self.half_len() * size;
+        let layer_bytes = self.num_kv_heads * self.part_bytes();
+        let half_bytes = self.half_len() * size;
         let scale_bytes = self.page_size * size_of::<f32>();
-        let half = self.half_len();
         for (layer, head) in self.layers_and_heads() {
             let at = HeadPage { layer, page, head };
-            let keys = (layer * 2 * self.num_kv_heads + head) * half;
-            let values = keys + self.num_kv_heads * half;
+            let keys = layer * layer_bytes + head * half_bytes;
+            let values = keys + self.num_kv_heads * half_bytes;
             for position in 0..self.page_size {
                 for i in 0..self.head_dim {
-                    let outside = position * self.head_dim + i;
+                    let outside = (position * self.head_dim + i) * size;
                     let key = self.element(at, self.key_index(i, position));
-                    visit((keys + outside) * size, key, size);
+                    visit(keys + outside, key, size);
                     let value = self.element(at, self.value_index(i, position));
-                    visit((values + outside) * size, value, size);
+                    visit(values + outside, value, size);
                 }
             }
             if self.format == KvFormat::Int8 {
+                let scales = layer * layer_bytes + 2 * self.num_kv_heads * half_bytes;
                 for side in Side::BOTH {
-                    let index = (layer * self.num_kv_heads + head) * 2 + side as usize;
+                    let index = head * 2 + side as usize;
                     let first = self.scales(at, side, 0).cast();
                     visit(scales + index * scale_bytes, first, scale_bytes);
                 }

@@ -324,16 +324,14 @@ fn pages_of_integers_keep_their_scales() {
     executor.read_page(PageId(4), &mut pages[2]).unwrap();
     executor.read_page(PageId(5), &mut pages[3]).unwrap();
     assert_eq!(pages[0], pages[2]);
-    // Behind [layer][K, V][head][position][dimension]: [layer][head][K, V][position].
+    // Each layer has [K, V][head][position][dimension] and then [head][K, V][position].
     let spec = checkpoint().config().spec.clone();
     let num_rows = 2 * spec.num_layers * spec.attention.num_kv_heads * 16;
-    let num_elements = num_rows * spec.attention.head_dim;
+    let num_elements = num_rows * spec.attention.head_dim / spec.num_layers;
     let scales = |page: &[u8]| -> Vec<f32> {
-        let bytes = page[num_elements..].as_chunks::<4>().0;
-        bytes
-            .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes))
-            .collect()
+        let layers = page.chunks(page.len() / spec.num_layers);
+        let bytes = layers.flat_map(|layer| layer[num_elements..].as_chunks::<4>().0);
+        bytes.map(|bytes| f32::from_le_bytes(*bytes)).collect()
     };
     let (whole, part) = (scales(&pages[0]), scales(&pages[3]));
     assert_eq!(whole.len(), num_rows);

@@ -38,7 +38,8 @@ pub trait Executor: Send {
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
     /// Copies one page, all layers, out of the KV pool. `out` has `kv_layout().page_bytes`.
-    /// Only between steps.
+    /// The bytes do not depend on how many pipeline stages or threads there are: another executor
+    /// of the same model and `kv_layout()` may take them. Only between steps.
     fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError>;
 
     /// The reverse of `read_page`.
