@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{book, python, tidy};
+use crate::{book, isas, python, tidy};
 
 pub struct Stage {
     pub name: &'static str,
@@ -63,6 +63,12 @@ pub const STAGES: [Stage; 12] = [
         about: "unit, property, golden and conformance tests; arguments go to cargo test",
         takes_arguments: true,
         run: test,
+    },
+    Stage {
+        name: "isas",
+        about: "tests of executor, goldens and command line, held to each instruction set of this machine; arguments go to cargo test",
+        takes_arguments: true,
+        run: isas::isas,
     },
     Stage {
         name: "tiles",

@@ -3,6 +3,7 @@
 
 mod book;
 mod ci;
+mod isas;
 mod python;
 mod repository;
 mod tidy;

@@ -57,6 +57,18 @@ pub fn run(command: &mut Command, else_say: &str) -> Result<(), String> {
     Err(format!("{else_say} ({} : {status})", name(command)))
 }
 
+/// What a command says; its errors are shown.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{} did not start: {error}", name(command)))?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", name(command), output.status));
+    }
+    String::from_utf8(output.stdout).map_err(|_| format!("{} wrote no text", name(command)))
+}
+
 /// Whether a command runs and succeeds; its output is not shown.
 pub fn succeeds(command: &mut Command) -> bool {
     command

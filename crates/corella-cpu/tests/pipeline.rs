@@ -1,5 +1,7 @@
 //! A pipeline of stages under the real scheduler: whoever asks gets what one stage answers.
 
+mod held_isa;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use corella_core::{
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat};
+use held_isa::held_isa;
 
 const NUM_REQUESTS: u64 = 12;
 const MAX_TOKENS: u32 = 16;
@@ -302,7 +305,7 @@ fn executor_with_kv(num_stages: usize, num_threads: usize, kv_format: KvFormat) 
         max_num_seqs: limits.max_num_seqs,
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_model_len: limits.max_model_len,
-        isa: None,
+        isa: held_isa(),
         pin_threads: false,
         profile: None,
     };

@@ -1,19 +1,29 @@
 //! The built program: what it says when it cannot start, and that it starts when it can.
 
+#[path = "../../corella-cpu/tests/held_isa/mod.rs"]
+mod held_isa;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-fn corella() -> Command {
+use held_isa::held_isa;
+
+/// With `--isa`, if the run is held to one; the first argument is a subcommand that knows it.
+fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
+    command.args(arguments);
+    if let Some(isa) = held_isa() {
+        command.args(["--isa", &isa.to_string()]);
+    }
     command
 }
 
 fn run(arguments: &[&str]) -> Output {
-    corella().args(arguments).output().expect("it runs")
+    corella(arguments).output().expect("it runs")
 }
 
 /// The one line that a start which must fail leaves.
@@ -322,8 +332,7 @@ struct Server {
 
 impl Server {
     fn start(arguments: &[&str]) -> Self {
-        let mut command = corella();
-        command.args(["serve", "--port", "0"]).args(arguments);
+        let mut command = corella(&[&["serve", "--port", "0"], arguments].concat());
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut server = Self {

@@ -1,11 +1,15 @@
 //! One model as a Hugging Face folder and as a GGUF file: nothing tells them apart.
 //! `tests/gguf` holds both and the script that makes them.
 
+#[path = "../../corella-cpu/tests/held_isa/mod.rs"]
+mod held_isa;
+
 use std::path::{Path, PathBuf};
 
 use corella::{Error, GenerateParams, Llm, LlmOptions, ModelSource};
 use corella_model::{Checkpoint, RotaryScaling};
 use corella_text::{ChatInput, Tokenizer};
+use held_isa::held_isa;
 use serde_json::json;
 
 struct Pair {
@@ -19,6 +23,7 @@ impl Pair {
             let options = LlmOptions {
                 num_threads: Some(1),
                 kv_cache_bytes: Some(1 << 20),
+                isa: held_isa(),
                 ..LlmOptions::default()
             };
             Llm::load(&ModelSource::Path(path(name)), &options).unwrap()

@@ -1,5 +1,8 @@
 //! `corella quantize`: what it writes is what was meant, and nothing is there when it fails.
 
+#[path = "../../corella-cpu/tests/held_isa/mod.rs"]
+mod held_isa;
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -9,9 +12,13 @@ use std::time::{Duration, Instant};
 use corella::{
     CalibrationText, GenerateParams, Llm, LlmOptions, ModelSource, QuantizeOptions, quantize,
 };
+use corella_core::{Namespace, SamplingParams, StoppingCriteria};
+use corella_engine::{StreamEvent, Submission};
 use corella_model::{
-    Checkpoint, CheckpointWriter, DType, QuantizeFormat, QuantizePlan, WeightFormat,
+    Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerWeights, QuantizeFormat,
+    QuantizePlan, Tensor, WeightFormat,
 };
+use held_isa::held_isa;
 
 /// A folder of a test's own.
 struct Scratch(PathBuf);
@@ -69,7 +76,7 @@ fn options(format: QuantizeFormat) -> QuantizeOptions {
         keep: Vec::new(),
         calibration: None,
         num_threads: 2,
-        isa: None,
+        isa: held_isa(),
     }
 }
 
@@ -86,11 +93,14 @@ fn write(source: &Path, out: &Path, options: &QuantizeOptions) {
     assert_eq!(quantized.unwrap().num_bytes, size.sum::<u64>());
 }
 
+/// With keys and values in f32, so that nothing but weights and rows is rounded.
 fn load(folder: &Path, format: Option<WeightFormat>) -> Llm {
     let options = LlmOptions {
         num_threads: Some(1),
         kv_cache_bytes: Some(8 << 20),
+        kv_format: Some(KvFormat::Float(DType::F32)),
         weight_format: format,
+        isa: held_isa(),
         ..LlmOptions::default()
     };
     Llm::load(&ModelSource::Path(folder.to_path_buf()), &options).unwrap()
@@ -139,34 +149,102 @@ fn dequantised(folder: &Path, out: &Path) {
     writer.finish().unwrap();
 }
 
+/// The log-probabilities of all tokens behind some beginnings of a fixed text. What a model would
+/// draw is no measure of nearness: between two tokens that are about as likely, any rounding decides.
+fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
+    const TEXT: &str = "Once there was a fox who lived near a lake. Every morning it looked for a \
+                        lantern. One day a small bird asked: What is 47 + 38?";
+    let llm = load(folder, format);
+    let vocab_size = llm.config.spec.vocab_size;
+    let tokens = llm.encode(TEXT).unwrap();
+    let beginnings = (1..=tokens.len()).step_by(3).map(|len| &tokens[..len]);
+    let predicted = beginnings.map(|beginning| {
+        let submission = Submission {
+            prompt: beginning.to_vec(),
+            sampling: SamplingParams {
+                logprobs: Some(vocab_size as u32),
+                ..SamplingParams::GREEDY
+            },
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(1),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            objectives: Default::default(),
+            namespace: Namespace::default(),
+        };
+        let mut stream = llm.engine.submit(submission).unwrap().remove(0);
+        let sample = loop {
+            match stream.next_blocking().expect("an output") {
+                StreamEvent::Output(output) => break output.sample.expect("a token"),
+                StreamEvent::Accepted => {}
+                StreamEvent::Refused(error) => panic!("{error}"),
+            }
+        };
+        let mut logprobs = vec![f32::NAN; vocab_size];
+        for &(token, logprob) in &sample.logprobs.unwrap().top {
+            logprobs[token as usize] = logprob;
+        }
+        logprobs
+    });
+    predicted.collect()
+}
+
+/// The root mean square of what two predictions differ by, relative to what the expected ones differ
+/// by among themselves.
+fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
+    let (mut error, mut spread) = (0.0, 0.0);
+    for (actual, expected) in actual.iter().zip(expected) {
+        let mean = expected.iter().map(|&x| f64::from(x)).sum::<f64>() / expected.len() as f64;
+        for (&actual, &expected) in actual.iter().zip(expected) {
+            error += f64::from(actual - expected).powi(2);
+            spread += (f64::from(expected) - mean).powi(2);
+        }
+    }
+    (error / spread).sqrt()
+}
+
+/// What rounding all rows to 8 bits may do to the logits. A step is 1/127 of a row's largest
+/// magnitude. Of n normal numbers that is about √(2 ln n) times their root mean square; rows have a
+/// few larger ones, so that twice as much is allowed. An error is spread evenly over its step, and
+/// its root mean square is 1/√12 of that. Rows are rounded before each of a layer's four products and
+/// before the head, and these errors know nothing of each other.
+fn rounded_rows_error(spec: &DecoderSpec) -> f64 {
+    let longest = spec.hidden_size.max(spec.mlp.intermediate_size) as f64;
+    let largest = 2.0 * (2.0 * longest.ln()).sqrt();
+    let one = largest / 127.0 / 12f64.sqrt();
+    one * (4.0 * spec.num_layers as f64 + 1.0).sqrt()
+}
+
 #[test]
-fn a_folder_answers_as_its_numbers_do() {
+fn a_folder_predicts_as_its_numbers_do() {
     let scratch = Scratch::new("round-trip");
-    let original = answers(&nano(), None);
-    for (name, format, is_near) in [
-        ("int8", INT8, true),
+    let bf16 = Some(WeightFormat::Float(DType::Bf16));
+    let f32 = Some(WeightFormat::Float(DType::F32));
+    for (name, format) in [
+        ("int8", INT8),
         (
             "int8-g128",
             QuantizeFormat::Int8 {
                 group_len: Some(128),
             },
-            true,
         ),
-        ("g128", int4(128, true), false),
-        ("g32", int4(32, false), false),
+        ("g128", int4(128, true)),
+        ("g32", int4(32, false)),
     ] {
         let (folder, plain) = (scratch.path(name), scratch.path(&format!("{name}-plain")));
         write(&nano(), &folder, &options(format));
         dequantised(&folder, &plain);
-        let bf16 = Some(WeightFormat::Float(DType::Bf16));
-        let found = answers(&folder, bf16);
-        assert_eq!(found, answers(&plain, bf16), "{name}");
-        // As it is served, rows rounded as well, 8 bits change nothing at first.
-        let served = answers(&folder, None);
-        if is_near {
-            let beginning = |answers: &[String]| answers[0][..16].to_owned();
-            assert_eq!(beginning(&served), beginning(&original), "{name}");
-        }
+        assert!(
+            predictions(&folder, bf16) == predictions(&plain, bf16),
+            "{name}: the same numbers by the same arithmetic"
+        );
+        // As it is served: from the integers themselves, with rows in 8 bits.
+        let error = relative_error(&predictions(&folder, None), &predictions(&plain, f32));
+        let most = rounded_rows_error(&Checkpoint::open(&folder).unwrap().config().spec);
+        println!("{name}: {error:.4} of at most {most:.4}");
+        assert!(error > 0.0 && error <= most, "{name}: {error}, {most}");
     }
     // A model whose inputs no group of 128 divides has smaller ones there, and says so.
     let config = fs::read(scratch.path("g128").join("config.json")).unwrap();
@@ -179,6 +257,57 @@ fn a_folder_answers_as_its_numbers_do() {
     assert_eq!(config["quantization_config"]["ignore"][0], "lm_head");
     // Nothing is left of the making.
     assert_eq!(scratch.names().len(), 8);
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    assert_eq!(tensor.dtype, DType::Bf16);
+    let bytes = tensor.bytes();
+    let halves = bytes.as_chunks::<2>().0.iter();
+    halves
+        .map(|&half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16))
+        .collect()
+}
+
+/// In 8 bits by half a step of the row's scale, in 4 bits by a whole one, for the largest weights may
+/// be cut by as much; and by what bf16 rounds of the scale and of the product.
+#[test]
+fn no_weight_is_further_off_than_its_scale_allows() {
+    let scratch = Scratch::new("weights");
+    let original = Checkpoint::open(nano()).unwrap().weights().unwrap();
+    for (name, format, steps) in [
+        ("int8", INT8, 2.0 * 127.0),
+        ("g128", int4(128, true), 7.0),
+        ("g32", int4(32, false), 7.0),
+    ] {
+        let folder = scratch.path(name);
+        write(&nano(), &folder, &options(format));
+        let written = Checkpoint::open(&folder).unwrap().weights().unwrap();
+        for (layer, before) in written.layers.iter().zip(&original.layers) {
+            let matrices = |layer: &LayerWeights| {
+                let [q, k, v, o] = [&layer.q, &layer.k, &layer.v, &layer.o].map(values);
+                let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(values);
+                [q, k, v, o, gate, up, down]
+            };
+            let lens = [&before.q, &before.k, &before.v, &before.o];
+            let lens = lens
+                .into_iter()
+                .chain([&before.gate, &before.up, &before.down]);
+            let pairs = matrices(layer).into_iter().zip(matrices(before));
+            for ((written, before), len) in pairs.zip(lens.map(|tensor| tensor.shape[1])) {
+                assert_ne!(written, before, "{name}");
+                for (written, before) in written.chunks(len).zip(before.chunks(len)) {
+                    let largest = before.iter().fold(0.0f32, |most, w| most.max(w.abs()));
+                    for (written, before) in written.iter().zip(before) {
+                        let most = largest / steps + before.abs() / 128.0;
+                        assert!(
+                            (written - before).abs() <= most,
+                            "{name}: {before}, {written}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]

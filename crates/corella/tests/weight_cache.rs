@@ -1,11 +1,15 @@
 //! Packed weights kept for the next start: used when they are the model's, and only then.
 
+#[path = "../../corella-cpu/tests/held_isa/mod.rs"]
+mod held_isa;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use corella::{GenerateParams, Llm, LlmOptions, ModelSource, WeightCache};
 use corella_model::{DType, WeightFormat};
+use held_isa::held_isa;
 
 fn nano() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano")
@@ -39,6 +43,7 @@ fn start(model: &Path, cache: WeightCache, weight_format: WeightFormat) -> Start
         weight_cache: Some(cache),
         kv_cache_bytes: Some(16 << 20),
         num_threads: Some(2),
+        isa: held_isa(),
         ..LlmOptions::default()
     };
     let mut llm = Llm::load(&ModelSource::Path(model.to_path_buf()), &options).unwrap();

@@ -1,0 +1,89 @@
+//! The tests of executor, goldens and command line, held to each instruction set in turn.
+//!
+//! Other stages let the program choose, so that they test what this machine chooses. Here every set
+//! that the machine has is tested, which is as near as one machine comes to the others.
+
+use std::time::{Duration, Instant};
+
+use crate::repository::{Repository, output, run};
+
+/// Read by the tests alone, in `crates/corella-cpu/tests/held_isa`.
+const VARIABLE: &str = "CORELLA_TEST_ISA";
+
+/// As `--isa` names them, the slowest first.
+const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", "amx"];
+
+/// What runs for a set: packages with their files of tests.
+const TESTS: [(&str, &[&str]); 2] = [
+    (
+        "corella-cpu",
+        &["batch", "conformance", "golden", "pipeline"],
+    ),
+    (
+        "corella",
+        &[
+            "command_line",
+            "draft_model",
+            "gguf",
+            "quantize",
+            "weight_cache",
+        ],
+    ),
+];
+
+/// Portable kernels are several times slower. Held to them, what stage `test` does with every set
+/// anyway, and takes longest, is left out.
+const SLOW: &str = "portable";
+const LEFT_OUT_OF_SLOW: [&str; 6] = [
+    "blocks_reach_no_bit",
+    "groups_of_8_bits",
+    "pages_in_8_bits",
+    "weights_in_4_bits",
+    "weights_in_8_bits",
+    "weights_in_bf16",
+];
+
+pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let example = "run --quiet --locked --package corella-cpu --example instruction_sets";
+    let example: Vec<&str> = example.split(' ').collect();
+    let found = output(&mut repository.cargo(&example))?;
+    let found: Vec<&str> = found.lines().collect();
+    if let Some(unknown) = found.iter().find(|name| !ALL.contains(name)) {
+        return Err(format!(
+            "isas.rs does not know the instruction set {unknown}"
+        ));
+    }
+    println!("isas: this machine has {}", found.join(", "));
+    println!(
+        "isas: held to {SLOW}, leaves out {}",
+        LEFT_OUT_OF_SLOW.join(", ")
+    );
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for isa in &found {
+        println!("\n==> isas: held to {isa}");
+        let start = Instant::now();
+        for (package, files) in TESTS {
+            let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
+            command.args(["--package", package]);
+            for file in files {
+                command.args(["--test", file]);
+            }
+            command.args(arguments).env(VARIABLE, isa);
+            if *isa == SLOW {
+                let has_rest = arguments.iter().any(|argument| argument == "--");
+                command.args((!has_rest).then_some("--"));
+                command.args(LEFT_OUT_OF_SLOW.iter().flat_map(|name| ["--skip", name]));
+            }
+            run(&mut command, &format!("tests failed, held to {isa}, above"))?;
+        }
+        times.push((isa, start.elapsed()));
+    }
+    println!();
+    for isa in ALL {
+        match times.iter().find(|(name, _)| *name == isa) {
+            Some((_, time)) => println!("isas: {isa:<12} passed in {} s", time.as_secs()),
+            None => println!("isas: {isa:<12} not run, for this machine has no such instructions"),
+        }
+    }
+    Ok(())
+}
