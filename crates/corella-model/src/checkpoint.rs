@@ -38,7 +38,13 @@ impl Checkpoint {
             }
             Ok(metadata) if metadata.is_file() => return Self::open_gguf(path),
             Ok(_) => "is neither a folder nor a file".into(),
-            Err(error) if error.kind() == ErrorKind::NotFound => "no such folder or file".into(),
+            Err(error) if error.kind() == ErrorKind::NotFound => match hub_name(path) {
+                None => "no such folder or file".into(),
+                Some(name) => format!(
+                    "no such folder or file, and models are not downloaded; if this is one on \
+                     Hugging Face, `hf download {name} --local-dir {name}` fetches it"
+                ),
+            },
             Err(error) => error.to_string(),
         };
         Err(CheckpointError::new(path.display().to_string(), problem))
@@ -234,6 +240,21 @@ impl Source {
             .find(|(known, _)| known == name)
             .map(|&(_, bytes)| bytes)
     }
+}
+
+/// Whether a path looks like OWNER/MODEL, which other servers download.
+fn hub_name(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    let (owner, model) = name.split_once('/')?;
+    let is_plain = |part: &str| {
+        let mut bytes = part.bytes();
+        let starts_well = bytes
+            .next()
+            .is_some_and(|byte| byte.is_ascii_alphanumeric());
+        starts_well && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    let is_file = model.ends_with(".gguf") || model.ends_with(".safetensors");
+    (is_plain(owner) && is_plain(model) && !is_file).then_some(name)
 }
 
 fn map(path: &Path) -> io::Result<Storage> {

@@ -4,7 +4,6 @@ mod admission;
 mod bench;
 mod quantize;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -53,9 +52,9 @@ pub struct ServeArgs {
     /// name]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     pub served_model_name: Vec<String>,
-    /// Address to listen on; 0.0.0.0 for all
+    /// Address or host name to listen on; 0.0.0.0 for all addresses of this machine
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
-    pub host: IpAddr,
+    pub host: String,
     /// Port to listen on; 0 for any
     #[arg(long, default_value_t = 8000, help_heading = "Server")]
     pub port: u16,
@@ -137,6 +136,14 @@ pub struct ModelArgs {
     /// built-in model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
+    /// Another way to give MODEL
+    #[arg(
+        short = 'm',
+        long = "model",
+        value_name = "MODEL",
+        conflicts_with = "model"
+    )]
+    pub model_option: Option<PathBuf>,
     /// Longest prompt and output together [default: the model's]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -272,7 +279,8 @@ pub struct DeviceArgs {
     /// Where to compute; mock computes nothing and answers at once, for tests and benches
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceArg,
-    /// CPU threads [default: the cores this process may use]
+    /// CPU threads; more than there are cores only wait for each other [default: the cores that
+    /// this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Keep each thread on a core of its own, and its weights in the memory next to it; of use
@@ -424,7 +432,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "K" | "KB" | "KIB" => 1 << 10,
         "M" | "MB" | "MIB" => 1 << 20,
         "G" | "GB" | "GIB" => 1 << 30,
-        unit => return Err(format!("unknown unit `{unit}`; use K, M or G")),
+        "T" | "TB" | "TIB" => 1 << 40,
+        unit => return Err(format!("unknown unit `{unit}`; use K, M, G or T")),
     };
     let number: f64 = digits
         .parse()

@@ -1,7 +1,7 @@
 //! What is meant by what was typed. Nothing else reads arguments or the environment.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,13 +66,31 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         seconds => Duration::from_secs(seconds),
     };
     Ok(Serve {
-        source: source(args.model.model),
+        source: source(args.model),
         options,
         served_model_names: args.served_model_name,
-        address: SocketAddr::new(args.host, args.port),
+        address: listen_address(&args.host, args.port)?,
         api_key: args.api_key,
         seed: args.seed,
         allow_unknown_fields: args.allow_unknown_fields,
+    })
+}
+
+/// Of a name with several addresses an IPv4 one: whoever connects to `localhost` tries that too,
+/// and whoever connects to 127.0.0.1 tries nothing else.
+fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
+    // An IPv6 address may have the brackets that it has in a URL.
+    let name = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let found = (name.unwrap_or(host), port).to_socket_addrs();
+    let addresses: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
+    let ipv4 = addresses.iter().find(|address| address.is_ipv4());
+    ipv4.or(addresses.first()).copied().ok_or_else(|| {
+        Error::Config(format!(
+            "--host {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
+             listens for this machine only, 0.0.0.0 for others as well"
+        ))
     })
 }
 
@@ -105,7 +123,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
         (0.0..=1.0).contains(&x)
     })?;
     Ok(Generate {
-        source: source(args.model.model),
+        source: source(args.model),
         options,
         prompt,
         params: GenerateParams {
@@ -211,7 +229,7 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     }
     let documents = documents(&args.text)?;
     Ok(BenchPerplexity {
-        source: source(args.model.model),
+        source: source(args.model),
         options,
         documents,
         context: args.context,
@@ -277,9 +295,7 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
             })
         }
     };
-    if args.threads == Some(0) {
-        return refuse("--threads must be at least 1");
-    }
+    check_threads(args.threads)?;
     Ok(Quantize {
         source: ModelSource::Path(args.model),
         out: args.out,
@@ -329,7 +345,7 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     }
     let lens = args.input_lens.iter();
     Ok(BenchOffline {
-        source: source(args.model.model),
+        source: source(args.model),
         options,
         load: OfflineOptions {
             num_prompts: args.num_prompts,
@@ -362,8 +378,9 @@ pub fn start_log() {
         .init();
 }
 
-fn source(model: Option<PathBuf>) -> ModelSource {
-    model.map_or(ModelSource::BuiltIn, ModelSource::Path)
+fn source(args: ModelArgs) -> ModelSource {
+    let path = args.model.or(args.model_option);
+    path.map_or(ModelSource::BuiltIn, ModelSource::Path)
 }
 
 fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
@@ -483,13 +500,37 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
         DeviceArg::Mock => Device::Mock,
     };
-    if args.threads == Some(0) {
-        return Err(Error::Config("--threads must be at least 1".to_owned()));
-    }
+    check_threads(args.threads)?;
     options.num_threads = args.threads;
     options.pin_threads = args.pin_threads;
     options.isa = args.isa.map(isa);
     Ok(())
+}
+
+/// Threads meet at a barrier after every operation: more of them than cores slow each other down,
+/// thousands until nothing seems to happen.
+fn check_threads(num_threads: Option<usize>) -> Result<(), Error> {
+    const MAX_PER_CORE: usize = 8;
+    let num_cores = num_cores();
+    let cores = match num_cores {
+        1 => "1 core".to_owned(),
+        _ => format!("{num_cores} cores"),
+    };
+    match num_threads {
+        Some(0) => Err(Error::Config("--threads must be at least 1".to_owned())),
+        Some(asked) if asked > MAX_PER_CORE * num_cores => Err(Error::Config(format!(
+            "--threads {asked} is too many for the {cores} that this process may use: more threads \
+             than cores only wait for each other; leave --threads out for one on each core"
+        ))),
+        Some(asked) if asked > num_cores => {
+            tracing::warn!(
+                "--threads {asked} is more than the {cores} that this process may use: threads \
+                 will wait for each other"
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn isa(arg: IsaArg) -> Isa {

@@ -12,7 +12,7 @@ use corella_model::{
 use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
-use crate::kv_plan::{KvDemand, KvPlan, available_bytes};
+use crate::kv_plan::{KvDemand, KvPlan, available_bytes, total_bytes};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, TokenCost};
@@ -207,6 +207,11 @@ pub(crate) fn load(
         max_model_len: options.max_model_len,
         kv_cache_bytes: options.kv_cache_bytes,
         available_bytes: available_bytes().saturating_sub(packed_bytes),
+        total_bytes: match options.device {
+            Device::Cpu => total_bytes().saturating_sub(packed_bytes),
+            // Pages that nothing is written to take no memory.
+            Device::Mock => u64::MAX,
+        },
     })?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_model_len = plan.max_model_len;

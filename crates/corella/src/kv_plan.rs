@@ -16,6 +16,8 @@ pub(crate) struct KvDemand {
     pub kv_cache_bytes: Option<u64>,
     /// Memory that is free once the weights are loaded.
     pub available_bytes: u64,
+    /// Memory that the weights would leave if nothing else ran.
+    pub total_bytes: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -37,6 +39,16 @@ impl KvPlan {
         }
 
         let num_pages = match demand.kv_cache_bytes {
+            // Pages are touched one by one as requests come, so that too many would only be noticed
+            // when the system ends the process.
+            Some(bytes) if bytes > demand.total_bytes => {
+                return Err(Error::Config(format!(
+                    "--kv-cache-memory asks for {}, and the weights leave {} of this machine's \
+                     memory",
+                    display_bytes(bytes),
+                    display_bytes(demand.total_bytes)
+                )));
+            }
             Some(bytes) => bytes / page_bytes,
             None => {
                 let useful = u64::from(wanted_len.div_ceil(demand.page_size))
@@ -73,19 +85,9 @@ impl KvPlan {
 pub(crate) fn available_bytes() -> u64 {
     // Where neither can be read, an amount that most machines have.
     const UNKNOWN: u64 = 4 << 30;
-    let machine = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-            let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-            Some(kib << 10)
-        });
-    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
-    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let machine = machine_bytes("MemAvailable:");
     // Pages of files count as used, and can be had back.
-    let reclaimable = read("memory.stat")
+    let reclaimable = group_text("memory.stat")
         .and_then(|text| {
             let line = text
                 .lines()
@@ -93,8 +95,8 @@ pub(crate) fn available_bytes() -> u64 {
             line.trim().parse::<u64>().ok()
         })
         .unwrap_or(0);
-    let group = number("memory.max")
-        .zip(number("memory.current"))
+    let group = group_bytes("memory.max")
+        .zip(group_bytes("memory.current"))
         .map(|(max, current)| max.saturating_sub(current.saturating_sub(reclaimable)));
     match (machine, group) {
         (Some(machine), Some(group)) => machine.min(group),
@@ -103,11 +105,33 @@ pub(crate) fn available_bytes() -> u64 {
     }
 }
 
+/// All that this process could have if it were alone.
+pub(crate) fn total_bytes() -> u64 {
+    let limits = [machine_bytes("MemTotal:"), group_bytes("memory.max")];
+    limits.into_iter().flatten().min().unwrap_or(u64::MAX)
+}
+
+fn machine_bytes(field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+fn group_text(name: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()
+}
+
+fn group_bytes(name: &str) -> Option<u64> {
+    group_text(name)?.trim().parse().ok()
+}
+
 pub(crate) fn display_bytes(bytes: u64) -> String {
     let (value, unit) = match bytes {
         0..0x10_0000 => (bytes as f64 / 1024.0, "KiB"),
         0x10_0000..0x4000_0000 => (bytes as f64 / (1 << 20) as f64, "MiB"),
-        _ => (bytes as f64 / (1 << 30) as f64, "GiB"),
+        0x4000_0000..0x100_0000_0000 => (bytes as f64 / (1 << 30) as f64, "GiB"),
+        _ => (bytes as f64 / (1_u64 << 40) as f64, "TiB"),
     };
     format!("{value:.1} {unit}")
 }
@@ -125,6 +149,7 @@ mod tests {
             max_model_len: None,
             kv_cache_bytes: None,
             available_bytes: 1 << 30,
+            total_bytes: 2 << 30,
         }
     }
 
@@ -154,6 +179,19 @@ mod tests {
         assert_eq!(KvPlan::new(&demand).unwrap().num_pages, 128);
         demand.kv_cache_bytes = Some(100);
         assert!(KvPlan::new(&demand).is_err());
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused() {
+        let mut demand = demand();
+        demand.kv_cache_bytes = Some(2 << 30);
+        assert!(KvPlan::new(&demand).is_ok());
+        demand.kv_cache_bytes = Some(1 << 40);
+        let error = KvPlan::new(&demand).unwrap_err().to_string();
+        assert!(
+            error.contains("1.0 TiB") && error.contains("2.0 GiB"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -15,19 +15,32 @@ mod open_files;
 mod profile_table;
 mod quantize_command;
 mod serve;
+mod unknown_option;
 
 use args::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let arguments = std::env::args_os().skip(1);
+            let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
+            match unknown_option::explain(&error, &arguments.collect::<Vec<_>>()) {
+                Some(reason) => return refuse(&reason),
+                None => error.exit(),
+            }
+        }
+    };
     config::start_log();
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", one_line(&*error));
-            ExitCode::from(2)
-        }
+        Err(error) => refuse(&one_line(&*error)),
     }
+}
+
+fn refuse(reason: &str) -> ExitCode {
+    eprintln!("error: {reason}");
+    ExitCode::from(2)
 }
 
 fn run(command: Command) -> Result<(), Box<dyn Error>> {

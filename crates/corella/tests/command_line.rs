@@ -197,6 +197,18 @@ fn options_that_cannot_work_are_named() {
             ["kv-cache-memory", "context"],
         ),
         (&["--threads", "0"][..], ["--threads", "at least 1"]),
+        (
+            &["--threads", "10000"][..],
+            ["--threads 10000 is too many", "more threads than cores"],
+        ),
+        (
+            &["--kv-cache-memory", "1000T"][..],
+            ["--kv-cache-memory asks for 1000.0 TiB", "this machine"],
+        ),
+        (
+            &["--host", "no-such-host.invalid"][..],
+            ["--host no-such-host.invalid", "0.0.0.0"],
+        ),
         (&["--block-size", "0"][..], ["page_size", "at least 1"]),
         (
             &["--pipeline-parallel-size", "7"][..],
@@ -279,6 +291,84 @@ fn rules_of_admission_are_compared() {
         let line = refusal(&[&load[..], arguments].concat());
         assert!(line.contains(word), "{line}");
     }
+}
+
+/// As people write them who come from another server.
+#[test]
+fn options_of_other_servers_are_answered_with_ours() {
+    for (arguments, words) in [
+        (
+            &["serve", "--tensor-parallel-size", "2"][..],
+            ["--tensor-parallel-size", "--pipeline-parallel-size"],
+        ),
+        (
+            &["serve", "-tp", "2"][..],
+            ["-tp", "--pipeline-parallel-size"],
+        ),
+        (&["serve", "-c", "4096"][..], ["-c", "--max-model-len"]),
+        (
+            &["serve", "--gpu-memory-utilization=0.9"][..],
+            ["--gpu-memory-utilization", "--kv-cache-memory"],
+        ),
+        (
+            &["generate", "-ngl", "99", "-p", "x"][..],
+            ["-ngl", "leave it out"],
+        ),
+        (
+            &["generate", "-n", "9", "-p", "x"][..],
+            ["-n", "--max-tokens"],
+        ),
+        (
+            &["serve", "--max-num-seq", "4"][..],
+            ["did you mean --max-num-seqs?", "`corella serve --help`"],
+        ),
+        (
+            &["bench", "serve", "--no-such-thing"][..],
+            ["--no-such-thing", "`corella bench serve --help`"],
+        ),
+    ] {
+        let line = refusal(arguments);
+        assert!(!line.contains("--step-deadline"), "{line}");
+        for word in words {
+            assert!(line.contains(word), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_name_on_a_hub_is_answered_with_a_download() {
+    let line = refusal(&["serve", "Qwen/Qwen3-0.6B", "--port", "0"]);
+    let command = "`hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B`";
+    assert!(line.contains(command), "{line}");
+}
+
+#[test]
+fn a_model_may_be_named_by_an_option() {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
+    let model = whole.to_str().unwrap();
+    let answer = |how: &[&str]| {
+        let fixed = ["generate", "-p", "x", "--max-tokens", "4", "--no-limits"];
+        let output = run(&[&fixed, how, &["--ignore-eos", "--temperature", "0"]].concat());
+        assert!(output.status.success(), "{how:?}");
+        output.stdout
+    };
+    let expected = answer(&[model]);
+    assert_eq!(answer(&["-m", model]), expected);
+    assert_eq!(answer(&["--model", model]), expected);
+    let both = run(&["generate", model, "--model", model, "-p", "x"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn a_server_may_listen_on_a_name() {
+    let server = Server::start(&["--host", "localhost", "--device", "mock"]);
+    assert!(
+        server.address.starts_with("127.0.0.1:"),
+        "{}",
+        server.address
+    );
+    let body = r#"{"prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
+    assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 }
 
 #[test]

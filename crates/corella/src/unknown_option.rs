@@ -1,0 +1,177 @@
+//! What is said about an option that does not exist: for those of other servers, what to use here.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Options that do something similar elsewhere, and what to do here.
+const ELSEWHERE: [(&[&str], &str); 29] = [
+    // vLLM and SGLang.
+    (
+        &["--tensor-parallel-size", "-tp", "--tp", "--tp-size"],
+        "matrices are not split over devices; all --threads work on each of them, and \
+         --pipeline-parallel-size splits the layers over groups of threads",
+    ),
+    (
+        &["--data-parallel-size", "-dp", "--dp", "--dp-size"],
+        "one process serves one copy of a model; start another server for another copy",
+    ),
+    (
+        &["--pipeline-parallel", "-pp", "--pp", "--pp-size"],
+        "use --pipeline-parallel-size",
+    ),
+    (
+        &["--gpu-memory-utilization", "--mem-fraction-static"],
+        "use --kv-cache-memory to say how much memory the KV cache takes",
+    ),
+    (
+        &["--quantization", "-q"],
+        "quantised checkpoints are recognised; --dtype int8, int8-grouped or int4 rounds the \
+         weights of others",
+    ),
+    (
+        &["--trust-remote-code"],
+        "code that comes with a model is never run; leave it out",
+    ),
+    (
+        &["--tokenizer", "--tokenizer-path"],
+        "the tokenizer is the model's: tokenizer.json in its folder, or the GGUF file's",
+    ),
+    (
+        &["--chat-template"],
+        "the chat template is the model's: chat_template.jinja or tokenizer_config.json in its \
+         folder, or the GGUF file's",
+    ),
+    (
+        &["--enforce-eager", "--swap-space", "--cpu-offload-gb"],
+        "there is nothing like it to set; leave it out",
+    ),
+    (
+        &["--enable-chunked-prefill"],
+        "chunked prefill is on; --no-chunked-prefill turns it off",
+    ),
+    (
+        &["--disable-radix-cache", "--disable-prefix-caching"],
+        "use --no-enable-prefix-caching",
+    ),
+    (
+        &["--max-running-requests", "--parallel", "-np"],
+        "use --max-num-seqs",
+    ),
+    (&["--schedule-policy"], "use --scheduling-policy"),
+    (
+        &["--speculative-config", "--num-speculative-tokens"],
+        "use --speculate, with --draft-tokens and --draft-model",
+    ),
+    (
+        &["--model-path", "--model-id"],
+        "use --model, or give the path alone",
+    ),
+    // llama.cpp and text-generation-inference.
+    (
+        &["--ctx-size", "-c", "--context-length", "--max-total-tokens"],
+        "use --max-model-len",
+    ),
+    (&["-t"], "use --threads"),
+    (&["-n", "--n-predict", "--predict"], "use --max-tokens"),
+    (
+        &["-ngl", "--n-gpu-layers", "--gpu-layers"],
+        "all layers are computed on the CPU; leave it out",
+    ),
+    (
+        &["-hf", "-hfr", "--hf-repo"],
+        "models are not downloaded; fetch one with `hf download OWNER/NAME --local-dir FOLDER` and \
+         give the folder",
+    ),
+    (&["--alias", "-a"], "use --served-model-name"),
+    (
+        &["--batch-size", "-b", "--ubatch-size", "-ub"],
+        "use --max-num-batched-tokens",
+    ),
+    (
+        &["--cache-type-k", "-ctk", "--cache-type-v", "-ctv"],
+        "use --kv-cache-dtype, for keys and values together",
+    ),
+    (
+        &["-fa", "--flash-attn"],
+        "attention has one implementation; leave it out",
+    ),
+    (
+        &["--mlock", "--no-mmap"],
+        "weights are mapped, and packed at start; leave it out",
+    ),
+    (&["--temp"], "use --temperature"),
+    (&["-s"], "use --seed"),
+    (&["-f", "--file"], "use --prompt \"$(cat FILE)\""),
+    (
+        &["-v", "--verbose", "--log-level"],
+        "set RUST_LOG=debug in the environment to be told more",
+    ),
+];
+
+/// `None` where clap's own message is the better one. `arguments` are those of the process.
+pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let refused = context(ContextKind::InvalidArg).filter(|name| name.starts_with('-'))?;
+    // Of `-ngl` clap refuses the first letter.
+    let written = match refused.starts_with("--") {
+        true => refused,
+        false => arguments.iter().find(|word| word.starts_with(refused))?,
+    };
+    let names = [written, refused];
+    let mut advice = names.into_iter().filter_map(|name| {
+        let (_, advice) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name))?;
+        Some(format!("there is no option {name}: {advice}"))
+    });
+    advice.next().or_else(|| {
+        let near = context(ContextKind::SuggestedArg).filter(|near| is_near(refused, near));
+        let meant = match near {
+            Some(near) => format!("did you mean {near}? "),
+            None => String::new(),
+        };
+        let words = arguments.iter().take(2);
+        let command: Vec<&str> = words
+            .map(String::as_str)
+            .take_while(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()))
+            .collect();
+        Some(format!(
+            "there is no option {refused}; {meant}`corella {} --help` names all",
+            command.join(" ")
+        ))
+    })
+}
+
+/// Whether most of two names is a common beginning and a common end.
+fn is_near(a: &str, b: &str) -> bool {
+    let common =
+        |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();
+    let beginning = common(&mut a.bytes().zip(b.bytes()));
+    let end = common(&mut a.bytes().rev().zip(b.bytes().rev()));
+    3 * (beginning + end) >= 2 * a.len().max(b.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_fingers_is_near_and_another_word_is_not() {
+        assert!(is_near("--max-num-seq", "--max-num-seqs"));
+        assert!(is_near("--temprature", "--temperature"));
+        assert!(!is_near("--tensor-parallel-size", "--step-deadline"));
+        assert!(!is_near("--model", "--max-model-len"));
+    }
+
+    #[test]
+    fn no_option_has_two_answers() {
+        let mut names: Vec<_> = ELSEWHERE.iter().flat_map(|(names, _)| *names).collect();
+        names.sort();
+        let num_names = names.len();
+        names.dedup();
+        assert_eq!(names.len(), num_names);
+    }
+}
