@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use corella::{Error, Llm};
+use corella_core::SchedulerConfig;
 use corella_server::{GenerationDefaults, ServeConfig, ServerState, TextModel, shutdown_signal};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -30,11 +31,21 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let address = listener.local_addr().map_err(io_error(cannot_listen))?;
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
-    announce(&llm, address, config.api_key.is_some());
+    let has_key = config.api_key.is_some();
+    let scheduler = config.options.scheduler.clone();
+    let serve_config = serve_config(&llm, config);
+    make_room_for(serve_config.max_num_connections);
+    eprintln!("{}", llm.summary());
+    eprintln!("{}", limits_line(&scheduler, &serve_config));
+    eprintln!("{}", ready_line(&llm, address, has_key));
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
-    let state = server_state(llm, config);
+    let text = TextModel {
+        tokenizer: llm.tokenizer,
+        chat_template: llm.chat_template,
+    };
+    let state = ServerState::new(serve_config, text, llm.engine);
     let report = corella_server::serve(listener, state, shutdown)
         .await
         .map_err(io_error(format!("serving on {address}")))?;
@@ -59,13 +70,13 @@ fn make_room_for(max_num_connections: usize) {
     }
 }
 
-fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
+fn serve_config(llm: &Llm, config: Serve) -> ServeConfig {
     let generation = &llm.config.generation;
     let mut names = config.served_model_names;
     if names.is_empty() {
-        names.push(llm.name);
+        names.push(llm.name.clone());
     }
-    let serve_config = ServeConfig {
+    ServeConfig {
         served_model_names: names,
         api_key: config.api_key,
         seed: config.seed,
@@ -79,18 +90,30 @@ fn server_state(llm: Llm, config: Serve) -> std::sync::Arc<ServerState> {
             repetition_penalty: generation.repetition_penalty,
         },
         ..ServeConfig::new("", llm.max_model_len, llm.config.spec.vocab_size)
-    };
-    make_room_for(serve_config.max_num_connections);
-    let text = TextModel {
-        tokenizer: llm.tokenizer,
-        chat_template: llm.chat_template,
-    };
-    ServerState::new(serve_config, text, llm.engine)
+    }
 }
 
-fn announce(llm: &Llm, address: SocketAddr, with_key: bool) {
-    eprintln!("{}", llm.summary());
-    let key = match with_key {
+/// What is refused, or waits, once so many are there: whoever tunes a server starts from these.
+fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
+    let waiting_tokens = match scheduler.max_queued_tokens {
+        u64::MAX => String::new(),
+        most => format!(" with {most} tokens"),
+    };
+    format!(
+        "limits: requests running {}, waiting {}{waiting_tokens}; tokens a step {}, steps in flight \
+         {}; connections {}, request body {} MiB, choices a request {}",
+        scheduler.max_num_seqs,
+        scheduler.max_queued_requests,
+        scheduler.max_num_batched_tokens,
+        scheduler.max_inflight_steps,
+        config.max_num_connections,
+        config.max_body_bytes >> 20,
+        config.max_num_choices,
+    )
+}
+
+fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool) -> String {
+    let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
     };
@@ -104,7 +127,7 @@ fn announce(llm: &Llm, address: SocketAddr, with_key: bool) {
             r#"{"prompt": "Once upon a time", "max_tokens": 50}"#,
         ),
     };
-    eprintln!(
+    format!(
         "ready: curl http://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
-    );
+    )
 }

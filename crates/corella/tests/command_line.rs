@@ -371,6 +371,21 @@ fn a_server_may_listen_on_a_name() {
     assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 }
 
+/// The numbers that decide who waits and who is refused.
+#[test]
+fn limits_are_printed_at_start() {
+    let options = "--device mock --max-num-seqs 17 --max-queued-requests 33 \
+                   --max-num-batched-tokens 190 --max-queued-tokens 7700";
+    let server = Server::start(&options.split_whitespace().collect::<Vec<_>>());
+    for word in [
+        "requests running 17",
+        "waiting 33 with 7700 tokens",
+        "tokens a step 190",
+    ] {
+        assert!(server.limits.contains(word), "{}", server.limits);
+    }
+}
+
 #[test]
 fn a_port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -417,6 +432,7 @@ struct Server {
     /// Not closed before the process has ended.
     log: Lines<BufReader<ChildStderr>>,
     summary: String,
+    limits: String,
     address: String,
 }
 
@@ -429,9 +445,11 @@ impl Server {
             process,
             log,
             summary: String::new(),
+            limits: String::new(),
             address: String::new(),
         };
         server.summary = server.line_with("KV pages");
+        server.limits = server.line_with("limits: ");
         let ready = server.line_with("http://");
         let (_, rest) = ready.split_once("http://").unwrap();
         server.address = rest.split_once('/').unwrap().0.to_owned();
