@@ -14,7 +14,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 12] = [
+pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
         about: "get what the other stages need: Rust components, a Python environment, mdBook",

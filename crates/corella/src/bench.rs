@@ -9,13 +9,13 @@ use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
 use corella_bench::scheduler::{self, QueueBenchOptions, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
-use corella_cpu::{Isa, MachineLimits, measure_kernels, measure_limits};
-use corella_model::{DType, WeightFormat};
+use corella_cpu::{Isa, MachineLimits, detect_isa, measure_kernels, measure_limits};
 use tokio::runtime::Runtime;
 
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
 use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
-use crate::profile_table;
+use crate::limit_share::{Limit, LimitShare, footnotes};
+use crate::profile_table::{self, Peak};
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
@@ -29,12 +29,18 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     // Nothing else runs meanwhile.
     llm.weight_keepers.clear();
     eprintln!("{}", llm.summary());
+    let num_threads = llm.hardware.executor.num_threads;
+    let isa = config.options.isa.unwrap_or_else(detect_isa);
+    let limits_before = match config.options.profile {
+        Some(_) => Some(measure_limits(num_threads, isa)?),
+        None => None,
+    };
     let runtime = Runtime::new()?;
     let vocab_size = llm.config.spec.vocab_size;
     let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
     println!("{}", runtime.block_on(run)?);
-    if let Some(profile) = &config.options.profile {
-        let limits = measure_limits(llm.hardware.executor.num_threads)?;
+    if let (Some(profile), Some(before)) = (&config.options.profile, limits_before) {
+        let limits = before.best_of(&measure_limits(num_threads, isa)?);
         for table in profile_table::tables(profile, &llm.hardware, &limits) {
             eprintln!("\n{table}");
         }
@@ -43,31 +49,37 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
 }
 
 pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn Error>> {
+    let isa = isa.unwrap_or_else(detect_isa);
     println!("limits, with n threads:");
-    for threads in 1..=num_threads {
-        println!("{threads:>6}  {}", limits_line(&measure_limits(threads)?));
+    for threads in 1..num_threads {
+        let limits = measure_limits(threads, isa)?;
+        println!("{threads:>6}  {}", limits_line(&limits));
     }
-    let speeds = measure_kernels(num_threads, isa)?;
+    let before = measure_limits(num_threads, isa)?;
+    println!("{num_threads:>6}  {}", limits_line(&before));
+    let speeds = measure_kernels(num_threads, Some(isa))?;
     // Again, in case the machine has changed its mind.
-    let limits = measure_limits(num_threads)?;
-    println!("        {}", limits_line(&limits));
+    let after = measure_limits(num_threads, isa)?;
+    println!("        {}", limits_line(&after));
+    let limits = before.best_of(&after);
     println!();
     println!("{:<36}{:>9}{:>8}{:>9}{:>8}", "", "TFLOP/s", "", "GB/s", "");
+    let mut shares = Vec::new();
     for speed in speeds {
-        let peak = match (speed.format, limits.bf16_flops_per_s, limits.int8_ops_per_s) {
-            (WeightFormat::Float(DType::Bf16), Some(peak), _) => peak,
-            (format, _, Some(peak)) if format.has_integers() => peak,
-            _ => limits.flops_per_s,
-        };
+        let peak = Peak::of(speed.format, &limits).flops_per_s;
+        let of_peak = LimitShare::new(Limit::Arithmetic, speed.flops_per_s, peak);
+        let of_memory = LimitShare::new(Limit::Memory, speed.bytes_per_s, limits.read_bytes_per_s);
+        shares.extend([of_peak, of_memory]);
         println!(
             "{:<36}{:>9.3}{:>6.0} %{:>9.1}{:>6.0} %",
             speed.name,
             speed.flops_per_s / 1e12,
-            100.0 * speed.flops_per_s / peak,
+            of_peak.percent(),
             speed.bytes_per_s / 1e9,
-            100.0 * speed.bytes_per_s / limits.read_bytes_per_s,
+            of_memory.percent(),
         );
     }
+    print!("{}", footnotes(&shares));
     Ok(())
 }
 
@@ -77,12 +89,11 @@ fn limits_line(limits: &MachineLimits) -> String {
         limits.read_bytes_per_s / 1e9,
         limits.flops_per_s / 1e12
     );
-    if let (Some(bf16), Some(int8)) = (limits.bf16_flops_per_s, limits.int8_ops_per_s) {
-        line += &format!(
-            ", {:.2} TFLOP/s bf16, {:.2} TOP/s int8",
-            bf16 / 1e12,
-            int8 / 1e12
-        );
+    if let Some(bf16) = limits.bf16_flops_per_s {
+        line += &format!(", {:.2} TFLOP/s bf16", bf16 / 1e12);
+    }
+    if let Some(int8) = limits.int8_ops_per_s {
+        line += &format!(", {:.2} TOP/s int8", int8 / 1e12);
     }
     line
 }

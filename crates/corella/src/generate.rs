@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
-use corella_cpu::Profile;
+use corella_cpu::{MachineLimits, Profile, detect_isa, measure_limits};
 
 use crate::config::{Generate, Prompt};
+use crate::limit_share::{Limit, LimitShare};
 use crate::profile_table::{self, Peak};
 
 pub fn run(config: Generate) -> Result<(), Error> {
@@ -19,6 +20,14 @@ pub fn run(config: Generate) -> Result<(), Error> {
         Prompt::Raw(text) => llm.encode(&text)?,
         Prompt::MadeUp { num_tokens } => made_up_prompt(num_tokens, llm.config.spec.vocab_size),
     };
+    let num_threads = llm.hardware.executor.num_threads;
+    let isa = config.options.isa.unwrap_or_else(detect_isa);
+    let measure = || {
+        measure_limits(num_threads, isa)
+            .map_err(|error| Error::Io("measuring the machine".to_owned(), error))
+    };
+    let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
+    let limits_before = with_limits.then(measure).transpose()?;
     let mut speed = Speed::start();
     let mut out = io::stdout().lock();
     for event in llm.stream(prompt, &config.params)? {
@@ -30,8 +39,12 @@ pub fn run(config: Generate) -> Result<(), Error> {
         }
     }
     let _ = write(&mut out, "\n");
-    let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
-    speed.report(&llm, with_limits, config.options.profile.as_deref())
+    let limits = match limits_before {
+        Some(before) => Some(before.best_of(&measure()?)),
+        None => None,
+    };
+    speed.report(&llm, limits.as_ref(), config.options.profile.as_deref());
+    Ok(())
 }
 
 fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
@@ -74,9 +87,9 @@ impl Speed {
         self.num_output_tokens += 1;
     }
 
-    fn report(&self, llm: &Llm, with_limits: bool, profile: Option<&Profile>) -> Result<(), Error> {
+    fn report(&self, llm: &Llm, limits: Option<&MachineLimits>, profile: Option<&Profile>) {
         let Some(first_token) = self.first_token else {
-            return Ok(());
+            return;
         };
         let prefill = first_token - self.start;
         let decode = self.last_token - first_token;
@@ -84,35 +97,33 @@ impl Speed {
         let mut prefill_line = line("prefill", self.num_prompt_tokens, prefill);
         let mut decode_line = line("decode", num_decoded, decode);
         let mut tables = Vec::new();
-        if with_limits {
+        if let Some(limits) = limits {
             let hardware = &llm.hardware;
-            let limits = corella_cpu::measure_limits(hardware.executor.num_threads)
-                .map_err(|error| Error::Io("measuring the machine".to_owned(), error))?;
             let cost = TokenCost {
                 spec: &llm.config.spec,
                 weight_format: hardware.weight_format,
                 kv_format: hardware.kv_format,
             };
-            let Peak { flops_per_s, name } = Peak::of(hardware, &limits);
+            let Peak { flops_per_s, name } = Peak::of(hardware.weight_format, limits);
             let flops = cost.prefill_flops(self.num_prompt_tokens) / prefill.as_secs_f64();
             prefill_line += &format!(
-                "  {:.2} of {:.2} TFLOP/s {name} peak ({:.0} %)",
+                "  {:.2} of {:.2} TFLOP/s {name} peak ({})",
                 flops / 1e12,
                 flops_per_s / 1e12,
-                100.0 * flops / flops_per_s
+                LimitShare::new(Limit::Arithmetic, flops, flops_per_s)
             );
             if num_decoded > 0 {
                 let context = self.num_prompt_tokens as f64 + self.num_output_tokens as f64 / 2.0;
                 let bytes = cost.decode_bytes(context) * num_decoded as f64 / decode.as_secs_f64();
                 decode_line += &format!(
-                    "  {:.1} of {:.1} GB/s memory bandwidth ({:.0} %)",
+                    "  {:.1} of {:.1} GB/s memory bandwidth ({})",
                     bytes / 1e9,
                     limits.read_bytes_per_s / 1e9,
-                    100.0 * bytes / limits.read_bytes_per_s
+                    LimitShare::new(Limit::Memory, bytes, limits.read_bytes_per_s)
                 );
             }
             if let Some(profile) = profile {
-                tables = profile_table::tables(profile, hardware, &limits);
+                tables = profile_table::tables(profile, hardware, limits);
             }
         }
         eprintln!("{prefill_line}");
@@ -122,7 +133,6 @@ impl Speed {
         for table in tables {
             eprintln!("\n{table}");
         }
-        Ok(())
     }
 }
 

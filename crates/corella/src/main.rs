@@ -11,6 +11,7 @@ mod bench;
 mod command_line_reference;
 mod config;
 mod generate;
+mod limit_share;
 mod open_files;
 mod profile_table;
 mod quantize_command;

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use corella::Hardware;
-use corella_cpu::{MachineLimits, Profile, ProfileReport, detect_isa};
+use corella_cpu::{MachineLimits, Profile, ProfileReport};
 use corella_model::{DType, WeightFormat};
+
+use crate::limit_share::{Limit, LimitShare, footnotes};
 
 /// What a core's arithmetic is measured against.
 pub struct Peak {
@@ -13,15 +15,10 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Of the products that the weights' format takes.
-    pub fn of(hardware: &Hardware, limits: &MachineLimits) -> Self {
-        // Measured of the best instruction set only.
-        let is_best = hardware.executor.isa == detect_isa().to_string();
-        let (bf16, int8) = match is_best {
-            true => (limits.bf16_flops_per_s, limits.int8_ops_per_s),
-            false => (None, None),
-        };
-        let (flops_per_s, name) = match (hardware.weight_format, bf16, int8) {
+    /// The peak of the products that weights of a format are computed with.
+    pub fn of(format: WeightFormat, limits: &MachineLimits) -> Self {
+        let (bf16, int8) = (limits.bf16_flops_per_s, limits.int8_ops_per_s);
+        let (flops_per_s, name) = match (format, bf16, int8) {
             (WeightFormat::Float(DType::Bf16), Some(peak), _) => (peak, "bf16"),
             (format, _, Some(peak)) if format.has_integers() => (peak, "int8"),
             _ => (limits.flops_per_s, "f32 FMA"),
@@ -39,7 +36,7 @@ pub fn tables(profile: &Profile, hardware: &Hardware, limits: &MachineLimits) ->
         let table = ProfileTable {
             name,
             report,
-            peak_flops_per_s: Peak::of(hardware, limits).flops_per_s,
+            peak_flops_per_s: Peak::of(hardware.weight_format, limits).flops_per_s,
             read_bytes_per_s: limits.read_bytes_per_s,
         };
         table.to_string()
@@ -65,6 +62,7 @@ impl fmt::Display for ProfileTable<'_> {
             self.name, "ms a step", "share", "waiting", "TFLOP/s", "GB/s"
         )?;
         let mut elsewhere = total;
+        let mut shares = Vec::new();
         for operation in &report.operations {
             let (busy, waiting) = (
                 operation.busy.as_secs_f64(),
@@ -82,13 +80,16 @@ impl fmt::Display for ProfileTable<'_> {
             )?;
             if operation.flops > 0.0 {
                 let (flops, bytes) = (operation.flops / seconds, operation.bytes / seconds);
+                let of_peak = LimitShare::new(Limit::Arithmetic, flops, self.peak_flops_per_s);
+                let of_memory = LimitShare::new(Limit::Memory, bytes, self.read_bytes_per_s);
+                shares.extend([of_peak, of_memory]);
                 write!(
                     f,
                     "{:>10.3}{:>6.0} %{:>9.1}{:>6.0} %",
                     flops / 1e12,
-                    100.0 * flops / self.peak_flops_per_s,
+                    of_peak.percent(),
                     bytes / 1e9,
-                    100.0 * bytes / self.read_bytes_per_s
+                    of_memory.percent()
                 )?;
             }
             writeln!(f)?;
@@ -102,6 +103,7 @@ impl fmt::Display for ProfileTable<'_> {
             "all",
             1e3 * total / steps as f64,
             if steps == 1 { "" } else { "s" },
-        )
+        )?;
+        f.write_str(&footnotes(&shares))
     }
 }

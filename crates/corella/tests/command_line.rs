@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
+use corella_cpu::{Isa, detect_isa};
 use held_isa::held_isa;
 
 /// With `--isa`, if the run is held to one; the first argument is a subcommand that knows it.
@@ -410,6 +411,28 @@ fn generate_writes_the_answer_and_its_speed() {
         assert!(text.contains(word), "{text}");
     }
     assert_eq!(run(&arguments("2")).stdout, one.stdout);
+}
+
+/// Of a model that caches hold, decode may well be above what memory gives.
+#[test]
+fn no_share_of_a_limit_is_above_100_without_a_word() {
+    for dtype in ["bf16", "int8", "int4"] {
+        let fixed = "generate --prompt-tokens 100 --max-tokens 40 --ignore-eos --profile --dtype";
+        let output = run(&fixed.split(' ').chain([dtype]).collect::<Vec<_>>());
+        let text = String::from_utf8(output.stderr).unwrap();
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(" of ")).collect();
+        assert!(output.status.success() && lines.len() >= 2, "{text}");
+        for line in lines.iter().filter(|line| line.contains("tokens/s")) {
+            let (_, share) = line.rsplit_once('(').unwrap();
+            let (percent, rest) = share.split_once(" %").unwrap();
+            let percent: u64 = percent.parse().unwrap();
+            assert_eq!(percent > 100, rest.contains("slower while"), "{line}");
+        }
+        // Integers are multiplied by other instructions than floats, and as fast as those may.
+        let is_int8 = lines[0].contains("int8 peak");
+        let has_int8_products = held_isa().unwrap_or_else(detect_isa) != Isa::Portable;
+        assert_eq!(is_int8, dtype != "bf16" && has_int8_products, "{text}");
+    }
 }
 
 #[test]

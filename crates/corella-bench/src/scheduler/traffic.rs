@@ -74,7 +74,8 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    pub fn new(config: SchedulerConfig) -> Self {
+    pub fn new(mut config: SchedulerConfig) -> Self {
+        config.max_queued_tokens = u64::MAX;
         Self {
             scheduler: Scheduler::new(config).expect("the limits fit each other"),
             now_us: 0,

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
-    INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, avx2,
-    element_size, elementwise::elementwise, exp, grouped::CHUNK_K, grouped_avx512, in_steps,
+    INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, QuantiseRow, Requests, ValueRun,
+    avx2, element_size, elementwise::elementwise, exp, grouped::CHUNK_K, grouped_avx512, in_steps,
     line_ahead, with_rows,
 };
 
@@ -48,7 +48,10 @@ pub const KERNELS: Kernels = Kernels {
     tile_attention: None,
     peak,
     peak_flops: 24 * 16 * 2,
-    int8_peak: None,
+    int8_peak: Some(Peak {
+        run: int8_peak,
+        ops: NUM_SUMS * 16 * 8,
+    }),
     read,
 };
 
@@ -580,6 +583,33 @@ unsafe fn peak(iterations: usize) -> f32 {
         sum = _mm512_add_ps(sum, a);
     }
     _mm512_reduce_add_ps(sum)
+}
+
+/// Sums that do not wait for each other.
+const NUM_SUMS: usize = 24;
+
+unsafe fn int8_peak(iterations: usize) {
+    // Iterations of AVX2 that do as much as one of these.
+    const AVX2_ITERATIONS: usize = NUM_SUMS * 16 * 8 / avx2::INT8_PEAK.ops;
+    // SAFETY: the table's instruction set, and VNNI where it was found, as for `int8_gemm`.
+    unsafe {
+        match is_x86_feature_detected!("avx512vnni") {
+            true => vnni_peak(iterations),
+            false => (avx2::INT8_PEAK.run)(AVX2_ITERATIONS * iterations),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn vnni_peak(iterations: usize) {
+    let factors = std::hint::black_box([_mm512_set1_epi8(1); 2]);
+    let mut sums = [_mm512_setzero_si512(); NUM_SUMS];
+    for _ in 0..iterations {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, factors[0], factors[1]);
+        }
+    }
+    std::hint::black_box(sums);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]

@@ -15,10 +15,6 @@ pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TILE_ROWS),
     norm_rotate: tile_kv::norm_rotate,
     tile_attention: Some(TILE_ATTENTION),
-    int8_peak: Some(Peak {
-        run: int8_peak,
-        ops: NUM_SUMS * 16 * 8,
-    }),
     ..avx512::KERNELS
 };
 
@@ -243,18 +239,6 @@ unsafe fn peak(iterations: usize) {
     for _ in 0..iterations {
         for sum in &mut sums {
             *sum = _mm512_dpbf16_ps(*sum, factors[0], factors[1]);
-        }
-    }
-    std::hint::black_box(sums);
-}
-
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn int8_peak(iterations: usize) {
-    let factors = std::hint::black_box([_mm512_set1_epi8(1); 2]);
-    let mut sums = [_mm512_setzero_si512(); NUM_SUMS];
-    for _ in 0..iterations {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, factors[0], factors[1]);
         }
     }
     std::hint::black_box(sums);

@@ -158,7 +158,7 @@ pub struct Kernels {
     /// `peak_flops` operations.
     pub peak: unsafe fn(iterations: usize) -> f32,
     pub peak_flops: usize,
-    /// The same for 8-bit integers, where they are more than a way to save bytes.
+    /// The same for products of 8-bit integers, where there are instructions for them.
     pub int8_peak: Option<Peak>,
     /// Reads `len` bytes (a multiple of 4096) as fast as it can, with `fetch_ahead` as in [`Gemm`].
     pub read: unsafe fn(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32,

@@ -1,0 +1,93 @@
+//! A speed as a share of what the machine can do, with a word where the share cannot be true.
+
+use std::fmt;
+
+/// What the machine was measured to do at best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    Arithmetic,
+    Memory,
+}
+
+impl Limit {
+    /// How a share above 100 % comes about.
+    pub fn why_exceeded(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "the machine was slower while its peak was measured",
+            Self::Memory => {
+                "caches hold a part, or the machine was slower while its memory was measured"
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct LimitShare {
+    limit: Limit,
+    percent: f64,
+}
+
+impl LimitShare {
+    pub fn new(limit: Limit, speed: f64, most: f64) -> Self {
+        let percent = (100.0 * speed / most).round();
+        Self { limit, percent }
+    }
+
+    pub fn percent(self) -> f64 {
+        self.percent
+    }
+
+    pub fn is_exceeded(self) -> bool {
+        self.percent > 100.0
+    }
+}
+
+impl fmt::Display for LimitShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} %", self.percent)?;
+        match self.is_exceeded() {
+            true => write!(f, ": {}", self.limit.why_exceeded()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The words below a table of shares, one line for each limit that one of them exceeds.
+pub fn footnotes(shares: &[LimitShare]) -> String {
+    [Limit::Arithmetic, Limit::Memory]
+        .into_iter()
+        .filter(|limit| shares.iter().any(|s| s.limit == *limit && s.is_exceeded()))
+        .map(|limit| {
+            let unit = match limit {
+                Limit::Arithmetic => "operations",
+                Limit::Memory => "bytes",
+            };
+            format!("\n  above 100 % of {unit}: {}", limit.why_exceeded())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_share_is_above_100_without_a_word() {
+        let of_memory = |speed| LimitShare::new(Limit::Memory, speed, 10.0);
+        assert_eq!(of_memory(3.0).to_string(), "30 %");
+        // What is shown counts, not what was divided.
+        assert_eq!(of_memory(10.04).to_string(), "100 %");
+        assert!(of_memory(13.7).to_string().starts_with("137 %: caches"));
+        let of_peak = LimitShare::new(Limit::Arithmetic, 1.87, 1.0);
+        assert!(of_peak.to_string().starts_with("187 %: the machine"));
+    }
+
+    #[test]
+    fn a_table_says_a_word_once() {
+        let of_memory = |speed| LimitShare::new(Limit::Memory, speed, 10.0);
+        assert_eq!(footnotes(&[of_memory(3.0), of_memory(10.0)]), "");
+        let notes = footnotes(&[of_memory(13.0), of_memory(2.0), of_memory(14.0)]);
+        assert_eq!(notes.trim().lines().count(), 1, "{notes}");
+        assert!(notes.contains("of bytes: caches"), "{notes}");
+    }
+}
