@@ -8,8 +8,8 @@ use crate::request_state::{RequestIndex, Stage};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
-    SchedulingPolicy, StepId,
+    AdmissionError, HeadRoom, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler,
+    SchedulerConfig, SchedulingPolicy, StepId,
 };
 
 /// Requests that one step may find to be followers. They are out of the way from then on.
@@ -75,6 +75,16 @@ impl SchedulerConfig {
     }
 }
 
+/// An attempt that failed for want of pages, and what had changed before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VainAttempt {
+    num_changes: u64,
+    step: StepId,
+}
+
+/// Steps after which a vain attempt is made again though nothing has changed.
+const MAX_VAIN_STEPS: u64 = 16;
+
 /// What keeps a request from starting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
@@ -112,10 +122,15 @@ impl Scheduler {
             return;
         }
         self.num_admission_rounds += 1;
-        if self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
+        let is_vain = self
+            .vain_admission
+            .is_some_and(|vain| self.is_still_vain(vain, plan));
+        if is_vain || self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
             return;
         }
-        self.survey_running(plan);
+        if !plan.is_surveyed {
+            self.survey_running(plan);
+        }
         match self.config.scheduling_policy {
             SchedulingPolicy::Fcfs => {
                 if self.admit_while(WaitingQueue::first_preempted, plan) {
@@ -132,6 +147,28 @@ impl Scheduler {
             }
         }
         self.note_passed_over(plan);
+        let is_vain = plan.latest_ticket.is_none() && plan.lacks_pages_only;
+        self.vain_admission = is_vain.then(|| self.vain_attempt(plan));
+    }
+
+    pub(crate) fn vain_attempt(&self, plan: &StepPlan) -> VainAttempt {
+        VainAttempt {
+            num_changes: self.num_changes,
+            step: plan.batch.step,
+        }
+    }
+
+    /// Nothing has changed that could make a difference, but for pages that the running requests
+    /// have taken since.
+    pub(crate) fn is_still_vain(&self, vain: VainAttempt, plan: &StepPlan) -> bool {
+        let is_share_sinking = match self.config.head_room {
+            HeadRoom::Share {
+                num_decay_steps, ..
+            } => num_decay_steps > 0,
+            HeadRoom::Estimate | HeadRoom::Limit => false,
+        };
+        let num_steps = plan.batch.step.0 - vain.step.0;
+        vain.num_changes == self.num_changes && num_steps < MAX_VAIN_STEPS && !is_share_sinking
     }
 
     fn admit_new(&mut self, plan: &mut StepPlan) {
@@ -202,10 +239,12 @@ impl Scheduler {
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {
             let candidate = &candidates[at];
+            plan.lacks_pages_only &= candidate.num_uncached_tokens <= num_tokens;
             let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
             if chosen.len() < num_seqs
                 && candidate.num_uncached_tokens <= num_tokens
-                && num_needed <= num_available
+                && candidate.num_new_pages <= num_available
+                && num_needed <= num_available + plan.num_taken_pages
             {
                 num_tokens -= candidate.num_uncached_tokens;
                 num_available -= candidate.num_new_pages;
@@ -237,14 +276,20 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> Result<(), Held> {
         if !self.has_room_to_start(plan) {
+            plan.lacks_pages_only = false;
             return Err(Held::NoRoom);
         }
         let candidate = self.candidate(index, plan)?;
         let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
-        if chunk == 0 || !self.has_pages_for(&candidate, plan) {
+        if chunk == 0 {
+            plan.lacks_pages_only = false;
+            return Err(Held::NoRoom);
+        }
+        if !self.has_pages_for(&candidate, plan) {
             return Err(Held::NoRoom);
         }
         if self.would_delay_patient(&candidate, plan) {
+            plan.lacks_pages_only = false;
             return Err(Held::ByPatient);
         }
         self.start(candidate, chunk, plan);
@@ -256,8 +301,10 @@ impl Scheduler {
     }
 
     fn has_pages_for(&self, candidate: &Candidate, plan: &mut StepPlan) -> bool {
+        let num_available = self.kv.num_available();
         let num_needed = candidate.num_new_pages + plan.forecast.peak_with(&candidate.demand);
-        num_needed <= self.kv.num_available()
+        candidate.num_new_pages <= num_available
+            && num_needed <= num_available + plan.num_taken_pages
     }
 
     /// How much of `rest` prompt tokens one request may have computed.
@@ -303,7 +350,7 @@ impl Scheduler {
             num_matched_tokens: 0,
             num_uncached_tokens: 0,
             num_new_pages: num_fresh_pages + matched.pages.len() - num_in_use,
-            demand: self.page_demand(state, num_pages, num_pages - num_in_use),
+            demand: self.page_demand(state, num_pages as u32, num_in_use as u32),
             matched,
         };
         if let Some((donor, _)) = candidate.matched.donor
@@ -395,6 +442,7 @@ impl Scheduler {
         state.slot = Some(slot);
         state.stage = Stage::Running;
         state.num_published_pages = num_matched_pages as u32;
+        state.num_shared_pages = (num_pages - candidate.demand.num_own_pages) as u32;
         state.num_computed_tokens = num_matched_tokens;
         state.num_scheduled_tokens = num_matched_tokens;
         state.prefill_end = num_known_tokens;

@@ -25,7 +25,7 @@ impl Scheduler {
             FinishReason::EndToken | FinishReason::StopToken | FinishReason::Aborted => true,
             FinishReason::Length | FinishReason::Error(_) => false,
         };
-        if is_natural && num_tokens > 0 && !state.is_length_known() {
+        if is_natural && num_tokens > 0 && !state.is_length_known {
             let namespace = &state.request.namespace;
             self.output_lengths.note_ended(namespace, num_tokens);
         }
@@ -75,6 +75,7 @@ impl Scheduler {
     /// Lets go of slot, pages and locks, now that no step in flight names them. What was
     /// computed stays in the prefix tree.
     pub(crate) fn release(&mut self, index: RequestIndex) {
+        self.num_changes += 1;
         self.publish_computed(index);
         self.num_leaving -= 1;
         let state = &mut self.requests[index];

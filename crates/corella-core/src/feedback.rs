@@ -103,9 +103,12 @@ impl Scheduler {
             return;
         }
         let mut undefined = UndefinedPages::new(self.config.num_pages);
+        // Whoever read of them has done so since, perhaps before it was preempted itself.
+        let mut first_started = step;
         for (span, _) in failed {
             self.forget_span(span, step);
             let started = self.requests[span.index].started_step;
+            first_started = first_started.min(started);
             self.unpublish_undefined(span.index, started, &mut undefined);
         }
         let mut others: Vec<_> = self.index_of.values().copied().collect();
@@ -116,8 +119,7 @@ impl Scheduler {
             let is_reader = |&index: &RequestIndex| self.reads_any(index, &undefined);
             let (readers, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_reader);
             for &index in &readers {
-                let started = self.requests[index].started_step;
-                self.unpublish_undefined(index, started, &mut undefined);
+                self.unpublish_undefined(index, first_started, &mut undefined);
                 self.reset(index);
             }
             if readers.is_empty() {
@@ -126,6 +128,8 @@ impl Scheduler {
             others = rest;
         }
         for (span, reason) in failed {
+            // It may have begun with pages of one of those readers.
+            self.unpublish_undefined(span.index, first_started, &mut undefined);
             self.end_undrawn(span, reason);
         }
     }
@@ -187,7 +191,7 @@ impl Scheduler {
         self.counters.num_generated_tokens += 1;
         let state = &mut self.requests[index];
         state.tokens.push(sample.token);
-        if !state.is_length_known() {
+        if !state.is_length_known {
             let namespace = &state.request.namespace;
             self.output_lengths
                 .note_grown(namespace, state.num_output_tokens());

@@ -48,6 +48,7 @@ impl Scheduler {
         let common = theirs.zip(ours).take_while(|(theirs, ours)| theirs == ours);
         let num_pages = (num_matched_pages + common.count()) as u32;
         let (turn, ticket) = (self.turn(state), state.ticket);
+        self.num_changes += 1;
         self.waiting.remove(turn, ticket);
         self.waiting.insert_follower(leader, num_pages, index);
         self.requests[index].held_by = Some((leader, num_pages));
@@ -56,6 +57,7 @@ impl Scheduler {
     /// Lets those start that need no more of the leader than its first `num_pages` pages.
     pub(crate) fn let_go_of_followers(&mut self, leader: RequestIndex, num_pages: u32) {
         while let Some(index) = self.waiting.follower_up_to(leader, num_pages) {
+            self.num_changes += 1;
             self.stop_following(index);
             let state = &self.requests[index];
             self.waiting.insert(self.turn(state), state.ticket, index);

@@ -63,89 +63,87 @@ impl Scheduler {
     pub(crate) fn expect_output(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
-        if state.is_length_known() {
-            state.expected_output = state.max_tokens;
-            return;
-        }
         if state.is_running() {
-            if num_drawn < state.expected_output {
+            if num_drawn < state.expected_output || state.expected_output == state.max_tokens {
                 return;
             }
             state.next_quantile();
         }
-        let quantile = match state.num_preemptions {
-            0 => state.quantile,
-            _ => state.quantile.max(RETURNING_QUANTILE),
+        state.expected_output = if state.is_length_known {
+            state.max_tokens
+        } else {
+            let quantile = match state.num_preemptions {
+                0 => state.quantile,
+                _ => state.quantile.max(RETURNING_QUANTILE),
+            };
+            let namespace = &state.request.namespace;
+            let expected = self.output_lengths.expected(namespace, num_drawn, quantile);
+            let min_tokens = state.request.stopping.min_tokens;
+            expected.max(min_tokens).min(state.max_tokens)
         };
-        let namespace = &state.request.namespace;
-        let expected = self.output_lengths.expected(namespace, num_drawn, quantile);
-        let min_tokens = state.request.stopping.min_tokens;
-        state.expected_output = expected.max(min_tokens).min(state.max_tokens);
+        let num_rows = state.num_prompt_tokens + state.expected_output - 1;
+        state.num_expected_pages = num_rows.div_ceil(self.config.page_size);
     }
 
     /// What a request will want of the pool behind the `table_len` pages that it has, of which it
-    /// alone holds `num_own_pages`.
+    /// found `num_shared_pages` in the prefix tree.
     pub(crate) fn page_demand(
         &self,
         state: &RequestState,
-        table_len: usize,
-        num_own_pages: usize,
+        table_len: u32,
+        num_shared_pages: u32,
     ) -> PageDemand {
-        let page_size = self.config.page_size;
         // The last token needs no row.
         let num_rows = state.num_total_tokens() - 1;
-        let rest = |output: u32| (state.num_prompt_tokens + output - 1).saturating_sub(num_rows);
-        let num_pages = |num_more_rows: u32| {
-            let num_all = (num_rows + num_more_rows).div_ceil(page_size) as usize;
-            num_all.saturating_sub(table_len)
-        };
-        let num_steps = rest(state.expected_output);
-        let num_kept_rows = match self.config.head_room {
-            HeadRoom::Estimate => num_steps,
-            HeadRoom::Limit => rest(state.max_tokens),
-            HeadRoom::Share { .. } => {
-                let rest = rest(state.max_tokens).saturating_sub(1);
-                let share = u64::from(rest) * u64::from(self.head_room_share);
-                let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
-                // Whoever was preempted is given time to go on as long as it has before.
-                let num_drawn = num_rows + 1 - state.num_prompt_tokens;
-                let returning = if state.num_preemptions > 0 {
-                    num_drawn
-                } else {
-                    0
-                };
-                1 + share.max(returning.min(rest))
+        let num_final_rows = state.num_prompt_tokens + state.expected_output - 1;
+        let num_future_pages = state.num_expected_pages.saturating_sub(table_len);
+        let num_kept_pages = match self.config.head_room {
+            HeadRoom::Estimate => num_future_pages,
+            HeadRoom::Limit | HeadRoom::Share { .. } => {
+                let num_kept_rows = num_rows + self.num_kept_rows(state);
+                let num_pages = num_kept_rows.div_ceil(self.config.page_size);
+                num_pages.saturating_sub(table_len)
             }
         };
         PageDemand {
-            num_steps,
-            num_free_rows: (table_len as u32 * page_size).saturating_sub(num_rows),
-            num_future_pages: num_pages(num_steps),
-            num_own_pages,
-            num_kept_pages: num_pages(num_kept_rows),
-            is_certain: state.is_length_known(),
+            num_steps: num_final_rows.saturating_sub(num_rows),
+            num_free_rows: (table_len * self.config.page_size).saturating_sub(num_rows),
+            num_future_pages: num_future_pages as usize,
+            num_own_pages: (table_len - num_shared_pages) as usize,
+            num_kept_pages: num_kept_pages as usize,
+            is_certain: state.is_length_known,
         }
     }
 
-    /// The demand of a request that runs.
+    /// Rows beyond those of its tokens but the last that a rule keeps which does not go by time.
+    fn num_kept_rows(&self, state: &RequestState) -> u32 {
+        let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
+        let rest = state.max_tokens - num_drawn;
+        if self.config.head_room == HeadRoom::Limit {
+            return rest;
+        }
+        let rest = rest.saturating_sub(1);
+        let share = u64::from(rest) * u64::from(self.head_room_share);
+        let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
+        // Whoever was preempted is given time to go on as long as it has before.
+        let returning = match state.num_preemptions {
+            0 => 0,
+            _ => num_drawn.min(rest),
+        };
+        1 + share.max(returning)
+    }
+
+    /// The demand of a request that runs. What it found in the prefix tree others may use too; that
+    /// they may use what it has published itself is left out of account.
     pub(crate) fn demand_of_running(&self, state: &RequestState) -> PageDemand {
-        self.page_demand(state, state.table.len(), self.num_own_pages(state))
-    }
-
-    /// Pages that the end of a request gives back. What others lock too is a beginning of its
-    /// table: who locks a page of a path has locked all before it.
-    fn num_own_pages(&self, state: &RequestState) -> usize {
-        let is_shared = |page| self.kv.num_locks(page) > 1;
-        match state.table.first() {
-            Some(&first) if is_shared(first) => {
-                state.table.len() - state.table.partition_point(|&page| is_shared(page))
-            }
-            _ => state.table.len(),
-        }
+        let table_len = state.table.len() as u32;
+        self.page_demand(state, table_len, state.num_shared_pages)
     }
 
     /// Who is prefilling, and the pages that those who run will ask for.
     pub(crate) fn survey_running(&mut self, plan: &mut StepPlan) {
+        plan.is_surveyed = true;
+        plan.num_taken_pages = 0;
         plan.leaders.clear();
         plan.forecast.clear();
         for at in 0..self.running.len() {

@@ -53,6 +53,7 @@ impl Scheduler {
                 limit,
             });
         }
+        self.num_changes += 1;
         for &page in &pages {
             self.kv.pin(page);
         }

@@ -46,6 +46,10 @@ pub(crate) struct RequestState {
     /// Output tokens that it is expected to end with, by this quantile of all outputs.
     pub expected_output: u32,
     pub quantile: u32,
+    /// Pages that it has with as many.
+    pub num_expected_pages: u32,
+    /// Nothing but its limit ends it, so that its output will be as long as that.
+    pub is_length_known: bool,
     /// End and stop tokens while `min_tokens` hold.
     pub masked_until_min_tokens: Arc<[TokenId]>,
 
@@ -73,6 +77,8 @@ pub(crate) struct RequestState {
     pub stage: Stage,
     pub slot: Option<SlotId>,
     pub table: Vec<PageId>,
+    /// The first pages of the table that the prefix tree had when it took its slot.
+    pub num_shared_pages: u32,
     /// The first pages of the table that are in the prefix tree, as a path from its root.
     pub num_published_pages: u32,
     /// A page whose rows a step copies, locked until that step has returned.
@@ -133,6 +139,9 @@ impl RequestState {
         Self {
             max_tokens,
             expected_output: 0,
+            num_expected_pages: 0,
+            is_length_known: stopping.end_token_ids.is_empty()
+                && stopping.stop_token_ids.is_empty(),
             quantile: (rank.arrival as u32).wrapping_mul(GOLDEN_SHARE),
             rank,
             masked_until_min_tokens,
@@ -150,6 +159,7 @@ impl RequestState {
             stage: Stage::Waiting,
             slot: None,
             table: Vec::new(),
+            num_shared_pages: 0,
             num_published_pages: 0,
             donor: None,
             num_cached_tokens: None,
@@ -207,12 +217,6 @@ impl RequestState {
             min_tokens: self.request.stopping.min_tokens,
             masked_until_min_tokens: self.masked_until_min_tokens.clone(),
         }
-    }
-
-    /// Nothing but its limit ends it, so that its output will be as long as that.
-    pub fn is_length_known(&self) -> bool {
-        let stopping = &self.request.stopping;
-        stopping.end_token_ids.is_empty() && stopping.stop_token_ids.is_empty()
     }
 
     /// Moves on in a sequence that is spread evenly however many of its members are taken.

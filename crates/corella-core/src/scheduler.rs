@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use crate::admission::VainAttempt;
 use crate::kv_cache::KvCache;
 use crate::latency_objective::Deadlines;
 use crate::output_length::OutputLengths;
@@ -62,6 +63,10 @@ pub struct Scheduler {
     pub(crate) num_queued_requests: usize,
     pub(crate) num_queued_tokens: u64,
     pub(crate) output_lengths: OutputLengths,
+    /// Of what waits and of what is held: attempts that were vain are made again after one.
+    pub(crate) num_changes: u64,
+    pub(crate) vain_admission: Option<VainAttempt>,
+    pub(crate) vain_preemption: Option<VainAttempt>,
     /// Between steps: it is large, and each step needs one.
     unused_forecast: Option<Box<PageForecast>>,
     /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share).
@@ -98,6 +103,9 @@ impl Scheduler {
             num_queued_requests: 0,
             num_queued_tokens: 0,
             output_lengths: OutputLengths::new(),
+            num_changes: 0,
+            vain_admission: None,
+            vain_preemption: None,
             unused_forecast: None,
             head_room_share: config.head_room.first_share(),
             deadlines: Deadlines::default(),
@@ -285,6 +293,7 @@ impl Scheduler {
                 return true;
             }
             if self.kv.try_allocate(1, &mut state.table) {
+                plan.num_taken_pages += 1;
                 let slot = state.slot.expect("a running request has a slot");
                 plan.extend_table(state, slot, state.table.len() - 1);
                 return true;

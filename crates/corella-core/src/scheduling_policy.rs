@@ -30,6 +30,7 @@ impl Scheduler {
 
     /// Puts a request where its turn is.
     pub(crate) fn wait(&mut self, index: RequestIndex) {
+        self.num_changes += 1;
         let state = &mut self.requests[index];
         // Whoever lost its place too often is owed it, by when it first came.
         state.is_aged |= state.num_preemptions >= self.config.max_passed_over;
@@ -47,6 +48,7 @@ impl Scheduler {
 
     /// Takes a waiting request out of the queue.
     pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
+        self.num_changes += 1;
         if !self.stop_following(index) {
             let state = &self.requests[index];
             self.waiting.remove(self.turn(state), state.ticket);
@@ -88,7 +90,10 @@ impl Scheduler {
         };
         let last_priority = self.requests[last].rank.priority;
         let is_urgent = |index: RequestIndex| self.requests[index].rank.priority < last_priority;
-        if !self.waiting.first().is_some_and(is_urgent) {
+        let is_vain = self
+            .vain_preemption
+            .is_some_and(|vain| self.is_still_vain(vain, plan));
+        if is_vain || !self.waiting.first().is_some_and(is_urgent) {
             return;
         }
         self.survey_running(plan);
@@ -109,12 +114,16 @@ impl Scheduler {
             return;
         }
         let Some(mut victims) = self.victims_for(&candidate, plan) else {
+            self.vain_preemption = Some(self.vain_attempt(plan));
             return;
         };
         victims.sort_unstable();
         let budget = self.budget_without(&victims, plan);
         if self.chunk_len(candidate.num_uncached_tokens, &budget) > 0 {
             for index in victims {
+                plan.leaders.retain(|&leader| leader != index);
+                plan.forecast
+                    .remove(&self.demand_of_running(&self.requests[index]));
                 self.preempt(index);
             }
         }
