@@ -5,6 +5,7 @@ pub mod cache_replay;
 mod error;
 pub mod offline;
 mod page;
+mod prefix_cache;
 mod progress;
 mod repeat;
 mod report;

@@ -12,9 +12,10 @@ mod undrawn_step;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use corella_core::{KvCache, Namespace, Parent, Scheduler, SchedulerConfig, StepId, TokenId};
+use corella_core::{Scheduler, SchedulerConfig};
 use serde_json::{Value, json};
 
+use crate::prefix_cache::{self, CacheCost, OperationCosts, Shape};
 use crate::summary::Summary;
 use traffic::{drawn, request};
 
@@ -34,6 +35,8 @@ pub struct SchedulerBenchOptions {
     /// Tokens of one prompt, for a row of the second table each.
     pub num_tokens: Vec<usize>,
     pub queue: QueueBenchOptions,
+    /// Pages in a full prefix cache, for the rows of the third table.
+    pub num_cached_pages: Vec<usize>,
 }
 
 impl Default for SchedulerBenchOptions {
@@ -44,6 +47,7 @@ impl Default for SchedulerBenchOptions {
             num_steps: 500,
             num_tokens: vec![10_000, 100_000, 1_000_000, 10_000_000],
             queue: QueueBenchOptions::default(),
+            num_cached_pages: vec![10_000, 100_000],
         }
     }
 }
@@ -53,6 +57,7 @@ pub struct SchedulerReport {
     pub steps: Vec<StepCost>,
     pub queues: Vec<QueueCost>,
     pub caches: Vec<CacheCost>,
+    pub operations: Vec<OperationCosts>,
 }
 
 /// Microseconds of a decode step, over all steps.
@@ -64,15 +69,6 @@ pub struct StepCost {
     pub update_us: Summary,
 }
 
-/// Nanoseconds a token.
-#[derive(Debug, Clone, Copy)]
-pub struct CacheCost {
-    pub num_tokens: usize,
-    pub insert_ns: f64,
-    pub match_ns: f64,
-    pub evict_ns: f64,
-}
-
 pub fn run(options: &SchedulerBenchOptions) -> SchedulerReport {
     let mut steps = Vec::new();
     for &num_running in &options.num_running {
@@ -80,11 +76,29 @@ pub fn run(options: &SchedulerBenchOptions) -> SchedulerReport {
             steps.push(step_cost(num_running, num_waiting, options.num_steps));
         }
     }
+    let caches = options.num_tokens.iter();
+    let caches = caches.map(|&num_tokens| prefix_cache::cache_cost(num_tokens, PAGE_SIZE));
     SchedulerReport {
         steps,
         queues: queue_cost::run(&options.queue),
-        caches: options.num_tokens.iter().map(|&n| cache_cost(n)).collect(),
+        caches: caches.collect(),
+        operations: operations(options),
     }
+}
+
+fn operations(options: &SchedulerBenchOptions) -> Vec<OperationCosts> {
+    let mut rows = Vec::new();
+    for shape in Shape::ALL {
+        for page_size in [1, PAGE_SIZE] {
+            for &num_pages in &options.num_cached_pages {
+                let num_steps = options.num_steps;
+                rows.push(prefix_cache::operation_costs(
+                    shape, num_pages, page_size, num_steps,
+                ));
+            }
+        }
+    }
+    rows
 }
 
 /// Everyone who runs decodes; those who wait have no slot to go to, and their prompts differ.
@@ -141,49 +155,6 @@ fn step(scheduler: &mut Scheduler) -> (f64, f64) {
     (micros(schedule), micros(start.elapsed()))
 }
 
-/// One prompt alone in the tree, so that nothing but its length counts.
-fn cache_cost(num_tokens: usize) -> CacheCost {
-    let num_pages = num_tokens / PAGE_SIZE as usize;
-    let tokens: Vec<TokenId> = (0..num_tokens as TokenId).collect();
-    let namespace = Namespace::default();
-    let mut cache = KvCache::new(num_pages as u32, PAGE_SIZE);
-    let per_token = |start: Instant| start.elapsed().as_nanos() as f64 / num_tokens as f64;
-
-    let start = Instant::now();
-    let mut table = Vec::new();
-    assert!(cache.try_allocate(num_pages, &mut table));
-    for (at, page_tokens) in tokens.chunks_exact(PAGE_SIZE as usize).enumerate() {
-        let parent = match at {
-            0 => Parent::Root(&namespace),
-            at => Parent::Page(table[at - 1]),
-        };
-        let published = cache.publish(parent, page_tokens, table[at], StepId(0));
-        assert!(published.is_ok());
-    }
-    cache.unlock_all(table);
-    let insert_ns = per_token(start);
-
-    let num_matches = (10_000_000 / num_tokens).clamp(3, 100);
-    let mut match_ns = Vec::new();
-    for _ in 0..num_matches {
-        let start = Instant::now();
-        let matched = cache.match_prefix(&namespace, &tokens, StepId(1));
-        match_ns.push(per_token(start));
-        assert_eq!(matched.pages.len(), num_pages);
-    }
-
-    let start = Instant::now();
-    cache.clear();
-    let evict_ns = per_token(start);
-    assert_eq!(cache.num_free(), num_pages);
-    CacheCost {
-        num_tokens,
-        insert_ns,
-        match_ns: Summary::new(match_ns).median,
-        evict_ns,
-    }
-}
-
 impl SchedulerReport {
     pub fn to_json(&self) -> Value {
         let steps = self.steps.iter().map(|cost| {
@@ -194,18 +165,13 @@ impl SchedulerReport {
                 "update_us": { "p50": cost.update_us.p50, "p99": cost.update_us.p99 },
             })
         });
-        let caches = self.caches.iter().map(|cost| {
-            json!({
-                "num_tokens": cost.num_tokens,
-                "insert_ns_per_token": cost.insert_ns,
-                "match_ns_per_token": cost.match_ns,
-                "evict_ns_per_token": cost.evict_ns,
-            })
-        });
+        let caches = self.caches.iter().map(|cost| cost.to_json());
+        let operations = self.operations.iter().map(OperationCosts::to_json);
         json!({
             "steps": steps.collect::<Vec<_>>(),
             "queues": self.queues.iter().map(QueueCost::to_json).collect::<Vec<_>>(),
             "prefix_cache": caches.collect::<Vec<_>>(),
+            "full_prefix_cache": operations.collect::<Vec<_>>(),
         })
     }
 }
@@ -232,20 +198,10 @@ impl fmt::Display for SchedulerReport {
         }
         writeln!(f)?;
         QueueCost::write_table(&self.queues, f)?;
-        writeln!(f, "\nThe prefix cache, nanoseconds a token")?;
-        writeln!(
-            f,
-            "{:>10} {:>8} {:>8} {:>8}",
-            "tokens", "insert", "match", "evict"
-        )?;
-        for cost in &self.caches {
-            writeln!(
-                f,
-                "{:>10} {:>8.2} {:>8.3} {:>8.2}",
-                cost.num_tokens, cost.insert_ns, cost.match_ns, cost.evict_ns
-            )?;
-        }
-        Ok(())
+        writeln!(f)?;
+        CacheCost::write_table(&self.caches, f)?;
+        writeln!(f)?;
+        OperationCosts::write_table(&self.operations, f)
     }
 }
 
@@ -269,8 +225,10 @@ mod tests {
                     ..QueueBenchOptions::default().limits
                 },
             },
+            num_cached_pages: vec![20, 200],
         });
         assert_eq!((report.steps.len(), report.caches.len()), (4, 2));
+        assert_eq!(report.operations.len(), 12);
         assert_eq!(report.to_json()["steps"][3]["num_waiting"], 3);
         let queues = report.to_json()["queues"].as_array().unwrap().clone();
         assert!(queues.iter().all(|row| row["num_calls"] == 70));
@@ -279,6 +237,7 @@ mod tests {
         assert_eq!(num_with("num_waiting", 20), num_with("num_waiting", 40));
         assert_eq!(num_with("num_waiting", 3), 2);
         assert!(num_with("page_size", 1) > 0);
+        assert_eq!(report.to_json()["full_prefix_cache"][11]["num_pages"], 200);
         assert!(report.to_string().contains("1600"));
     }
 }

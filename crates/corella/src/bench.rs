@@ -126,12 +126,16 @@ pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
         ..QueueBenchOptions::default()
     };
     queue.limits.num_calls = args.num_calls;
+    if args.num_cached_pages.iter().any(|&num_pages| num_pages < 2) {
+        return Err("--num-cached-pages must be at least 2: half of them are replaced".into());
+    }
     let report = scheduler::run(&SchedulerBenchOptions {
         num_running: args.num_running,
         num_waiting: args.num_waiting,
         num_steps: args.num_steps,
         num_tokens: args.num_tokens,
         queue,
+        num_cached_pages: args.num_cached_pages,
     });
     print!("{report}");
     write_json(args.output_json.as_deref(), &report.to_json())

@@ -352,6 +352,9 @@ pub struct BenchSchedulerArgs {
     /// Tokens of the one prompt in the prefix cache
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_tokens)]
     pub num_tokens: Vec<usize>,
+    /// Pages of a full prefix cache
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_cached_pages)]
+    pub num_cached_pages: Vec<usize>,
     /// Write the numbers as JSON
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
