@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::kv_event::{KvEvent, KvWatch, PageHash};
+use crate::kv_event::{KvEvent, KvWatch};
 use crate::page_pool::PagePool;
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::{Namespace, PageId, StepId, TokenId};
@@ -30,7 +30,9 @@ pub struct KvCache {
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
-    /// By page: kept for good, by a lock of its own.
+    /// For what an eviction takes out, so that none allocates.
+    evicted: Vec<PageId>,
+    /// By page: kept while it is in the tree, by a lock of its own.
     is_pinned: Vec<bool>,
     num_pinned: usize,
     /// While someone wants to know what the tree holds.
@@ -47,6 +49,7 @@ impl KvCache {
             evictable: BTreeSet::new(),
             num_cached: 0,
             num_evicted: 0,
+            evicted: Vec::new(),
             is_pinned: alloc::vec![false; num_pages as usize],
             num_pinned: 0,
             watch: None,
@@ -77,8 +80,8 @@ impl KvCache {
         self.is_pinned[page.0 as usize]
     }
 
-    /// Keeps a page of the tree from eviction for good. The pages before it on its path must
-    /// be pinned too.
+    /// Keeps a page of the tree from eviction for good; only unpublishing takes it away. The pages
+    /// before it on its path must be pinned too.
     pub(crate) fn pin(&mut self, page: PageId) {
         debug_assert!(self.tree.contains(page));
         if !core::mem::replace(&mut self.is_pinned[page.0 as usize], true) {
@@ -172,8 +175,11 @@ impl KvCache {
             .tree
             .insert_page(parent, tokens, page, filled_by, &mut superseded);
         self.drop_removed(&superseded);
-        if result.is_ok() && tokens.len() == self.tree.page_size() {
-            self.note_published(parent, tokens, page);
+        if let Some(watch) = &mut self.watch
+            && result.is_ok()
+            && tokens.len() == self.tree.page_size()
+        {
+            watch.note_published(parent, tokens, page, filled_by);
         }
         if let Parent::Page(parent) = parent {
             // An unlocked parent that was a leaf is none now.
@@ -192,8 +198,8 @@ impl KvCache {
         self.tree.filled_by(page)
     }
 
-    /// Takes a page and all that follows it out of the tree. Tables that name them keep them
-    /// until they let go.
+    /// Takes a page and all that follows it out of the tree, pinned or not. Tables that name them
+    /// keep them until they let go.
     pub fn unpublish(&mut self, page: PageId, removed: &mut Vec<PageId>) {
         let before = self.tree.page_before(page);
         let first = removed.len();
@@ -213,18 +219,14 @@ impl KvCache {
 
     /// Tells from now on what comes and goes, beginning with what is there.
     pub fn watch(&mut self, salt: u64) {
-        self.watch = Some(Box::new(KvWatch::new(salt, self.pool.num_pages())));
+        let mut watch = KvWatch::new(salt, self.pool.num_pages());
         for page in self.tree.whole_pages() {
-            let before = self.tree.page_before(page);
-            let parent = match before {
-                Some(before) => Parent::Page(before),
-                None => Parent::Root(self.tree.namespace(page)),
-            };
-            if let Some(watch) = &mut self.watch {
-                let parent = parent_hash(watch, parent);
-                watch.note_published(parent, self.tree.page_tokens(page), page);
+            if let (Some(parent), Some(filled_by)) = (self.tree.parent(page), self.filled_by(page))
+            {
+                watch.note_published(parent, self.tree.page_tokens(page), page, filled_by);
             }
         }
+        self.watch = Some(Box::new(watch));
     }
 
     pub fn unwatch(&mut self) {
@@ -234,32 +236,16 @@ impl KvCache {
     /// The next thing to tell, when `last_returned` is the newest step whose rows are there.
     pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
         let watch = self.watch.as_mut()?;
-        if watch.is_behind {
-            watch.start_over(self.tree.whole_pages());
+        if let Some(event) = watch.pop_gone() {
+            return Some(event);
         }
-        for page in watch.take_untold() {
-            let Some(filled_by) = self.tree.filled_by(page) else {
-                continue;
-            };
-            if watch.is_told(page) || watch.hash(page).is_none() {
-                continue;
-            }
-            let before = self.tree.page_before(page);
-            if Some(filled_by) <= last_returned && before.is_none_or(|page| watch.is_told(page)) {
-                let parent = before.and_then(|page| watch.hash(page));
-                watch.tell_stored(page, parent, self.tree.page_tokens(page));
-            } else {
-                watch.keep_untold(page);
-            }
-        }
-        watch.pop()
-    }
-
-    fn note_published(&mut self, parent: Parent, tokens: &[TokenId], page: PageId) {
-        if let Some(watch) = &mut self.watch {
-            let parent = parent_hash(watch, parent);
-            watch.note_published(parent, tokens, page);
-        }
+        let page = watch.pop_ready(last_returned)?;
+        let before = self.tree.page_before(page);
+        Some(KvEvent::Stored {
+            page: watch.hash(page)?,
+            parent: before.and_then(|before| watch.hash(before)),
+            tokens: self.tree.page_tokens(page).into(),
+        })
     }
 
     fn evict_one(&mut self) {
@@ -267,16 +253,25 @@ impl KvCache {
             .evictable
             .pop_first()
             .expect("a cached page has a cached leaf below it");
-        self.unpublish(page, &mut Vec::new());
+        let mut evicted = core::mem::take(&mut self.evicted);
+        self.unpublish(page, &mut evicted);
+        evicted.clear();
+        self.evicted = evicted;
     }
 
-    /// Frees those of the pages taken out of the tree that no table holds.
+    /// Frees those of the pages taken out of the tree that no table holds. A pin holds only what can
+    /// be found.
     fn drop_removed(&mut self, removed: &[PageId]) {
         for &page in removed {
             if let Some(watch) = &mut self.watch {
                 watch.note_removed(page);
             }
-            if !self.is_locked(page) {
+            if core::mem::take(&mut self.is_pinned[page.0 as usize]) {
+                self.num_pinned -= 1;
+                if self.pool.unlock(page) == 0 {
+                    self.pool.free(page);
+                }
+            } else if !self.is_locked(page) {
                 self.evictable
                     .remove(&(self.last_used[page.0 as usize], page));
                 self.num_cached -= 1;
@@ -317,6 +312,7 @@ impl KvCache {
             assert!(!is_twice, "page {page} is free twice");
         }
         let mut num_cached = 0;
+        let mut num_pinned = 0;
         for page in (0..self.pool.num_pages() as u32).map(PageId) {
             let is_locked = self.is_locked(page);
             let is_cached = !is_locked && self.tree.contains(page);
@@ -325,6 +321,13 @@ impl KvCache {
                 + usize::from(is_cached);
             assert_eq!(num_states, 1, "page {page} is free, in use or cached");
             num_cached += usize::from(is_cached);
+            let is_pinned = self.is_pinned(page);
+            num_pinned += usize::from(is_pinned);
+            let is_kept = is_locked && self.tree.contains(page);
+            assert!(
+                !is_pinned || is_kept,
+                "page {page} is pinned and cannot be found"
+            );
             let key = (self.last_used[page.0 as usize], page);
             assert_eq!(
                 self.evictable.contains(&key),
@@ -344,6 +347,7 @@ impl KvCache {
             }
         }
         assert_eq!(num_cached, self.num_cached, "cached pages");
+        assert_eq!(num_pinned, self.num_pinned, "pinned pages");
         self.check_watch();
     }
 
@@ -365,23 +369,13 @@ impl KvCache {
                 assert!(!watch.is_told(page), "page {page} is told of and not there");
                 continue;
             };
-            let parent = match self.page_before(page) {
-                Some(before) => {
-                    let is_in_order = watch.is_told(before) || !watch.is_told(page);
-                    assert!(is_in_order, "page {page} is told of, and {before} is not");
-                    Parent::Page(before)
-                }
-                None => Parent::Root(self.tree.namespace(page)),
-            };
-            let expected = parent_hash(watch, parent).next(watch.salt, tokens);
-            assert_eq!(watch.hash(page), Some(expected), "hash of page {page}");
+            if let Some(before) = self.page_before(page) {
+                let is_in_order = watch.is_told(before) || !watch.is_told(page);
+                assert!(is_in_order, "page {page} is told of, and {before} is not");
+            }
+            let parent = self.tree.parent(page);
+            let expected = parent.map(|parent| watch.hash_after(parent, tokens));
+            assert_eq!(watch.hash(page), expected, "hash of page {page}");
         }
-    }
-}
-
-fn parent_hash(watch: &KvWatch, parent: Parent) -> PageHash {
-    match parent {
-        Parent::Root(namespace) => PageHash::root(watch.salt, namespace),
-        Parent::Page(page) => watch.hash(page).expect("only whole pages are followed"),
     }
 }

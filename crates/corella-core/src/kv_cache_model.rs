@@ -28,8 +28,9 @@ fn cache_behaves_like_its_model() {
         totals.num_superseded += pair.totals.num_superseded;
         totals.num_donors += pair.totals.num_donors;
         totals.num_refused += pair.totals.num_refused;
-        totals.num_clearings += pair.totals.num_clearings;
+        totals.num_removals_told += pair.totals.num_removals_told;
         totals.num_held_events += pair.totals.num_held_events;
+        totals.num_lost_pins += pair.totals.num_lost_pins;
     }
     let counts = [
         totals.num_evicted,
@@ -37,8 +38,9 @@ fn cache_behaves_like_its_model() {
         totals.num_superseded,
         totals.num_donors,
         totals.num_refused,
-        totals.num_clearings,
+        totals.num_removals_told,
         totals.num_held_events,
+        totals.num_lost_pins,
     ];
     let is_thorough = counts.iter().all(|&count| count >= 300);
     assert!(is_thorough, "the runs miss a case: {totals:?}");
@@ -51,10 +53,11 @@ struct Totals {
     num_superseded: u64,
     num_donors: u64,
     num_refused: u64,
-    /// Of a subscriber that fell behind.
-    num_clearings: u64,
+    num_removals_told: u64,
     /// Pages that were not computed yet when events were read.
     num_held_events: u64,
+    /// Pages that were unpublished while they were pinned.
+    num_lost_pins: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -83,6 +86,7 @@ struct Pair {
     locks: BTreeMap<PageId, u32>,
     entries: BTreeMap<PageId, Entry>,
     last_used: BTreeMap<PageId, u64>,
+    pinned: BTreeSet<PageId>,
     clock: u64,
     step: StepId,
     tables: Vec<Table>,
@@ -90,6 +94,7 @@ struct Pair {
     watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
     /// What a subscriber knows, and the newest step that it has seen return.
     heard: Option<BTreeMap<PageHash, Vec<TokenId>>>,
+    has_begun: bool,
     last_returned: StepId,
     random: u64,
     alphabet: u64,
@@ -108,11 +113,13 @@ impl Pair {
             locks: BTreeMap::new(),
             entries: BTreeMap::new(),
             last_used: BTreeMap::new(),
+            pinned: BTreeSet::new(),
             clock: 0,
             step: StepId(0),
             tables: Vec::new(),
             watched: Vec::new(),
             heard: None,
+            has_begun: false,
             last_returned: StepId(0),
             alphabet: 2 + below(&mut random, 2),
             random,
@@ -124,16 +131,19 @@ impl Pair {
         self.step.0 += 1;
         let num_tables = self.tables.len() as u64;
         let at = below(&mut self.random, num_tables.max(1)) as usize;
-        match below(&mut self.random, 10) {
+        match below(&mut self.random, 11) {
             0..4 => self.start_table(),
             4..7 if num_tables > 0 => self.publish_next(at),
             7..9 if num_tables > 0 => self.release(at),
             9 if num_tables > 0 => self.unpublish(at),
+            10 if num_tables > 0 => self.pin(at),
             _ => {
                 if num_tables == 0 && below(&mut self.random, 20) == 0 {
                     self.cache.clear();
-                    self.free.extend(self.entries.keys());
-                    self.entries.clear();
+                    let cached = self
+                        .entries
+                        .extract_if(.., |page, _| !self.pinned.contains(page));
+                    self.free.extend(cached.map(|(page, _)| page));
                 }
             }
         }
@@ -167,13 +177,16 @@ impl Pair {
         let lag = below(&mut self.random, 4);
         let returned = StepId(self.step.0.saturating_sub(lag));
         self.last_returned = self.last_returned.max(returned);
+        let mut num_stored = 0;
         while let Some(event) = self.cache.poll_event(Some(self.last_returned)) {
             match event {
                 KvEvent::Cleared => {
-                    self.totals.num_clearings += 1;
-                    heard.clear();
+                    assert!(!self.has_begun, "nothing was missed");
+                    self.has_begun = true;
                 }
                 KvEvent::Removed { page } => {
+                    assert_eq!(num_stored, 0, "{page:?} was gone when it was told of");
+                    self.totals.num_removals_told += 1;
                     assert!(heard.remove(&page).is_some(), "{page:?} was never stored");
                 }
                 KvEvent::Stored {
@@ -181,6 +194,8 @@ impl Pair {
                     parent,
                     tokens,
                 } => {
+                    assert!(self.has_begun);
+                    num_stored += 1;
                     let before = parent.map(|parent| &heard[&parent]);
                     let path = before.into_iter().flatten().chain(&tokens);
                     let path = path.copied().collect();
@@ -217,9 +232,11 @@ impl Pair {
         let tokens: Vec<_> = (0..num_tokens)
             .map(|_| below(&mut self.random, self.alphabet) as TokenId)
             .collect();
+        let name = |is_there: bool| is_there.then(|| "name".into());
+        let kind = below(&mut self.random, 8);
         let namespace = Namespace {
-            lora: None,
-            cache_salt: (below(&mut self.random, 4) == 0).then(|| "salt".into()),
+            lora: name(kind == 0),
+            cache_salt: name(kind == 1),
         };
         let query = &tokens[..tokens.len() - 1];
         let matched = self.cache.match_prefix(&namespace, query, self.step);
@@ -392,12 +409,9 @@ impl Pair {
         self.cache.unlock_all(pages.iter().copied());
         self.clock += 1;
         for page in pages {
-            let locks = self.locks.get_mut(&page).unwrap();
-            *locks -= 1;
-            if *locks > 0 {
+            if self.unlock(page) > 0 {
                 continue;
             }
-            self.locks.remove(&page);
             if self.entries.contains_key(&page) {
                 self.last_used.insert(page, self.clock);
             } else {
@@ -428,6 +442,10 @@ impl Pair {
         assert_eq!(removed.iter().copied().collect::<BTreeSet<_>>(), below);
         for page in below {
             self.entries.remove(&page);
+            if self.pinned.remove(&page) {
+                self.totals.num_lost_pins += 1;
+                self.unlock(page);
+            }
             if self.num_locks(page) == 0 {
                 self.free.insert(page);
             }
@@ -438,6 +456,21 @@ impl Pair {
             let num_left = published.iter().take_while(is_there).count();
             table.is_undefined |= num_left < table.num_published;
             table.num_published = num_left;
+        }
+    }
+
+    /// As much of a table as was published, or less.
+    fn pin(&mut self, at: usize) {
+        const MAX_PINNED: usize = 3;
+        let table = &self.tables[at];
+        let num_pages = below(&mut self.random, table.num_published as u64 + 1) as usize;
+        for &page in &table.pages[..num_pages] {
+            if self.pinned.len() < MAX_PINNED || self.pinned.contains(&page) {
+                self.cache.pin(page);
+                if self.pinned.insert(page) {
+                    *self.locks.entry(page).or_default() += 1;
+                }
+            }
         }
     }
 
@@ -496,13 +529,26 @@ impl Pair {
             .count();
         assert_eq!(self.cache.num_cached(), num_cached);
         assert_eq!(self.cache.num_in_use(), self.locks.len());
+        assert_eq!(self.cache.num_pinned(), self.pinned.len());
         for page in
             (0..self.free.len() + num_cached + self.locks.len()).map(|page| PageId(page as u32))
         {
             assert_eq!(self.cache.num_locks(page), self.num_locks(page));
             let filled_by = self.entries.get(&page).map(|entry| entry.filled_by);
             assert_eq!(self.cache.filled_by(page), filled_by);
+            assert_eq!(self.cache.is_pinned(page), self.pinned.contains(&page));
         }
+    }
+
+    /// Returns the number of locks that are left.
+    fn unlock(&mut self, page: PageId) -> u32 {
+        let locks = self.locks.get_mut(&page).unwrap();
+        *locks -= 1;
+        let num_left = *locks;
+        if num_left == 0 {
+            self.locks.remove(&page);
+        }
+        num_left
     }
 
     fn num_locks(&self, page: PageId) -> u32 {

@@ -1,13 +1,13 @@
 //! What the prefix cache holds, told to whoever wants to know: a router, another tier.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::fmt;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{Namespace, PageId, TokenId};
+use crate::{Namespace, PageId, Parent, StepId, TokenId};
 
 /// Names a whole page by its namespace and all tokens up to its end: XXH3-128, chained page by
 /// page and seeded with a salt. Equal in all processes that share salt and page size, so that
@@ -40,8 +40,7 @@ impl PageHash {
 /// Only whole pages whose rows are computed are told of, each after the one before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Nothing said before holds. What is held follows; a subscription starts with this, and one
-    /// that fell too far behind starts again.
+    /// Nothing said before holds. A subscription starts with this, and what is held follows.
     Cleared,
     Stored {
         page: PageHash,
@@ -54,107 +53,148 @@ pub enum KvEvent {
     },
 }
 
-/// The bookkeeping of one subscription.
+/// The bookkeeping of one subscription. What is stored is told when it is asked for, so pages that
+/// come and go unseen are never mentioned, and no more waits for a slow reader than a `Removed` for
+/// each page that it knows of and a `Stored` for each that is there.
 #[derive(Debug)]
 pub(crate) struct KvWatch {
     pub salt: u64,
-    /// By page: its hash, from its publication until it leaves the tree.
-    hashes: Vec<Option<PageHash>>,
-    is_told: Vec<bool>,
-    /// Published pages that are not told of yet. A page comes after the one before it.
-    untold: Vec<PageId>,
-    events: VecDeque<KvEvent>,
-    /// The queue has become longer than telling everything anew would be.
-    pub is_behind: bool,
+    has_begun: bool,
+    /// By page, from its publication until it leaves the tree; whole pages only.
+    pages: Vec<Option<WatchedPage>>,
+    /// Pages that were told of and have left since, in the order in which they left.
+    removed: VecDeque<PageHash>,
+    /// Pages that are not told of yet, in the order in which they can be.
+    untold: BTreeSet<(StepId, u64, PageId)>,
+    /// Numbers the publications, so that a page sorts after the one that it follows.
+    num_published: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct WatchedPage {
+    hash: PageHash,
+    /// The step whose return makes the page and all before it ready.
+    ready_by: StepId,
+    number: u64,
+    is_told: bool,
 }
 
 impl KvWatch {
     pub fn new(salt: u64, num_pages: usize) -> Self {
         Self {
             salt,
-            hashes: alloc::vec![None; num_pages],
-            is_told: alloc::vec![false; num_pages],
-            untold: Vec::new(),
-            events: VecDeque::new(),
-            is_behind: true,
+            has_begun: false,
+            pages: alloc::vec![None; num_pages],
+            removed: VecDeque::new(),
+            untold: BTreeSet::new(),
+            num_published: 0,
         }
     }
 
-    /// `parent` is the hash that the page's own goes on from.
-    pub fn note_published(&mut self, parent: PageHash, tokens: &[TokenId], page: PageId) {
-        self.hashes[page.0 as usize] = Some(parent.next(self.salt, tokens));
-        if self.untold.len() < self.hashes.len() {
-            self.untold.push(page);
-        } else {
-            self.is_behind = true;
-        }
+    /// A page comes after its parent.
+    pub fn note_published(
+        &mut self,
+        parent: Parent,
+        tokens: &[TokenId],
+        page: PageId,
+        filled_by: StepId,
+    ) {
+        let ready_by = match parent {
+            Parent::Root(_) => filled_by,
+            Parent::Page(parent) => self.watched(parent).ready_by.max(filled_by),
+        };
+        let watched = WatchedPage {
+            hash: self.hash_after(parent, tokens),
+            ready_by,
+            number: self.num_published,
+            is_told: false,
+        };
+        self.num_published += 1;
+        self.untold.insert((ready_by, watched.number, page));
+        self.pages[page.0 as usize] = Some(watched);
     }
 
     /// A partly filled page has no hash, and nothing to note.
     pub fn note_removed(&mut self, page: PageId) {
-        let hash = self.hashes[page.0 as usize].take();
-        if core::mem::take(&mut self.is_told[page.0 as usize])
-            && let Some(page) = hash
-        {
-            self.push(KvEvent::Removed { page });
+        match self.pages[page.0 as usize].take() {
+            Some(watched) if watched.is_told => self.removed.push_back(watched.hash),
+            Some(watched) => {
+                self.untold
+                    .remove(&(watched.ready_by, watched.number, page));
+            }
+            None => {}
         }
+    }
+
+    /// Where a subscription begins, and then what has left the tree.
+    pub fn pop_gone(&mut self) -> Option<KvEvent> {
+        if !core::mem::replace(&mut self.has_begun, true) {
+            return Some(KvEvent::Cleared);
+        }
+        let page = self.removed.pop_front()?;
+        Some(KvEvent::Removed { page })
+    }
+
+    /// A page to tell of, when `last_returned` is the newest step whose rows are there.
+    pub fn pop_ready(&mut self, last_returned: Option<StepId>) -> Option<PageId> {
+        let &(ready_by, _, page) = self.untold.first()?;
+        if Some(ready_by) > last_returned {
+            return None;
+        }
+        self.untold.pop_first();
+        if let Some(watched) = &mut self.pages[page.0 as usize] {
+            watched.is_told = true;
+        }
+        Some(page)
     }
 
     pub fn hash(&self, page: PageId) -> Option<PageHash> {
-        self.hashes[page.0 as usize]
+        self.pages[page.0 as usize].map(|watched| watched.hash)
     }
 
     pub fn is_told(&self, page: PageId) -> bool {
-        self.is_told[page.0 as usize]
+        self.pages[page.0 as usize].is_some_and(|watched| watched.is_told)
     }
 
-    pub fn take_untold(&mut self) -> Vec<PageId> {
-        core::mem::take(&mut self.untold)
+    /// The hash of a page with `tokens` behind `parent`.
+    pub fn hash_after(&self, parent: Parent, tokens: &[TokenId]) -> PageHash {
+        let parent = match parent {
+            Parent::Root(namespace) => PageHash::root(self.salt, namespace),
+            Parent::Page(page) => self.watched(page).hash,
+        };
+        parent.next(self.salt, tokens)
     }
 
-    pub fn keep_untold(&mut self, page: PageId) {
-        self.untold.push(page);
-    }
-
-    pub fn tell_stored(&mut self, page: PageId, parent: Option<PageHash>, tokens: &[TokenId]) {
-        self.is_told[page.0 as usize] = true;
-        if let Some(page) = self.hash(page) {
-            let tokens = tokens.into();
-            self.push(KvEvent::Stored {
-                page,
-                parent,
-                tokens,
-            });
-        }
-    }
-
-    /// Begins anew with `pages`, all whole pages of the tree.
-    pub fn start_over(&mut self, pages: Vec<PageId>) {
-        self.is_told.fill(false);
-        self.untold = pages;
-        self.events.clear();
-        self.events.push_back(KvEvent::Cleared);
-        self.is_behind = false;
-    }
-
-    pub fn pop(&mut self) -> Option<KvEvent> {
-        self.events.pop_front()
-    }
-
-    fn push(&mut self, event: KvEvent) {
-        if self.events.len() > 2 * self.hashes.len() {
-            self.is_behind = true;
-        }
-        if self.is_behind {
-            self.events.clear();
-        } else {
-            self.events.push_back(event);
-        }
+    fn watched(&self, page: PageId) -> WatchedPage {
+        self.pages[page.0 as usize].expect("only whole pages of the tree are followed")
     }
 }
 
 impl fmt::Debug for PageHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A router that took one for the other would send requests to KV of other weights.
+    #[test]
+    fn an_adapter_and_a_salt_of_one_name_have_different_hashes() {
+        let (name, none) = (Some("x"), None);
+        let pairs = [(none, none), (name, none), (none, name), (name, name)];
+        let root = |(lora, cache_salt): (Option<&str>, Option<&str>)| {
+            let namespace = Namespace {
+                lora: lora.map(Into::into),
+                cache_salt: cache_salt.map(Into::into),
+            };
+            PageHash::root(7, &namespace)
+        };
+        let hashes: BTreeSet<_> = pairs.map(root).into_iter().collect();
+        assert_eq!(hashes.len(), 4);
+        assert_ne!(root((Some("xy"), Some("z"))), root((Some("x"), Some("yz"))));
+        assert_ne!(root((Some(""), none)), root((none, none)));
     }
 }

@@ -22,6 +22,9 @@ impl Scheduler {
     /// Keeps the whole pages of `tokens` in the prefix cache until the scheduler ends, also
     /// through [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. Returns how
     /// many pages that took; pages that two prefixes share are taken once.
+    ///
+    /// A page loses its pin when what it holds turns out to be undefined: pinned while its request
+    /// was running, which then ended in logits that are no numbers.
     pub fn pin_prefix(
         &mut self,
         namespace: &Namespace,

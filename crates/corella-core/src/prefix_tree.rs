@@ -1,9 +1,15 @@
 //! Which token sequences have their KV in which pages.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use crate::kv_event::PageHash;
 use crate::{Namespace, PageId, StepId, TokenId};
+
+/// A node has at most this many tokens (or one page), so that cutting one costs little however long
+/// a prompt is. Tests have to meet the limit with short sequences.
+const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 
 /// A radix tree over tokens, one root per namespace. A node is one of two kinds:
 /// * a run of whole pages: `tokens.len() == pages.len() * page_size`; what follows it are its
@@ -14,14 +20,20 @@ use crate::{Namespace, PageId, StepId, TokenId};
 /// Among siblings no node's first page is a prefix of another's: there is one path for every
 /// token sequence, and the neighbours of a key in sorted order hold its longest match.
 ///
+/// Whatever the number of namespaces, siblings and pages, an operation searches maps and touches
+/// the pages that it is about; and a node's memory is in proportion to its pages.
+///
 /// Pages are the handles: a page knows its place, so that callers keep no node numbers and a
 /// split disturbs nobody.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
+    max_node_pages: usize,
+    /// Not more than twice the pages: each node has one, or is the root of one.
     nodes: Vec<Node>,
     unused_nodes: Vec<NodeId>,
-    roots: BTreeMap<Namespace, NodeId>,
+    /// By a hash of the namespace, so that a search seldom reads the names, and the namespace.
+    roots: BTreeMap<(u64, Namespace), NodeId>,
     /// By page; `None` when it is not in the tree.
     places: Vec<Option<Place>>,
     num_insertions: u64,
@@ -71,17 +83,63 @@ struct Place {
 
 #[derive(Debug, Default)]
 struct Node {
-    parent: Option<NodeId>,
+    above: Above,
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
-    /// Sorted by tokens.
-    children: Vec<NodeId>,
+    children: BTreeMap<FirstPage, NodeId>,
+}
+
+/// The tokens of a node's first page, sorted as such.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FirstPage {
+    /// The first two tokens. They lie in the map itself, and mostly a search needs no others.
+    head: u64,
+    tokens: Box<[TokenId]>,
+}
+
+/// What a node hangs on.
+#[derive(Debug, Default)]
+enum Above {
+    /// The node's number is unused.
+    #[default]
+    Nothing,
+    /// It is the root of this one.
+    Namespace(Namespace),
+    Node(NodeId),
+}
+
+impl FirstPage {
+    fn new(tokens: &[TokenId]) -> Self {
+        let token = |at: usize| u64::from(tokens.get(at).copied().unwrap_or(0));
+        Self {
+            head: token(0) << TokenId::BITS | token(1),
+            tokens: tokens.into(),
+        }
+    }
+}
+
+impl Node {
+    fn first_page(&self, page_size: usize) -> FirstPage {
+        FirstPage::new(&self.tokens[..self.tokens.len().min(page_size)])
+    }
+
+    /// Gives back memory once it is four times what is needed, so that a page that goes costs no
+    /// more than a few copied ones.
+    fn shrink(&mut self) {
+        if self.tokens.capacity() > 4 * self.tokens.len() {
+            self.tokens.shrink_to(2 * self.tokens.len());
+        }
+        if self.pages.capacity() > 4 * self.pages.len() {
+            self.pages.shrink_to(2 * self.pages.len());
+        }
+    }
 }
 
 impl PrefixTree {
     pub fn new(num_pages: u32, page_size: u32) -> Self {
         Self {
             page_size: page_size as usize,
+            max_node_pages: (MAX_NODE_TOKENS / page_size as usize).max(1),
             nodes: Vec::new(),
             unused_nodes: Vec::new(),
             roots: BTreeMap::new(),
@@ -112,7 +170,7 @@ impl PrefixTree {
                 let place = self.place(page);
                 (place.node, place.index as usize + 1)
             }
-            None => match self.roots.get(namespace) {
+            None => match self.roots.get(&root_key(namespace)) {
                 Some(&root) => (root, 0),
                 None => return PrefixMatch::default(),
             },
@@ -166,7 +224,7 @@ impl PrefixTree {
     ) -> Result<(), PageId> {
         debug_assert!(!tokens.is_empty() && tokens.len() <= self.page_size);
         debug_assert!(!self.contains(page));
-        let (parent, after) = match parent {
+        let (mut parent, after) = match parent {
             Parent::Root(namespace) => (self.root(namespace), 0),
             Parent::Page(page) => {
                 let place = self.place(page);
@@ -178,34 +236,35 @@ impl PrefixTree {
             if there.starts_with(tokens) {
                 return Err(self.node(parent).pages[after]);
             }
-            self.split(parent, after);
+            parent = self.split(parent, after);
         }
-        let mut at = self.child_position(parent, tokens);
-        let children = &self.node(parent).children;
-        if let Some(&child) = children.get(at)
-            && self.node(child).tokens.starts_with(tokens)
-        {
-            return Err(self.node(child).pages[0]);
+        let Node {
+            pages, children, ..
+        } = self.node(parent);
+        let mut covered = None;
+        if !children.is_empty() {
+            let (before, from) = neighbours(children, &FirstPage::new(tokens));
+            if let Some((first_page, child)) = from
+                && first_page.starts_with(tokens)
+            {
+                return Err(self.node(child).pages[0]);
+            }
+            // A sibling that is a prefix of the key sorts directly before it.
+            let is_covered = |(first_page, _): &Child| tokens.starts_with(first_page);
+            covered = before.filter(is_covered).map(|(_, tail)| tail);
         }
-        // A sibling that is a prefix of the key sorts directly before it.
-        if at > 0 && tokens.starts_with(&self.node(children[at - 1]).tokens) {
-            at -= 1;
-            let tail = self.node_mut(parent).children.remove(at);
-            self.drop_node(tail, superseded);
-        }
+        let has_room = !pages.is_empty() && pages.len() < self.max_node_pages;
         let is_whole = tokens.len() == self.page_size;
-        let parent_node = self.node(parent);
-        let (node, index) =
-            if is_whole && parent_node.children.is_empty() && !parent_node.pages.is_empty() {
-                (parent, parent_node.pages.len())
-            } else {
-                let node = self.new_node(Node {
-                    parent: Some(parent),
-                    ..Node::default()
-                });
-                self.node_mut(parent).children.insert(at, node);
+        let is_extended = is_whole && has_room && children.len() == usize::from(covered.is_some());
+        let (node, index) = match is_extended {
+            true => (parent, self.node(parent).pages.len()),
+            false => {
+                let node = self.new_node(Above::Node(parent));
+                let siblings = &mut self.node_mut(parent).children;
+                siblings.insert(FirstPage::new(tokens), node);
                 (node, 0)
-            };
+            }
+        };
         let target = self.node_mut(node);
         target.tokens.extend_from_slice(tokens);
         target.pages.push(page);
@@ -216,25 +275,33 @@ impl PrefixTree {
             insertion: self.num_insertions,
         });
         self.num_insertions += 1;
+        if let Some(tail) = covered {
+            self.remove_node(tail, superseded);
+        }
         Ok(())
     }
 
     /// Takes a page and everything below it out of the tree.
     pub fn remove_from(&mut self, page: PageId, removed: &mut Vec<PageId>) {
         let Place { node, index, .. } = self.place(page);
-        let mut below = core::mem::take(&mut self.node_mut(node).children);
+        let below = core::mem::take(&mut self.node_mut(node).children);
+        let mut below: Vec<NodeId> = below.into_values().collect();
         while let Some(child) = below.pop() {
-            below.extend(&self.node(child).children);
-            self.drop_node(child, removed);
+            below.extend(self.node(child).children.values());
+            let child = self.drop_node(child);
+            self.forget(&child.pages, removed);
         }
-        let at = index as usize * self.page_size;
-        let target = self.node_mut(node);
-        target.tokens.truncate(at);
-        let pages = target.pages.split_off(index as usize);
-        self.forget(&pages, removed);
         if index == 0 {
-            self.remove_empty(node);
+            self.remove_node(node, removed);
+            return;
         }
+        let target = &mut self.nodes[node.0 as usize];
+        target.tokens.truncate(index as usize * self.page_size);
+        for page in target.pages.drain(index as usize..) {
+            self.places[page.0 as usize] = None;
+            removed.push(page);
+        }
+        target.shrink();
     }
 
     /// When `page` can leave alone: it ends a node that has no children.
@@ -247,11 +314,26 @@ impl PrefixTree {
 
     /// The page before `page` on its path.
     pub fn page_before(&self, page: PageId) -> Option<PageId> {
+        match self.parent(page)? {
+            Parent::Page(before) => Some(before),
+            Parent::Root(_) => None,
+        }
+    }
+
+    /// What `page` follows; `None` when it is not in the tree.
+    pub fn parent(&self, page: PageId) -> Option<Parent<'_>> {
         let place = self.places[page.0 as usize]?;
         let node = self.node(place.node);
-        match (place.index as usize).checked_sub(1) {
-            Some(index) => Some(node.pages[index]),
-            None => self.node(node.parent?).pages.last().copied(),
+        if let Some(index) = (place.index as usize).checked_sub(1) {
+            return Some(Parent::Page(node.pages[index]));
+        }
+        let Above::Node(above) = node.above else {
+            unreachable!("a node that has pages hangs on another");
+        };
+        let above = self.node(above);
+        match &above.above {
+            Above::Namespace(namespace) => Some(Parent::Root(namespace)),
+            _ => above.pages.last().copied().map(Parent::Page),
         }
     }
 
@@ -270,30 +352,17 @@ impl PrefixTree {
         &rest[..rest.len().min(self.page_size)]
     }
 
-    /// All pages but tails, each after the one before it on its path.
+    /// All pages but tails, in the order in which they came: each after the one before it on its
+    /// path, and neighbours in memory mostly one after the other.
     pub fn whole_pages(&self) -> Vec<PageId> {
-        let mut pages = Vec::new();
-        let mut open: Vec<NodeId> = self.roots.values().copied().collect();
-        while let Some(node) = open.pop() {
-            let Node {
-                tokens, children, ..
-            } = self.node(node);
-            let num_whole = tokens.len() / self.page_size;
-            pages.extend(&self.node(node).pages[..num_whole]);
-            open.extend(children);
-        }
-        pages
-    }
-
-    /// Of the root that a page's path begins at.
-    pub fn namespace(&self, page: PageId) -> &Namespace {
-        let mut root = self.place(page).node;
-        while let Some(parent) = self.node(root).parent {
-            root = parent;
-        }
-        let is_its = |(_, node): &(&Namespace, &NodeId)| **node == root;
-        let found = self.roots.iter().find(is_its);
-        found.expect("every node is below a root").0
+        let placed = self.places.iter().enumerate();
+        let mut pages: Vec<(u64, PageId)> = placed
+            .filter_map(|(page, place)| Some((place.as_ref()?.insertion, PageId(page as u32))))
+            .collect();
+        pages.sort_unstable();
+        let is_whole = |page: &PageId| self.page_tokens(*page).len() == self.page_size;
+        let pages = pages.into_iter().map(|(_, page)| page);
+        pages.filter(is_whole).collect()
     }
 
     /// `None` when the page is not in the tree.
@@ -304,73 +373,82 @@ impl PrefixTree {
     /// The child that shares the most tokens with the front of `key`, and how many, counting
     /// the first page only. It sorts directly before or after the key.
     fn closest_child(&self, node: NodeId, key: &[TokenId]) -> Option<(NodeId, usize)> {
-        let key = &key[..key.len().min(self.page_size)];
         let children = &self.node(node).children;
-        let at = self.child_position(node, key);
-        let neighbours = &children[at.saturating_sub(1)..children.len().min(at + 1)];
-        let with_common = |&child: &NodeId| (child, num_common_tokens(self.first_page(child), key));
-        neighbours
-            .iter()
-            .map(with_common)
+        if children.is_empty() {
+            return None;
+        }
+        let key = &key[..key.len().min(self.page_size)];
+        let first_page = FirstPage::new(key);
+        if let Some(&child) = children.get(&first_page) {
+            return Some((child, key.len()));
+        }
+        let (before, from) = neighbours(children, &first_page);
+        let num_common = |(page, child)| (child, num_common_tokens(page, key));
+        before
+            .into_iter()
+            .chain(from)
+            .map(num_common)
             .filter(|&(_, num_common)| num_common > 0)
             .max_by_key(|&(_, num_common)| num_common)
     }
 
-    /// How many children sort before `key`.
-    fn child_position(&self, node: NodeId, key: &[TokenId]) -> usize {
-        self.node(node)
-            .children
-            .partition_point(|&child| self.first_page(child) < key)
-    }
-
-    fn first_page(&self, node: NodeId) -> &[TokenId] {
-        let tokens = &self.node(node).tokens;
-        &tokens[..tokens.len().min(self.page_size)]
-    }
-
-    /// Cuts a node before page `index`. The front keeps its number and its place among its
-    /// siblings.
-    fn split(&mut self, node: NodeId, index: usize) {
-        let at = index * self.page_size;
-        let front = self.node_mut(node);
-        let back = Node {
-            parent: Some(node),
-            tokens: front.tokens.split_off(at),
-            pages: front.pages.split_off(index),
-            children: core::mem::take(&mut front.children),
+    /// Cuts a node before page `index` and returns the front. The back keeps the node's number,
+    /// because there may be any number of children that name it.
+    fn split(&mut self, node: NodeId, index: usize) -> NodeId {
+        let page_size = self.page_size;
+        let front_id = self.new_node(Above::Nothing);
+        let back = &mut self.nodes[node.0 as usize];
+        let mut front = Node {
+            above: core::mem::replace(&mut back.above, Above::Node(front_id)),
+            tokens: back.tokens.drain(..index * page_size).collect(),
+            pages: back.pages.drain(..index).collect(),
+            children: BTreeMap::new(),
         };
-        let back_id = self.new_node(Node::default());
-        self.node_mut(node).children.push(back_id);
-        for &child in &back.children {
-            self.node_mut(child).parent = Some(back_id);
-        }
-        for (index, page) in back.pages.iter().enumerate() {
-            if let Some(place) = &mut self.places[page.0 as usize] {
-                place.node = back_id;
-                place.index = index as u32;
+        back.shrink();
+        let places = &mut self.places;
+        for page in &front.pages {
+            if let Some(place) = &mut places[page.0 as usize] {
+                place.node = front_id;
             }
         }
-        *self.node_mut(back_id) = back;
-    }
-
-    /// Unlinks a node that has neither pages nor children, and a root that it leaves bare.
-    fn remove_empty(&mut self, node: NodeId) {
-        if let Some(parent) = self.node(node).parent {
+        for page in &back.pages {
+            if let Some(place) = &mut places[page.0 as usize] {
+                place.index -= index as u32;
+            }
+        }
+        front.children.insert(back.first_page(page_size), node);
+        if let Above::Node(parent) = front.above {
             let siblings = &mut self.node_mut(parent).children;
-            siblings.retain(|&sibling| sibling != node);
-            if siblings.is_empty() && self.node(parent).parent.is_none() {
-                self.remove_empty(parent);
-            }
-        } else {
-            self.roots.retain(|_, root| *root != node);
+            let entry = siblings.get_mut(&front.first_page(page_size));
+            *entry.expect("a parent lists its child") = front_id;
         }
-        self.drop_node(node, &mut Vec::new());
+        *self.node_mut(front_id) = front;
+        front_id
     }
 
-    fn drop_node(&mut self, node: NodeId, removed: &mut Vec<PageId>) {
-        let dropped = core::mem::take(self.node_mut(node));
-        self.unused_nodes.push(node);
+    /// Takes out a node that has no children, and with it a root that it leaves bare.
+    fn remove_node(&mut self, node: NodeId, removed: &mut Vec<PageId>) {
+        let dropped = self.drop_node(node);
         self.forget(&dropped.pages, removed);
+        let Above::Node(parent) = dropped.above else {
+            unreachable!("a node that has pages hangs on another");
+        };
+        let first_page = dropped.first_page(self.page_size);
+        let parent_node = self.node_mut(parent);
+        let entry = parent_node.children.remove(&first_page);
+        debug_assert_eq!(entry, Some(node));
+        if parent_node.children.is_empty()
+            && let Above::Namespace(namespace) = &parent_node.above
+        {
+            let key = root_key(namespace);
+            self.roots.remove(&key);
+            self.drop_node(parent);
+        }
+    }
+
+    fn drop_node(&mut self, node: NodeId) -> Node {
+        self.unused_nodes.push(node);
+        core::mem::take(self.node_mut(node))
     }
 
     fn forget(&mut self, pages: &[PageId], removed: &mut Vec<PageId>) {
@@ -381,21 +459,22 @@ impl PrefixTree {
     }
 
     fn root(&mut self, namespace: &Namespace) -> NodeId {
-        if let Some(&root) = self.roots.get(namespace) {
+        let key = root_key(namespace);
+        if let Some(&root) = self.roots.get(&key) {
             return root;
         }
-        let root = self.new_node(Node::default());
-        self.roots.insert(namespace.clone(), root);
+        let root = self.new_node(Above::Namespace(namespace.clone()));
+        self.roots.insert(key, root);
         root
     }
 
-    fn new_node(&mut self, node: Node) -> NodeId {
-        if let Some(unused) = self.unused_nodes.pop() {
-            *self.node_mut(unused) = node;
-            return unused;
-        }
-        self.nodes.push(node);
-        NodeId(self.nodes.len() as u32 - 1)
+    fn new_node(&mut self, above: Above) -> NodeId {
+        let node = self.unused_nodes.pop().unwrap_or_else(|| {
+            self.nodes.push(Node::default());
+            NodeId(self.nodes.len() as u32 - 1)
+        });
+        self.node_mut(node).above = above;
+        node
     }
 
     fn node(&self, node: NodeId) -> &Node {
@@ -420,7 +499,8 @@ impl PrefixTree {
             let node = self.node(id);
             num_nodes += 1;
             num_pages += node.pages.len();
-            let is_root = node.parent.is_none();
+            let is_root = matches!(&node.above, Above::Namespace(namespace)
+                if self.roots.get(&root_key(namespace)) == Some(&id));
             let is_whole = node.tokens.len() == node.pages.len() * self.page_size;
             let is_tail = node.pages.len() == 1
                 && !node.tokens.is_empty()
@@ -429,17 +509,34 @@ impl PrefixTree {
             assert_eq!(is_root, node.pages.is_empty(), "only roots have no pages");
             assert!(is_whole || is_tail, "a node is a run of pages or a tail");
             assert!(!is_root || !node.children.is_empty(), "a root is bare");
-            for pair in node.children.windows(2) {
-                let (left, right) = (self.first_page(pair[0]), self.first_page(pair[1]));
-                assert!(left < right, "siblings are sorted");
-                assert!(!right.starts_with(left), "a sibling covers another");
+            assert!(
+                node.pages.len() <= self.max_node_pages,
+                "a node is too long"
+            );
+            let capacity = (node.tokens.capacity(), node.pages.capacity());
+            assert!(
+                capacity.0 <= 4 * node.tokens.len().max(1)
+                    && capacity.1 <= 4 * node.pages.len().max(1),
+                "a node has room for {capacity:?} tokens and pages, with {} and {}",
+                node.tokens.len(),
+                node.pages.len()
+            );
+            let keys = node.children.keys().zip(node.children.keys().skip(1));
+            for (left, right) in keys {
+                assert!(
+                    !right.tokens.starts_with(&left.tokens),
+                    "a sibling covers another"
+                );
             }
             for (index, page) in node.pages.iter().enumerate() {
                 let place = self.place(*page);
                 assert_eq!((place.node, place.index), (id, index as u32));
             }
-            for &child in &node.children {
-                assert_eq!(self.node(child).parent, Some(id));
+            for (key, &child) in &node.children {
+                let child_node = self.node(child);
+                let is_here = matches!(child_node.above, Above::Node(above) if above == id);
+                assert!(is_here, "a child hangs on another node");
+                assert_eq!(*key, child_node.first_page(self.page_size));
                 open.push(child);
             }
         }
@@ -447,6 +544,23 @@ impl PrefixTree {
         let num_placed = self.places.iter().flatten().count();
         assert_eq!(num_placed, num_pages, "a page thinks it is in the tree");
     }
+}
+
+fn root_key(namespace: &Namespace) -> (u64, Namespace) {
+    (PageHash::root(0, namespace).0 as u64, namespace.clone())
+}
+
+type Child<'a> = (&'a [TokenId], NodeId);
+
+/// The last child that sorts before `key`, and the first that does not.
+fn neighbours<'a>(
+    children: &'a BTreeMap<FirstPage, NodeId>,
+    key: &FirstPage,
+) -> (Option<Child<'a>>, Option<Child<'a>>) {
+    let child = |(first_page, &node): (&'a FirstPage, &NodeId)| (&*first_page.tokens, node);
+    let before = children.range(..key).next_back();
+    let from = children.range(key..).next();
+    (before.map(child), from.map(child))
 }
 
 fn num_common_tokens(left: &[TokenId], right: &[TokenId]) -> usize {

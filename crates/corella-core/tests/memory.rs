@@ -1,0 +1,69 @@
+//! What the prefix cache takes from the allocator follows what is cached, not what once was.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use corella_core::{KvCache, Namespace, PageId, Parent, StepId, TokenId};
+
+/// The system's allocator, which counts what is allocated at present.
+struct Counting;
+
+static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is the system allocator's own; counting touches no memory of the caller.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        NUM_BYTES.fetch_add(layout.size(), Relaxed);
+        // SAFETY: the caller keeps the promises of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        NUM_BYTES.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the memory is of the system's allocator, with this layout.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PAGE_SIZE: usize = 16;
+const NUM_PROMPTS: usize = 64;
+const NUM_PROMPT_PAGES: usize = 128;
+
+/// Long prompts of which only the first page stays, because someone still reads it.
+#[test]
+fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
+    let num_pages = NUM_PROMPTS * NUM_PROMPT_PAGES;
+    let mut cache = KvCache::new(num_pages as u32, PAGE_SIZE as u32);
+    let mut table: Vec<PageId> = Vec::with_capacity(num_pages);
+    let mut first_pages: Vec<PageId> = Vec::with_capacity(NUM_PROMPTS);
+    let before = NUM_BYTES.load(Relaxed);
+
+    assert!(cache.try_allocate(num_pages, &mut table));
+    let namespace = Namespace::default();
+    for (prompt, pages) in table.chunks(NUM_PROMPT_PAGES).enumerate() {
+        let mut parent = Parent::Root(&namespace);
+        for &page in pages {
+            let tokens = [prompt as TokenId; PAGE_SIZE];
+            assert_eq!(cache.publish(parent, &tokens, page, StepId(0)), Ok(()));
+            parent = Parent::Page(page);
+        }
+        cache.lock(pages[0]);
+        first_pages.push(pages[0]);
+    }
+    cache.unlock_all(table.drain(..));
+    assert!(cache.try_allocate(num_pages - NUM_PROMPTS, &mut table));
+    assert_eq!(cache.num_evicted(), (num_pages - NUM_PROMPTS) as u64);
+    cache.check_invariants();
+
+    // A page's tokens are 64 bytes; a node with its entries in the maps is a few hundred.
+    let num_bytes = NUM_BYTES.load(Relaxed) - before;
+    let limit = NUM_PROMPTS * 1024;
+    assert!(
+        num_bytes <= limit,
+        "{NUM_PROMPTS} pages take {num_bytes} bytes, of {limit} at most"
+    );
+    cache.unlock_all(first_pages);
+}
