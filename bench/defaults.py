@@ -28,9 +28,8 @@ OFFLINE = {
 OFFLINE_MEASURES = [("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"), ("ITL p99, ms", "p99_itl_ms"),
                     ("TPOT p50, ms", "p50_tpot_ms"), ("output tokens/s", "output_throughput")]
 # Answers that end by themselves after a third of what they may take, in a pool for a tenth of the requests.
-RATIOS = [("0.5 sinking to 0.125", ["--new-token-ratio", "0.5", "--min-new-token-ratio", "0.125"])] + [
-    (f"{ratio} for good", ["--new-token-ratio", ratio, "--new-token-ratio-decay-steps", "0"]) for ratio in ("1", "0.5", "0.25", "0.125", "0")]
-RATIO_MEASURES = [("output tokens/s", "output_throughput"), ("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"),
+HEAD_ROOMS = [(value, ["--head-room", value]) for value in ("estimate", "limit", "0.5", "0.25", "0.125", "0")]
+HEAD_ROOM_MEASURES = [("output tokens/s", "output_throughput"), ("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"),
                   ("ITL p99, ms", "p99_itl_ms"), ("E2EL p99, ms", "p99_e2el_ms"), ("preemptions", "preemptions")]
 
 
@@ -87,7 +86,7 @@ def main():
     parser.add_argument("--large")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    for case in options.cases or [*OFFLINE, "new-token-ratio"]:
+    for case in options.cases or [*OFFLINE, "head-room"]:
         if case in OFFLINE:
             model, option, values, rest = OFFLINE[case]
             folder = getattr(options, model)
@@ -102,10 +101,10 @@ def main():
                 load = ["--endpoint", "chat", "--prompts", prompts.name, "--num-prompts", "576", "--max-concurrency", "64",
                         "--max-tokens", "384"]
                 counters = {"preemptions": "corella_num_preemptions_total{"}
-                rounds = [[served(options.binary, ["--kv-cache-memory", "12M", *arguments], load, counters) for _, arguments in RATIOS]
+                rounds = [[served(options.binary, ["--kv-cache-memory", "12M", *arguments], load, counters) for _, arguments in HEAD_ROOMS]
                           for _ in range(options.runs)]
-            table(case, "corella serve --kv-cache-memory 12M; 576 stories, 64 at a time, --max-tokens 384", [name for name, _ in RATIOS],
-                  rounds, RATIO_MEASURES)
+            table(case, "corella serve --kv-cache-memory 12M; 576 stories, 64 at a time, --max-tokens 384", [name for name, _ in HEAD_ROOMS],
+                  rounds, HEAD_ROOM_MEASURES)
 
 
 if __name__ == "__main__":
