@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{
-    Batch, FinishReason, PrefillAdmissionPolicy, RequestError, RequestId, RequestOutput,
-    SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, Span,
+    Batch, FinishReason, MissedObjective, PrefillAdmissionPolicy, Request, RequestError, RequestId,
+    RequestOutput, SchedulerStats, SchedulingPolicy, SlotId,
 };
 
 use crate::executor::UNDEFINED;
-use crate::load::{Answer, Load};
+use crate::lateness::Lateness;
+use crate::load::{Answer, Load, NEVER};
+use crate::starvation::NoStarvation;
+use crate::step_budget::{Drafts, StepLimits};
 
 pub type Verdict = Result<(), String>;
 
@@ -17,6 +20,9 @@ pub struct Planned<'a> {
     pub batch: &'a Batch,
     /// Whose the slots are.
     pub slots: &'a BTreeMap<SlotId, RequestId>,
+    /// Slots from which nothing had been drawn before the step: their spans are prefill.
+    pub prefilling: &'a BTreeSet<SlotId>,
+    pub now_us: u64,
     pub stats: SchedulerStats,
 }
 
@@ -26,15 +32,23 @@ pub trait Checker {
 
     fn queued(&mut self, _answer: &Answer) {}
 
+    /// A call is refused because it would be late.
+    fn refused(&mut self, _answer: &Answer, _missed: &MissedObjective) -> Verdict {
+        Ok(())
+    }
+
     fn aborted(&mut self, _id: RequestId) {}
 
     fn planned(&mut self, _step: &Planned<'_>) -> Verdict {
         Ok(())
     }
 
+    /// A step of so many tokens has returned, or failed, so long after it was planned.
+    fn returned(&mut self, _num_tokens: u64, _elapsed_us: u64) {}
+
     fn step_failed(&mut self, _requests: &BTreeSet<RequestId>) {}
 
-    fn told(&mut self, _output: &RequestOutput) -> Verdict {
+    fn told(&mut self, _output: &RequestOutput, _now_us: u64) -> Verdict {
         Ok(())
     }
 
@@ -51,22 +65,34 @@ pub trait Checker {
 
 pub fn all(load: &Load) -> Vec<Box<dyn Checker>> {
     vec![
-        Box::new(Conservation),
+        Box::new(Conservation::new(load)),
         Box::new(OneEnd::new(load)),
         Box::<LoneRun>::default(),
         Box::new(Order::new(load)),
         Box::new(NoStarvation::new(load)),
         Box::<Billing>::default(),
+        Box::new(StepLimits::new(load)),
         Box::new(Drafts::new(load)),
+        Box::new(Lateness::new(load)),
     ]
 }
 
-fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
+pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Rule 17: every page is free, cached or in use, and at the end none is in use.
-struct Conservation;
+/// Rule 17: every page is free, cached or in use, and at the end only pinned ones are in use.
+struct Conservation {
+    max_pinned_pages: usize,
+}
+
+impl Conservation {
+    fn new(load: &Load) -> Self {
+        Self {
+            max_pinned_pages: load.config.max_pinned_pages as usize,
+        }
+    }
+}
 
 impl Checker for Conservation {
     fn rule(&self) -> &'static str {
@@ -75,11 +101,13 @@ impl Checker for Conservation {
 
     fn settled(&mut self, stats: &SchedulerStats) -> Verdict {
         let sum = stats.num_free_pages + stats.num_cached_pages + stats.num_in_use_pages;
-        ensure(sum == stats.num_pages, || format!("{stats:?}"))
+        let max_pinned_pages = self.max_pinned_pages.min(stats.num_in_use_pages);
+        let is_conserved = sum == stats.num_pages && stats.num_pinned_pages <= max_pinned_pages;
+        ensure(is_conserved, || format!("{stats:?}"))
     }
 
     fn ended(&mut self, stats: &SchedulerStats) -> Verdict {
-        ensure(stats.num_in_use_pages == 0, || {
+        ensure(stats.num_in_use_pages == stats.num_pinned_pages, || {
             format!("pages are in use by nobody: {stats:?}")
         })
     }
@@ -122,7 +150,7 @@ impl Checker for OneEnd {
         self.in_failed_step.extend(requests);
     }
 
-    fn told(&mut self, output: &RequestOutput) -> Verdict {
+    fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         let id = output.request;
         ensure(self.live.contains(&id), || {
             format!("request {id} speaks after its end: {output:?}")
@@ -140,6 +168,8 @@ impl Checker for OneEnd {
             FinishReason::Error(RequestError::PreemptedTooOften { num_preemptions }) => {
                 *num_preemptions > self.max_preemptions
             }
+            // Whether it can be late is asked elsewhere.
+            FinishReason::Error(RequestError::ObjectiveMissed(_)) => true,
             FinishReason::Error(_) => false,
         };
         ensure(has_reason, || {
@@ -169,7 +199,7 @@ impl Checker for LoneRun {
         self.answers.insert(answer.request.id, (answer.clone(), 0));
     }
 
-    fn told(&mut self, output: &RequestOutput) -> Verdict {
+    fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         let id = output.request;
         let (answer, num_seen) = self.answers.get_mut(&id).expect("a queued request");
         if let Some(sample) = &output.sample {
@@ -203,27 +233,49 @@ impl Checker for LoneRun {
     }
 }
 
-/// Rule 10: first come, first served, what starts in one step starts in order of arrival, and
-/// with FIFO admission nobody starts before one that came earlier.
+/// Who is served before whom, where nothing but priority and arrival decides.
+type Turn = (i32, u64, RequestId);
+
+/// Rule 10: first come, first served, and by priority the first come of the most urgent, unless
+/// somebody is owed a turn. What starts in one step starts in that order, and where nobody waits
+/// for a leader or is packed, nobody starts before one whose turn is earlier.
 struct Order {
-    is_fcfs: bool,
+    is_by_priority: bool,
+    is_ordered: bool,
     is_fifo: bool,
-    waiting: BTreeSet<RequestId>,
+    turns: BTreeMap<RequestId, Turn>,
+    waiting: BTreeSet<Turn>,
     started: BTreeSet<RequestId>,
 }
 
 impl Order {
     /// A follower waits for its leader with the cache on, and others may start meanwhile.
     fn new(load: &Load) -> Self {
-        let policy = load.config.prefill_admission_policy;
-        let is_fcfs = load.config.scheduling_policy == SchedulingPolicy::Fcfs;
-        let is_fifo = is_fcfs && policy == PrefillAdmissionPolicy::Fifo;
+        let config = &load.config;
+        let is_by_priority = config.scheduling_policy == SchedulingPolicy::Priority;
+        let is_ordered = match config.scheduling_policy {
+            SchedulingPolicy::Fcfs => true,
+            SchedulingPolicy::Priority => config.max_passed_over == NEVER,
+            SchedulingPolicy::LongestPrefix { .. } => false,
+        };
+        let is_fifo = config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
         Self {
-            is_fcfs,
-            is_fifo: is_fifo && !load.config.enable_prefix_caching,
+            is_by_priority,
+            is_ordered,
+            is_fifo: is_ordered && is_fifo && !config.enable_prefix_caching,
+            turns: BTreeMap::new(),
             waiting: BTreeSet::new(),
             started: BTreeSet::new(),
         }
+    }
+
+    fn turn(&self, request: &Request) -> Turn {
+        let priority = if self.is_by_priority {
+            request.priority
+        } else {
+            0
+        };
+        (priority, request.arrival_us, request.id)
     }
 }
 
@@ -233,191 +285,32 @@ impl Checker for Order {
     }
 
     fn queued(&mut self, answer: &Answer) {
-        self.waiting.insert(answer.request.id);
+        let turn = self.turn(&answer.request);
+        self.turns.insert(answer.request.id, turn);
+        self.waiting.insert(turn);
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        let batch = step.batch;
-        let ids = batch.started.iter().map(|start| start.request);
-        // Preempted requests come back before new ones start.
+        let ids = step.batch.started.iter().map(|start| start.request);
+        // Preempted requests come back at other times.
         let new: Vec<_> = ids.filter(|id| self.started.insert(*id)).collect();
-        ensure(!self.is_fcfs || new.is_sorted(), || {
+        let new: Vec<_> = new.iter().map(|id| self.turns[id]).collect();
+        ensure(!self.is_ordered || new.is_sorted(), || {
             format!("a step starts {new:?}")
         })?;
-        for id in new {
+        for turn in new {
             let first = self.waiting.first().copied();
-            ensure(!self.is_fifo || first == Some(id), || {
-                format!("request {id} starts before request {first:?}")
+            ensure(!self.is_fifo || first == Some(turn), || {
+                format!("{turn:?} starts before {first:?}")
             })?;
-            self.waiting.remove(&id);
+            self.waiting.remove(&turn);
         }
         Ok(())
     }
 
-    fn told(&mut self, output: &RequestOutput) -> Verdict {
+    fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         if output.finish.is_some() {
-            self.waiting.remove(&output.request);
-        }
-        Ok(())
-    }
-}
-
-/// Rules 8 and 9: whoever runs is in every step, or in turn when decodes are limited; whoever
-/// waits is passed over a bounded number of times.
-struct NoStarvation {
-    config: SchedulerConfig,
-    longest_prompt: usize,
-    requests: BTreeMap<RequestId, Waiting>,
-}
-
-struct Waiting {
-    num_prompt_tokens: u32,
-    num_final_rows: u32,
-    is_new: bool,
-    is_running: bool,
-    /// Rows planned so far.
-    num_rows: u32,
-    /// Steps, one after another, that should have held it and did not.
-    num_missed_steps: usize,
-    /// The most that it may miss, by the most crowded of those.
-    max_missed_steps: usize,
-    /// Steps in which someone started that came later.
-    num_passed_over: usize,
-}
-
-impl NoStarvation {
-    fn new(load: &Load) -> Self {
-        let answers = load.calls.iter().flat_map(|call| &call.answers);
-        let prompts = answers.map(|answer| answer.request.prompt.len() + answer.output.len());
-        Self {
-            config: load.config.clone(),
-            longest_prompt: prompts.max().unwrap_or(0),
-            requests: BTreeMap::new(),
-        }
-    }
-
-    /// Steps until those that run have ended, at the latest, and with them the time in which
-    /// others may start before one that was passed over too often.
-    fn max_steps_to_make_room(&self) -> usize {
-        let num_turns = self
-            .config
-            .max_num_seqs
-            .div_ceil(self.config.max_decode_seqs);
-        (self.config.max_model_len * num_turns) as usize
-    }
-
-    /// A leader's chunks hold its followers back, one step each at least.
-    fn max_passed_over(&self) -> usize {
-        let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
-            && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
-        let by_policy = match (is_in_order, self.config.scheduling_policy) {
-            (true, _) => 0,
-            (false, SchedulingPolicy::Priority) => {
-                self.config.max_passed_over as usize + self.max_steps_to_make_room()
-            }
-            (false, _) => self.config.max_passed_over as usize,
-        };
-        let by_leaders = match self.config.enable_prefix_caching {
-            true => self.longest_prompt * self.config.max_num_seqs as usize,
-            false => 0,
-        };
-        by_policy + by_leaders
-    }
-}
-
-impl Checker for NoStarvation {
-    fn rule(&self) -> &'static str {
-        "nobody starves"
-    }
-
-    fn queued(&mut self, answer: &Answer) {
-        let request = &answer.request;
-        let num_prompt_tokens = request.prompt.len() as u32;
-        let max_tokens = self.config.check_request(request).expect("it was queued");
-        self.requests.insert(
-            request.id,
-            Waiting {
-                num_prompt_tokens,
-                num_final_rows: num_prompt_tokens + max_tokens - 1,
-                is_new: true,
-                is_running: false,
-                num_rows: 0,
-                num_missed_steps: 0,
-                max_missed_steps: 0,
-                num_passed_over: 0,
-            },
-        );
-    }
-
-    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        let (batch, slots) = (step.batch, step.slots);
-        let ids = batch.started.iter().map(|start| start.request);
-        let newest = ids.filter(|id| self.requests[id].is_new).max();
-        let bound = self.max_passed_over();
-        for (id, waiting) in self.requests.range_mut(..newest.unwrap_or(RequestId(0))) {
-            if waiting.is_new && !batch.started.iter().any(|start| start.request == *id) {
-                waiting.num_passed_over += 1;
-                ensure(waiting.num_passed_over <= bound, || {
-                    let times = waiting.num_passed_over;
-                    format!("request {id} was passed over {times} times, more than {bound}")
-                })?;
-            }
-        }
-        let held: BTreeSet<RequestId> = slots.values().copied().collect();
-        for (id, waiting) in &mut self.requests {
-            // Without a slot it has been preempted.
-            waiting.is_running &= held.contains(id);
-        }
-        for start in &batch.started {
-            let waiting = self
-                .requests
-                .get_mut(&start.request)
-                .expect("a live request");
-            waiting.is_new = false;
-            waiting.is_running = true;
-            waiting.num_missed_steps = 0;
-            waiting.num_rows = start.cached_tokens.len() as u32;
-        }
-        let mut in_step = BTreeSet::new();
-        for span in &batch.spans {
-            let id = slots[&span.slot];
-            in_step.insert(id);
-            // One that has ended may be computed once more.
-            if let Some(waiting) = self.requests.get_mut(&id) {
-                waiting.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
-            }
-        }
-        let wants = |waiting: &Waiting| {
-            waiting.is_running
-                && waiting.num_rows >= waiting.num_prompt_tokens
-                && waiting.num_rows < waiting.num_final_rows
-        };
-        let num_decodes = self.requests.values().filter(|w| wants(w)).count();
-        let num_turns = num_decodes.div_ceil(self.config.max_decode_seqs as usize);
-        // A turn lasts a round through the pipeline.
-        let num_turns = num_turns * self.config.max_inflight_steps as usize;
-        let bound = num_turns + self.config.max_inflight_steps as usize;
-        // Without a page some must wait for those that leave; nobody is admitted meanwhile.
-        let has_pages = step.stats.num_free_pages + step.stats.num_cached_pages > 0;
-        for (id, waiting) in &mut self.requests {
-            if in_step.contains(id) || !has_pages {
-                waiting.num_missed_steps = 0;
-                waiting.max_missed_steps = 0;
-            } else if wants(waiting) {
-                waiting.num_missed_steps += 1;
-                waiting.max_missed_steps = waiting.max_missed_steps.max(bound);
-                ensure(waiting.num_missed_steps <= waiting.max_missed_steps, || {
-                    let steps = waiting.num_missed_steps;
-                    format!("request {id} decodes, and {steps} steps in a row go without it")
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn told(&mut self, output: &RequestOutput) -> Verdict {
-        if output.finish.is_some() {
-            self.requests.remove(&output.request);
+            self.waiting.remove(&self.turns[&output.request]);
         }
         Ok(())
     }
@@ -450,7 +343,7 @@ impl Checker for Billing {
             .map(|is_exact| is_exact && requests.is_empty());
     }
 
-    fn told(&mut self, output: &RequestOutput) -> Verdict {
+    fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         if !matches!(output.finish, None | Some(FinishReason::Length)) {
             self.is_exact = Some(false);
         }
@@ -466,76 +359,5 @@ impl Checker for Billing {
         ensure(!is_exact || computed == needed, || {
             format!("{computed} rows were computed, {needed} were needed")
         })
-    }
-}
-
-/// Guesses take only what a step has left: no prompt is cut short for them, nobody who has a turn
-/// goes without a token, and nobody is preempted.
-struct Drafts {
-    config: SchedulerConfig,
-    num_preemptions: u64,
-}
-
-impl Drafts {
-    fn new(load: &Load) -> Self {
-        Self {
-            config: load.config.clone(),
-            num_preemptions: 0,
-        }
-    }
-}
-
-impl Checker for Drafts {
-    fn rule(&self) -> &'static str {
-        "drafts yield"
-    }
-
-    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        let config = &self.config;
-        let spans = &step.batch.spans;
-        let num_drafts: u32 = spans.iter().map(|span| span.num_drafts).sum();
-        if num_drafts == 0 {
-            return Ok(());
-        }
-        let num_tokens = step.batch.num_tokens() as u32;
-        // Nothing but the budget can have bounded a chunk.
-        let is_bounded_by_budget = num_tokens - num_drafts < config.max_prefill_tokens
-            && config.long_prefill_token_threshold == 0;
-        let is_cut = spans.iter().any(|span| !span.sample) && config.enable_chunked_prefill;
-        ensure(!is_cut || !is_bounded_by_budget, || {
-            format!(
-                "a prompt is cut short in a step of {num_tokens} tokens, {num_drafts} of them drafts"
-            )
-        })?;
-        // Whoever was preempted gave its page to another's row, and there was none over; for one
-        // more urgent several may go.
-        let is_for_pages = config.scheduling_policy != SchedulingPolicy::Priority;
-        let num_preempted = step.stats.num_preemptions - self.num_preemptions;
-        let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;
-        let takes_page = |span: &&Span| {
-            let num_pages = first_rows(span).div_ceil(config.page_size);
-            num_pages < (first_rows(span) + span.num_drafts).div_ceil(config.page_size)
-        };
-        let has_new_page = |span: &&Span| {
-            let deltas = step
-                .batch
-                .tables
-                .iter()
-                .filter(|delta| delta.slot == span.slot);
-            let ends = deltas.map(|delta| delta.first + (delta.pages.end - delta.pages.start));
-            let num_needed = first_rows(span).div_ceil(config.page_size);
-            ends.max().is_some_and(|end| end > num_needed)
-        };
-        let drafting = spans.iter().filter(|span| span.num_drafts > 0);
-        let num_taking = { drafting }.filter(takes_page).filter(has_new_page).count();
-        ensure(
-            !is_for_pages || num_preempted == 0 || num_taking == 0,
-            || format!("{num_preempted} requests are preempted and drafts get pages"),
-        )
-    }
-
-    fn settled(&mut self, stats: &SchedulerStats) -> Verdict {
-        self.num_preemptions = stats.num_preemptions;
-        Ok(())
     }
 }

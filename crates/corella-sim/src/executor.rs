@@ -1,16 +1,16 @@
 //! An executor without arithmetic that distrusts every batch.
 //!
-//! A row of a page holds a hash of all tokens up to it, and a drawn token is a function of
-//! the rows that the span can see. Whoever reads a row that holds something else than its own
-//! history would have drawn another token than alone; that is a panic. Rows of a failed step
+//! A row of a page holds a hash of its namespace and of all tokens up to it, and a drawn token is a
+//! function of the rows that the span can see. Whoever reads a row that holds something else than
+//! its own history would have drawn another token than alone; that is a panic. Rows of a failed step
 //! are undefined, and so is what is drawn from them: the scheduler must not let that out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, BatchOutput, InputToken, PageId, RequestId, Sample, SchedulerConfig, SlotId, Span,
-    StepId, TokenId,
+    Batch, BatchOutput, InputToken, Namespace, PageId, RequestId, Sample, SchedulerConfig, SlotId,
+    Span, StepId, TokenId,
 };
 
 use crate::random::mix;
@@ -23,6 +23,8 @@ type Row = Option<u64>;
 pub struct CheckingExecutor {
     config: SchedulerConfig,
     alphabet: u32,
+    /// What the first rows of requests go on from.
+    roots: BTreeMap<RequestId, u64>,
     pages: Vec<Vec<Row>>,
     slots: BTreeMap<SlotId, Slot>,
     drawn: BTreeMap<(StepId, SlotId), TokenId>,
@@ -34,6 +36,7 @@ struct Slot {
     /// Which start of a slot this is.
     start: u64,
     request: RequestId,
+    root: Row,
     table: Vec<PageId>,
     /// Hash after each token.
     history: Vec<Row>,
@@ -61,11 +64,12 @@ pub enum Returned {
 }
 
 impl CheckingExecutor {
-    pub fn new(config: &SchedulerConfig, alphabet: u32) -> Self {
+    pub fn new(config: &SchedulerConfig, alphabet: u32, roots: BTreeMap<RequestId, u64>) -> Self {
         let page = vec![None; config.page_size as usize];
         Self {
             config: config.clone(),
             alphabet,
+            roots,
             pages: vec![page; config.num_pages as usize],
             slots: BTreeMap::new(),
             drawn: BTreeMap::new(),
@@ -142,6 +146,7 @@ impl CheckingExecutor {
     /// What the request must produce, however it is scheduled.
     pub fn lone_run(
         alphabet: u32,
+        root: u64,
         prompt: &[TokenId],
         num_tokens: usize,
         masked: &[TokenId],
@@ -149,7 +154,7 @@ impl CheckingExecutor {
     ) -> Vec<TokenId> {
         let mut hash = prompt
             .iter()
-            .try_fold(0, |row, &token| next_row(Some(row), token));
+            .try_fold(root, |row, &token| next_row(Some(row), token));
         let mut output = Vec::new();
         while output.len() < num_tokens {
             let masked = if output.len() < min_tokens {
@@ -193,7 +198,8 @@ impl CheckingExecutor {
             let before = self.slots.get(&start.slot);
             assert!(before.is_none(), "slot {} is taken", start.slot);
             assert!(start.slot.0 < self.config.max_num_seqs);
-            let mut row = Some(0);
+            let root = Some(self.roots[&start.request]);
+            let mut row = root;
             let history = start.cached_tokens.iter().map(|&token| {
                 row = next_row(row, token);
                 row
@@ -201,6 +207,7 @@ impl CheckingExecutor {
             let slot = Slot {
                 start: self.num_started,
                 request: start.request,
+                root,
                 table: Vec::new(),
                 history: history.collect(),
                 num_cached_tokens: start.cached_tokens.len(),
@@ -268,7 +275,7 @@ impl CheckingExecutor {
                 }
             };
             let slot = self.slots.get_mut(&span.slot).unwrap();
-            let before = slot.history.last().copied().unwrap_or(Some(0));
+            let before = slot.history.last().copied().unwrap_or(slot.root);
             let row = next_row(before, token);
             let position = slot.history.len();
             slot.history.push(row);
@@ -363,6 +370,16 @@ impl CheckingExecutor {
         };
         draw(last, self.alphabet, masked)
     }
+}
+
+/// An adapter makes other rows of the same tokens. A salt does not, but nobody may share rows across
+/// salts either, so that here they are others, too.
+pub fn root_row(namespace: &Namespace) -> u64 {
+    let names = [&namespace.lora, &namespace.cache_salt];
+    names.into_iter().fold(0, |root, name| {
+        let name = name.as_ref().map_or(0, |name| 1 + name.len() as u64);
+        mix(root ^ name)
+    })
 }
 
 fn next_row(row: Row, token: TokenId) -> Row {

@@ -7,7 +7,7 @@ use corella_core::{
 };
 use corella_model::CostModel;
 
-use crate::executor::CheckingExecutor;
+use crate::executor::{CheckingExecutor, root_row};
 use crate::random::Random;
 
 /// Everything that a run consists of, known before it begins.
@@ -25,6 +25,15 @@ pub struct Load {
     pub calls: Vec<Call>,
     /// The prefix cache is reset at these times, if it can be.
     pub resets_us: Vec<u64>,
+    pub pins: Vec<Pin>,
+}
+
+/// A prefix that somebody wants to keep, at a time when it may be cached or not.
+#[derive(Clone, Debug)]
+pub struct Pin {
+    pub at_us: u64,
+    pub namespace: Namespace,
+    pub tokens: Vec<TokenId>,
 }
 
 /// One API call: the choices of one prompt.
@@ -79,6 +88,9 @@ impl Station {
     ];
 }
 
+/// As a limit of how often one may be passed over: no run is so long.
+pub const NEVER: u32 = 10_000;
+
 /// When calls arrive and what they are like.
 #[derive(Clone, Copy, Debug)]
 enum Traffic {
@@ -111,6 +123,10 @@ impl Load {
         self
     }
 
+    pub fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.calls.iter().flat_map(|call| &call.answers)
+    }
+
     pub fn num_requests(&self) -> usize {
         self.calls.iter().map(|call| call.answers.len()).sum()
     }
@@ -121,10 +137,14 @@ struct Writer {
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
-    /// Sequences to build prompts from.
-    known: Vec<Vec<TokenId>>,
+    /// Sequences to build prompts from, in whichever namespace.
+    known: Vec<(Namespace, Vec<TokenId>)>,
     num_requests: u64,
     priorities: u64,
+    /// Requests may have arrived so long before they are submitted.
+    max_delay_us: u64,
+    cost: CostModel,
+    pins: Vec<Pin>,
 }
 
 impl Writer {
@@ -142,23 +162,26 @@ impl Writer {
             Traffic::LongOutputs,
             Traffic::Conversations,
         ]);
+        let cost = CostModel {
+            per_step_us: (1 + random.below(200)) as f64,
+            per_token_us: random.below(20) as f64,
+            per_attended_kilotoken_us: random.below(100) as f64,
+        };
         Self {
             alphabet: 2 + random.below(3) as u32,
             priorities: random.pick(&[1, 1, 3]),
+            max_delay_us: random.pick(&[0, 0, 1000]),
             random,
             config,
             traffic,
-            known: vec![Vec::new()],
+            known: vec![Default::default()],
             num_requests: 0,
+            cost,
+            pins: Vec::new(),
         }
     }
 
     fn write(mut self) -> Load {
-        let cost = CostModel {
-            per_step_us: (1 + self.random.below(200)) as f64,
-            per_token_us: self.random.below(20) as f64,
-            per_attended_kilotoken_us: self.random.below(100) as f64,
-        };
         let num_calls = 5 + self.random.below(60);
         let num_bursts = 1 + self.random.below(4);
         let mut at_us = 0;
@@ -168,28 +191,58 @@ impl Writer {
                 Traffic::Bursts if index % num_calls.div_ceil(num_bursts) != 0 => 0,
                 Traffic::Bursts => self.random.below(20_000),
                 Traffic::LongPrompts => self.random.below(100),
-                _ => self.random.below(1 + (cost.per_step_us as u64) * 4),
+                _ => self.random.below(1 + (self.cost.per_step_us as u64) * 4),
             };
             calls.push(self.call(at_us));
+            if self.config.max_pinned_pages > 0 && self.random.once_in(3) {
+                self.pin(at_us);
+            }
         }
         let num_resets = self.random.below(3);
+        // A pinned page whose rows turn out to be undefined leaves the tree and keeps its pin.
+        let undrawn_once_in = match self.config.max_pinned_pages {
+            0 => self.random.pick(&[0, 0, 10, 40]),
+            _ => 0,
+        };
         Load {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
-            undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
+            undrawn_once_in,
             resets_us: (0..num_resets)
                 .map(|_| self.random.below(at_us * 2 + 1))
                 .collect(),
-            cost,
+            cost: self.cost,
             alphabet: self.alphabet,
             config: self.config,
+            pins: self.pins,
             calls,
         }
+    }
+
+    /// A beginning of something known, while it may still be at work or some time after that.
+    fn pin(&mut self, at_us: u64) {
+        let (namespace, known) = self.pick_known();
+        let num_tokens = self.random.below(known.len() as u64 + 1) as usize;
+        let tokens = known[..num_tokens].to_vec();
+        let num_steps = self.random.pick(&[2, 20, 200]);
+        let max_wait_us = self.cost.per_step_us as u64 * num_steps;
+        self.pins.push(Pin {
+            at_us: at_us + self.random.below(max_wait_us),
+            namespace,
+            tokens,
+        });
+    }
+
+    fn pick_known(&mut self) -> (Namespace, Vec<TokenId>) {
+        let at = self.random.below(self.known.len() as u64) as usize;
+        self.known[at].clone()
     }
 
     fn call(&mut self, at_us: u64) -> Call {
         let prompt = self.prompt();
         let stopping = self.stopping();
-        let salt = self.random.once_in(6).then(|| "salt".into());
+        let namespace = self.namespace();
+        let objectives = self.objectives();
+        let arrival_us = at_us.saturating_sub(self.random.below(self.max_delay_us + 1));
         let priority = self.random.below(self.priorities) as i32;
         let num_choices = self.random.pick(&[1, 1, 1, 1, 2, 3]);
         let answers = (0..num_choices).map(|choice| {
@@ -202,12 +255,9 @@ impl Writer {
                 },
                 stopping: stopping.clone(),
                 priority,
-                arrival_us: at_us,
-                objectives: LatencyObjectives::default(),
-                namespace: Namespace {
-                    lora: None,
-                    cache_salt: salt.clone(),
-                },
+                arrival_us,
+                objectives,
+                namespace: namespace.clone(),
             };
             self.num_requests += 1;
             self.answer(request)
@@ -215,6 +265,31 @@ impl Writer {
         Call {
             at_us,
             answers: answers.collect(),
+        }
+    }
+
+    /// The same few names for adapters and for salts: nobody may take one for the other.
+    fn namespace(&mut self) -> Namespace {
+        let mut name = || {
+            let name = self.random.pick(&["name", ""]);
+            self.random.once_in(6).then(|| name.into())
+        };
+        Namespace {
+            lora: name(),
+            cache_salt: name(),
+        }
+    }
+
+    /// From what nothing can keep to what everything does.
+    fn objectives(&mut self) -> LatencyObjectives {
+        let step_us = self.cost.per_step_us as u64;
+        let mut objective = |max_steps: u64| {
+            let objective_us = self.random.below(1 + step_us * max_steps);
+            self.random.once_in(3).then_some(objective_us)
+        };
+        LatencyObjectives {
+            ttft_us: objective(100),
+            tpot_us: objective(10),
         }
     }
 
@@ -229,7 +304,7 @@ impl Writer {
         };
         let mut prompt = Vec::new();
         if from_known {
-            let known = &self.known[self.random.below(self.known.len() as u64) as usize];
+            let (_, known) = self.pick_known();
             let keep = match self.random.below(3) {
                 0 => self.random.below(known.len() as u64 + 1) as usize,
                 _ => known.len(),
@@ -258,7 +333,7 @@ impl Writer {
     fn stopping(&mut self) -> StoppingCriteria {
         let max_tokens = match self.traffic {
             Traffic::LongOutputs => None,
-            _ if self.random.once_in(8) => None,
+            _ if self.random.once_in(3) => None,
             _ => Some(1 + self.random.below(self.max_len().min(48) / 2) as u32),
         };
         let mut stopping = StoppingCriteria {
@@ -266,7 +341,12 @@ impl Writer {
             min_tokens: self.random.pick(&[0, 0, 0, 1, 2, 5]),
             ..StoppingCriteria::default()
         };
-        if self.random.once_in(2) {
+        // Without a limit most stop by themselves.
+        let may_end = match (self.traffic, max_tokens) {
+            (Traffic::LongOutputs, _) | (_, Some(_)) => self.random.once_in(2),
+            (_, None) => !self.random.once_in(4),
+        };
+        if may_end {
             stopping.end_token_ids.push(0);
         }
         if self.random.once_in(4) && self.alphabet > 2 {
@@ -283,6 +363,7 @@ impl Writer {
         let masked: Vec<_> = end.iter().chain(stop).copied().collect();
         let mut output = CheckingExecutor::lone_run(
             self.alphabet,
+            root_row(&request.namespace),
             &request.prompt,
             num_tokens,
             &masked,
@@ -300,7 +381,7 @@ impl Writer {
         let mut whole = request.prompt.clone();
         whole.extend(&output);
         if whole.len() < self.config.max_model_len as usize {
-            self.known.push(whole);
+            self.known.push((request.namespace.clone(), whole));
         }
         let abort = self.random.once_in(6);
         Answer {
@@ -337,6 +418,7 @@ fn roomy_config(random: &mut Random) -> SchedulerConfig {
     config.max_num_seqs = 4 + random.below(28) as u32;
     config.max_num_batched_tokens = config.max_num_seqs + 16 + random.below(128) as u32;
     config.max_prefill_tokens = 16 + random.below(128) as u32;
+    config.long_prefill_token_threshold = random.pick(&[0, 0, 8, 32]);
     vary(&mut config, random);
     config
 }
@@ -346,10 +428,14 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
     config.num_pipeline_stages = random.pick(&[1, 1, config.max_inflight_steps]);
     config.enable_prefix_caching = !random.once_in(6);
     config.enable_chunked_prefill = !random.once_in(5);
-    config.max_passed_over = 1 + random.below(4) as u32;
-    config.head_room = match random.below(4) {
+    config.max_passed_over = random.pick(&[1, 2, 3, 4, NEVER]);
+    config.enable_slo_admission = random.once_in(4);
+    if random.once_in(3) {
+        config.max_pinned_pages = random.below((config.num_pages / 2).into()) as u32;
+    }
+    config.head_room = match random.below(5) {
         0 => HeadRoom::Limit,
-        1 => {
+        1 | 2 => {
             let share = HeadRoom::ONE / 3 * random.below(4) as u32;
             HeadRoom::Share {
                 share,

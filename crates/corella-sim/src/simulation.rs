@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::fmt;
 
 use corella_core::{
-    AdmissionError, Batch, InputToken, KvEvent, PageHash, Request, RequestId, Scheduler, SlotId,
+    AdmissionError, Batch, FinishReason, InputToken, KvEvent, PageHash, Request, RequestError,
+    RequestId, RequestOutput, Scheduler, SlotId,
 };
 
 use crate::checker::{self, Checker, Planned, Verdict};
-use crate::executor::{CheckingExecutor, Returned};
+use crate::executor::{CheckingExecutor, Returned, root_row};
+use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
 use crate::random::Random;
 use crate::totals::Totals;
@@ -40,6 +42,7 @@ pub fn simulate(load: &Load, seed: u64) -> Result<Totals, Violation> {
 enum Event {
     Call(usize),
     Reset,
+    Pin(usize),
     StepReturns,
 }
 
@@ -51,16 +54,27 @@ struct Simulation<'a> {
     num_events: u64,
     scheduler: Scheduler,
     executor: CheckingExecutor,
-    /// Steps in flight, the oldest first: whom they name.
-    inflight: VecDeque<BTreeSet<RequestId>>,
+    /// Steps in flight, the oldest first.
+    inflight: VecDeque<Inflight>,
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
+    /// Slots from which nothing has been drawn since they were taken.
+    prefilling: BTreeSet<SlotId>,
     requests: BTreeMap<RequestId, Progress>,
     answers: BTreeMap<RequestId, &'a Answer>,
     /// What a subscriber to KV events knows.
     heard: BTreeSet<PageHash>,
+    kept: KeptPrefixes,
+    head_room_share: u32,
+    latest_arrival_us: u64,
     checkers: Vec<Box<dyn Checker>>,
     totals: Totals,
+}
+
+struct Inflight {
+    named: BTreeSet<RequestId>,
+    planned_us: u64,
+    num_tokens: u64,
 }
 
 /// What can be seen of a request from outside.
@@ -82,6 +96,10 @@ impl<'a> Simulation<'a> {
     fn new(load: &'a Load, seed: u64) -> Self {
         let mut scheduler = Scheduler::new(load.config.clone()).expect("loads have valid limits");
         scheduler.watch_kv(seed);
+        let roots = load.answers().map(|answer| {
+            let request = &answer.request;
+            (request.id, root_row(&request.namespace))
+        });
         let mut simulation = Self {
             load,
             random: Random(!seed),
@@ -89,13 +107,17 @@ impl<'a> Simulation<'a> {
             events: BinaryHeap::new(),
             num_events: 0,
             scheduler,
-            executor: CheckingExecutor::new(&load.config, load.alphabet),
+            executor: CheckingExecutor::new(&load.config, load.alphabet, roots.collect()),
             inflight: VecDeque::new(),
             last_return_us: 0,
             slots: BTreeMap::new(),
+            prefilling: BTreeSet::new(),
             requests: BTreeMap::new(),
             answers: BTreeMap::new(),
             heard: BTreeSet::new(),
+            kept: KeptPrefixes::default(),
+            head_room_share: 0,
+            latest_arrival_us: 0,
             checkers: checker::all(load),
             totals: Totals {
                 num_runs: 1,
@@ -108,6 +130,10 @@ impl<'a> Simulation<'a> {
         for &at_us in &load.resets_us {
             simulation.push(at_us, Event::Reset);
         }
+        for (index, pin) in load.pins.iter().enumerate() {
+            simulation.push(pin.at_us, Event::Pin(index));
+        }
+        simulation.head_room_share = simulation.scheduler.stats().head_room_share;
         simulation
     }
 
@@ -122,11 +148,14 @@ impl<'a> Simulation<'a> {
             match event {
                 Event::Call(index) => self.call(index)?,
                 Event::Reset => self.reset()?,
+                Event::Pin(index) => self.pin(index)?,
                 Event::StepReturns => self.return_step()?,
             }
             self.settle()?;
             self.give_drafts();
             while let Some(batch) = self.scheduler.schedule(self.now_us) {
+                // Planning ends requests, too.
+                self.take_outputs()?;
                 self.submit(&batch)?;
                 self.settle()?;
             }
@@ -139,7 +168,10 @@ impl<'a> Simulation<'a> {
             let what = format!("requests are left and nothing happens: {stats:?}");
             return Err(self.violation("work goes on", what));
         }
-        self.check(|checker| checker.ended(&stats))
+        self.check(|checker| checker.ended(&stats))?;
+        let may_be_lost = self.totals.num_undrawn > 0;
+        let verdict = self.kept.check(&mut self.scheduler, may_be_lost);
+        verdict.map_err(|what| self.violation("what is pinned is kept", what))
     }
 
     fn call(&mut self, index: usize) -> Result<(), Violation> {
@@ -152,6 +184,9 @@ impl<'a> Simulation<'a> {
         let num_tokens: u64 = requests.iter().map(|r| r.prompt.len() as u64).sum();
         match self.scheduler.add_requests(requests) {
             Ok(()) => {
+                let arrival_us = answers[0].request.arrival_us;
+                self.totals.num_overtaken += u64::from(arrival_us < self.latest_arrival_us);
+                self.latest_arrival_us = self.latest_arrival_us.max(arrival_us);
                 for answer in answers {
                     self.answers.insert(answer.request.id, answer);
                     self.requests
@@ -172,6 +207,11 @@ impl<'a> Simulation<'a> {
                         before.num_queued_tokens > 0
                             && before.num_queued_tokens + num_tokens > *limit
                     }
+                    AdmissionError::ObjectiveMissed(missed) => {
+                        self.totals.num_refused_as_late += 1;
+                        self.check(|checker| checker.refused(&answers[0], missed))?;
+                        true
+                    }
                     error => load.config.check_request(&answers[0].request).as_ref() == Err(error),
                 };
                 if is_right && self.scheduler.stats().num_waiting == num_waiting {
@@ -187,14 +227,24 @@ impl<'a> Simulation<'a> {
     }
 
     fn reset(&mut self) -> Result<(), Violation> {
-        let num_in_use = self.scheduler.stats().num_in_use_pages;
+        let stats = self.scheduler.stats();
+        let num_in_use = stats.num_in_use_pages - stats.num_pinned_pages;
         let is_reset = self.scheduler.reset_prefix_cache().is_ok();
         self.totals.num_resets += u64::from(is_reset);
-        if is_reset == (num_in_use == 0) {
+        self.totals.num_resets_past_pins += u64::from(is_reset && stats.num_pinned_pages > 0);
+        let num_cached = self.scheduler.stats().num_cached_pages;
+        if is_reset == (num_in_use == 0) && !(is_reset && num_cached > 0) {
             return Ok(());
         }
         let what = format!("reset is {is_reset} with {num_in_use} pages in use");
         Err(self.violation("a reset is refused while pages are in use", what))
+    }
+
+    fn pin(&mut self, index: usize) -> Result<(), Violation> {
+        let verdict = self.kept.pin(&mut self.scheduler, &self.load.pins[index]);
+        let is_pinned = verdict.map_err(|what| self.violation("pins are counted", what))?;
+        self.totals.num_pins += u64::from(is_pinned);
+        Ok(())
     }
 
     /// A draft model that foresees three tokens in four, and is sometimes silent.
@@ -218,6 +268,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), Violation> {
+        let num_waiting = self.scheduler.stats().num_waiting;
         self.totals.num_row_copies += batch.copies.len() as u64;
         for slot in &batch.released {
             if let Some(id) = self.slots.remove(slot)
@@ -228,6 +279,7 @@ impl<'a> Simulation<'a> {
         }
         for start in &batch.started {
             self.slots.insert(start.slot, start.request);
+            self.prefilling.insert(start.slot);
             let progress = self
                 .requests
                 .get_mut(&start.request)
@@ -235,10 +287,16 @@ impl<'a> Simulation<'a> {
             progress.has_slot = true;
             progress.was_started = true;
         }
+        let config = &self.load.config;
+        let threshold = config.long_prefill_token_threshold as usize;
         let mut named = BTreeSet::new();
         for span in &batch.spans {
             let id = self.slots[&span.slot];
             named.insert(id);
+            let is_prefill = self.prefilling.contains(&span.slot);
+            let is_long = threshold > 0 && is_prefill && span.tokens.len() > threshold;
+            let has_waiting = config.enable_prefix_caching && !span.sample && num_waiting > 0;
+            self.totals.num_long_chunks += u64::from(is_long && has_waiting);
             let progress = self.requests.get_mut(&id).expect("a known request");
             progress.has_drafts = span.num_drafts > 0;
             progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
@@ -251,10 +309,15 @@ impl<'a> Simulation<'a> {
         let step = Planned {
             batch,
             slots: &self.slots,
+            prefilling: &self.prefilling,
+            now_us: self.now_us,
             stats: self.scheduler.stats(),
         };
         let verdict = first_wrong(&mut self.checkers, |checker| checker.planned(&step));
         verdict.map_err(|(rule, what)| self.violation(rule, what))?;
+        for span in batch.spans.iter().filter(|span| span.sample) {
+            self.prefilling.remove(&span.slot);
+        }
 
         let fails = match self.load.fails_once_in {
             0 => false,
@@ -268,7 +331,11 @@ impl<'a> Simulation<'a> {
             _ => None,
         };
         self.executor.submit(batch, fails, undrawn);
-        self.inflight.push_back(named);
+        self.inflight.push_back(Inflight {
+            named,
+            planned_us: self.now_us,
+            num_tokens: batch.num_tokens() as u64,
+        });
         let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
         // Each stage takes a step time.
         let num_stages = self.load.config.num_pipeline_stages;
@@ -284,7 +351,11 @@ impl<'a> Simulation<'a> {
     }
 
     fn return_step(&mut self) -> Result<(), Violation> {
-        self.inflight.pop_front();
+        let returned = self.inflight.pop_front().expect("a step is in flight");
+        let elapsed_us = self.now_us - returned.planned_us;
+        for checker in &mut self.checkers {
+            checker.returned(returned.num_tokens, elapsed_us);
+        }
         match self.executor.wait() {
             Returned::Output(output, undrawn) => {
                 self.totals.num_undrawn += undrawn.len() as u64;
@@ -314,26 +385,44 @@ impl<'a> Simulation<'a> {
         }
         let stats = self.scheduler.stats();
         self.check(|checker| checker.settled(&stats))?;
+        let share = stats.head_room_share;
+        self.totals.num_raised_shares += u64::from(share > self.head_room_share);
+        self.totals.num_lowered_shares += u64::from(share < self.head_room_share);
+        self.head_room_share = share;
         self.scheduler.check_invariants();
         Ok(())
     }
 
     fn take_outputs(&mut self) -> Result<(), Violation> {
         while let Some(output) = self.scheduler.poll_output() {
-            self.check(|checker| checker.told(&output))?;
+            let now_us = self.now_us;
+            self.check(|checker| checker.told(&output, now_us))?;
             let progress = self
                 .requests
                 .get_mut(&output.request)
                 .expect("a known request");
             progress.num_seen = output.num_output_tokens;
             progress.has_ended = output.finish.is_some();
-            let is_complete = output.finish.is_some_and(|finish| {
-                use corella_core::FinishReason::{EndToken, Length, StopToken};
-                matches!(finish, EndToken | StopToken | Length)
-            });
-            self.totals.num_completed += u64::from(is_complete);
+            if let Some(finish) = &output.finish {
+                self.count_end(&output, finish);
+            }
         }
         Ok(())
+    }
+
+    fn count_end(&mut self, output: &RequestOutput, finish: &FinishReason) {
+        use corella_core::FinishReason::{Aborted, EndToken, Error, Length, StopToken};
+        let totals = &mut self.totals;
+        match finish {
+            EndToken | StopToken | Length => totals.num_completed += 1,
+            Error(RequestError::ObjectiveMissed(_)) => totals.num_dropped_as_late += 1,
+            Aborted | Error(_) => {}
+        }
+        let request = &self.answers[&output.request].request;
+        totals.num_without_limit += u64::from(request.stopping.max_tokens.is_none());
+        if request.namespace.lora.is_some() {
+            totals.num_adapter_hit_tokens += u64::from(output.num_cached_tokens);
+        }
     }
 
     fn hear(&mut self) -> Result<(), Violation> {
@@ -370,7 +459,7 @@ impl<'a> Simulation<'a> {
             .iter()
             .filter_map(|(&id, progress)| {
                 let station = progress.abort?;
-                let in_flight = inflight.iter().any(|named| named.contains(&id));
+                let in_flight = inflight.iter().any(|step| step.named.contains(&id));
                 progress.is_at(station, in_flight).then_some((id, station))
             })
             .collect();

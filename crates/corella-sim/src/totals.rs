@@ -25,6 +25,16 @@ pub struct Totals {
     pub num_row_copies: u64,
     pub num_resets: u64,
     pub num_kv_events: u64,
+    pub num_refused_as_late: u64,
+    pub num_dropped_as_late: u64,
+    pub num_overtaken: u64,
+    pub num_without_limit: u64,
+    pub num_adapter_hit_tokens: u64,
+    pub num_pins: u64,
+    pub num_resets_past_pins: u64,
+    pub num_long_chunks: u64,
+    pub num_raised_shares: u64,
+    pub num_lowered_shares: u64,
     pub aborted: BTreeMap<Station, u64>,
 }
 
@@ -47,6 +57,16 @@ impl Totals {
         self.num_row_copies += run.num_row_copies;
         self.num_resets += run.num_resets;
         self.num_kv_events += run.num_kv_events;
+        self.num_refused_as_late += run.num_refused_as_late;
+        self.num_dropped_as_late += run.num_dropped_as_late;
+        self.num_overtaken += run.num_overtaken;
+        self.num_without_limit += run.num_without_limit;
+        self.num_adapter_hit_tokens += run.num_adapter_hit_tokens;
+        self.num_pins += run.num_pins;
+        self.num_resets_past_pins += run.num_resets_past_pins;
+        self.num_long_chunks += run.num_long_chunks;
+        self.num_raised_shares += run.num_raised_shares;
+        self.num_lowered_shares += run.num_lowered_shares;
         for (&station, count) in &run.aborted {
             *self.aborted.entry(station).or_default() += count;
         }
@@ -80,6 +100,22 @@ impl Totals {
             ("row copies", self.num_row_copies),
             ("cache resets", self.num_resets),
             ("KV events", self.num_kv_events),
+            ("calls refused as late", self.num_refused_as_late),
+            ("waiting requests dropped as late", self.num_dropped_as_late),
+            (
+                "calls that arrived before one queued earlier",
+                self.num_overtaken,
+            ),
+            ("ends of requests without a limit", self.num_without_limit),
+            ("prefix hits of an adapter", self.num_adapter_hit_tokens),
+            ("pins", self.num_pins),
+            ("cache resets past pins", self.num_resets_past_pins),
+            (
+                "chunks above the threshold while others wait",
+                self.num_long_chunks,
+            ),
+            ("shares of head-room that rise", self.num_raised_shares),
+            ("shares of head-room that sink", self.num_lowered_shares),
         ];
         let stations = Station::ALL.iter().map(|station| {
             let count = self.aborted.get(station).copied().unwrap_or(0);

@@ -1,0 +1,117 @@
+//! What a step may hold, and who has the first claim to it.
+
+use corella_core::{SchedulerConfig, SchedulerStats, SchedulingPolicy, Span};
+
+use crate::checker::{Checker, Planned, Verdict, ensure};
+use crate::load::Load;
+
+/// Rules 1, 3 and 7: no limit of a step is passed, and a prompt is cut short only in one that is
+/// full, whatever its share is.
+pub struct StepLimits {
+    config: SchedulerConfig,
+}
+
+impl StepLimits {
+    pub fn new(load: &Load) -> Self {
+        Self {
+            config: load.config.clone(),
+        }
+    }
+}
+
+impl Checker for StepLimits {
+    fn rule(&self) -> &'static str {
+        "a step keeps its limits and is not wasted"
+    }
+
+    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
+        let config = &self.config;
+        let spans = step.batch.spans.iter();
+        let is_prefill = |span: &&Span| step.prefilling.contains(&span.slot);
+        let (prefills, decodes): (Vec<_>, Vec<_>) = spans.partition(is_prefill);
+        // The last token of a prompt may have drafts behind it.
+        let num_own = |span: &&Span| span.tokens.len() as u32 - span.num_drafts;
+        let num_prefill_tokens: u32 = prefills.iter().map(num_own).sum();
+        let num_drafts: u32 = step.batch.spans.iter().map(|span| span.num_drafts).sum();
+        let is_lone_prompt = !config.enable_chunked_prefill && prefills.len() == 1;
+        let keeps_limits = (num_prefill_tokens <= config.max_prefill_tokens || is_lone_prompt)
+            && prefills.len() <= config.max_prefill_seqs as usize
+            && decodes.len() <= config.max_decode_seqs as usize;
+        let sizes = || {
+            let (num_prefills, num_decodes) = (prefills.len(), decodes.len());
+            format!(
+                "{num_prefills} prompts with {num_prefill_tokens} tokens, {num_decodes} decodes \
+                 with {num_drafts} drafts"
+            )
+        };
+        ensure(keeps_limits, sizes)?;
+        let num_tokens = step.batch.num_tokens() as u32 - num_drafts;
+        let is_full = num_tokens == config.max_num_batched_tokens
+            || num_prefill_tokens >= config.max_prefill_tokens;
+        let is_cut = prefills.iter().any(|span| !span.sample);
+        ensure(!is_cut || is_full, || {
+            format!("a prompt is cut short in a step of {}", sizes())
+        })
+    }
+}
+
+/// Guesses take only what a step has left: nobody is preempted for them. That no prompt is cut short
+/// for them is a rule of [`StepLimits`].
+pub struct Drafts {
+    config: SchedulerConfig,
+    num_preemptions: u64,
+}
+
+impl Drafts {
+    pub fn new(load: &Load) -> Self {
+        Self {
+            config: load.config.clone(),
+            num_preemptions: 0,
+        }
+    }
+}
+
+impl Checker for Drafts {
+    fn rule(&self) -> &'static str {
+        "drafts yield"
+    }
+
+    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
+        let config = &self.config;
+        let spans = &step.batch.spans;
+        let num_drafts: u32 = spans.iter().map(|span| span.num_drafts).sum();
+        if num_drafts == 0 {
+            return Ok(());
+        }
+        // Whoever was preempted gave its page to another's row, and there was none over; for one
+        // more urgent several may go.
+        let is_for_pages = config.scheduling_policy != SchedulingPolicy::Priority;
+        let num_preempted = step.stats.num_preemptions - self.num_preemptions;
+        let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;
+        let takes_page = |span: &&Span| {
+            let num_pages = first_rows(span).div_ceil(config.page_size);
+            num_pages < (first_rows(span) + span.num_drafts).div_ceil(config.page_size)
+        };
+        let has_new_page = |span: &&Span| {
+            let deltas = step
+                .batch
+                .tables
+                .iter()
+                .filter(|delta| delta.slot == span.slot);
+            let ends = deltas.map(|delta| delta.first + (delta.pages.end - delta.pages.start));
+            let num_needed = first_rows(span).div_ceil(config.page_size);
+            ends.max().is_some_and(|end| end > num_needed)
+        };
+        let drafting = spans.iter().filter(|span| span.num_drafts > 0);
+        let num_taking = { drafting }.filter(takes_page).filter(has_new_page).count();
+        ensure(
+            !is_for_pages || num_preempted == 0 || num_taking == 0,
+            || format!("{num_preempted} requests are preempted and drafts get pages"),
+        )
+    }
+
+    fn settled(&mut self, stats: &SchedulerStats) -> Verdict {
+        self.num_preemptions = stats.num_preemptions;
+        Ok(())
+    }
+}
