@@ -83,7 +83,7 @@ pub(crate) struct VainAttempt {
 }
 
 /// Steps after which a vain attempt is made again though nothing has changed.
-const MAX_VAIN_STEPS: u64 = 16;
+const MAX_VAIN_STEPS: u64 = 4;
 
 /// What keeps a request from starting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

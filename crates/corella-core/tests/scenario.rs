@@ -302,6 +302,7 @@ impl World {
                 "min" => stopping.min_tokens = value.parse().unwrap(),
                 "end" => stopping.end_token_ids = value.chars().map(TokenId::from).collect(),
                 "stop" => stopping.stop_token_ids = value.chars().map(TokenId::from).collect(),
+                "lora" => namespace.lora = Some(value.into()),
                 "salt" => namespace.cache_salt = Some(value.into()),
                 "priority" => priority = value.parse().unwrap(),
                 "came" => came_us = Some(value.parse().unwrap()),
