@@ -12,12 +12,13 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use corella_cpu::{Isa, detect_isa};
 use held_isa::held_isa;
 
-/// With `--isa`, if the run is held to one; the first argument is a subcommand that knows it.
+/// With `--isa`, if the run is held to one and the subcommand computes anything.
 fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
     command.args(arguments);
-    if let Some(isa) = held_isa() {
+    let is_replay = arguments.starts_with(&["bench", "admission"]);
+    if let Some(isa) = held_isa().filter(|_| !is_replay) {
         command.args(["--isa", &isa.to_string()]);
     }
     command
