@@ -9,6 +9,7 @@
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1, c2 of one call
 //! add d prompt=4 came=0              it came before those that were added first
+//! add e prompt=4 ttft=9000           it is of use within 9,000 us; a step takes 1,000
 //! ask                                who could use how many drafts of a model in the next step
 //! give a=xyz                         … and what it drew
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
@@ -28,9 +29,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, Namespace,
-    PrefillAdmissionPolicy, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulingPolicy, SlotId, Span, Speculation, StoppingCriteria, TokenId,
+    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, LatencyObjectives,
+    Namespace, PrefillAdmissionPolicy, Request, RequestId, Sample, SamplingParams, Scheduler,
+    SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation, StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -141,6 +142,7 @@ impl World {
                 "min_share" => min_share = Some(number() * HeadRoom::ONE / 100),
                 "decay_steps" => num_decay_steps = number(),
                 "queue_tokens" => config.max_queued_tokens = number().into(),
+                "slo" => config.enable_slo_admission = value == "on",
                 "preemptions" => config.max_preemptions = number(),
                 "depth" => config.max_inflight_steps = number(),
                 "stages" => config.num_pipeline_stages = number(),
@@ -290,6 +292,7 @@ impl World {
         let mut namespace = Namespace::default();
         let mut priority = 0;
         let mut came_us = None;
+        let mut objectives = LatencyObjectives::default();
         for (key, value) in words[1..].iter().map(|word| word.split_once('=').unwrap()) {
             match key {
                 "prompt" => {
@@ -305,6 +308,7 @@ impl World {
                 "lora" => namespace.lora = Some(value.into()),
                 "salt" => namespace.cache_salt = Some(value.into()),
                 "priority" => priority = value.parse().unwrap(),
+                "ttft" => objectives.ttft_us = Some(value.parse().unwrap()),
                 "came" => came_us = Some(value.parse().unwrap()),
                 _ => panic!("unknown property {key}"),
             }
@@ -322,7 +326,7 @@ impl World {
                     stopping: stopping.clone(),
                     priority,
                     arrival_us: came_us.unwrap_or(self.now_us),
-                    objectives: Default::default(),
+                    objectives,
                     namespace: namespace.clone(),
                 }
             })

@@ -199,14 +199,9 @@ impl Writer {
             }
         }
         let num_resets = self.random.below(3);
-        // A pinned page whose rows turn out to be undefined leaves the tree and keeps its pin.
-        let undrawn_once_in = match self.config.max_pinned_pages {
-            0 => self.random.pick(&[0, 0, 10, 40]),
-            _ => 0,
-        };
         Load {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
-            undrawn_once_in,
+            undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
             resets_us: (0..num_resets)
                 .map(|_| self.random.below(at_us * 2 + 1))
                 .collect(),
