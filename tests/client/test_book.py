@@ -174,7 +174,9 @@ def test_messages_in_troubleshooting_are_in_the_code():
 
 
 def refusal(server, path, fields):
-    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "max_tokens": 1, **fields}
+    is_chat = path.startswith("/v1/chat/")
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if is_chat else {"prompt": "x"}
+    body = {**prompt, "max_tokens": 1, **fields}
     request = urllib.request.Request(server.base_url + path, json.dumps(body).encode())
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=5)
