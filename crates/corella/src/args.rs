@@ -184,9 +184,9 @@ pub struct SchedulerArgs {
     /// Requests that may wait; more are answered with 429
     #[arg(long, value_name = "N", default_value_t = defaults().max_queued_requests)]
     pub max_queued_requests: u32,
-    /// Prompt tokens that may wait; more are answered with 429 [default: no bound]
-    #[arg(long, value_name = "TOKENS")]
-    pub max_queued_tokens: Option<u64>,
+    /// Prompt tokens that may wait; more are answered with 429
+    #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_queued_tokens)]
+    pub max_queued_tokens: u64,
     /// Answer requests with 429 that can no longer meet the ttft_slo_ms or tpot_slo_ms in them
     #[arg(long)]
     pub slo_admission: bool,
@@ -210,7 +210,7 @@ pub struct SchedulerArgs {
     /// With pack, every Nth round is first come, first served; 0 for never
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub prefill_force_fifo_every: u32,
-    /// A request overtaken this often is the next to be admitted
+    /// A request overtaken in this many steps is owed the next turn
     #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
     pub max_passed_over: u32,
     /// Steps planned before the first of them has returned, at most 16

@@ -417,7 +417,7 @@ fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_prefill_seqs = args.max_prefill_seqs.unwrap_or(u32::MAX);
     limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
     limits.max_queued_requests = args.max_queued_requests;
-    limits.max_queued_tokens = args.max_queued_tokens.unwrap_or(u64::MAX);
+    limits.max_queued_tokens = args.max_queued_tokens;
     limits.enable_slo_admission = args.slo_admission;
     limits.head_room = args.head_room;
     limits.enable_chunked_prefill = !args.no_chunked_prefill;
