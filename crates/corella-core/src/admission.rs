@@ -26,7 +26,14 @@ impl SchedulerConfig {
         if asked == Some(0) {
             return Err(AdmissionError::ZeroMaxTokens);
         }
-        let max_tokens = asked.unwrap_or(1);
+        let num_output_tokens = request.output.len() as u32;
+        if asked.is_some_and(|max_tokens| num_output_tokens >= max_tokens) {
+            return Err(AdmissionError::OutputComplete {
+                num_output_tokens,
+                max_tokens: asked.unwrap_or_default(),
+            });
+        }
+        let max_tokens = asked.unwrap_or(num_output_tokens + 1);
         let num_tokens = u64::from(num_prompt_tokens) + u64::from(max_tokens);
         if num_tokens > u64::from(self.max_model_len) {
             return Err(AdmissionError::ContextExceeded {
@@ -464,6 +471,9 @@ impl Scheduler {
         let requests = &self.requests;
         let at = self.running.partition_point(|&i| requests[i].rank < rank);
         self.running.insert(at, index);
+        if self.requests[index].request.exports_kv {
+            self.begin_export(index);
+        }
         self.plan_span(index, chunk, plan);
         let state = &self.requests[index];
         plan.forecast.add(&candidate.demand);

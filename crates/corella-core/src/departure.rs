@@ -55,6 +55,7 @@ impl Scheduler {
         let state = &mut self.requests[index];
         match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
             Stage::Waiting => {}
+            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
             Stage::Running => {
                 let requests = &self.requests;
                 let at = self
@@ -77,6 +78,7 @@ impl Scheduler {
     pub(crate) fn release(&mut self, index: RequestIndex) {
         self.num_changes += 1;
         self.publish_computed(index);
+        self.hold_exported(index);
         self.num_leaving -= 1;
         let state = &mut self.requests[index];
         let donor = state.donor.take().map(|(page, _)| page);

@@ -146,7 +146,9 @@ impl Scheduler {
                 let error = RequestError::NotDrawn(reason.into());
                 self.finish(index, FinishReason::Error(error), None);
             }
-            Stage::Waiting => unreachable!("a step names a request without a slot"),
+            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+                unreachable!("a step names a request without a slot")
+            }
         }
     }
 
@@ -165,7 +167,9 @@ impl Scheduler {
                 }
                 self.append_tokens(index, samples);
             }
-            Stage::Waiting => unreachable!("a step names a request without a slot"),
+            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+                unreachable!("a step names a request without a slot")
+            }
         }
         self.release_if_drained(index);
     }
@@ -279,8 +283,13 @@ impl Scheduler {
     /// Sends a request back to waiting without what steps in flight compute for it.
     fn reset(&mut self, index: RequestIndex) {
         match self.requests[index].stage {
-            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+            Stage::Running | Stage::Arrived | Stage::Leaving(Leaving::Preempted) => {
                 self.leave(index, Leaving::Reset)
+            }
+            Stage::Receiving => {
+                let reason = "what it shares with other requests is undefined".into();
+                let error = RequestError::KvNotReceived(reason);
+                self.finish(index, FinishReason::Error(error), None);
             }
             Stage::Leaving(_) | Stage::Waiting => {}
         }

@@ -1,7 +1,9 @@
 //! How long a request is expected to go on, and the pages that are kept for it until then.
 
-use crate::page_forecast::PageDemand;
-use crate::request_state::{RequestIndex, RequestState};
+use alloc::boxed::Box;
+
+use crate::page_forecast::{PageDemand, PageForecast};
+use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::step_plan::StepPlan;
 use crate::{HeadRoom, Scheduler};
 
@@ -63,7 +65,7 @@ impl Scheduler {
     pub(crate) fn expect_output(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
-        if state.is_running() {
+        if state.stage != Stage::Waiting {
             if num_drawn < state.expected_output || state.expected_output == state.max_tokens {
                 return;
             }
@@ -145,15 +147,46 @@ impl Scheduler {
         plan.is_surveyed = true;
         plan.num_taken_pages = 0;
         plan.leaders.clear();
-        plan.forecast.clear();
+        let requests = &self.requests;
+        let running = self.running.iter().copied();
+        plan.leaders
+            .extend(running.filter(|&index| requests[index].is_prefilling()));
+        self.forecast_present(&mut plan.forecast);
+    }
+
+    /// Forecasts the pages of all that have some: who runs, and whose KV another node computes.
+    pub(crate) fn forecast_present(&mut self, forecast: &mut PageForecast) {
+        forecast.clear();
         for at in 0..self.running.len() {
             let index = self.running[at];
             self.expect_output(index);
-            let state = &self.requests[index];
-            if state.is_prefilling() {
-                plan.leaders.push(index);
-            }
-            plan.forecast.add(&self.demand_of_running(state));
+            forecast.add(&self.demand_of_running(&self.requests[index]));
+        }
+        for index in self.receipts.iter() {
+            forecast.add(&self.demand_of_running(&self.requests[index]));
+        }
+    }
+
+    pub(crate) fn take_forecast(&mut self) -> Box<PageForecast> {
+        self.unused_forecast.take().unwrap_or_else(|| {
+            let is_timed = self.config.head_room == HeadRoom::Estimate;
+            Box::new(PageForecast::new(self.config.page_size, is_timed))
+        })
+    }
+
+    pub(crate) fn keep_forecast(&mut self, forecast: Box<PageForecast>) {
+        self.unused_forecast = Some(forecast);
+    }
+
+    /// Tokens that were drawn elsewhere say how long outputs become, too.
+    pub(crate) fn note_drawn_elsewhere(&mut self, index: RequestIndex) {
+        let state = &self.requests[index];
+        if state.is_length_known {
+            return;
+        }
+        for len in 1..=state.num_output_tokens() {
+            self.output_lengths
+                .note_grown(&state.request.namespace, len);
         }
     }
 }

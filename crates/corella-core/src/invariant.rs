@@ -12,10 +12,11 @@ impl Scheduler {
         self.check_locks();
         self.check_requests();
         self.check_slots();
+        self.check_receipts();
         self.kv.check_invariants();
     }
 
-    /// A page's locks are the tables that name it, the step that copies from it, and its pin.
+    /// A page's locks are the tables and holds that name it, the step that copies from it, and its pin.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
@@ -23,6 +24,9 @@ impl Scheduler {
             for &page in state.table.iter().chain(&donor) {
                 *locks.entry(page).or_default() += 1;
             }
+        }
+        for page in self.holds.pages() {
+            *locks.entry(page).or_default() += 1;
         }
         for page in (0..self.config.num_pages).map(PageId) {
             let num_pins = u32::from(self.kv.is_pinned(page));
@@ -76,6 +80,10 @@ impl Scheduler {
                     state.slot.is_none() && state.table.is_empty() && state.num_inflight_steps == 0,
                     "request {id} waits and holds something"
                 ),
+                Stage::Receiving | Stage::Arrived => assert!(
+                    state.slot.is_none() && state.num_inflight_steps == 0,
+                    "request {id} has no slot and is computed"
+                ),
                 Stage::Running => assert!(state.slot.is_some(), "request {id} runs without slot"),
                 Stage::Leaving(_) => {
                     num_leaving += 1;
@@ -110,7 +118,7 @@ impl Scheduler {
             "queued requests"
         );
         assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
-        let listed = self.running.len() + self.waiting.len() + num_leaving;
+        let listed = self.running.len() + self.waiting.len() + self.receipts.len() + num_leaving;
         assert_eq!(
             listed,
             self.index_of.len(),
@@ -118,6 +126,24 @@ impl Scheduler {
         );
         let ranks = self.running.iter().map(|&index| self.requests[index].rank);
         assert!(ranks.is_sorted(), "the running set is sorted by rank");
+    }
+
+    fn check_receipts(&self) {
+        let mut num_receiving = 0;
+        let mut num_arrived = 0;
+        let mut num_exporting_pages = 0;
+        for state in self.requests.iter() {
+            num_receiving += usize::from(state.stage == Stage::Receiving);
+            num_arrived += usize::from(state.stage == Stage::Arrived);
+            num_exporting_pages += state.num_exporting_pages as usize;
+        }
+        let stats = self.stats();
+        assert_eq!(
+            (num_receiving, num_arrived),
+            (stats.num_receiving, stats.num_arrived),
+            "receiving and arrived requests"
+        );
+        self.holds.check_invariants(num_exporting_pages);
     }
 
     fn check_slots(&self) {

@@ -19,6 +19,7 @@ mod draft_length;
 mod feedback;
 mod follower;
 mod head_room;
+mod hold;
 mod id;
 mod invariant;
 mod kv_cache;
@@ -34,6 +35,7 @@ mod page_pool;
 mod patience;
 mod pin;
 mod prefix_tree;
+mod receipt;
 mod request;
 mod request_state;
 mod sampling;
@@ -49,12 +51,14 @@ mod waiting_queue;
 pub use batch::{
     Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
 };
+pub use hold::KvFact;
 pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use pin::PinError;
 pub use prefix_tree::{Parent, PrefixMatch};
+pub use receipt::{LostKv, Reservation, ReserveError};
 pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
 };

@@ -13,6 +13,11 @@ use crate::{LatencyObjectives, MissedObjective, RequestId, Sample, SamplingParam
 pub struct Request {
     pub id: RequestId,
     pub prompt: Vec<TokenId>,
+    /// Tokens that were drawn for it elsewhere. They count as output, and are never emitted again.
+    pub output: Vec<TokenId>,
+    /// Somebody else wants the KV of its prompt: see
+    /// [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
+    pub exports_kv: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
     /// Smaller is more urgent, as in vLLM.
@@ -28,6 +33,8 @@ impl Request {
         Self {
             id,
             prompt,
+            output: Vec::new(),
+            exports_kv: false,
             sampling: SamplingParams::GREEDY,
             stopping: StoppingCriteria {
                 max_tokens: Some(max_tokens),
@@ -101,6 +108,8 @@ pub enum RequestError {
     PreemptedTooOften { num_preemptions: u32 },
     /// It waited until it could no longer be in time.
     ObjectiveMissed(MissedObjective),
+    /// The node that was to fill its KV pages has not done so.
+    KvNotReceived(Box<str>),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
 }
@@ -110,6 +119,11 @@ pub enum RequestError {
 pub enum AdmissionError {
     EmptyPrompt,
     ZeroMaxTokens,
+    /// The tokens that were drawn elsewhere are as many as it may have.
+    OutputComplete {
+        num_output_tokens: u32,
+        max_tokens: u32,
+    },
     DuplicateId(RequestId),
     /// Prompt plus output cannot fit the model's context.
     ContextExceeded {
@@ -148,6 +162,13 @@ impl fmt::Display for AdmissionError {
         match self {
             Self::EmptyPrompt => write!(f, "the prompt has no tokens"),
             Self::ZeroMaxTokens => write!(f, "max_tokens must be at least 1"),
+            Self::OutputComplete {
+                num_output_tokens,
+                max_tokens,
+            } => write!(
+                f,
+                "{num_output_tokens} tokens have been drawn already, and max_tokens is {max_tokens}"
+            ),
             Self::DuplicateId(id) => write!(f, "request {id} is already known"),
             Self::ContextExceeded {
                 num_prompt_tokens,
@@ -209,6 +230,7 @@ impl fmt::Display for RequestError {
                 write!(f, "preempted {num_preemptions} times for lack of KV pages")
             }
             Self::ObjectiveMissed(missed) => missed.fmt(f),
+            Self::KvNotReceived(reason) => write!(f, "its KV cache has not arrived: {reason}"),
             Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }
     }

@@ -39,7 +39,7 @@ impl Rank {
 /// Prefill, a chunk of it, decode and a resumed request differ only in where these stand.
 #[derive(Debug)]
 pub(crate) struct RequestState {
-    /// Without its prompt: that is the beginning of `tokens`.
+    /// Without its prompt and what was drawn elsewhere: those are the beginning of `tokens`.
     pub request: Request,
     pub rank: Rank,
     pub max_tokens: u32,
@@ -81,6 +81,12 @@ pub(crate) struct RequestState {
     pub num_shared_pages: u32,
     /// The first pages of the table that are in the prefix tree, as a path from its root.
     pub num_published_pages: u32,
+    /// While it is receiving: when its KV must have arrived.
+    pub receipt_deadline_us: u64,
+    /// Pages that it exports to other nodes: 0 when nobody wants them.
+    pub num_exporting_pages: u32,
+    /// The first rows whose KV has been announced to those who want it elsewhere.
+    pub num_exported_rows: u32,
     /// A page whose rows a step copies, locked until that step has returned.
     pub donor: Option<(PageId, StepId)>,
 
@@ -108,6 +114,10 @@ pub(crate) struct RequestState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Waiting,
+    /// It has pages that somebody else fills, and no slot.
+    Receiving,
+    /// Its KV is there, and it has no slot yet.
+    Arrived,
     Running,
     /// Out of the running set; steps in flight still name its slot and pages.
     Leaving(Leaving),
@@ -125,7 +135,9 @@ pub(crate) enum Leaving {
 
 impl RequestState {
     pub fn new(mut request: Request, rank: Rank, max_tokens: u32) -> Self {
-        let tokens = core::mem::take(&mut request.prompt);
+        let mut tokens = core::mem::take(&mut request.prompt);
+        let num_prompt_tokens = tokens.len() as u32;
+        tokens.append(&mut request.output);
         let stopping = &request.stopping;
         let masked_until_min_tokens = if stopping.min_tokens > 0 {
             let stops = stopping
@@ -145,7 +157,7 @@ impl RequestState {
             quantile: (rank.arrival as u32).wrapping_mul(GOLDEN_SHARE),
             rank,
             masked_until_min_tokens,
-            num_prompt_tokens: tokens.len() as u32,
+            num_prompt_tokens,
             tokens,
             num_computed_tokens: 0,
             num_scheduled_tokens: 0,
@@ -161,6 +173,9 @@ impl RequestState {
             table: Vec::new(),
             num_shared_pages: 0,
             num_published_pages: 0,
+            receipt_deadline_us: 0,
+            num_exporting_pages: 0,
+            num_exported_rows: 0,
             donor: None,
             num_cached_tokens: None,
             queue_us: None,

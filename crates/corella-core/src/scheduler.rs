@@ -5,26 +5,31 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::admission::VainAttempt;
+use crate::hold::Holds;
 use crate::kv_cache::KvCache;
 use crate::latency_objective::Deadlines;
 use crate::output_length::OutputLengths;
 use crate::pace::Pace;
 use crate::page_forecast::PageForecast;
 use crate::prefix_tree::Parent;
+use crate::receipt::Receipts;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::speculation::Speculator;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestError,
-    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
-    StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, KvEvent, Request, RequestError, RequestId,
+    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
 };
 
 /// Owns all requests and all KV pages; does no IO.
 ///
 /// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
 ///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
+/// * KV from and for other nodes: [`reserve`](Self::reserve),
+///   [`handle_kv_arrived`](Self::handle_kv_arrived), [`handle_kv_lost`](Self::handle_kv_lost),
+///   [`poll_kv_fact`](Self::poll_kv_fact), [`release_hold`](Self::release_hold),
+///   [`renew_hold`](Self::renew_hold), [`poll_deadline`](Self::poll_deadline)
 /// * Plan: [`schedule`](Self::schedule), and with a draft model before it
 ///   [`draft_requests`](Self::draft_requests) and [`give_drafts`](Self::give_drafts)
 /// * Feedback: [`update_from_output`](Self::update_from_output),
@@ -46,6 +51,9 @@ pub struct Scheduler {
     /// Requests with a slot, by rank: priority, then arrival.
     pub(crate) running: Vec<RequestIndex>,
     pub(crate) num_leaving: usize,
+    /// Requests with pages and without a slot, because another node computes their KV.
+    pub(crate) receipts: Receipts,
+    pub(crate) holds: Holds,
     pub(crate) kv: KvCache,
     pub(crate) free_slots: Vec<SlotId>,
     /// Free slots that no batch has announced as released yet.
@@ -68,7 +76,7 @@ pub struct Scheduler {
     pub(crate) vain_admission: Option<VainAttempt>,
     pub(crate) vain_preemption: Option<VainAttempt>,
     /// Between steps: it is large, and each step needs one.
-    unused_forecast: Option<Box<PageForecast>>,
+    pub(crate) unused_forecast: Option<Box<PageForecast>>,
     /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share).
     pub(crate) head_room_share: u32,
     pub(crate) deadlines: Deadlines,
@@ -90,6 +98,8 @@ impl Scheduler {
             waiting: WaitingQueue::default(),
             running: Vec::new(),
             num_leaving: 0,
+            receipts: Receipts::default(),
+            holds: Holds::default(),
             kv: KvCache::new(config.num_pages, config.page_size),
             free_slots: (0..config.max_num_seqs).rev().map(SlotId).collect(),
             released_slots: Vec::new(),
@@ -134,27 +144,46 @@ impl Scheduler {
             let max_tokens = self.config.check_request(&request)?;
             self.check_objectives(&request)?;
             let is_known = |other: &RequestState| other.request.id == request.id;
-            if self.index_of.contains_key(&request.id) || states.iter().any(is_known) {
+            if states.iter().any(is_known) {
                 return Err(AdmissionError::DuplicateId(request.id));
             }
-            let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
-            let rank = Rank {
-                priority: if is_by_priority { request.priority } else { 0 },
-                arrival_us: request.arrival_us,
-                arrival: self.num_arrivals + states.len() as u64,
-            };
-            let mut state = RequestState::new(request, rank, max_tokens);
-            state.speculator = Speculator::new(&self.config);
-            states.push(state);
+            states.push(self.new_state(request, max_tokens, states.len())?);
         }
         for state in states {
-            self.num_arrivals += 1;
-            let id = state.request.id;
-            let index = self.requests.insert(state);
-            self.index_of.insert(id, index);
+            let index = self.insert_state(state);
+            self.note_drawn_elsewhere(index);
             self.wait(index);
         }
         Ok(())
+    }
+
+    /// What is to be known of a request that comes behind `num_before` others of its call.
+    pub(crate) fn new_state(
+        &self,
+        request: Request,
+        max_tokens: u32,
+        num_before: usize,
+    ) -> Result<RequestState, AdmissionError> {
+        if self.index_of.contains_key(&request.id) {
+            return Err(AdmissionError::DuplicateId(request.id));
+        }
+        let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
+        let rank = Rank {
+            priority: if is_by_priority { request.priority } else { 0 },
+            arrival_us: request.arrival_us,
+            arrival: self.num_arrivals + num_before as u64,
+        };
+        let mut state = RequestState::new(request, rank, max_tokens);
+        state.speculator = Speculator::new(&self.config);
+        Ok(state)
+    }
+
+    pub(crate) fn insert_state(&mut self, state: RequestState) -> RequestIndex {
+        self.num_arrivals += 1;
+        let id = state.request.id;
+        let index = self.requests.insert(state);
+        self.index_of.insert(id, index);
+        index
     }
 
     /// Ends a request with one terminal output. False when it had ended already.
@@ -189,10 +218,9 @@ impl Scheduler {
         self.now_us = now_us;
         self.pace.note_time(now_us);
         self.drop_late();
-        let forecast = self.unused_forecast.take().unwrap_or_else(|| {
-            let is_timed = self.config.head_room == HeadRoom::Estimate;
-            Box::new(PageForecast::new(self.config.page_size, is_timed))
-        });
+        self.end_late_receipts();
+        self.end_leases();
+        let forecast = self.take_forecast();
         let mut plan = StepPlan::new(self.next_step, &self.config, forecast);
         self.preempt_less_urgent(&mut plan);
         loop {
@@ -203,6 +231,7 @@ impl Scheduler {
                 break;
             }
         }
+        self.start_arrived(&mut plan);
         self.continue_prefills(&mut plan);
         self.admit_waiting(&mut plan);
         self.fill_up_prefills(&mut plan);
@@ -305,8 +334,14 @@ impl Scheduler {
             }
             let victim = *self.running.last().expect("the asking request runs");
             if victim == index && self.running.len() == 1 {
-                if !self.inflight.is_empty() {
-                    // A page that a step in flight copies from is locked until it returns.
+                if let Some(arrived) = self.receipts.last_arrived() {
+                    self.preempt(arrived);
+                    continue;
+                }
+                if !self.inflight.is_empty() || self.waits_for_kv() {
+                    // A page that a step in flight copies from is locked until it returns, and
+                    // pages that others read or write until they have stopped.
+                    self.end_all_leases();
                     return false;
                 }
                 let num_pages = self.config.num_pages;
@@ -361,7 +396,7 @@ impl Scheduler {
 
     /// Makes the plan the next step in flight.
     fn commit(&mut self, mut plan: StepPlan) -> Option<Batch> {
-        self.unused_forecast = Some(plan.forecast);
+        self.keep_forecast(plan.forecast);
         if plan.batch.is_empty() {
             return None;
         }
@@ -370,6 +405,7 @@ impl Scheduler {
         self.next_step.0 += 1;
         self.counters.num_steps += 1;
         self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
+        self.announce_exports(plan.batch.step, &plan.entries);
         self.inflight.push_back(InflightStep {
             step: plan.batch.step,
             spans: plan.entries,
@@ -403,6 +439,9 @@ impl Scheduler {
         SchedulerStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
+            num_receiving: self.receipts.num_receiving(),
+            num_arrived: self.receipts.len() - self.receipts.num_receiving(),
+            num_held_pages: self.holds.num_pages(),
             num_inflight_steps: self.inflight.len(),
             num_pages: self.config.num_pages as usize,
             num_free_pages: self.kv.num_free(),
@@ -459,7 +498,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::BatchOutput;
+    use crate::{BatchOutput, HeadRoom};
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)

@@ -29,6 +29,10 @@ pub struct SchedulerConfig {
     pub max_queued_tokens: u64,
     /// Pages that pinned prefixes may take for good. No request counts on them.
     pub max_pinned_pages: u32,
+    /// Pages that other nodes may be reading. A request that would take more exports nothing.
+    pub max_held_pages: u32,
+    /// How long pages are kept for a reader that says nothing.
+    pub hold_lease_us: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
     /// Refuse requests that can no longer meet their [`LatencyObjectives`](crate::LatencyObjectives).
@@ -146,6 +150,8 @@ impl SchedulerConfig {
             max_queued_requests: 4096,
             max_queued_tokens: 1 << 24,
             max_pinned_pages: 0,
+            max_held_pages: num_pages / 2,
+            hold_lease_us: 30_000_000,
             enable_prefix_caching: true,
             enable_chunked_prefill: true,
             enable_slo_admission: false,

@@ -6,6 +6,12 @@ pub struct SchedulerStats {
     pub num_running: usize,
     /// Preempted requests included.
     pub num_waiting: usize,
+    /// Requests whose KV another node is computing, and those whose KV is there but which have no
+    /// slot yet.
+    pub num_receiving: usize,
+    pub num_arrived: usize,
+    /// Pages that other nodes may still be reading or writing after their request has let go.
+    pub num_held_pages: usize,
     /// Prompt tokens of those that were never admitted.
     pub num_queued_tokens: u64,
     /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.

@@ -21,6 +21,13 @@
 //! fail                               the oldest step fails
 //! run                                step as far as it goes and return, until nothing is left
 //! pin xyxy                           pin the whole pages of a prefix
+//! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
+//! add g prompt=4 export=on           another node wants the KV of its prompt
+//! facts                              what that node is told since it last asked
+//! release g                          nobody reads its pages any more; renew g=9000 gives more time
+//! reserve h prompt=4 until=9000      another node computes it, and must be done at 9,000 us
+//! arrive h=z                         … which it is, and drew z
+//! lose h · lose h=recompute          … which it is not
 //! abort a · reset · stats · share · hits · drafts
 //! ```
 
@@ -29,9 +36,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, LatencyObjectives,
-    Namespace, PrefillAdmissionPolicy, Request, RequestId, Sample, SamplingParams, Scheduler,
-    SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation, StoppingCriteria, TokenId,
+    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact,
+    LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, Request, RequestId, Sample,
+    SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation,
+    StoppingCriteria, TokenId,
 };
 
 #[test]
@@ -125,6 +133,8 @@ impl World {
                 "threshold" => config.long_prefill_token_threshold = number(),
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),
+                "held" => config.max_held_pages = number(),
+                "lease" => config.hold_lease_us = number().into(),
                 "pinned" => config.max_pinned_pages = number(),
                 "queue" => config.max_queued_requests = number(),
                 "cache" => config.enable_prefix_caching = value == "on",
@@ -192,6 +202,41 @@ impl World {
     fn run(&mut self, command: &str, words: &[&str]) {
         match command {
             "add" => self.add(words),
+            "reserve" => self.reserve(words),
+            "arrive" => {
+                let (id, token) = self.named(words[0]);
+                let token = token.and_then(|token| token.chars().next());
+                let token = token.map(TokenId::from).expect("a token was drawn");
+                if !self.scheduler.handle_kv_arrived(id, token) {
+                    self.say("nobody receives it");
+                }
+                self.print_outputs();
+            }
+            "lose" => {
+                let (id, how) = self.named(words[0]);
+                let how = match how {
+                    Some(_) => LostKv::Recompute,
+                    None => LostKv::End("its node has gone".into()),
+                };
+                if !self.scheduler.handle_kv_lost(id, how) {
+                    self.say("nothing is held for it");
+                }
+                self.print_outputs();
+            }
+            "release" => {
+                let (id, _) = self.named(words[0]);
+                if !self.scheduler.release_hold(id) {
+                    self.say("nothing is held for it");
+                }
+            }
+            "renew" => {
+                let (id, until) = self.named(words[0]);
+                let until_us = until.expect("a time").parse().unwrap();
+                if !self.scheduler.renew_hold(id, until_us) {
+                    self.say("too late");
+                }
+            }
+            "facts" => self.print_facts(),
             "ask" => {
                 let asked = self.scheduler.draft_requests();
                 let asked = asked.iter().map(|request| {
@@ -282,19 +327,102 @@ impl World {
         }
     }
 
+    /// A request by its name, and what stands behind that.
+    fn named<'a>(&self, word: &'a str) -> (RequestId, Option<&'a str>) {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        let known = self.names.iter().find(|(_, known)| *known == name);
+        (known.map_or(RequestId(u64::MAX), |(id, _)| *id), value)
+    }
+
+    fn reserve(&mut self, words: &[&str]) {
+        let (requests, until_us) = self.requests(&words[1..], 1);
+        let [request] = requests.try_into().expect("one request");
+        let id = request.id;
+        match self.scheduler.reserve(request, until_us) {
+            Ok(reservation) => {
+                self.names.insert(id, words[0].into());
+                let pages = reservation.pages.iter();
+                let pages: Vec<_> = pages.map(|page| page.to_string()).collect();
+                self.say(&format!(
+                    "pages {}, {} rows are there",
+                    pages.join(" "),
+                    reservation.num_cached_rows
+                ));
+            }
+            Err(error) => self.say(&format!("refused: {error}")),
+        }
+    }
+
+    fn print_facts(&mut self) {
+        while let Some(fact) = self.scheduler.poll_kv_fact() {
+            let line = match fact {
+                KvFact::Exported {
+                    request,
+                    step,
+                    first_row,
+                    end_row,
+                    pages,
+                } => {
+                    let pages: Vec<_> = pages.iter().map(|page| page.to_string()).collect();
+                    format!(
+                        "{}: rows {first_row}..{end_row} with step {step}, pages {}",
+                        self.names[&request],
+                        pages.join(" ")
+                    )
+                }
+                KvFact::Declined { request } => {
+                    format!("{}: nothing is exported", self.names[&request])
+                }
+                KvFact::ExportEnded { request, num_rows } => {
+                    format!("{}: {num_rows} rows, and no more", self.names[&request])
+                }
+                KvFact::LeaseEnded { request } => {
+                    format!("{}: the lease is over", self.names[&request])
+                }
+            };
+            self.say(&line);
+        }
+    }
+
     fn add(&mut self, words: &[&str]) {
         let (name, num_choices) = match words[0].split_once('=') {
             Some((name, choices)) => (name, choices.parse().unwrap()),
             None => (words[0], 1),
         };
+        let (requests, _) = self.requests(&words[1..], num_choices);
+        let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
+        match self.scheduler.add_requests(requests) {
+            Ok(()) if num_choices == 1 => {
+                self.names.insert(ids[0], name.into());
+            }
+            Ok(()) => {
+                for (choice, id) in ids.into_iter().enumerate() {
+                    self.names.insert(id, format!("{name}{choice}"));
+                }
+            }
+            Err(error) => self.say(&format!("refused: {error}")),
+        }
+    }
+
+    /// The choices of one call, and until when their KV must have arrived.
+    fn requests(&mut self, words: &[&str], num_choices: u32) -> (Vec<Request>, u64) {
+        let mut until_us = u64::MAX;
+        let mut output = Vec::new();
+        let mut exports_kv = false;
         let mut prompt = Vec::new();
         let mut stopping = StoppingCriteria::default();
         let mut namespace = Namespace::default();
         let mut priority = 0;
         let mut came_us = None;
         let mut objectives = LatencyObjectives::default();
-        for (key, value) in words[1..].iter().map(|word| word.split_once('=').unwrap()) {
+        for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             match key {
+                "until" => until_us = value.parse().unwrap(),
+                "drawn" => output = value.chars().map(TokenId::from).collect(),
+                "export" => exports_kv = value == "on",
                 "prompt" => {
                     prompt = match value.parse() {
                         Ok(num_tokens) => (0..num_tokens).map(|_| self.fresh_token()).collect(),
@@ -313,36 +441,25 @@ impl World {
                 _ => panic!("unknown property {key}"),
             }
         }
-        let requests: Vec<_> = (0..num_choices)
-            .map(|choice| {
-                let id = RequestId(self.names.len() as u64 + u64::from(choice));
-                Request {
-                    id,
-                    prompt: prompt.clone(),
-                    sampling: SamplingParams {
-                        choice,
-                        ..SamplingParams::GREEDY
-                    },
-                    stopping: stopping.clone(),
-                    priority,
-                    arrival_us: came_us.unwrap_or(self.now_us),
-                    objectives,
-                    namespace: namespace.clone(),
-                }
-            })
-            .collect();
-        let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
-        match self.scheduler.add_requests(requests) {
-            Ok(()) if num_choices == 1 => {
-                self.names.insert(ids[0], name.into());
+        let requests = (0..num_choices).map(|choice| {
+            let id = RequestId(self.names.len() as u64 + u64::from(choice));
+            Request {
+                id,
+                prompt: prompt.clone(),
+                output: output.clone(),
+                exports_kv,
+                sampling: SamplingParams {
+                    choice,
+                    ..SamplingParams::GREEDY
+                },
+                stopping: stopping.clone(),
+                priority,
+                arrival_us: came_us.unwrap_or(self.now_us),
+                objectives,
+                namespace: namespace.clone(),
             }
-            Ok(()) => {
-                for (choice, id) in ids.into_iter().enumerate() {
-                    self.names.insert(id, format!("{name}{choice}"));
-                }
-            }
-            Err(error) => self.say(&format!("refused: {error}")),
-        }
+        });
+        (requests.collect(), until_us)
     }
 
     /// False when there was nothing to plan.
@@ -490,6 +607,12 @@ impl World {
             stats.num_cached_pages,
             stats.num_in_use_pages
         ));
+        if stats.num_receiving + stats.num_arrived + stats.num_held_pages > 0 {
+            self.say(&format!(
+                "receiving {} arrived {} · pages held {}",
+                stats.num_receiving, stats.num_arrived, stats.num_held_pages
+            ));
+        }
         self.say(&format!(
             "scheduled {} generated {} · hits {} of {} · preempted {} evicted {}",
             stats.num_scheduled_tokens,

@@ -231,6 +231,8 @@ impl Engine {
         let first = Request {
             id: RequestId(self.shared.take_ids(num_choices)),
             prompt: submission.prompt,
+            output: Vec::new(),
+            exports_kv: false,
             sampling: submission.sampling,
             stopping: submission.stopping,
             priority: submission.priority,

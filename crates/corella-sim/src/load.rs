@@ -244,6 +244,8 @@ impl Writer {
             let request = Request {
                 id: RequestId(self.num_requests),
                 prompt: prompt.clone(),
+                output: Vec::new(),
+                exports_kv: false,
                 sampling: SamplingParams {
                     choice,
                     ..SamplingParams::GREEDY

@@ -1,0 +1,229 @@
+//! Pages that are kept for others after their request has let go of them.
+//!
+//! A request that exports its KV is read by somebody else, layer by layer, while its prompt is
+//! computed and for a while after it has ended. Its pages go into a hold as soon as it lets go of
+//! them, however it ends, and leave it only when [`Scheduler::release_hold`] says that nobody reads
+//! them any more. In the same way the pages of a request that gave up receiving are held until
+//! nobody can write to them any more.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use crate::request_state::RequestIndex;
+use crate::step_plan::InflightSpan;
+use crate::{PageId, RequestId, Scheduler, StepId};
+
+/// News for whoever moves KV from this pool to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvFact {
+    /// A planned step computes the last of these rows; earlier steps have computed the others, or
+    /// do so while in flight. Once the step is done with a layer, the rows of that layer may be
+    /// read until [`Scheduler::release_hold`]. If the step fails they mean nothing.
+    Exported {
+        request: RequestId,
+        step: StepId,
+        first_row: u32,
+        end_row: u32,
+        /// From the page of the first row to that of the last.
+        pages: Vec<PageId>,
+    },
+    /// More pages would be held than `max_held_pages`. The request runs on and exports nothing.
+    Declined { request: RequestId },
+    /// No more rows will be exported. The first `num_rows` have been computed by steps that have
+    /// returned; the pages stay as they are until [`Scheduler::release_hold`].
+    ExportEnded { request: RequestId, num_rows: u32 },
+    /// The hold's lease is over, or a running request needs the pages: whoever reads the pages is to stop, and to say so by
+    /// [`Scheduler::release_hold`]. Until then they stay.
+    LeaseEnded { request: RequestId },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    by_request: BTreeMap<RequestId, Hold>,
+    by_lease: BTreeSet<(u64, RequestId)>,
+    num_pages: usize,
+    /// Pages that running requests export: they will be held.
+    num_exporting_pages: usize,
+    facts: VecDeque<KvFact>,
+}
+
+#[derive(Debug)]
+struct Hold {
+    pages: Vec<PageId>,
+    /// `None` when the lease is over, or when there is none.
+    lease_us: Option<u64>,
+}
+
+impl Holds {
+    pub fn num_pages(&self) -> usize {
+        self.num_pages
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_request.is_empty()
+    }
+
+    pub fn is_exporting(&self) -> bool {
+        self.num_exporting_pages > 0
+    }
+
+    pub fn next_lease_us(&self) -> Option<u64> {
+        self.by_lease.first().map(|&(lease_us, _)| lease_us)
+    }
+
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.by_request
+            .values()
+            .flat_map(|hold| &hold.pages)
+            .copied()
+    }
+
+    /// Keeps the pages, each with the lock that its table had, for `request`.
+    pub fn insert(&mut self, request: RequestId, pages: Vec<PageId>, lease_us: Option<u64>) {
+        self.num_pages += pages.len();
+        self.by_lease
+            .extend(lease_us.map(|lease_us| (lease_us, request)));
+        let before = self.by_request.insert(request, Hold { pages, lease_us });
+        assert!(before.is_none(), "request {request} holds pages twice");
+    }
+
+    fn remove(&mut self, request: RequestId) -> Option<Vec<PageId>> {
+        let hold = self.by_request.remove(&request)?;
+        if let Some(lease_us) = hold.lease_us {
+            self.by_lease.remove(&(lease_us, request));
+        }
+        self.num_pages -= hold.pages.len();
+        Some(hold.pages)
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self, num_exporting_pages: usize) {
+        let num_pages: usize = self.by_request.values().map(|hold| hold.pages.len()).sum();
+        assert_eq!(num_pages, self.num_pages, "held pages");
+        assert_eq!(
+            num_exporting_pages, self.num_exporting_pages,
+            "exporting pages"
+        );
+        let leases = self.by_request.iter();
+        let leases: BTreeSet<_> = leases
+            .filter_map(|(&request, hold)| Some((hold.lease_us?, request)))
+            .collect();
+        assert_eq!(leases, self.by_lease, "leases of held pages");
+    }
+}
+
+impl Scheduler {
+    /// What has become of KV that is wanted elsewhere, in order.
+    pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
+        self.holds.facts.pop_front()
+    }
+
+    /// Whoever read a request's pages has stopped, or whoever wrote to them has. False when none
+    /// are held for it.
+    pub fn release_hold(&mut self, request: RequestId) -> bool {
+        let Some(pages) = self.holds.remove(request) else {
+            return false;
+        };
+        self.num_changes += 1;
+        self.kv.unlock_all(pages);
+        true
+    }
+
+    /// Gives the reader of a hold until `lease_us`. False when its lease is over.
+    pub fn renew_hold(&mut self, request: RequestId, lease_us: u64) -> bool {
+        let Some(hold) = self.holds.by_request.get_mut(&request) else {
+            return false;
+        };
+        let Some(before) = hold.lease_us.replace(lease_us) else {
+            hold.lease_us = None;
+            return false;
+        };
+        self.holds.by_lease.remove(&(before, request));
+        self.holds.by_lease.insert((lease_us, request));
+        true
+    }
+
+    /// A request that exports its KV has taken its pages: they count as held from now on.
+    pub(crate) fn begin_export(&mut self, index: RequestIndex) {
+        let state = &mut self.requests[index];
+        let num_pages = state.table.len();
+        let holds = &mut self.holds;
+        let num_held_pages = holds.num_pages + holds.num_exporting_pages + num_pages;
+        if num_held_pages > self.config.max_held_pages as usize {
+            state.request.exports_kv = false;
+            let request = state.request.id;
+            holds.facts.push_back(KvFact::Declined { request });
+            return;
+        }
+        state.num_exporting_pages = num_pages as u32;
+        holds.num_exporting_pages += num_pages;
+    }
+
+    /// Says which rows a planned step makes of those that are wanted elsewhere.
+    pub(crate) fn announce_exports(&mut self, step: StepId, spans: &[InflightSpan]) {
+        if !self.holds.is_exporting() {
+            return;
+        }
+        for span in spans {
+            let state = &mut self.requests[span.index];
+            let end_row = state.num_scheduled_tokens.min(state.prefill_end);
+            let first_row = state.num_exported_rows;
+            if state.num_exporting_pages == 0 || first_row >= end_row {
+                continue;
+            }
+            state.num_exported_rows = end_row;
+            let first = (first_row / self.config.page_size) as usize;
+            let end = end_row.div_ceil(self.config.page_size) as usize;
+            self.holds.facts.push_back(KvFact::Exported {
+                request: state.request.id,
+                step,
+                first_row,
+                end_row,
+                pages: state.table[first..end].to_vec(),
+            });
+        }
+    }
+
+    /// Keeps the pages of a request that exports its KV, when it lets go of them.
+    pub(crate) fn hold_exported(&mut self, index: RequestIndex) {
+        let lease_us = self.now_us().saturating_add(self.config.hold_lease_us);
+        let state = &mut self.requests[index];
+        let num_pages = core::mem::take(&mut state.num_exporting_pages) as usize;
+        if num_pages == 0 {
+            return;
+        }
+        self.holds.num_exporting_pages -= num_pages;
+        state.request.exports_kv = false;
+        let request = state.request.id;
+        let pages = core::mem::take(&mut state.table);
+        self.holds.facts.push_back(KvFact::ExportEnded {
+            request,
+            num_rows: state.num_computed_tokens.min(state.num_exported_rows),
+        });
+        self.holds.insert(request, pages, Some(lease_us));
+    }
+
+    /// Tells of the leases that are over.
+    pub(crate) fn end_leases(&mut self) {
+        self.end_leases_up_to(self.now_us());
+    }
+
+    /// Readers give way to a request that runs and finds no page.
+    pub(crate) fn end_all_leases(&mut self) {
+        self.end_leases_up_to(u64::MAX);
+    }
+
+    fn end_leases_up_to(&mut self, now_us: u64) {
+        let holds = &mut self.holds;
+        while let Some(&(lease_us, request)) = holds.by_lease.first()
+            && lease_us <= now_us
+        {
+            holds.by_lease.pop_first();
+            if let Some(hold) = holds.by_request.get_mut(&request) {
+                hold.lease_us = None;
+            }
+            holds.facts.push_back(KvFact::LeaseEnded { request });
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Requests whose prompt another node computes: their pages are taken before their KV comes.
+//!
+//! ```text
+//! reserve ──▶ Receiving ──handle_kv_arrived──▶ Arrived ──a slot is free──▶ Running
+//!                 │ handle_kv_lost
+//!                 └──▶ Waiting, to be computed here, or ended
+//! ```
+//!
+//! A reservation takes all pages of the prompt at once, so that two requests which are half there
+//! never wait for each other's pages, and is counted in the head-room like a running request.
+//! Received pages are in no batch and not in the prefix tree before all of them have arrived.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::prefix_tree::KnownPath;
+use crate::request_state::{RequestIndex, Stage};
+use crate::step_plan::StepPlan;
+use crate::{
+    AdmissionError, FinishReason, PageId, Request, RequestError, RequestId, Scheduler, TokenId,
+};
+
+/// The pages that a request was given for KV to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Those of all its tokens, in order.
+    pub pages: Vec<PageId>,
+    /// The first rows, in whole pages, are there already and must not be written.
+    pub num_cached_rows: u32,
+}
+
+/// Why no pages were reserved. Nothing was kept of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReserveError {
+    /// It could never run here.
+    Refused(AdmissionError),
+    /// Not now: another node may have room.
+    NoRoom {
+        num_needed_pages: usize,
+        num_available_pages: usize,
+    },
+}
+
+/// What becomes of a request whose KV does not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostKv {
+    /// It waits to be computed here.
+    Recompute,
+    /// It ends with this reason.
+    End(alloc::boxed::Box<str>),
+}
+
+/// Requests that have pages and no slot.
+#[derive(Debug, Default)]
+pub(crate) struct Receipts {
+    /// Those whose KV is still to come.
+    by_deadline: BTreeSet<(u64, RequestIndex)>,
+    /// Those whose KV is there, by rank.
+    arrived: Vec<RequestIndex>,
+}
+
+impl Receipts {
+    pub fn len(&self) -> usize {
+        self.by_deadline.len() + self.arrived.len()
+    }
+
+    pub fn num_receiving(&self) -> usize {
+        self.by_deadline.len()
+    }
+
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.by_deadline
+            .first()
+            .map(|&(deadline_us, _)| deadline_us)
+    }
+
+    /// All of them, those that have arrived first.
+    pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
+        let receiving = self.by_deadline.iter().map(|&(_, index)| index);
+        self.arrived.iter().copied().chain(receiving)
+    }
+
+    pub fn last_arrived(&self) -> Option<RequestIndex> {
+        self.arrived.last().copied()
+    }
+}
+
+impl Scheduler {
+    /// Takes the pages of a request whose KV another node computes, until `deadline_us`: of all the
+    /// tokens that it has, which are its prompt and what was drawn for it before. It counts on as
+    /// many more as its output is expected to take.
+    ///
+    /// When the deadline passes before [`handle_kv_arrived`](Self::handle_kv_arrived), or it is
+    /// aborted, the request ends, and its pages stay taken until
+    /// [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any more.
+    pub fn reserve(
+        &mut self,
+        request: Request,
+        deadline_us: u64,
+    ) -> Result<Reservation, ReserveError> {
+        let max_tokens = self.config.check_request(&request);
+        let max_tokens = max_tokens.map_err(ReserveError::Refused)?;
+        let state = self.new_state(request, max_tokens, 0);
+        let state = state.map_err(ReserveError::Refused)?;
+        let index = self.insert_state(state);
+        let matched = self.ready_prefix(index);
+        self.expect_output(index);
+        let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
+        let state = &self.requests[index];
+        let num_rows = state.num_known_tokens();
+        let num_pages = num_rows.div_ceil(self.config.page_size);
+        let num_new_pages = num_pages as usize - num_in_use;
+        let demand = self.page_demand(state, num_pages, num_in_use as u32);
+        let mut forecast = self.take_forecast();
+        self.forecast_present(&mut forecast);
+        let num_needed_pages = num_new_pages + forecast.peak_with(&demand);
+        self.keep_forecast(forecast);
+        let num_available_pages = self.kv.num_available();
+        let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
+        if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
+        {
+            let state = self.requests.remove(index);
+            self.index_of.remove(&state.request.id);
+            return Err(ReserveError::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            });
+        }
+        for &page in &matched {
+            self.kv.lock(page);
+        }
+        let state = &mut self.requests[index];
+        let num_matched_pages = matched.len() as u32;
+        let num_cached_rows = num_matched_pages * self.config.page_size;
+        state.table = matched;
+        let num_left = (num_pages - num_matched_pages) as usize;
+        let has_pages = self.kv.try_allocate(num_left, &mut state.table);
+        assert!(
+            has_pages,
+            "the pages of a reservation were counted after locking"
+        );
+        state.stage = Stage::Receiving;
+        state.num_published_pages = num_matched_pages;
+        state.num_shared_pages = num_in_use as u32;
+        state.num_computed_tokens = num_cached_rows;
+        state.num_scheduled_tokens = num_cached_rows;
+        state.prefill_end = num_rows;
+        state.receipt_deadline_us = deadline_us;
+        let pages = state.table.clone();
+        self.receipts.by_deadline.insert((deadline_us, index));
+        self.num_changes += 1;
+        Ok(Reservation {
+            pages,
+            num_cached_rows,
+        })
+    }
+
+    /// The whole pages of its tokens that the prefix tree has, as far as they are computed.
+    fn ready_prefix(&self, index: RequestIndex) -> Vec<PageId> {
+        if !self.config.enable_prefix_caching {
+            return Vec::new();
+        }
+        let state = &self.requests[index];
+        let namespace = &state.request.namespace;
+        let matched = self
+            .kv
+            .match_prefix(namespace, &state.tokens, self.next_step);
+        let last_returned = self.last_returned();
+        let is_ready = |page: &PageId| self.kv.filled_by(*page) <= last_returned;
+        matched.pages.into_iter().take_while(is_ready).collect()
+    }
+
+    /// All rows of a request that was reserved are in its pages, and `token` was drawn behind them.
+    /// It waits for a slot from now on. False when it has ended, or its deadline has passed: then
+    /// [`handle_kv_lost`](Self::handle_kv_lost) lets go of its pages.
+    pub fn handle_kv_arrived(&mut self, id: RequestId, token: TokenId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &mut self.requests[index];
+        self.receipts
+            .by_deadline
+            .remove(&(state.receipt_deadline_us, index));
+        let num_rows = state.num_known_tokens();
+        state.tokens.push(token);
+        state.num_computed_tokens = num_rows;
+        state.num_scheduled_tokens = num_rows;
+        state.stage = Stage::Arrived;
+        let rank = state.rank;
+        let is_last = state.finish_reason();
+        self.note_drawn_elsewhere(index);
+        let requests = &self.requests;
+        let arrived = &mut self.receipts.arrived;
+        let at = arrived.partition_point(|&other| requests[other].rank < rank);
+        arrived.insert(at, index);
+        if let Some(reason) = is_last {
+            self.finish(index, reason, None);
+        }
+        true
+    }
+
+    /// Nobody writes to the pages of a request that was reserved any more, and not all of its KV has
+    /// come. If it has ended meanwhile its pages are let go. False when nothing was known of it.
+    pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return self.release_hold(id);
+        };
+        match how {
+            LostKv::Recompute => self.stop_receiving(index),
+            LostKv::End(reason) => {
+                self.stop_receiving(index);
+                let error = RequestError::KvNotReceived(reason);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+        true
+    }
+
+    /// The next time at which something ends by itself. Whoever drives the scheduler calls
+    /// [`schedule`](Self::schedule) by then.
+    pub fn poll_deadline(&self) -> Option<u64> {
+        let receipt_us = self.receipts.next_deadline_us();
+        let lease_us = self.holds.next_lease_us();
+        receipt_us.into_iter().chain(lease_us).min()
+    }
+
+    /// Whether requests may go on when others fill pages, or have read them.
+    pub fn waits_for_kv(&self) -> bool {
+        self.receipts.num_receiving() > 0 || !self.holds.is_empty()
+    }
+
+    fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
+        let &index = self.index_of.get(&id)?;
+        (self.requests[index].stage == Stage::Receiving).then_some(index)
+    }
+
+    /// Lets go of a receiving request's pages, which nobody writes to, and has it wait.
+    fn stop_receiving(&mut self, index: RequestIndex) {
+        let deadline_us = self.requests[index].receipt_deadline_us;
+        self.receipts.by_deadline.remove(&(deadline_us, index));
+        let state = &mut self.requests[index];
+        let pages = core::mem::take(&mut state.table);
+        self.kv.unlock_all(pages);
+        state.stage = Stage::Waiting;
+        state.num_computed_tokens = 0;
+        state.num_scheduled_tokens = 0;
+        state.num_published_pages = 0;
+        state.prefill_end = 0;
+        self.wait(index);
+    }
+
+    /// Takes a request that is leaving out of those that have no slot. What is still to come could
+    /// be written late, so its pages are held.
+    pub(crate) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
+        let state = &mut self.requests[index];
+        if stage == Stage::Arrived {
+            self.receipts.arrived.retain(|&other| other != index);
+            return;
+        }
+        self.receipts
+            .by_deadline
+            .remove(&(state.receipt_deadline_us, index));
+        let pages = core::mem::take(&mut state.table);
+        state.num_computed_tokens = 0;
+        state.num_published_pages = 0;
+        self.holds.insert(state.request.id, pages, None);
+    }
+
+    /// Ends the requests whose KV has not come in time.
+    pub(crate) fn end_late_receipts(&mut self) {
+        while let Some(&(deadline_us, index)) = self.receipts.by_deadline.first()
+            && deadline_us <= self.now_us()
+        {
+            let reason = "it was not there at the deadline".into();
+            let error = RequestError::KvNotReceived(reason);
+            self.finish(index, FinishReason::Error(error), None);
+        }
+    }
+
+    /// Gives slots to requests whose KV is there, by rank, and plans their next token.
+    pub(crate) fn start_arrived(&mut self, plan: &mut StepPlan) {
+        while let Some(&index) = self.receipts.arrived.first() {
+            let has_budget = plan.budget.tokens_left > 0
+                && plan.entries.len() < self.config.max_decode_seqs as usize;
+            if self.free_slots.is_empty() || !has_budget || !self.has_page_for_row(index, plan) {
+                return;
+            }
+            self.receipts.arrived.remove(0);
+            self.start_with_kv(index, plan);
+        }
+    }
+
+    /// Sees to it that the table of a request without a slot holds the next position. The youngest
+    /// of those that have arrived give their pages back when nobody runs who would.
+    fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
+        loop {
+            let state = &mut self.requests[index];
+            let num_rows = state.table.len() as u32 * self.config.page_size;
+            if state.num_scheduled_tokens < num_rows || self.kv.try_allocate(1, &mut state.table) {
+                return true;
+            }
+            plan.is_short_of_pages = true;
+            let is_quiet = self.running.is_empty() && self.inflight.is_empty();
+            let last = self.receipts.last_arrived();
+            match last.filter(|_| is_quiet && self.num_leaving == 0) {
+                Some(last) if last != index => self.preempt(last),
+                Some(_) if !self.waits_for_kv() => {
+                    let num_pages = self.config.num_pages;
+                    let error = RequestError::PoolExhausted { num_pages };
+                    self.finish(index, FinishReason::Error(error), None);
+                    return false;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// Gives a slot to a request that has its KV, and computes its last token.
+    fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
+        let slot = self.free_slots.pop().expect("a slot is free");
+        let now_us = self.now_us();
+        let state = &mut self.requests[index];
+        state.slot = Some(slot);
+        state.stage = Stage::Running;
+        state.known_path = KnownPath::default();
+        state.prefill_end = state.num_scheduled_tokens;
+        state.started_step = plan.batch.step;
+        plan.start_slot(state, slot);
+        plan.extend_table(state, slot, 0);
+        if state.num_cached_tokens.is_none() {
+            state.num_cached_tokens = Some(state.num_published_pages * self.config.page_size);
+            state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
+            self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
+        }
+        let rank = state.rank;
+        let requests = &self.requests;
+        let at = self.running.partition_point(|&i| requests[i].rank < rank);
+        self.running.insert(at, index);
+        self.plan_span(index, 1, plan);
+    }
+}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => error.fmt(f),
+            Self::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            } => write!(
+                f,
+                "with it, requests are expected to take {num_needed_pages} more KV pages, and \
+                 {num_available_pages} are available"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ReserveError {}
