@@ -115,6 +115,8 @@ fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenI
 fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
     Submission {
         prompt,
+        output: Vec::new(),
+        exports_kv: false,
         sampling: SamplingParams::GREEDY,
         num_choices: 1,
         stopping: StoppingCriteria {

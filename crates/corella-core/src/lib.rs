@@ -58,7 +58,7 @@ pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use pin::PinError;
 pub use prefix_tree::{Parent, PrefixMatch};
-pub use receipt::{LostKv, Reservation, ReserveError};
+pub use receipt::{LostKv, Reservation};
 pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
 };

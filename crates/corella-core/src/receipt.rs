@@ -12,7 +12,6 @@
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
-use core::fmt;
 
 use crate::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, Stage};
@@ -28,18 +27,6 @@ pub struct Reservation {
     pub pages: Vec<PageId>,
     /// The first rows, in whole pages, are there already and must not be written.
     pub num_cached_rows: u32,
-}
-
-/// Why no pages were reserved. Nothing was kept of the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReserveError {
-    /// It could never run here.
-    Refused(AdmissionError),
-    /// Not now: another node may have room.
-    NoRoom {
-        num_needed_pages: usize,
-        num_available_pages: usize,
-    },
 }
 
 /// What becomes of a request whose KV does not come.
@@ -94,15 +81,15 @@ impl Scheduler {
     /// When the deadline passes before [`handle_kv_arrived`](Self::handle_kv_arrived), or it is
     /// aborted, the request ends, and its pages stay taken until
     /// [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any more.
+    ///
+    /// [`AdmissionError::NoRoom`] says that another node may have room.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
-    ) -> Result<Reservation, ReserveError> {
-        let max_tokens = self.config.check_request(&request);
-        let max_tokens = max_tokens.map_err(ReserveError::Refused)?;
-        let state = self.new_state(request, max_tokens, 0);
-        let state = state.map_err(ReserveError::Refused)?;
+    ) -> Result<Reservation, AdmissionError> {
+        let max_tokens = self.config.check_request(&request)?;
+        let state = self.new_state(request, max_tokens, 0)?;
         let index = self.insert_state(state);
         let matched = self.ready_prefix(index);
         self.expect_output(index);
@@ -122,7 +109,7 @@ impl Scheduler {
         {
             let state = self.requests.remove(index);
             self.index_of.remove(&state.request.id);
-            return Err(ReserveError::NoRoom {
+            return Err(AdmissionError::NoRoom {
                 num_needed_pages,
                 num_available_pages,
             });
@@ -340,21 +327,3 @@ impl Scheduler {
         self.plan_span(index, 1, plan);
     }
 }
-
-impl fmt::Display for ReserveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(error) => error.fmt(f),
-            Self::NoRoom {
-                num_needed_pages,
-                num_available_pages,
-            } => write!(
-                f,
-                "with it, requests are expected to take {num_needed_pages} more KV pages, and \
-                 {num_available_pages} are available"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for ReserveError {}

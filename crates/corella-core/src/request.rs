@@ -155,6 +155,11 @@ pub enum AdmissionError {
     },
     /// It would be too late for its caller.
     ObjectiveMissed(MissedObjective),
+    /// No KV pages can be reserved now for what another node computes.
+    NoRoom {
+        num_needed_pages: usize,
+        num_available_pages: usize,
+    },
 }
 
 impl fmt::Display for AdmissionError {
@@ -212,6 +217,14 @@ impl fmt::Display for AdmissionError {
                 "{num_queued_tokens} prompt tokens are already waiting, and {limit} may"
             ),
             Self::ObjectiveMissed(missed) => missed.fmt(f),
+            Self::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            } => write!(
+                f,
+                "with it, requests are expected to take {num_needed_pages} more KV pages, and \
+                 {num_available_pages} are available"
+            ),
         }
     }
 }

@@ -212,14 +212,14 @@ impl Scheduler {
     /// Plans the next step: running requests first, then waiting ones, then drafts. `None` when there is
     /// nothing to do, or when `max_inflight_steps` have not returned.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
+        self.now_us = now_us;
+        self.end_late_receipts();
+        self.end_leases();
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
             return None;
         }
-        self.now_us = now_us;
         self.pace.note_time(now_us);
         self.drop_late();
-        self.end_late_receipts();
-        self.end_leases();
         let forecast = self.take_forecast();
         let mut plan = StepPlan::new(self.next_step, &self.config, forecast);
         self.preempt_less_urgent(&mut plan);

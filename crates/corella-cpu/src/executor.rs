@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::panic::resume_unwind;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, PageId, StepId, TokenId};
 use corella_model::{
     DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
-    TokenMask, WeightFormat,
+    StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::core_affinity::allowed_cores;
@@ -21,7 +21,7 @@ use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
 use crate::packed_image::PackedImage;
 use crate::profile::Profile;
 use crate::slot::{SlotLimits, Slots};
-use crate::stage::{Command, Output, Stage};
+use crate::stage::{CallerWaker, Command, Output, Stage};
 use crate::step_plan::StepPlan;
 use crate::thread_pool::ThreadPool;
 use crate::weights::PackedWeights;
@@ -67,6 +67,7 @@ pub struct CpuExecutor {
     vocab_size: usize,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
+    waker: Arc<OnceLock<StepWaker>>,
     stages: Vec<JoinHandle<()>>,
 }
 
@@ -162,6 +163,7 @@ impl CpuExecutor {
             vocab_size: spec.vocab_size,
             commands,
             results,
+            waker: Arc::default(),
             stages: Vec::new(),
         };
         for (stage, pool) in pools.into_iter().enumerate() {
@@ -193,6 +195,7 @@ impl CpuExecutor {
                 false => Output::Next(next),
                 true => Output::Caller {
                     results: results_sender.clone(),
+                    waker: CallerWaker(executor.waker.clone()),
                     first: (!is_first).then(|| executor.commands.clone()),
                 },
             };
@@ -266,6 +269,18 @@ impl Executor for CpuExecutor {
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
         self.results.recv().unwrap_or_else(|_| Err(lost()))
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        match self.results.try_recv() {
+            Ok(result) => result.map(Some),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(lost()),
+        }
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
     }
 
     fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {

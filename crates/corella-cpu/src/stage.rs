@@ -8,11 +8,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
-use corella_model::{ExecutorError, TokenMask, sample};
+use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
 
 use crate::forward::Forward;
 use crate::profile::{Operation, Walk};
@@ -48,9 +48,28 @@ pub enum Output {
     Next(SyncSender<Command>),
     Caller {
         results: SyncSender<Result<BatchOutput, ExecutorError>>,
+        /// Behind `results`: when this stage ends, its caller is woken and finds them closed.
+        waker: CallerWaker,
         /// Another stage, which has to know what was drawn.
         first: Option<SyncSender<Command>>,
     },
+}
+
+/// Wakes the caller after each result and at the end.
+pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
+
+impl CallerWaker {
+    fn wake(&self) {
+        if let Some(waker) = self.0.get() {
+            waker();
+        }
+    }
+}
+
+impl Drop for CallerWaker {
+    fn drop(&mut self) {
+        self.wake();
+    }
 }
 
 /// Its thread is also worker 0 of its pool.
@@ -232,7 +251,12 @@ impl Stage {
     }
 
     fn answer(&mut self, batch: &Batch, result: Result<BatchOutput, String>) -> Result<(), Closed> {
-        let Output::Caller { results, first } = &self.output else {
+        let Output::Caller {
+            results,
+            waker,
+            first,
+        } = &self.output
+        else {
             return Ok(());
         };
         let step = batch.step;
@@ -251,7 +275,9 @@ impl Stage {
                 .map_err(|_| Closed)?;
         }
         let result = result.map_err(|reason| ExecutorError::StepFailed { step, reason });
-        results.send(result).map_err(|_| Closed)
+        results.send(result).map_err(|_| Closed)?;
+        waker.wake();
+        Ok(())
     }
 
     fn copy_pages(&mut self, batch: &Batch) -> Result<(), String> {

@@ -5,14 +5,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, ConfigError, FinishReason, KvEvent, LatencyObjectives, Namespace, PinError,
-    Request, RequestId, SamplingParams, Scheduler, SchedulerConfig, Speculation, StoppingCriteria,
-    TokenId,
+    AdmissionError, ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace,
+    PinError, Request, RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig,
+    Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::{Executor, ExecutorError, KvLayout};
 use crossbeam_channel::Sender;
@@ -20,7 +20,8 @@ use crossbeam_channel::Sender;
 use crate::drafter::{DraftModel, Drafter};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
-use crate::kv_feed::{KvEventStream, KvFeed};
+use crate::feed::Feed;
+use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, Receipt};
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
@@ -63,6 +64,10 @@ pub struct Engine {
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub prompt: Vec<TokenId>,
+    /// Tokens that were drawn elsewhere: they count as output, and are not emitted again.
+    pub output: Vec<TokenId>,
+    /// Another node wants the KV of its prompt: [`Engine::exchange_kv`] says which rows are there.
+    pub exports_kv: bool,
     /// `choice` is the first choice's; the others count up from it.
     pub sampling: SamplingParams,
     pub num_choices: u32,
@@ -141,7 +146,7 @@ impl Engine {
 
     fn start_with(
         config: EngineConfig,
-        executor: Box<dyn Executor>,
+        mut executor: Box<dyn Executor>,
         draft_model: Option<DraftModel>,
     ) -> Result<Self, EngineError> {
         let scheduler = Scheduler::new(config.scheduler.clone()).map_err(EngineError::Config)?;
@@ -188,6 +193,11 @@ impl Engine {
         // Between two drains there may be the live requests' adds and aborts, and the aborts of
         // requests that have ended since, of which there are no more. So sending never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
+        // One token says that something may have happened; more would say no more.
+        let (wake, wake_receiver) = crossbeam_channel::bounded(1);
+        executor.set_waker(Arc::new(move || {
+            let _ = wake.try_send(());
+        }));
         let watchdog = |subject| {
             let (timeout, deadline) = (config.step_timeout, config.step_deadline);
             Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
@@ -203,7 +213,9 @@ impl Engine {
             drafter,
             commands,
             streams: HashMap::new(),
-            kv_feed: KvFeed::default(),
+            wake: wake_receiver,
+            kv_events: Feed::default(),
+            kv_facts: Feed::default(),
             in_flight: InFlight::new(watchdog, shared.clone()),
             step_log: StepLog::new(config.step_log_len, config.step_log_path),
             shared: shared.clone(),
@@ -228,24 +240,7 @@ impl Engine {
     /// One stream for each choice, all or none. Never blocks.
     pub fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
-        let first = Request {
-            id: RequestId(self.shared.take_ids(num_choices)),
-            prompt: submission.prompt,
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: submission.sampling,
-            stopping: submission.stopping,
-            priority: submission.priority,
-            arrival_us: self.shared.now_us(),
-            objectives: submission.objectives,
-            namespace: submission.namespace,
-        };
-        self.shared
-            .limits
-            .check_request(&first)
-            .map_err(SubmitError::Refused)?;
-        self.shared.reserve(num_choices)?;
-
+        let first = self.take_in(submission)?;
         let mut requests = Vec::with_capacity(num_choices as usize);
         let mut senders = Vec::with_capacity(num_choices as usize);
         let mut streams = Vec::with_capacity(num_choices as usize);
@@ -264,6 +259,68 @@ impl Engine {
         Ok(streams)
     }
 
+    /// Takes KV pages for one choice whose prompt another node computes, and which must be there
+    /// within `timeout`. The stream's first event comes within milliseconds, outputs after
+    /// [`KvExchange::handle_kv_arrived`]. Whoever drops the stream, or sees it end, before all KV has
+    /// arrived still has to call [`KvExchange::handle_kv_lost`] when nobody writes to the pages any
+    /// more.
+    pub fn reserve(
+        &self,
+        submission: Submission,
+        timeout: Duration,
+    ) -> Result<Receipt, SubmitError> {
+        let request = self.take_in(Submission {
+            num_choices: 1,
+            ..submission
+        })?;
+        let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
+        let reservation = Arc::new(OnceLock::new());
+        let _ = self.commands.send(Command::Reserve {
+            request,
+            timeout,
+            sender,
+            reservation: reservation.clone(),
+        });
+        Ok(Receipt {
+            stream,
+            reservation,
+        })
+    }
+
+    /// KV facts of requests that export theirs, and the way to say what has become of KV. Without an
+    /// exchange exported pages are let go of as soon as their request is.
+    pub fn exchange_kv(&self) -> KvExchange {
+        let (subscriber, facts) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
+        let _ = self.commands.send(Command::SubscribeKvFacts(subscriber));
+        KvExchange {
+            commands: self.commands.clone(),
+            facts,
+        }
+    }
+
+    /// Checks a submission and counts its choices as live. The first one's request.
+    fn take_in(&self, submission: Submission) -> Result<Request, SubmitError> {
+        let num_choices = submission.num_choices;
+        let first = Request {
+            id: RequestId(self.shared.take_ids(num_choices)),
+            prompt: submission.prompt,
+            output: submission.output,
+            exports_kv: submission.exports_kv,
+            sampling: submission.sampling,
+            stopping: submission.stopping,
+            priority: submission.priority,
+            arrival_us: self.shared.now_us(),
+            objectives: submission.objectives,
+            namespace: submission.namespace,
+        };
+        self.shared
+            .limits
+            .check_request(&first)
+            .map_err(SubmitError::Refused)?;
+        self.shared.count_live(num_choices)?;
+        Ok(first)
+    }
+
     /// Forgets all cached prefixes. Blocks until the step in flight has returned.
     pub fn reset_prefix_cache(&self) -> Result<(), ResetError> {
         let (reply, answer) = crossbeam_channel::bounded(1);
@@ -278,6 +335,8 @@ impl Engine {
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
         let submission = Submission {
             prompt: tokens.clone(),
+            output: Vec::new(),
+            exports_kv: false,
             sampling: SamplingParams::GREEDY,
             num_choices: 1,
             stopping: StoppingCriteria {
@@ -413,7 +472,16 @@ pub(crate) enum Command {
         requests: Vec<Request>,
         senders: Vec<StreamSender>,
     },
+    /// Its pages are to be filled within `timeout`.
+    Reserve {
+        request: Request,
+        timeout: Duration,
+        sender: StreamSender,
+        reservation: Arc<OnceLock<Reservation>>,
+    },
     Abort(RequestId),
+    Kv(KvCommand),
+    SubscribeKvFacts(Sender<KvFact>),
     PinPrefix {
         tokens: Vec<TokenId>,
         reply: Sender<Result<usize, PinError>>,
@@ -465,7 +533,7 @@ impl Shared {
 
     /// Counts requests as live. The core decides about the queue; this bound is only what
     /// no queue decision could exceed, and keeps the command channel finite.
-    fn reserve(&self, num_choices: u32) -> Result<(), SubmitError> {
+    fn count_live(&self, num_choices: u32) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         match &inner.state {
             EngineState::Ready => {}

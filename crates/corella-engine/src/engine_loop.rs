@@ -5,15 +5,16 @@ use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use corella_core::{Batch, BatchOutput, Namespace, RequestId, Scheduler, StepId};
+use corella_core::{Batch, BatchOutput, KvEvent, KvFact, Namespace, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Select, TryRecvError};
 
 use crate::drafter::Drafter;
 use crate::engine::{Command, ResetError, Shared};
-use crate::kv_feed::KvFeed;
+use crate::feed::Feed;
+use crate::kv_exchange::KvCommand;
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender};
 use crate::watchdog::{Watchdog, WatchedStep};
@@ -26,7 +27,10 @@ pub(crate) struct EngineLoop {
     pub(crate) drafter: Option<Drafter>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
-    pub(crate) kv_feed: KvFeed,
+    /// Has a token when a step may have returned.
+    pub(crate) wake: Receiver<()>,
+    pub(crate) kv_events: Feed<KvEvent>,
+    pub(crate) kv_facts: Feed<KvFact>,
     pub(crate) in_flight: InFlight,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
@@ -40,9 +44,13 @@ pub(crate) enum Stopped {
 
 enum Event {
     Command(Command),
-    KvFeedMoved,
+    /// A subscriber has room, a deadline has come, or a step goes on.
+    Nothing,
     StepReturned(BatchOutput),
-    StepFailed { step: StepId, reason: String },
+    StepFailed {
+        step: StepId,
+        reason: String,
+    },
 }
 
 impl EngineLoop {
@@ -53,7 +61,7 @@ impl EngineLoop {
             self.forward_outputs();
             match self.next_event()? {
                 Event::Command(command) => self.handle_command(command)?,
-                Event::KvFeedMoved => {}
+                Event::Nothing => {}
                 Event::StepReturned(output) => self.handle_step_returned(&output),
                 Event::StepFailed { step, reason } => self.handle_step_failed(step, &reason),
             }
@@ -116,6 +124,11 @@ impl EngineLoop {
     }
 
     fn forward_outputs(&mut self) {
+        let scheduler = &mut self.scheduler;
+        self.kv_facts.forward(|| scheduler.poll_kv_fact());
+        if !self.kv_facts.has_subscriber() {
+            self.let_go_of_exports();
+        }
         // Before the outputs: who sees a request end also sees what it left behind.
         let stats = self.scheduler.stats();
         self.shared.lock().stats.scheduler = stats;
@@ -129,37 +142,93 @@ impl EngineLoop {
                 self.streams.remove(&id);
             }
         }
-        self.kv_feed.forward(&mut self.scheduler);
+        let scheduler = &mut self.scheduler;
+        if self.kv_events.forward(|| scheduler.poll_kv_event()) {
+            scheduler.unwatch_kv();
+        }
     }
 
-    /// Blocks: on the oldest step in flight, or else on the callers.
-    fn next_event(&mut self) -> Result<Event, Stopped> {
-        let Some(oldest) = self.in_flight.oldest() else {
-            if !self.streams.is_empty() {
-                return Err(Stopped::Lost(format!(
-                    "{} requests are left and the scheduler plans nothing",
-                    self.streams.len()
-                )));
+    /// Nobody reads what is exported.
+    fn let_go_of_exports(&mut self) {
+        while let Some(fact) = self.scheduler.poll_kv_fact() {
+            match fact {
+                KvFact::ExportEnded { request, .. } | KvFact::LeaseEnded { request } => {
+                    self.scheduler.release_hold(request);
+                }
+                KvFact::Exported { .. } | KvFact::Declined { .. } => {}
             }
-            return match self.kv_feed.recv(&self.commands) {
-                Ok(Some(command)) => Ok(Event::Command(command)),
-                Ok(None) => Ok(Event::KvFeedMoved),
-                Err(_) => Err(Stopped::Asked),
-            };
+        }
+    }
+
+    /// The oldest step in flight, if it has returned, or else whatever comes first.
+    fn next_event(&mut self) -> Result<Event, Stopped> {
+        if let Some(event) = self.take_returned()? {
+            return Ok(event);
+        }
+        let is_idle = self.in_flight.oldest().is_none();
+        if is_idle && !self.streams.is_empty() && !self.scheduler.waits_for_kv() {
+            return Err(Stopped::Lost(format!(
+                "{} requests are left and the scheduler plans nothing",
+                self.streams.len()
+            )));
+        }
+        self.wait()
+    }
+
+    fn take_returned(&mut self) -> Result<Option<Event>, Stopped> {
+        let Some(oldest) = self.in_flight.oldest() else {
+            return Ok(None);
         };
         let step = oldest.batch.step;
         let returned = match oldest.failure.take() {
             Some(reason) => Err(reason),
-            None => self.call_executor(step, |executor| executor.wait())?,
+            None => match self.call_executor(step, |executor| executor.try_wait())? {
+                Ok(None) => return Ok(None),
+                Ok(Some(output)) => Ok(output),
+                Err(reason) => Err(reason),
+            },
         };
+        // What it says is known: the next step is looked at before anybody waits again.
+        let _ = self.wake.try_recv();
         self.in_flight.pop();
         match returned {
-            Err(reason) => Ok(Event::StepFailed { step, reason }),
-            Ok(output) if output.step == step => Ok(Event::StepReturned(output)),
+            Err(reason) => Ok(Some(Event::StepFailed { step, reason })),
+            Ok(output) if output.step == step => Ok(Some(Event::StepReturned(output))),
             Ok(output) => Err(Stopped::Lost(format!(
                 "the executor returned step {} where step {step} was due",
                 output.step
             ))),
+        }
+    }
+
+    /// The one place where the loop blocks: on commands, on the step in flight, on subscribers
+    /// without room, and on the scheduler's next deadline.
+    fn wait(&mut self) -> Result<Event, Stopped> {
+        let mut select = Select::new();
+        let command = select.recv(&self.commands);
+        select.recv(&self.wake);
+        if let Some(room) = self.kv_events.blocked_on() {
+            select.send(room);
+        }
+        if let Some(room) = self.kv_facts.blocked_on() {
+            select.send(room);
+        }
+        let ready = match self.scheduler.poll_deadline() {
+            None => select.ready(),
+            Some(deadline_us) => {
+                let left_us = deadline_us.saturating_sub(self.shared.now_us());
+                let ready = select.ready_timeout(Duration::from_micros(left_us));
+                ready.unwrap_or(usize::MAX)
+            }
+        };
+        if ready != command {
+            let _ = self.wake.try_recv();
+            return Ok(Event::Nothing);
+        }
+        match self.commands.try_recv() {
+            Ok(command) => Ok(Event::Command(command)),
+            Err(TryRecvError::Empty) => Ok(Event::Nothing),
+            Err(TryRecvError::Disconnected) => Err(Stopped::Asked),
         }
     }
 
@@ -181,6 +250,26 @@ impl EngineLoop {
                     }
                 }
             }
+            Command::Reserve {
+                request,
+                timeout,
+                mut sender,
+                reservation,
+            } => {
+                let id = request.id;
+                let deadline_us = self.shared.now_us() + timeout.as_micros() as u64;
+                match self.scheduler.reserve(request, deadline_us) {
+                    Ok(reserved) => {
+                        // Its reader looks when it has been accepted.
+                        let _ = reservation.set(reserved);
+                        sender.send(StreamEvent::Accepted);
+                        self.streams.insert(id, sender);
+                    }
+                    Err(error) => sender.send(StreamEvent::Refused(error)),
+                }
+            }
+            Command::Kv(command) => self.handle_kv(command),
+            Command::SubscribeKvFacts(subscriber) => self.kv_facts.subscribe(subscriber),
             Command::Abort(id) => {
                 // Unknown when it has just ended.
                 self.scheduler.abort_request(id);
@@ -191,7 +280,7 @@ impl EngineLoop {
             }
             Command::SubscribeKvEvents { salt, subscriber } => {
                 self.scheduler.watch_kv(salt);
-                self.kv_feed.subscribe(subscriber);
+                self.kv_events.subscribe(subscriber);
             }
             Command::ResetPrefixCache(reply) => {
                 let result = self.scheduler.reset_prefix_cache();
@@ -200,6 +289,27 @@ impl EngineLoop {
             Command::Stop => return Err(Stopped::Asked),
         }
         Ok(())
+    }
+
+    fn handle_kv(&mut self, command: KvCommand) {
+        match command {
+            KvCommand::Arrived { request, token } => {
+                // Unknown when its deadline has just passed; whoever filled its pages is told by
+                // its stream.
+                self.scheduler.handle_kv_arrived(request, token);
+            }
+            KvCommand::Lost { request, how } => {
+                self.scheduler.handle_kv_lost(request, how);
+            }
+            KvCommand::ReleaseHold(request) => {
+                self.scheduler.release_hold(request);
+            }
+            KvCommand::RenewHold { request, lease } => {
+                let lease_us = self.shared.now_us() + lease.as_micros() as u64;
+                self.scheduler.renew_hold(request, lease_us);
+            }
+        }
+        self.check_invariants();
     }
 
     fn handle_step_returned(&mut self, output: &BatchOutput) {

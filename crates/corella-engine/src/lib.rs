@@ -4,7 +4,8 @@ mod drafter;
 mod engine;
 mod engine_loop;
 mod engine_stats;
-mod kv_feed;
+mod feed;
+mod kv_exchange;
 mod step_log;
 mod token_stream;
 mod watchdog;
@@ -15,5 +16,5 @@ pub use engine::{
     SubmitError,
 };
 pub use engine_stats::EngineStats;
-pub use kv_feed::KvEventStream;
+pub use kv_exchange::{KvEventStream, KvExchange, Receipt};
 pub use token_stream::{StreamEvent, TokenStream};

@@ -39,6 +39,8 @@ fn a_hanging_step_is_named_once_per_doubling() {
     let mut streams = engine
         .submit(Submission {
             prompt: vec![1, 2, 3],
+            output: Vec::new(),
+            exports_kv: false,
             sampling: SamplingParams::GREEDY,
             num_choices: 1,
             stopping: StoppingCriteria {

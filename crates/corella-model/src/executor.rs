@@ -37,6 +37,13 @@ pub trait Executor: Send {
     /// spans that use neither are right.
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
+    /// The same without blocking: `None` while the oldest submitted step runs.
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError>;
+
+    /// From now on `waker` is called, from any thread, when `try_wait` has something to say that it
+    /// may not have had before. It returns at once.
+    fn set_waker(&mut self, waker: StepWaker);
+
     /// Copies one page, all layers, out of the KV pool. `out` has `kv_layout().page_bytes`.
     /// The bytes do not depend on how many pipeline stages or threads there are: another executor
     /// of the same model and `kv_layout()` may take them. Only between steps.
@@ -51,6 +58,9 @@ pub trait Executor: Send {
         Err(format!("{} computes no logits", self.info().device))
     }
 }
+
+/// Tells whoever waits for a step that it may have returned.
+pub type StepWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It is for one draw, so the slot draws
 /// no more in that step, whatever its drafts.

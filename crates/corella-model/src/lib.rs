@@ -37,7 +37,7 @@ pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
 };
-pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, TokenMask};
+pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask};
 pub use group_format::{GroupFormat, GroupedRow};
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};

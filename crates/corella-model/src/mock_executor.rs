@@ -14,9 +14,11 @@ use corella_core::{
     SlotStart, Span, StepId, TokenId,
 };
 
+use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_model::Sequence;
 use crate::{
-    DType, Executor, ExecutorError, ExecutorInfo, Fault, KvFormat, KvLayout, MockConfig, TokenMask,
+    DType, Executor, ExecutorError, ExecutorInfo, Fault, KvFormat, KvLayout, MockConfig, StepWaker,
+    TokenMask,
 };
 
 pub struct MockExecutor {
@@ -28,6 +30,7 @@ pub struct MockExecutor {
     busy_until: Instant,
     lost: bool,
     logits: Vec<f32>,
+    timer: Option<StepTimer>,
 }
 
 struct Inflight {
@@ -94,6 +97,7 @@ impl MockExecutor {
             busy_until: Instant::now(),
             lost: false,
             logits: Vec::new(),
+            timer: None,
             config,
         }
     }
@@ -467,10 +471,16 @@ impl Executor for MockExecutor {
         } else {
             (now + duration).max(self.busy_until + stage_duration)
         };
+        let faults = self.config.faults.iter();
+        let hangs = faults.filter_map(|(step, fault)| match fault {
+            Fault::Hang(duration) if *step == batch.step => Some(*duration),
+            _ => None,
+        });
+        let hang = hangs.sum();
         self.inflight.push_back(Inflight {
             batch,
             masks: None,
-            done_at: self.busy_until,
+            done_at: self.busy_until + hang,
             precedes_bad_news: false,
         });
         Ok(())
@@ -484,12 +494,26 @@ impl Executor for MockExecutor {
         match inflight {
             Some(inflight) => {
                 inflight.masks = Some(masks);
+                if let Some(timer) = &self.timer {
+                    timer.wake_at(inflight.done_at);
+                }
                 Ok(())
             }
             None => Err(ExecutorError::Lost {
                 reason: format!("step {step} is sampled but not in flight"),
             }),
         }
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        match self.inflight.front() {
+            Some(oldest) if Instant::now() < oldest.done_at => Ok(None),
+            Some(_) | None => self.wait().map(Some),
+        }
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        self.timer = Some(StepTimer::start(waker));
     }
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
@@ -525,8 +549,7 @@ impl Executor for MockExecutor {
                 self.undo(batch);
                 panic!("a fault was injected in step {step}");
             }
-            Some(Fault::Hang(duration)) => std::thread::sleep(duration),
-            Some(Fault::Undrawn) | None => {}
+            Some(Fault::Hang(_) | Fault::Undrawn) | None => {}
         }
         let is_undrawn = self.config.faults.contains(&(step, Fault::Undrawn));
         applied
@@ -557,5 +580,6 @@ impl Executor for MockExecutor {
     }
 }
 
+mod step_timer;
 #[cfg(test)]
 mod tests;

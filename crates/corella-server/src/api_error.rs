@@ -198,7 +198,9 @@ impl ApiError {
     /// `prompt_field` is the field that a prompt of this endpoint comes in.
     pub fn admission(error: &AdmissionError, prompt_field: &str) -> Self {
         match error {
-            AdmissionError::QueueFull { .. } | AdmissionError::QueuedTokensFull { .. } => {
+            AdmissionError::QueueFull { .. }
+            | AdmissionError::QueuedTokensFull { .. }
+            | AdmissionError::NoRoom { .. } => {
                 let mut refused = Self::new(
                     StatusCode::TOO_MANY_REQUESTS,
                     "rate_limit_error",
@@ -226,7 +228,9 @@ impl ApiError {
             }
             AdmissionError::EmptyPrompt => Self::invalid(prompt_field, error.to_string()),
             AdmissionError::ZeroMaxTokens => Self::invalid("max_tokens", "must be at least 1"),
-            AdmissionError::DuplicateId(_) => Self::engine(error.to_string()),
+            AdmissionError::DuplicateId(_) | AdmissionError::OutputComplete { .. } => {
+                Self::engine(error.to_string())
+            }
         }
     }
 

@@ -101,6 +101,8 @@ impl Generation {
                 .engine
                 .submit(Submission {
                     prompt: prompt.tokens,
+                    output: Vec::new(),
+                    exports_kv: false,
                     sampling: params.sampling.clone(),
                     num_choices: params.num_choices,
                     stopping: params.stopping.clone(),

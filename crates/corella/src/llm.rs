@@ -232,6 +232,8 @@ impl Llm {
         );
         let mut streams = self.engine.submit(Submission {
             prompt,
+            output: Vec::new(),
+            exports_kv: false,
             sampling,
             num_choices: 1,
             stopping: StoppingCriteria {

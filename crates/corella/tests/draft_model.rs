@@ -86,6 +86,8 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
         sampling.logprobs = at.is_multiple_of(3).then_some(3);
         Submission {
             prompt: (0..3 + at * 5).map(token).collect(),
+            output: Vec::new(),
+            exports_kv: false,
             sampling,
             num_choices: 1,
             stopping: StoppingCriteria {

@@ -9,7 +9,7 @@ use corella_core::{
 };
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
 use corella_model::{
-    Executor, ExecutorError, ExecutorInfo, KvLayout, MockConfig, MockExecutor, TokenMask,
+    Executor, ExecutorError, ExecutorInfo, KvLayout, MockConfig, MockExecutor, StepWaker, TokenMask,
 };
 
 pub const VOCAB_SIZE: usize = 50;
@@ -43,6 +43,8 @@ pub fn start_with(config: EngineConfig, mock: MockConfig) -> Engine {
 pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
     Submission {
         prompt,
+        output: Vec::new(),
+        exports_kv: false,
         sampling: SamplingParams::GREEDY,
         num_choices: 1,
         stopping: StoppingCriteria {
@@ -150,6 +152,16 @@ impl<F: FnMut(&mut BatchOutput) + Send> Executor for Altered<F> {
         let mut output = self.mock.wait()?;
         (self.alter)(&mut output);
         Ok(output)
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        let mut output = self.mock.try_wait()?;
+        output.iter_mut().for_each(&mut self.alter);
+        Ok(output)
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        self.mock.set_waker(waker);
     }
 
     fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {

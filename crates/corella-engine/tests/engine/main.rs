@@ -4,6 +4,7 @@ mod admission;
 mod draft_model;
 mod fault;
 mod fixture;
+mod kv_exchange;
 mod load;
 mod lone_run;
 mod prefix_cache;

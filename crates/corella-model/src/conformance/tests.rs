@@ -7,7 +7,7 @@ use std::sync::Arc;
 use corella_core::{Batch, BatchOutput, InputToken, SlotStart};
 
 use super::*;
-use crate::{ExecutorInfo, KvLayout, MockConfig, MockExecutor, TokenMask};
+use crate::{ExecutorInfo, KvLayout, MockConfig, MockExecutor, StepWaker, TokenMask};
 
 const VOCAB_SIZE: usize = 100;
 
@@ -81,6 +81,14 @@ impl Executor for Broken {
             masks.retain(|mask| !is_all(mask));
         }
         self.mock.sample(step, masks)
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        self.wait().map(Some)
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        self.mock.set_waker(waker);
     }
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {

@@ -1,0 +1,87 @@
+//! KV of requests that are prefilled on one node and decoded on another: what the engine of either
+//! node is told, and what it tells.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use corella_core::{KvEvent, KvFact, LostKv, RequestId, Reservation, TokenId};
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::engine::Command;
+use crate::token_stream::TokenStream;
+
+/// The scheduler's KV facts in order, and what is to be said of them. There is one: taking another
+/// ends the facts of the one before.
+pub struct KvExchange {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) facts: Receiver<KvFact>,
+}
+
+/// A request whose KV another node brings.
+pub struct Receipt {
+    pub stream: TokenStream,
+    pub(crate) reservation: Arc<OnceLock<Reservation>>,
+}
+
+impl Receipt {
+    /// The pages to fill; there once the stream has said `Accepted`.
+    pub fn reservation(&self) -> Option<&Reservation> {
+        self.reservation.get()
+    }
+}
+
+/// What the loop is told of KV that moves.
+pub(crate) enum KvCommand {
+    Arrived { request: RequestId, token: TokenId },
+    Lost { request: RequestId, how: LostKv },
+    ReleaseHold(RequestId),
+    RenewHold { request: RequestId, lease: Duration },
+}
+
+impl KvExchange {
+    /// The next fact; blocks until there is one. `None` when the engine has stopped, or another
+    /// exchange was taken.
+    pub fn next_fact(&self) -> Option<KvFact> {
+        self.facts.recv().ok()
+    }
+
+    /// All rows that were reserved are there, and `token` was drawn behind them.
+    pub fn handle_kv_arrived(&self, request: RequestId, token: TokenId) {
+        self.tell(KvCommand::Arrived { request, token });
+    }
+
+    /// Nobody writes to the pages that were reserved any more, and not all has come.
+    pub fn handle_kv_lost(&self, request: RequestId, how: LostKv) {
+        self.tell(KvCommand::Lost { request, how });
+    }
+
+    /// Nobody reads the pages that a request has exported any more.
+    pub fn release_hold(&self, request: RequestId) {
+        self.tell(KvCommand::ReleaseHold(request));
+    }
+
+    /// Whoever reads them is at it, and has so much more time from now on.
+    pub fn renew_hold(&self, request: RequestId, lease: Duration) {
+        self.tell(KvCommand::RenewHold { request, lease });
+    }
+
+    fn tell(&self, command: KvCommand) {
+        // Closed only when the engine has stopped, and then there is nothing to tell.
+        let _ = self.commands.send(Command::Kv(command));
+    }
+}
+
+/// What the prefix cache holds, as it comes and goes. Dropping it ends the subscription.
+pub struct KvEventStream(pub(crate) Receiver<KvEvent>);
+
+impl KvEventStream {
+    /// `None` when the engine has stopped, or someone else has subscribed.
+    pub fn next_blocking(&mut self) -> Option<KvEvent> {
+        self.0.recv().ok()
+    }
+
+    /// `None` when there is nothing now.
+    pub fn try_next(&mut self) -> Option<KvEvent> {
+        self.0.try_recv().ok()
+    }
+}
