@@ -276,7 +276,7 @@ impl Engine {
         let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
         let reservation = Arc::new(OnceLock::new());
         let _ = self.commands.send(Command::Reserve {
-            request,
+            request: Box::new(request),
             timeout,
             sender,
             reservation: reservation.clone(),
@@ -474,7 +474,7 @@ pub(crate) enum Command {
     },
     /// Its pages are to be filled within `timeout`.
     Reserve {
-        request: Request,
+        request: Box<Request>,
         timeout: Duration,
         sender: StreamSender,
         reservation: Arc<OnceLock<Reservation>>,

@@ -258,7 +258,7 @@ impl EngineLoop {
             } => {
                 let id = request.id;
                 let deadline_us = self.shared.now_us() + timeout.as_micros() as u64;
-                match self.scheduler.reserve(request, deadline_us) {
+                match self.scheduler.reserve(*request, deadline_us) {
                     Ok(reserved) => {
                         // Its reader looks when it has been accepted.
                         let _ = reservation.set(reserved);
