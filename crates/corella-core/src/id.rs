@@ -37,3 +37,17 @@ id! {
     /// Layers that share a page table. Models with one kind of attention have group 0 only.
     KvGroupId(u8)
 }
+id! {
+    /// A node of the fleet, by a number that means something in this process only. It stays the same
+    /// when the node is started again.
+    NodeId(u32)
+}
+id! {
+    /// One start of a node's process. A later start has a larger number.
+    Incarnation(u64)
+}
+id! {
+    /// One request of a client that two nodes may serve together. Drawn at random by the prefill
+    /// node, shared by all attempts, and never taken from what the client sent.
+    SessionId(u128)
+}

@@ -6,7 +6,8 @@
 //!
 //! To read: `batch.rs` (what is decided), `request_state.rs` (the counters it is decided from),
 //! `scheduler.rs` (a step, top to bottom), then `admission.rs`, `speculation.rs`, `feedback.rs`,
-//! `departure.rs`; `kv_cache.rs` and `prefix_tree.rs` for the pages.
+//! `departure.rs`; `kv_cache.rs` and `prefix_tree.rs` for the pages. [`session`] stands beside the
+//! scheduler: how a prefill node and a decode node serve a request together.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -42,6 +43,7 @@ mod sampling;
 mod scheduler;
 mod scheduler_config;
 mod scheduling_policy;
+pub mod session;
 mod speculation;
 mod stats;
 mod step_plan;
@@ -52,7 +54,9 @@ pub use batch::{
     Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
 };
 pub use hold::KvFact;
-pub use id::{KvGroupId, PageId, RequestId, SlotId, StepId, TokenId};
+pub use id::{
+    Incarnation, KvGroupId, NodeId, PageId, RequestId, SessionId, SlotId, StepId, TokenId,
+};
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};

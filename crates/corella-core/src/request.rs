@@ -9,7 +9,7 @@ use core::fmt;
 use crate::{LatencyObjectives, MissedObjective, RequestId, Sample, SamplingParams, TokenId};
 
 /// One sequence to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub id: RequestId,
     pub prompt: Vec<TokenId>,

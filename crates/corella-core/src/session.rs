@@ -1,0 +1,43 @@
+//! How a prefill node and a decode node serve one request together.
+//!
+//! [`PrefillEnd`] is all sessions of a prefill node, [`DecodeEnd`] all sessions of a decode node, and
+//! [`CacheStore`] says which rows a prefill node sends to whom. None of them does IO or has a clock: a
+//! driver carries messages, facts and time in, and takes out actions, which are inert data, in their
+//! order. After every call it takes all actions that there are.
+//!
+//! ```text
+//! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
+//!                      ◀── Hello, Allocated ──           ── Load ────▶ its transport
+//! SubmitLocally, Store ── FirstToken ───────▶            ── Arrived ─▶ its scheduler
+//!                      ◀── LoadDone, Tokens, Finish ──
+//! ```
+//!
+//! A session has one deadline, which is the earliest of everything that it waits for, and exactly
+//! one end. The prefill node alone speaks to the client. Whichever node is lost, the other frees what
+//! it holds for the session within [`SessionConfig::lost_after_us`]; pages that a transport may
+//! still write to are freed when it says that no more writes can come.
+
+mod cache_store;
+mod config;
+mod deadline_queue;
+mod decode_end;
+mod export_table;
+mod key;
+mod message;
+mod prefill_end;
+mod prefill_session;
+mod pulse;
+mod tombstone;
+
+pub use cache_store::{CacheStore, CacheStoreAction, CacheStoreStats, LoadRefusal, StoreDropped};
+pub use config::{SessionConfig, SessionConfigError};
+pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
+pub use key::{Peer, SessionKey};
+pub use message::{
+    AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, KvShape, Mismatch, Refusal,
+    ToDecode, ToPrefill, Tokens,
+};
+pub use prefill_end::{
+    ClientEvent, PrefillAction, PrefillEnd, PrefillEndStats, SessionFinish, Submission,
+    SubmissionError,
+};

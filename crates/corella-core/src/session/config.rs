@@ -1,0 +1,109 @@
+//! The times and limits of sessions.
+
+use core::fmt;
+
+/// Both nodes of a pair should have the same times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// An end that has sent nothing for so long sends a heartbeat.
+    pub heartbeat_us: u64,
+    /// An end that has heard nothing for so long gives the other up.
+    pub lost_after_us: u64,
+    /// How long a prefill node looks for a decode node that takes a request.
+    pub allocate_budget_us: u64,
+    /// How many decode nodes it asks at most.
+    pub max_asked_peers: u32,
+    /// How long pages of a finished prompt are kept for the decode node without any progress.
+    pub hold_lease_us: u64,
+    /// How long a decode node keeps pages for a prompt whose first token does not come.
+    pub first_token_timeout_us: u64,
+    /// From the first token on a load may take this long, and the time that its bytes need at
+    /// `min_bandwidth_bytes_per_s`.
+    pub load_base_us: u64,
+    pub min_bandwidth_bytes_per_s: u64,
+    /// K and V of one token in all layers.
+    pub row_bytes: u64,
+    /// How long it is remembered that a session has ended, so that what comes late is known as late.
+    pub tombstone_us: u64,
+    pub max_sessions: u32,
+    /// When there are more, the oldest are forgotten early.
+    pub max_tombstones: u32,
+    /// Whether a request whose decode node is lost goes on where the client has seen it stop. Else
+    /// it ends with an error.
+    pub resumes_locally: bool,
+}
+
+impl SessionConfig {
+    pub fn new(row_bytes: u64) -> Self {
+        Self {
+            heartbeat_us: 1_000_000,
+            lost_after_us: 3_000_000,
+            allocate_budget_us: 100_000,
+            max_asked_peers: 3,
+            hold_lease_us: 30_000_000,
+            first_token_timeout_us: 60_000_000,
+            load_base_us: 1_000_000,
+            min_bandwidth_bytes_per_s: 1_000_000,
+            row_bytes,
+            tombstone_us: 60_000_000,
+            max_sessions: 4096,
+            max_tombstones: 65_536,
+            resumes_locally: true,
+        }
+    }
+
+    /// How long `num_rows` may take to arrive once they are all computed.
+    pub fn load_timeout_us(&self, num_rows: u32) -> u64 {
+        let num_bytes = u64::from(num_rows).saturating_mul(self.row_bytes);
+        let transfer_us = num_bytes.saturating_mul(1_000_000) / self.min_bandwidth_bytes_per_s;
+        self.load_base_us.saturating_add(transfer_us)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), SessionConfigError> {
+        let checks = [
+            (self.heartbeat_us > 0, "the heartbeat must be above 0"),
+            (
+                self.lost_after_us >= 2 * self.heartbeat_us,
+                "a peer must not be given up before two heartbeats",
+            ),
+            (
+                self.allocate_budget_us > 0 && self.max_asked_peers > 0,
+                "at least one decode node must be asked, and be given time to answer",
+            ),
+            (
+                self.hold_lease_us > self.lost_after_us,
+                "pages must be held for longer than it takes to notice that a peer is lost",
+            ),
+            (
+                self.min_bandwidth_bytes_per_s > 0,
+                "the smallest bandwidth must be above 0",
+            ),
+            (
+                self.tombstone_us >= self.lost_after_us,
+                "ended sessions must be remembered until their peer has given them up, too",
+            ),
+            (
+                self.max_sessions > 0 && self.max_tombstones >= self.max_sessions,
+                "there must be room for the end of every session",
+            ),
+        ];
+        match checks.iter().find(|(holds, _)| !holds) {
+            Some(&(_, reason)) => Err(SessionConfigError { reason }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Times or limits that contradict each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionConfigError {
+    pub reason: &'static str,
+}
+
+impl fmt::Display for SessionConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason)
+    }
+}
+
+impl core::error::Error for SessionConfigError {}

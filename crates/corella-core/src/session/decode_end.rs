@@ -1,0 +1,691 @@
+//! All sessions of a decode node: pages reserved, KV loaded, tokens sent back.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use crate::session::deadline_queue::DeadlineQueue;
+use crate::session::message::{AbortReason, Allocated, Finish, FirstToken, Refusal, Tokens};
+use crate::session::pulse::Pulse;
+use crate::session::tombstone::Tombstones;
+use crate::session::{
+    Allocate, Hello, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
+};
+use crate::{FinishReason, Incarnation, NodeId, RequestError, RequestOutput};
+
+/// Takes sessions of prefill nodes, and lets go of everything that they hold when they end, however
+/// they end.
+///
+/// * Facts: `handle_*`, each with the time
+/// * What to do: [`poll_action`](Self::poll_action), to the last one after every call
+/// * Time: [`poll_timeout`](Self::poll_timeout) names when [`handle_timeout`](Self::handle_timeout)
+///   is to be called; earlier calls do no harm
+///
+/// Pages that a load may still write to are released when the transport has said how the load
+/// ended, and not before, however long the session has been over. A load ends exactly once: done,
+/// failed, or cancelled.
+#[derive(Debug)]
+pub struct DecodeEnd {
+    config: SessionConfig,
+    hello: Hello,
+    sessions: BTreeMap<SessionKey, DecodeSession>,
+    /// Sessions with an open stream, by node and start of the node.
+    by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
+    ended: Tombstones<SessionKey>,
+    /// Never later than a session's deadline. It may be earlier: what is heard puts deadlines off, and
+    /// is not worth an update.
+    timers: DeadlineQueue<SessionKey>,
+    actions: VecDeque<DecodeAction>,
+    takes_sessions: bool,
+    now_us: u64,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecodeAction {
+    /// Sends on the session's stream, on which its messages come.
+    Send { key: SessionKey, message: ToPrefill },
+    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
+    CloseStream { key: SessionKey },
+    /// Asks the scheduler for pages. The answer is [`DecodeEnd::handle_reserved`].
+    Reserve {
+        key: SessionKey,
+        allocate: Box<Allocate>,
+        /// Later than anything that the session waits for: whatever else goes wrong, the scheduler
+        /// gives the pages up by then.
+        deadline_us: u64,
+    },
+    /// Subscribes to the rows of the session from `first_row` on, at its prefill node.
+    Load {
+        key: SessionKey,
+        node: NodeId,
+        first_row: u32,
+        num_rows: u32,
+        /// Until when the prefill node is to wait for rows.
+        deadline_us: u64,
+    },
+    /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.
+    CancelLoad { key: SessionKey },
+    /// All rows and the first token are there: the scheduler may go on. If it has given the request
+    /// up meanwhile, its pages can be let go.
+    Arrived {
+        key: SessionKey,
+        first_token: Box<FirstToken>,
+    },
+    /// Ends the request in the scheduler. Of one that still receives KV the pages stay taken until
+    /// `Release`.
+    AbortLocal { key: SessionKey },
+    /// Nobody writes to the pages of a request whose KV has not come: lets go of them.
+    Release { key: SessionKey },
+    /// The node does not answer. Somebody should look at it.
+    MarkSuspect { node: NodeId },
+}
+
+#[derive(Debug)]
+struct DecodeSession {
+    node: NodeId,
+    stage: Stage,
+    pulse: Pulse,
+    /// Of the request, by this node's clock.
+    deadline_us: Option<u64>,
+    num_rows: u32,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The other node has said who it is, and not yet what it wants.
+    Greeting,
+    /// The scheduler was asked for pages. If the session ends meanwhile it is still owed its answer.
+    Reserving {
+        has_ended: bool,
+    },
+    Loading {
+        /// When the first token, or when that is there all rows, must have come.
+        by_us: u64,
+        has_rows: bool,
+        first_token: Option<Box<FirstToken>>,
+    },
+    Decoding {
+        num_output_tokens: u32,
+    },
+    /// The scheduler has ended the request.
+    Finished,
+    /// The session is over, and its load may still write.
+    Quarantined,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecodeEndStats {
+    pub num_sessions: usize,
+    /// Sessions that are over and wait for their load to end.
+    pub num_quarantined: usize,
+    pub num_tombstones: usize,
+    pub num_timers: usize,
+}
+
+impl DecodeEnd {
+    /// `hello` is what this node says of itself.
+    pub fn new(config: SessionConfig, hello: Hello) -> Result<Self, SessionConfigError> {
+        config.validate()?;
+        Ok(Self {
+            sessions: BTreeMap::new(),
+            by_node: BTreeSet::new(),
+            ended: Tombstones::new(config.tombstone_us, config.max_tombstones as usize),
+            timers: DeadlineQueue::new(),
+            actions: VecDeque::new(),
+            takes_sessions: true,
+            now_us: 0,
+            config,
+            hello,
+        })
+    }
+
+    /// Takes no new sessions from now on, or takes them again.
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.takes_sessions = !is_draining;
+    }
+
+    /// A message of a prefill node, which `node` names here.
+    pub fn handle_message(
+        &mut self,
+        node: NodeId,
+        key: SessionKey,
+        message: ToDecode,
+        now_us: u64,
+    ) {
+        self.note_time(now_us);
+        if let Some(session) = self.open_session(key) {
+            session.pulse.heard_us = now_us;
+        }
+        match message {
+            ToDecode::Heartbeat => {}
+            ToDecode::Hello(hello) => self.handle_hello(node, key, &hello),
+            ToDecode::Allocate(allocate) => self.handle_allocate(key, allocate),
+            ToDecode::FirstToken(first_token) => self.handle_first_token(key, first_token),
+            ToDecode::Abort(reason) => {
+                if reason == AbortReason::PeerLost && self.open_session(key).is_some() {
+                    self.actions.push_back(DecodeAction::MarkSuspect { node });
+                }
+                self.end(key, None);
+                // A stream may be cancelled before anything that was sent on it is read.
+                self.ended.insert(key, self.now_us);
+            }
+        }
+    }
+
+    /// The scheduler's answer to [`DecodeAction::Reserve`]: how many leading rows it has already, or
+    /// why it does not take the request.
+    pub fn handle_reserved(&mut self, key: SessionKey, answer: Result<u32, Refusal>, now_us: u64) {
+        self.note_time(now_us);
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        let Stage::Reserving { has_ended } = session.stage else {
+            return;
+        };
+        let (node, num_rows, end_us) = (session.node, session.num_rows, session.deadline_us);
+        match answer {
+            Err(_) if has_ended => self.forget(key),
+            Ok(_) if has_ended => {
+                self.actions.push_back(DecodeAction::Release { key });
+                self.forget(key);
+            }
+            Err(refusal) => {
+                self.send(key, ToPrefill::Refused(refusal));
+                self.end(key, None);
+            }
+            Ok(num_cached_rows) => {
+                let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
+                let has_rows = num_cached_rows >= num_rows;
+                self.set_stage(
+                    key,
+                    Stage::Loading {
+                        by_us,
+                        has_rows,
+                        first_token: None,
+                    },
+                );
+                self.send(key, ToPrefill::Allocated(Allocated { num_cached_rows }));
+                if has_rows {
+                    return self.send(key, ToPrefill::LoadDone);
+                }
+                self.actions.push_back(DecodeAction::Load {
+                    key,
+                    node,
+                    first_row: num_cached_rows,
+                    num_rows,
+                    deadline_us: end_us.unwrap_or(by_us).min(by_us),
+                });
+            }
+        }
+    }
+
+    /// All rows are there, and the load writes no more.
+    pub fn handle_load_done(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        match &mut session.stage {
+            Stage::Loading { has_rows, .. } if !*has_rows => {
+                *has_rows = true;
+                self.send(key, ToPrefill::LoadDone);
+                self.arrive(key);
+            }
+            Stage::Quarantined => self.release(key),
+            _ => {}
+        }
+    }
+
+    /// The load has failed, and writes no more.
+    pub fn handle_load_failed(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        match &mut session.stage {
+            Stage::Loading { has_rows, .. } if !*has_rows => {
+                // There is nothing left to cancel.
+                *has_rows = true;
+                self.end(key, Some(AbortReason::LoadFailed));
+            }
+            Stage::Quarantined => self.release(key),
+            _ => {}
+        }
+    }
+
+    /// A load that was to end writes no more.
+    pub fn handle_load_cancelled(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        let session = self.sessions.get(&key);
+        if session.is_some_and(|session| matches!(session.stage, Stage::Quarantined)) {
+            self.release(key);
+        }
+    }
+
+    /// What the scheduler says of the session's request.
+    pub fn handle_local_output(&mut self, key: SessionKey, output: RequestOutput, now_us: u64) {
+        self.note_time(now_us);
+        let Some(session) = self.open_session(key) else {
+            return;
+        };
+        let Stage::Decoding { num_output_tokens } = &mut session.stage else {
+            // It has given the request up before its KV was there.
+            if output.finish.is_some() {
+                self.end(key, Some(AbortReason::LoadTimedOut));
+            }
+            return;
+        };
+        let first_position = *num_output_tokens;
+        *num_output_tokens += u32::from(output.sample.is_some());
+        let num_output_tokens = *num_output_tokens;
+        if let Some(sample) = output.sample {
+            let samples = Vec::from([sample]);
+            self.send(
+                key,
+                ToPrefill::Tokens(Tokens {
+                    first_position,
+                    samples,
+                }),
+            );
+        }
+        let Some(reason) = output.finish else {
+            return;
+        };
+        self.set_stage(key, Stage::Finished);
+        match given_back(&reason) {
+            Some(reason) => self.end(key, Some(reason)),
+            None => {
+                let finish = Finish {
+                    reason,
+                    num_output_tokens,
+                };
+                self.send(key, ToPrefill::Finish(finish));
+                self.end(key, None);
+            }
+        }
+    }
+
+    /// The session's stream has closed.
+    pub fn handle_stream_closed(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        if let Some(session) = self.open_session(key) {
+            let node = session.node;
+            self.actions.push_back(DecodeAction::MarkSuspect { node });
+            self.end(key, None);
+        }
+    }
+
+    /// All streams from the node have closed.
+    pub fn handle_peer_lost(&mut self, node: NodeId, now_us: u64) {
+        self.note_time(now_us);
+        self.end_of_node(node, |_| true);
+    }
+
+    /// The node has been started again: sessions of its earlier starts are over.
+    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
+        self.note_time(now_us);
+        self.end_of_node(node, |of| of < incarnation);
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let deadlines = [self.timers.first_us(), self.ended.first_us()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        self.note_time(now_us);
+        self.ended.expire(self.now_us);
+        while let Some(key) = self.timers.due(self.now_us) {
+            self.timers.set(key, None);
+            self.handle_due(key);
+            self.set_timer(key);
+        }
+    }
+
+    pub fn poll_action(&mut self) -> Option<DecodeAction> {
+        self.actions.pop_front()
+    }
+
+    pub fn stats(&self) -> DecodeEndStats {
+        let sessions = self.sessions.values();
+        let quarantined = sessions.filter(|session| matches!(session.stage, Stage::Quarantined));
+        DecodeEndStats {
+            num_sessions: self.sessions.len(),
+            num_quarantined: quarantined.count(),
+            num_tombstones: self.ended.len(),
+            num_timers: self.timers.len(),
+        }
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        assert!(
+            self.sessions.len() <= self.config.max_sessions as usize,
+            "more sessions than there may be"
+        );
+        self.ended.check_invariants();
+        let (mut num_open, mut num_timed) = (0, 0);
+        for (&key, session) in &self.sessions {
+            let is_open = session.is_open();
+            num_open += usize::from(is_open);
+            assert_eq!(
+                is_open,
+                self.by_node
+                    .contains(&(session.node, key.prefill_incarnation, key)),
+                "session {key} and its node's list disagree"
+            );
+            let (timer, deadline) = (self.timers.get(key), session.deadline_us(&self.config));
+            num_timed += usize::from(timer.is_some());
+            assert_eq!(
+                is_open,
+                timer.is_some(),
+                "session {key} and its timer disagree"
+            );
+            assert!(
+                deadline.is_none_or(|deadline_us| timer.is_some_and(|timer| timer <= deadline_us)),
+                "session {key} has deadline {deadline:?} and a timer at {timer:?}"
+            );
+            assert!(
+                is_open || self.ended.len() > 0,
+                "session {key} is over and not remembered"
+            );
+        }
+        assert_eq!(num_open, self.by_node.len(), "sessions by node");
+        assert_eq!(
+            num_timed,
+            self.timers.len(),
+            "a session that has ended has a timer"
+        );
+    }
+
+    fn handle_hello(&mut self, node: NodeId, key: SessionKey, hello: &Hello) {
+        if self.sessions.contains_key(&key) {
+            return;
+        }
+        let greeting = Box::new(self.hello.clone());
+        self.send(key, ToPrefill::Hello(greeting));
+        if let Err(refusal) = self.check_opening(node, key, hello) {
+            self.send(key, ToPrefill::Refused(refusal));
+            self.actions.push_back(DecodeAction::CloseStream { key });
+            self.ended.insert(key, self.now_us);
+            return;
+        }
+        self.end_of_node(node, |of| of < key.prefill_incarnation);
+        let session = DecodeSession {
+            node,
+            stage: Stage::Greeting,
+            pulse: Pulse::new(self.now_us),
+            deadline_us: None,
+            num_rows: 0,
+        };
+        self.by_node.insert((node, key.prefill_incarnation, key));
+        self.sessions.insert(key, session);
+        self.set_timer(key);
+    }
+
+    fn check_opening(&self, node: NodeId, key: SessionKey, hello: &Hello) -> Result<(), Refusal> {
+        self.hello.check(hello).map_err(Refusal::Incompatible)?;
+        let latest = self.sessions_of(node).map(|(_, of, _)| of).next_back();
+        let is_stale = key.decode_incarnation != self.hello.incarnation
+            || key.prefill_incarnation != hello.incarnation
+            || latest.is_some_and(|latest| latest > key.prefill_incarnation);
+        if is_stale {
+            return Err(Refusal::StaleIncarnation);
+        }
+        if self.ended.contains(key) {
+            return Err(Refusal::Ended);
+        }
+        if !self.takes_sessions {
+            return Err(Refusal::Draining);
+        }
+        match self.sessions.len() < self.config.max_sessions as usize {
+            true => Ok(()),
+            false => Err(Refusal::Exhausted),
+        }
+    }
+
+    fn handle_allocate(&mut self, key: SessionKey, allocate: Box<Allocate>) {
+        let now_us = self.now_us;
+        let (first_us, last_us) = (
+            self.config.first_token_timeout_us,
+            self.config.load_timeout_us(allocate.prompt.len() as u32),
+        );
+        let Some(session) = self.sessions.get_mut(&key) else {
+            // Nobody answers twice to what has ended, and nothing begins without a greeting.
+            return;
+        };
+        if !matches!(session.stage, Stage::Greeting) {
+            return;
+        }
+        session.num_rows = allocate.prompt.len() as u32;
+        session.deadline_us = allocate
+            .remaining_us
+            .map(|remaining_us| now_us.saturating_add(remaining_us));
+        let deadline_us = now_us
+            .saturating_add(first_us)
+            .saturating_add(last_us)
+            .saturating_add(self.config.lost_after_us);
+        self.set_stage(key, Stage::Reserving { has_ended: false });
+        self.actions.push_back(DecodeAction::Reserve {
+            key,
+            allocate,
+            deadline_us,
+        });
+    }
+
+    fn handle_first_token(&mut self, key: SessionKey, told: Box<FirstToken>) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        let load_us = self.config.load_timeout_us(session.num_rows);
+        match &mut session.stage {
+            Stage::Loading {
+                by_us, first_token, ..
+            } => {
+                if first_token.is_some() {
+                    return;
+                }
+                *first_token = Some(told);
+                // All rows are computed: from now on it is only a matter of sending them.
+                *by_us = now_us.saturating_add(load_us);
+                self.arrive(key);
+            }
+            Stage::Decoding { .. } | Stage::Finished | Stage::Quarantined => {}
+            Stage::Greeting | Stage::Reserving { .. } => {
+                self.end(key, Some(AbortReason::ProtocolViolated));
+            }
+        }
+        self.set_timer(key);
+    }
+
+    /// Hands the request to the scheduler if rows and first token are there.
+    fn arrive(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        if let Stage::Loading {
+            has_rows: true,
+            first_token,
+            ..
+        } = &mut session.stage
+            && let Some(first_token) = first_token.take()
+        {
+            session.stage = Stage::Decoding {
+                num_output_tokens: 1,
+            };
+            self.actions
+                .push_back(DecodeAction::Arrived { key, first_token });
+        }
+    }
+
+    fn handle_due(&mut self, key: SessionKey) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        let is_due = |deadline_us: u64| deadline_us <= now_us;
+        let load = match &session.stage {
+            Stage::Loading {
+                by_us, first_token, ..
+            } => is_due(*by_us).then_some(match first_token {
+                Some(_) => AbortReason::LoadTimedOut,
+                None => AbortReason::FirstTokenTimedOut,
+            }),
+            _ => None,
+        };
+        if session.deadline_us.is_some_and(is_due) {
+            self.end(key, Some(AbortReason::DeadlinePassed));
+        } else if is_due(session.pulse.lost_us(&self.config)) {
+            let node = session.node;
+            self.actions.push_back(DecodeAction::MarkSuspect { node });
+            self.end(key, Some(AbortReason::PeerLost));
+        } else if let Some(reason) = load {
+            self.end(key, Some(reason));
+        } else if is_due(session.pulse.beat_us(&self.config)) {
+            self.send(key, ToPrefill::Heartbeat);
+        }
+    }
+
+    fn end_of_node(&mut self, node: NodeId, is_over: impl Fn(Incarnation) -> bool) {
+        let sessions = self.sessions_of(node);
+        let keys: Vec<SessionKey> = sessions
+            .filter(|&(_, of, _)| is_over(of))
+            .map(|(_, _, key)| key)
+            .collect();
+        for key in keys {
+            self.end(key, None);
+        }
+    }
+
+    /// Ends a session whose stream is open, and tells the other end why if that is not known there.
+    fn end(&mut self, key: SessionKey, told: Option<AbortReason>) {
+        if self.open_session(key).is_none() {
+            return;
+        }
+        if let Some(reason) = told {
+            self.send(key, ToPrefill::Abort(reason));
+        }
+        self.actions.push_back(DecodeAction::CloseStream { key });
+        self.ended.insert(key, self.now_us);
+        self.timers.set(key, None);
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        self.by_node
+            .remove(&(session.node, key.prefill_incarnation, key));
+        match &mut session.stage {
+            Stage::Greeting | Stage::Finished => self.forget(key),
+            Stage::Reserving { has_ended } => *has_ended = true,
+            Stage::Loading { has_rows: true, .. } => self.release(key),
+            Stage::Loading { .. } => {
+                session.stage = Stage::Quarantined;
+                self.actions.push_back(DecodeAction::AbortLocal { key });
+                self.actions.push_back(DecodeAction::CancelLoad { key });
+            }
+            Stage::Decoding { .. } => {
+                self.actions.push_back(DecodeAction::AbortLocal { key });
+                self.forget(key);
+            }
+            Stage::Quarantined => {}
+        }
+    }
+
+    fn release(&mut self, key: SessionKey) {
+        self.actions.push_back(DecodeAction::Release { key });
+        self.forget(key);
+    }
+
+    fn forget(&mut self, key: SessionKey) {
+        self.sessions.remove(&key);
+    }
+
+    fn set_stage(&mut self, key: SessionKey, stage: Stage) {
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.stage = stage;
+        }
+        self.set_timer(key);
+    }
+
+    fn set_timer(&mut self, key: SessionKey) {
+        let session = self.sessions.get(&key);
+        if let Some(deadline_us) = session.and_then(|session| session.deadline_us(&self.config))
+            && self.timers.get(key).is_none_or(|timer| deadline_us < timer)
+        {
+            self.timers.set(key, Some(deadline_us));
+        }
+    }
+
+    fn send(&mut self, key: SessionKey, message: ToPrefill) {
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.pulse.sent_us = self.now_us;
+        }
+        self.actions.push_back(DecodeAction::Send { key, message });
+    }
+
+    fn open_session(&mut self, key: SessionKey) -> Option<&mut DecodeSession> {
+        let session = self.sessions.get_mut(&key)?;
+        session.is_open().then_some(session)
+    }
+
+    fn sessions_of(
+        &self,
+        node: NodeId,
+    ) -> impl DoubleEndedIterator<Item = (NodeId, Incarnation, SessionKey)> {
+        let first = (node, Incarnation(0), SessionKey::FIRST);
+        let last = (node, Incarnation(u64::MAX), SessionKey::LAST);
+        self.by_node.range(first..=last).copied()
+    }
+
+    fn note_time(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+    }
+}
+
+impl DecodeSession {
+    /// Whether the session still has its stream.
+    fn is_open(&self) -> bool {
+        !matches!(
+            self.stage,
+            Stage::Quarantined | Stage::Reserving { has_ended: true }
+        )
+    }
+
+    /// The earliest of all that the session waits for.
+    fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
+        if !self.is_open() {
+            return None;
+        }
+        let load = match self.stage {
+            Stage::Loading { by_us, .. } => Some(by_us),
+            _ => None,
+        };
+        let deadlines = [
+            self.deadline_us,
+            load,
+            Some(self.pulse.beat_us(config)),
+            Some(self.pulse.lost_us(config)),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+}
+
+/// Why a request that ended so is to go on elsewhere. What would befall it there, too, is its end.
+fn given_back(reason: &FinishReason) -> Option<AbortReason> {
+    let FinishReason::Error(error) = reason else {
+        return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);
+    };
+    match error {
+        RequestError::NotDrawn(_) | RequestError::ObjectiveMissed(_) => None,
+        RequestError::PoolExhausted { .. } | RequestError::PreemptedTooOften { .. } => {
+            Some(AbortReason::OutOfPages)
+        }
+        RequestError::KvNotReceived(_) => Some(AbortReason::LoadTimedOut),
+        RequestError::StepFailed(reason) | RequestError::EngineLost(reason) => {
+            Some(AbortReason::DecodeFailed(reason.clone()))
+        }
+    }
+}

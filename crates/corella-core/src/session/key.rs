@@ -1,0 +1,48 @@
+//! What names a session: never anything that a client has chosen.
+
+use core::fmt;
+
+use crate::{Incarnation, NodeId, SessionId};
+
+/// One attempt of one prefill node and one decode node to serve a request. Messages, loads and stores
+/// that carry another key belong to something that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionKey {
+    pub session: SessionId,
+    /// The first attempt is 0. Every decode node that is asked is another attempt.
+    pub attempt: u32,
+    pub prefill_incarnation: Incarnation,
+    pub decode_incarnation: Incarnation,
+}
+
+/// A decode node as placement names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+}
+
+impl SessionKey {
+    /// The bounds of all keys in their order.
+    pub(super) const FIRST: Self = Self {
+        session: SessionId(0),
+        attempt: 0,
+        prefill_incarnation: Incarnation(0),
+        decode_incarnation: Incarnation(0),
+    };
+    pub(super) const LAST: Self = Self {
+        session: SessionId(u128::MAX),
+        attempt: u32::MAX,
+        prefill_incarnation: Incarnation(u64::MAX),
+        decode_incarnation: Incarnation(u64::MAX),
+    };
+}
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            session, attempt, ..
+        } = self;
+        write!(f, "{:032x}.{attempt}", session.0)
+    }
+}

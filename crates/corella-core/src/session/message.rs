@@ -1,0 +1,292 @@
+//! What two nodes tell each other, as plain data.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::{
+    FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams,
+    StoppingCriteria, TokenId,
+};
+
+/// Messages of a prefill node. `Hello` and then `Allocate` come first.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToDecode {
+    Hello(Box<Hello>),
+    Allocate(Box<Allocate>),
+    /// The prompt is computed. Of a step that has failed this is never said.
+    FirstToken(Box<FirstToken>),
+    Heartbeat,
+    Abort(AbortReason),
+}
+
+/// Messages of a decode node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToPrefill {
+    Hello(Box<Hello>),
+    Allocated(Allocated),
+    Refused(Refusal),
+    /// All rows have arrived: the prefill node may let go of them.
+    LoadDone,
+    Tokens(Tokens),
+    Finish(Finish),
+    Heartbeat,
+    Abort(AbortReason),
+}
+
+/// Who a node is. What has to agree is checked before anything is sent to anybody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The node's name in the registry.
+    pub instance: Box<str>,
+    pub incarnation: Incarnation,
+    pub protocol_major: u32,
+    /// May differ: a minor version adds only what others may ignore.
+    pub protocol_minor: u32,
+    /// Architecture and weights as they were published, not how a node stores them.
+    pub model_fingerprint: u128,
+    pub tokenizer_digest: u128,
+    pub kv_shape: KvShape,
+    /// Converted by the receiver where it differs.
+    pub kv_format: Box<str>,
+    /// Converted by the receiver where it differs.
+    pub page_size: u32,
+    /// Converted by the receiver where it differs.
+    pub element_order: Box<str>,
+    /// May differ.
+    pub weight_format: Box<str>,
+    /// May differ.
+    pub instruction_set: Box<str>,
+}
+
+/// What one token's keys and values consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub num_layers: u32,
+    pub num_kv_heads: u32,
+    pub head_dim: u32,
+    /// Nodes that the heads are split over.
+    pub num_ranks: u32,
+}
+
+/// Why two nodes cannot serve a request together, however healthy they are: ours, then theirs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    Protocol(u32, u32),
+    Model(u128, u128),
+    Tokenizer(u128, u128),
+    KvShape(KvShape, KvShape),
+}
+
+/// A request, without what only its own node has to know of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allocate {
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    /// `max_tokens` is the prefill node's own limit where the client gave none, so that an answer is
+    /// of the same length wherever it is decoded.
+    pub stopping: StoppingCriteria,
+    pub priority: i32,
+    pub namespace: Namespace,
+    /// Time left, since clocks differ. `None`: as long as it takes.
+    pub remaining_us: Option<u64>,
+}
+
+/// Pages are reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocated {
+    /// Leading rows that the decode node has already. They are not sent.
+    pub num_cached_rows: u32,
+}
+
+/// Why a decode node does not take a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no room now.
+    Exhausted,
+    /// There could never be room.
+    Never,
+    Incompatible(Mismatch),
+    /// The key names another start of either node than the one that is known here.
+    StaleIncarnation,
+    /// The session has ended before.
+    Ended,
+    /// The node takes no new work.
+    Draining,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct FirstToken {
+    pub sample: Sample,
+    /// Prompt tokens that the prefill node had in its prefix cache.
+    pub num_cached_tokens: u32,
+}
+
+/// Output tokens in their order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tokens {
+    /// Position of the first one in the output, where the first token has position 0.
+    pub first_position: u32,
+    pub samples: Vec<Sample>,
+}
+
+/// The request has ended, with all its tokens told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finish {
+    pub reason: FinishReason,
+    /// All of the output, the first token included.
+    pub num_output_tokens: u32,
+}
+
+/// Why an end gives up an attempt. What is held for it is freed on both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The client has left, or wants no more.
+    Cancelled,
+    /// The request ended on the prefill node, such as with its first token.
+    Finished,
+    /// The request's own deadline.
+    DeadlinePassed,
+    /// The other end was silent for too long, or its connection closed.
+    PeerLost,
+    /// Nobody answered `Allocate` in time.
+    AllocateTimedOut,
+    /// The first token did not come in time.
+    FirstTokenTimedOut,
+    LoadFailed,
+    LoadTimedOut,
+    /// Nothing was loaded for as long as pages are held.
+    HoldExpired,
+    /// The decode node has no room to go on, and gives the request back.
+    OutOfPages,
+    /// The decode node failed while it computed the request.
+    DecodeFailed(Box<str>),
+    /// The other end said something that cannot be at this point.
+    ProtocolViolated,
+}
+
+impl Hello {
+    /// Whether a request can be served together with `other`.
+    pub fn check(&self, other: &Self) -> Result<(), Mismatch> {
+        if self.protocol_major != other.protocol_major {
+            let mismatch = Mismatch::Protocol(self.protocol_major, other.protocol_major);
+            return Err(mismatch);
+        }
+        if self.model_fingerprint != other.model_fingerprint {
+            let mismatch = Mismatch::Model(self.model_fingerprint, other.model_fingerprint);
+            return Err(mismatch);
+        }
+        if self.tokenizer_digest != other.tokenizer_digest {
+            let mismatch = Mismatch::Tokenizer(self.tokenizer_digest, other.tokenizer_digest);
+            return Err(mismatch);
+        }
+        if self.kv_shape != other.kv_shape {
+            return Err(Mismatch::KvShape(self.kv_shape, other.kv_shape));
+        }
+        Ok(())
+    }
+}
+
+impl Mismatch {
+    /// As the other node would say it.
+    pub fn seen_from_other(self) -> Self {
+        match self {
+            Self::Protocol(ours, theirs) => Self::Protocol(theirs, ours),
+            Self::Model(ours, theirs) => Self::Model(theirs, ours),
+            Self::Tokenizer(ours, theirs) => Self::Tokenizer(theirs, ours),
+            Self::KvShape(ours, theirs) => Self::KvShape(theirs, ours),
+        }
+    }
+}
+
+impl Allocate {
+    /// The request as a scheduler takes it.
+    pub fn into_request(self, id: RequestId, now_us: u64) -> Request {
+        Request {
+            id,
+            prompt: self.prompt,
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: self.sampling,
+            stopping: self.stopping,
+            priority: self.priority,
+            arrival_us: now_us,
+            objectives: Default::default(),
+            namespace: self.namespace,
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protocol(ours, theirs) => write!(
+                f,
+                "this node speaks version {ours} of the protocol and the peer version {theirs}: \
+                 run versions of Corella whose protocol agrees"
+            ),
+            Self::Model(ours, theirs) => write!(
+                f,
+                "this node serves model {ours:032x} and the peer model {theirs:032x}: \
+                 start both with the same model"
+            ),
+            Self::Tokenizer(ours, theirs) => write!(
+                f,
+                "this node has tokenizer {ours:032x} and the peer tokenizer {theirs:032x}: \
+                 start both with the same tokenizer files"
+            ),
+            Self::KvShape(ours, theirs) => write!(
+                f,
+                "KV rows differ: this node has {ours}, the peer {theirs}: \
+                 start both with the same model and the same tensor parallelism"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for KvShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            num_layers,
+            num_kv_heads,
+            head_dim,
+            num_ranks,
+        } = self;
+        write!(
+            f,
+            "{num_layers} layers, {num_kv_heads} heads of {head_dim} on {num_ranks} ranks"
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exhausted => f.write_str("the decode node has no room now"),
+            Self::Never => f.write_str("the request can never fit the decode node"),
+            Self::Incompatible(mismatch) => mismatch.fmt(f),
+            Self::StaleIncarnation => f.write_str("one of the nodes has been started again"),
+            Self::Ended => f.write_str("the session has ended"),
+            Self::Draining => f.write_str("the decode node takes no new requests"),
+        }
+    }
+}
+
+impl fmt::Display for AbortReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cancelled => "the client has cancelled the request",
+            Self::Finished => "the request has ended on the prefill node",
+            Self::DeadlinePassed => "the request's deadline has passed",
+            Self::PeerLost => "the peer is lost",
+            Self::AllocateTimedOut => "the decode node did not answer in time",
+            Self::FirstTokenTimedOut => "the first token did not come in time",
+            Self::LoadFailed => "the KV load failed",
+            Self::LoadTimedOut => "the KV load took too long",
+            Self::HoldExpired => "the KV was not loaded while it was held",
+            Self::OutOfPages => "the decode node ran out of KV pages",
+            Self::DecodeFailed(reason) => return write!(f, "decoding failed: {reason}"),
+            Self::ProtocolViolated => "the peer broke the protocol",
+        })
+    }
+}

@@ -1,0 +1,461 @@
+//! All sessions of a prefill node: the end that the client talks to.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::session::deadline_queue::DeadlineQueue;
+use crate::session::export_table::ExportTable;
+use crate::session::message::Mismatch;
+use crate::session::prefill_session::{Context, PrefillSession};
+use crate::session::tombstone::Tombstones;
+use crate::session::{
+    AbortReason, Hello, Peer, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
+};
+use crate::{
+    AdmissionError, FinishReason, Incarnation, NodeId, Request, RequestOutput, Sample, SessionId,
+};
+
+/// Takes requests of clients and sees each of them to exactly one end, with a decode node or without.
+///
+/// * Commands: [`submit`](Self::submit), [`cancel`](Self::cancel)
+/// * Facts: `handle_*`, each with the time
+/// * What to do: [`poll_action`](Self::poll_action), to the last one after every call
+/// * Time: [`poll_timeout`](Self::poll_timeout) names when [`handle_timeout`](Self::handle_timeout)
+///   is to be called; earlier calls do no harm
+///
+/// A session looks for a decode node, computes the prompt here for it, and passes on what the decode
+/// node says. Any failure of the decode node leads to another one, once, as long as the client has
+/// heard nothing; later the request goes on here, behind the tokens that the client has.
+#[derive(Debug)]
+pub struct PrefillEnd {
+    config: SessionConfig,
+    hello: Hello,
+    sessions: BTreeMap<SessionId, PrefillSession>,
+    ended: Tombstones<SessionId>,
+    /// Never later than a session's deadline. It may be earlier: what is heard puts deadlines off, and
+    /// is not worth an update.
+    timers: DeadlineQueue<SessionId>,
+    exports: ExportTable,
+    actions: VecDeque<PrefillAction>,
+    now_us: u64,
+}
+
+/// A request that may be served with a decode node.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub session: SessionId,
+    /// Its id means nothing here: every run on this node gets one from the driver.
+    pub request: Request,
+    /// The most tokens that this node could give it, its own limit included.
+    pub max_tokens: u32,
+    pub deadline_us: Option<u64>,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrefillAction {
+    /// Asks placement for a decode node that is none of `tried`. The answer is
+    /// [`PrefillEnd::handle_placement`].
+    TryNext {
+        session: SessionId,
+        tried: Vec<NodeId>,
+    },
+    /// Opens the attempt's stream. What is sent before it is open waits for it.
+    OpenStream {
+        key: SessionKey,
+        node: NodeId,
+    },
+    Send {
+        key: SessionKey,
+        message: ToDecode,
+    },
+    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
+    CloseStream {
+        key: SessionKey,
+    },
+    /// Submits a run to this node's engine. Its outputs come back by [`PrefillEnd::handle_local_output`],
+    /// a refusal by [`PrefillEnd::handle_local_refused`], both with the number of the run. A run whose
+    /// rows are for a decode node says so in `exports_kv`, and draws one token.
+    SubmitLocally {
+        session: SessionId,
+        run: u32,
+        request: Box<Request>,
+    },
+    /// Its outputs no longer matter.
+    AbortLocal {
+        session: SessionId,
+        run: u32,
+    },
+    /// Keeps the pages of a run that has ended until this time.
+    RenewHold {
+        session: SessionId,
+        run: u32,
+        until_us: u64,
+    },
+    /// Nobody reads the pages of a run: lets go of them, if it holds any.
+    ReleaseHold {
+        session: SessionId,
+        run: u32,
+    },
+    /// Offers the rows of a run in the [`CacheStore`](crate::session::CacheStore), from `first_row` on.
+    Store {
+        key: SessionKey,
+        run: u32,
+        first_row: u32,
+        num_rows: u32,
+    },
+    /// Takes back an offer. When nothing reads the rows for it any more, [`PrefillEnd::handle_deleted`]
+    /// is told.
+    Delete {
+        key: SessionKey,
+    },
+    Emit {
+        session: SessionId,
+        event: ClientEvent,
+    },
+    /// The node does not answer. Somebody should look at it before it is asked again.
+    MarkSuspect {
+        node: NodeId,
+    },
+    /// The node is well, and of no use to this one.
+    MarkIncompatible {
+        node: NodeId,
+        mismatch: Mismatch,
+    },
+}
+
+/// One event for the client. The last one, and only the last, has `finish` set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClientEvent {
+    /// Absent only in a last event that brings no token.
+    pub sample: Option<Sample>,
+    pub finish: Option<SessionFinish>,
+    pub num_prompt_tokens: u32,
+    /// Prompt tokens that this node had in its prefix cache when the request first ran.
+    pub num_cached_tokens: u32,
+    /// Total so far, this event's included.
+    pub num_output_tokens: u32,
+    /// Arrival to first scheduling.
+    pub queue_us: u64,
+}
+
+/// How a session ends for its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionFinish {
+    /// As any request ends, wherever it ran.
+    Finished(FinishReason),
+    /// This node's engine has no place for it.
+    Refused(AdmissionError),
+    DeadlinePassed,
+    /// Its decode node was lost, and it must not go on here.
+    DecodeLost(AbortReason),
+}
+
+/// Why a submission is not taken. Nothing was kept of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubmissionError {
+    TooManySessions {
+        limit: u32,
+    },
+    DuplicateSession,
+    /// It was cancelled before it came, or it has ended.
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefillEndStats {
+    pub num_sessions: usize,
+    pub num_tombstones: usize,
+    pub num_timers: usize,
+    /// Runs whose pages are read for decode nodes.
+    pub num_exports: usize,
+}
+
+impl PrefillEnd {
+    /// `hello` is what this node says of itself.
+    pub fn new(config: SessionConfig, hello: Hello) -> Result<Self, SessionConfigError> {
+        config.validate()?;
+        Ok(Self {
+            sessions: BTreeMap::new(),
+            ended: Tombstones::new(config.tombstone_us, config.max_tombstones as usize),
+            timers: DeadlineQueue::new(),
+            exports: ExportTable::default(),
+            actions: VecDeque::new(),
+            now_us: 0,
+            config,
+            hello,
+        })
+    }
+
+    /// Begins a session with a decode node that placement has chosen, or without one.
+    pub fn submit(
+        &mut self,
+        submission: Submission,
+        peer: Option<Peer>,
+        now_us: u64,
+    ) -> Result<(), SubmissionError> {
+        self.note_time(now_us);
+        let id = submission.session;
+        if self.ended.contains(id) {
+            return Err(SubmissionError::Ended);
+        }
+        if self.sessions.contains_key(&id) {
+            return Err(SubmissionError::DuplicateSession);
+        }
+        let limit = self.config.max_sessions;
+        if self.sessions.len().max(self.exports.len()) >= limit as usize {
+            return Err(SubmissionError::TooManySessions { limit });
+        }
+        self.sessions.insert(id, PrefillSession::new(submission));
+        self.with(id, |session, context| session.begin(peer, context));
+        Ok(())
+    }
+
+    /// Ends a session for its client. One that has not come yet will be refused. False when there is
+    /// nothing to end, or no longer.
+    pub fn cancel(&mut self, id: SessionId, now_us: u64) -> bool {
+        self.note_time(now_us);
+        let is_known = self.with(id, |session, context| {
+            let finish = SessionFinish::Finished(FinishReason::Aborted);
+            session.end(None, finish, AbortReason::Cancelled, context);
+        });
+        self.ended.insert(id, self.now_us);
+        is_known
+    }
+
+    /// The answer to [`PrefillAction::TryNext`]; `None` when nobody is left to be asked.
+    pub fn handle_placement(&mut self, id: SessionId, peer: Option<Peer>, now_us: u64) {
+        self.note_time(now_us);
+        self.with(id, |session, context| {
+            session.handle_placement(peer, context);
+        });
+    }
+
+    pub fn handle_message(&mut self, key: SessionKey, message: ToPrefill, now_us: u64) {
+        self.note_time(now_us);
+        let mut restarted = None;
+        self.with(key.session, |session, context| {
+            restarted = session.handle_message(key, message, context);
+        });
+        if let Some((node, incarnation)) = restarted {
+            self.handle_incarnation(node, incarnation, now_us);
+        }
+    }
+
+    /// The attempt's stream has closed, or could not be opened.
+    pub fn handle_stream_closed(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        self.with(key.session, |session, context| {
+            session.handle_stream_closed(key, context);
+        });
+    }
+
+    /// All streams to the node have closed.
+    pub fn handle_peer_lost(&mut self, node: NodeId, now_us: u64) {
+        self.handle_lost_keys(now_us, |peer, _| peer == node);
+    }
+
+    /// The node has been started again: sessions with its earlier starts are over.
+    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
+        self.handle_lost_keys(now_us, |peer, key| {
+            peer == node && key.decode_incarnation < incarnation
+        });
+    }
+
+    /// Rows of the attempt have been sent to the decode node, or it has asked for them.
+    pub fn handle_load_progress(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        self.with(key.session, |session, context| {
+            session.handle_load_progress(key, context);
+        });
+    }
+
+    /// The decode node cannot load the rows of the attempt.
+    pub fn handle_load_failed(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        self.with(key.session, |session, context| {
+            session.handle_load_failed(key, context);
+        });
+    }
+
+    /// The rows of a run will not all be there for others: it had to give its pages back, or exports
+    /// nothing because too many pages are held.
+    pub fn handle_export_failed(&mut self, id: SessionId, run: u32, now_us: u64) {
+        self.note_time(now_us);
+        self.with(id, |session, context| {
+            session.handle_export_failed(run, context);
+        });
+    }
+
+    /// This node's engine wants the pages back that are held for a run.
+    pub fn handle_lease_ended(&mut self, id: SessionId, run: u32, now_us: u64) {
+        self.note_time(now_us);
+        self.with(id, |session, context| {
+            session.handle_lease_ended(run, context);
+        });
+    }
+
+    /// The cache store has taken an offer back, and nothing reads rows for it any more.
+    pub fn handle_deleted(&mut self, key: SessionKey, now_us: u64) {
+        self.note_time(now_us);
+        if let Some((session, run)) = self.exports.stop_reading(key) {
+            let action = PrefillAction::ReleaseHold { session, run };
+            self.actions.push_back(action);
+        }
+    }
+
+    /// What this node's engine says of a run.
+    pub fn handle_local_output(
+        &mut self,
+        id: SessionId,
+        run: u32,
+        output: RequestOutput,
+        now_us: u64,
+    ) {
+        self.note_time(now_us);
+        self.with(id, |session, context| {
+            session.handle_local_output(run, output, context);
+        });
+    }
+
+    /// This node's engine does not take a run.
+    pub fn handle_local_refused(
+        &mut self,
+        id: SessionId,
+        run: u32,
+        error: AdmissionError,
+        now_us: u64,
+    ) {
+        self.note_time(now_us);
+        self.with(id, |session, context| {
+            session.handle_local_refused(run, error, context);
+        });
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let deadlines = [self.timers.first_us(), self.ended.first_us()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        self.note_time(now_us);
+        self.ended.expire(self.now_us);
+        while let Some(id) = self.timers.due(self.now_us) {
+            self.timers.set(id, None);
+            self.with(id, |session, context| session.handle_timeout(context));
+        }
+    }
+
+    pub fn poll_action(&mut self) -> Option<PrefillAction> {
+        self.actions.pop_front()
+    }
+
+    pub fn stats(&self) -> PrefillEndStats {
+        PrefillEndStats {
+            num_sessions: self.sessions.len(),
+            num_tombstones: self.ended.len(),
+            num_timers: self.timers.len(),
+            num_exports: self.exports.len(),
+        }
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        assert!(
+            self.sessions.len() <= self.config.max_sessions as usize,
+            "more sessions than there may be"
+        );
+        assert!(
+            self.exports.len() <= 2 * self.config.max_sessions as usize,
+            "more runs are read than there may be sessions"
+        );
+        self.ended.check_invariants();
+        let mut num_timed = 0;
+        for (&id, session) in &self.sessions {
+            session.check_invariants(&self.config);
+            assert!(
+                !self.ended.contains(id),
+                "session {id} is remembered as ended and lives"
+            );
+            let (timer, deadline) = (self.timers.get(id), session.deadline_us(&self.config));
+            num_timed += usize::from(timer.is_some());
+            assert!(
+                deadline.is_none_or(|deadline_us| timer.is_some_and(|timer| timer <= deadline_us)),
+                "session {id} has deadline {deadline:?} and a timer at {timer:?}"
+            );
+        }
+        assert_eq!(
+            num_timed,
+            self.timers.len(),
+            "a session that has ended has a timer"
+        );
+    }
+
+    fn handle_lost_keys(&mut self, now_us: u64, is_lost: impl Fn(NodeId, SessionKey) -> bool) {
+        self.note_time(now_us);
+        let keys: Vec<SessionKey> = self
+            .sessions
+            .values()
+            .filter_map(PrefillSession::peer)
+            .filter(|&(node, key)| is_lost(node, key))
+            .map(|(_, key)| key)
+            .collect();
+        for key in keys {
+            self.with(key.session, |session, context| {
+                session.handle_peer_lost(key, context);
+            });
+        }
+    }
+
+    fn note_time(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+    }
+
+    /// Does something to a session, if it is there, and then what follows from that: a new deadline,
+    /// or its burial.
+    fn with(
+        &mut self,
+        id: SessionId,
+        change: impl FnOnce(&mut PrefillSession, &mut Context<'_>),
+    ) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return false;
+        };
+        let mut context = Context {
+            config: &self.config,
+            hello: &self.hello,
+            exports: &mut self.exports,
+            actions: &mut self.actions,
+            now_us: self.now_us,
+        };
+        change(session, &mut context);
+        if session.has_ended() {
+            self.sessions.remove(&id);
+            self.timers.set(id, None);
+            self.ended.insert(id, self.now_us);
+        } else if let Some(deadline_us) = session.deadline_us(&self.config)
+            && self.timers.get(id).is_none_or(|timer| deadline_us < timer)
+        {
+            self.timers.set(id, Some(deadline_us));
+        }
+        true
+    }
+}
+
+impl fmt::Display for SubmissionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManySessions { limit } => {
+                write!(f, "{limit} sessions are open already, and no more may be")
+            }
+            Self::DuplicateSession => f.write_str("a session with this id is open already"),
+            Self::Ended => f.write_str("the session has ended, or was cancelled before it began"),
+        }
+    }
+}
+
+impl core::error::Error for SubmissionError {}

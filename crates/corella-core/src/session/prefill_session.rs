@@ -1,0 +1,831 @@
+//! One session on its prefill node: what the decode node does, what this node does, what the client has.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::session::export_table::ExportTable;
+use crate::session::message::Mismatch;
+use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
+use crate::session::pulse::Pulse;
+use crate::session::{
+    AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, Peer, Refusal, SessionConfig,
+    SessionKey, ToDecode, ToPrefill, Tokens,
+};
+use crate::{
+    AdmissionError, FinishReason, Incarnation, NodeId, Request, RequestOutput, Sample, SessionId,
+    StoppingCriteria, TokenId,
+};
+
+#[derive(Debug)]
+pub(super) struct PrefillSession {
+    id: SessionId,
+    request: Request,
+    max_tokens: u32,
+    deadline_us: Option<u64>,
+    remote: Remote,
+    local: Local,
+    num_attempts: u32,
+    num_runs: u32,
+    /// Nodes that shall not be asked again.
+    tried: Vec<NodeId>,
+    /// The nodes asked since the search began, and until when it may go on.
+    num_asked: u32,
+    allocate_by_us: u64,
+    /// Whether the rows of the prompt can be had by a decode node, as far as is known.
+    can_export: bool,
+    /// Another decode node has been looked for because one was lost.
+    has_retried: bool,
+    /// What the client has, and what it was told beside it.
+    output: Vec<TokenId>,
+    accounting: Option<Accounting>,
+    /// Drawn here, and not yet told to a decode node.
+    first_token: Option<Box<FirstToken>>,
+    has_ended: bool,
+}
+
+/// What decode nodes have to do with the session now.
+#[derive(Debug)]
+enum Remote {
+    Nothing,
+    /// Placement was asked for one.
+    Placing,
+    Linked(Link),
+}
+
+/// The present attempt.
+#[derive(Debug)]
+struct Link {
+    key: SessionKey,
+    node: NodeId,
+    pulse: Pulse,
+    has_answered: bool,
+    has_greeted: bool,
+    is_allocated: bool,
+    /// The rows are on offer in the cache store.
+    is_stored: bool,
+    has_first_token: bool,
+    has_loaded: bool,
+}
+
+/// What this node's engine has to do with the session now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Local {
+    Nothing,
+    /// Computes the prompt and one token.
+    Prefilling {
+        run: u32,
+    },
+    /// Has done so, and keeps the pages.
+    Held {
+        run: u32,
+        until_us: u64,
+    },
+    /// Computes all that is left.
+    Running {
+        run: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Accounting {
+    num_cached_tokens: u32,
+    queue_us: u64,
+}
+
+/// What a session needs of its node.
+pub(super) struct Context<'a> {
+    pub config: &'a SessionConfig,
+    pub hello: &'a Hello,
+    pub exports: &'a mut ExportTable,
+    pub actions: &'a mut VecDeque<PrefillAction>,
+    pub now_us: u64,
+}
+
+impl Context<'_> {
+    fn act(&mut self, action: PrefillAction) {
+        self.actions.push_back(action);
+    }
+
+    /// Lets go of the pages of a run now, or when nothing reads them any more.
+    fn release(&mut self, session: SessionId, run: u32) {
+        if self.exports.try_release(session, run) {
+            self.act(PrefillAction::ReleaseHold { session, run });
+        }
+    }
+}
+
+impl PrefillSession {
+    pub fn new(submission: Submission) -> Self {
+        Self {
+            id: submission.session,
+            request: submission.request,
+            max_tokens: submission.max_tokens,
+            deadline_us: submission.deadline_us,
+            remote: Remote::Nothing,
+            local: Local::Nothing,
+            num_attempts: 0,
+            num_runs: 0,
+            tried: Vec::new(),
+            num_asked: 0,
+            allocate_by_us: 0,
+            can_export: true,
+            has_retried: false,
+            output: Vec::new(),
+            accounting: None,
+            first_token: None,
+            has_ended: false,
+        }
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// The present attempt and its decode node.
+    pub fn peer(&self) -> Option<(NodeId, SessionKey)> {
+        self.link().map(|link| (link.node, link.key))
+    }
+
+    /// The earliest of all that the session waits for.
+    pub fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
+        let link = self.link();
+        let hold = match self.local {
+            Local::Held { until_us, .. } => Some(until_us),
+            _ => None,
+        };
+        let deadlines = [
+            self.deadline_us,
+            self.is_allocating().then_some(self.allocate_by_us),
+            link.map(|link| link.pulse.beat_us(config)),
+            link.map(|link| link.pulse.lost_us(config)),
+            hold,
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    pub fn begin(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
+        self.begin_search(context);
+        match peer {
+            Some(peer) => self.open(peer, context),
+            None => self.go_on_locally(AbortReason::AllocateTimedOut, context),
+        }
+    }
+
+    pub fn handle_placement(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
+        if !matches!(self.remote, Remote::Placing) {
+            return;
+        }
+        match peer {
+            Some(peer) => self.open(peer, context),
+            None => self.go_on_locally(AbortReason::AllocateTimedOut, context),
+        }
+    }
+
+    /// Returns a node that turns out to have been started again.
+    pub fn handle_message(
+        &mut self,
+        key: SessionKey,
+        message: ToPrefill,
+        context: &mut Context<'_>,
+    ) -> Option<(NodeId, Incarnation)> {
+        // What comes from an attempt that was given up is nobody's.
+        let link = self.link_of(key)?;
+        let node = link.node;
+        link.pulse.heard_us = context.now_us;
+        link.has_answered = true;
+        match message {
+            ToPrefill::Heartbeat => {}
+            ToPrefill::Hello(hello) => return self.handle_hello(&hello, context),
+            ToPrefill::Allocated(allocated) => self.handle_allocated(allocated, context),
+            ToPrefill::Refused(refusal) => self.handle_refused(refusal, context),
+            ToPrefill::LoadDone => self.handle_load_done(context),
+            ToPrefill::Tokens(tokens) => self.handle_tokens(tokens, context),
+            ToPrefill::Finish(finish) => self.handle_finish(finish, context),
+            ToPrefill::Abort(reason) => {
+                if reason == AbortReason::PeerLost {
+                    context.act(PrefillAction::MarkSuspect { node });
+                }
+                self.lose(reason, None, context);
+            }
+        }
+        None
+    }
+
+    pub fn handle_stream_closed(&mut self, key: SessionKey, context: &mut Context<'_>) {
+        let Some(link) = self.link_of(key) else {
+            return;
+        };
+        let node = link.node;
+        context.act(PrefillAction::MarkSuspect { node });
+        self.lose(AbortReason::PeerLost, None, context);
+    }
+
+    /// Somebody who knows of more than this session says that the peer is gone.
+    pub fn handle_peer_lost(&mut self, key: SessionKey, context: &mut Context<'_>) {
+        if self.link_of(key).is_some() {
+            self.lose(AbortReason::PeerLost, None, context);
+        }
+    }
+
+    pub fn handle_load_progress(&mut self, key: SessionKey, context: &mut Context<'_>) {
+        if self.link_of(key).is_none() {
+            return;
+        }
+        let Local::Held { run, until_us } = &mut self.local else {
+            return;
+        };
+        let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
+        // Not for every chunk.
+        if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
+            *until_us = renewed_us;
+            let run = *run;
+            context.act(PrefillAction::RenewHold {
+                session: self.id,
+                run,
+                until_us: renewed_us,
+            });
+        }
+    }
+
+    pub fn handle_load_failed(&mut self, key: SessionKey, context: &mut Context<'_>) {
+        let is_needed = self
+            .link_of(key)
+            .is_some_and(|link| link.is_stored && !link.has_loaded);
+        if is_needed {
+            let reason = AbortReason::LoadFailed;
+            self.lose(reason.clone(), Some(reason), context);
+        }
+    }
+
+    pub fn handle_export_failed(&mut self, run: u32, context: &mut Context<'_>) {
+        let is_present = match self.local {
+            Local::Prefilling { run: present } | Local::Held { run: present, .. } => present == run,
+            Local::Nothing | Local::Running { .. } => false,
+        };
+        if !is_present {
+            return;
+        }
+        // No other node could get more of it.
+        self.can_export = false;
+        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
+        if !has_loaded && !matches!(self.remote, Remote::Nothing) {
+            let reason = AbortReason::LoadFailed;
+            self.unlink(Some(reason.clone()), context);
+            self.go_on_locally(reason, context);
+        }
+        // The run goes on, perhaps for want of the very pages that are held of it.
+        if matches!(self.local, Local::Prefilling { .. }) {
+            context.release(self.id, run);
+        }
+    }
+
+    pub fn handle_lease_ended(&mut self, run: u32, context: &mut Context<'_>) {
+        let reason = AbortReason::HoldExpired;
+        match self.local {
+            Local::Held { run: present, .. } if present == run => {
+                self.lose(reason.clone(), Some(reason), context);
+            }
+            // The run has gone on without its pages, and exports nothing any more.
+            Local::Prefilling { run: present } if present == run => {
+                self.handle_export_failed(run, context);
+            }
+            _ => {}
+        }
+    }
+
+    pub fn handle_local_output(
+        &mut self,
+        run: u32,
+        output: RequestOutput,
+        context: &mut Context<'_>,
+    ) {
+        let is_prefill = match self.local {
+            Local::Prefilling { run: present } if present == run => true,
+            Local::Running { run: present } if present == run => false,
+            // It was aborted.
+            _ => return,
+        };
+        self.accounting.get_or_insert(Accounting {
+            num_cached_tokens: output.num_cached_tokens,
+            queue_us: output.queue_us,
+        });
+        if is_prefill && let Some(sample) = &output.sample {
+            self.first_token = Some(Box::new(FirstToken {
+                sample: sample.clone(),
+                num_cached_tokens: output.num_cached_tokens,
+            }));
+        }
+        let num_output_tokens = self.output.len() + usize::from(output.sample.is_some());
+        match output.finish {
+            None => self.emit(output.sample, None, context),
+            // One token was all that was asked of the run, not of the request.
+            Some(FinishReason::Length)
+                if is_prefill && num_output_tokens < self.max_tokens as usize =>
+            {
+                self.emit(output.sample, None, context);
+                self.handle_prefilled(run, context);
+            }
+            Some(finish) => {
+                self.local = match is_prefill {
+                    true => Local::Held {
+                        run,
+                        until_us: context.now_us,
+                    },
+                    false => Local::Nothing,
+                };
+                let finish = SessionFinish::Finished(finish);
+                self.end(output.sample, finish, AbortReason::Finished, context);
+            }
+        }
+    }
+
+    pub fn handle_local_refused(
+        &mut self,
+        run: u32,
+        error: AdmissionError,
+        context: &mut Context<'_>,
+    ) {
+        let (Local::Prefilling { run: present } | Local::Running { run: present }) = self.local
+        else {
+            return;
+        };
+        if present == run {
+            self.local = Local::Nothing;
+            let finish = SessionFinish::Refused(error);
+            self.end(None, finish, AbortReason::Cancelled, context);
+        }
+    }
+
+    pub fn handle_timeout(&mut self, context: &mut Context<'_>) {
+        let (config, now_us) = (context.config, context.now_us);
+        let is_due = |deadline_us: u64| deadline_us <= now_us;
+        if self.deadline_us.is_some_and(is_due) {
+            let (finish, reason) = (SessionFinish::DeadlinePassed, AbortReason::DeadlinePassed);
+            return self.end(None, finish, reason, context);
+        }
+        let is_search_over = self.is_allocating() && is_due(self.allocate_by_us);
+        if let Local::Held { until_us, .. } = self.local
+            && is_due(until_us)
+        {
+            let reason = AbortReason::HoldExpired;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        match &mut self.remote {
+            Remote::Nothing => {}
+            Remote::Placing if is_search_over => {
+                self.go_on_locally(AbortReason::AllocateTimedOut, context);
+            }
+            Remote::Placing => {}
+            Remote::Linked(link) => {
+                let node = link.node;
+                let is_silent = is_due(link.pulse.lost_us(config));
+                if is_silent || (is_search_over && !link.has_answered) {
+                    context.act(PrefillAction::MarkSuspect { node });
+                }
+                if is_silent {
+                    let reason = AbortReason::PeerLost;
+                    self.lose(reason.clone(), Some(reason), context);
+                } else if is_search_over {
+                    let reason = AbortReason::AllocateTimedOut;
+                    self.lose(reason.clone(), Some(reason), context);
+                } else if is_due(link.pulse.beat_us(config)) {
+                    self.send(ToDecode::Heartbeat, context);
+                }
+            }
+        }
+    }
+
+    /// Tells the client that this is all, and both nodes to let go of everything.
+    pub fn end(
+        &mut self,
+        sample: Option<Sample>,
+        finish: SessionFinish,
+        reason: AbortReason,
+        context: &mut Context<'_>,
+    ) {
+        self.emit(sample, Some(finish), context);
+        self.unlink(Some(reason), context);
+        let session = self.id;
+        match core::mem::replace(&mut self.local, Local::Nothing) {
+            Local::Nothing => {}
+            Local::Prefilling { run } => {
+                context.act(PrefillAction::AbortLocal { session, run });
+                // It may have drawn its token already.
+                context.release(session, run);
+            }
+            Local::Held { run, .. } => {
+                context.release(session, run);
+            }
+            Local::Running { run } => context.act(PrefillAction::AbortLocal { session, run }),
+        }
+        self.has_ended = true;
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self, config: &SessionConfig) {
+        let id = self.id;
+        assert!(!self.has_ended, "session {id} has ended and is kept");
+        assert!(
+            !matches!(self.remote, Remote::Nothing) || self.local != Local::Nothing,
+            "session {id} waits for nobody"
+        );
+        assert!(
+            !matches!(
+                (&self.remote, self.local),
+                (Remote::Nothing, Local::Held { .. })
+            ),
+            "session {id} holds pages for nobody"
+        );
+        assert!(
+            matches!(self.remote, Remote::Nothing) || !matches!(self.local, Local::Running { .. }),
+            "session {id} runs on two nodes"
+        );
+        assert!(
+            self.tried.len() <= 2 * config.max_asked_peers as usize,
+            "session {id} has asked too many nodes"
+        );
+        assert!(
+            self.output.len() <= self.max_tokens as usize,
+            "session {id} has more output than it may"
+        );
+    }
+
+    fn handle_hello(
+        &mut self,
+        hello: &Hello,
+        context: &mut Context<'_>,
+    ) -> Option<(NodeId, Incarnation)> {
+        let Remote::Linked(link) = &mut self.remote else {
+            return None;
+        };
+        let node = link.node;
+        if hello.incarnation != link.key.decode_incarnation {
+            // Whoever answers is not who was asked. If it is a later start, the driver's table of
+            // nodes is behind, and this session is lost with all others of the earlier start.
+            if hello.incarnation < link.key.decode_incarnation {
+                self.be_refused(Some(AbortReason::ProtocolViolated), context);
+                return None;
+            }
+            return Some((node, hello.incarnation));
+        }
+        match context.hello.check(hello) {
+            Ok(()) => link.has_greeted = true,
+            Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
+        }
+        None
+    }
+
+    fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
+        let session = self.id;
+        let num_rows = self.request.prompt.len() as u32;
+        let Remote::Linked(link) = &mut self.remote else {
+            return;
+        };
+        if link.is_allocated {
+            return;
+        }
+        if !link.has_greeted || allocated.num_cached_rows > num_rows {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        link.is_allocated = true;
+        link.is_stored = true;
+        let key = link.key;
+        let run = match self.local {
+            Local::Prefilling { run } | Local::Held { run, .. } => run,
+            Local::Nothing | Local::Running { .. } => {
+                let run = self.next_run();
+                self.local = Local::Prefilling { run };
+                let mut request = self.run_request();
+                request.stopping.max_tokens = Some(1);
+                request.exports_kv = true;
+                context.act(PrefillAction::SubmitLocally {
+                    session,
+                    run,
+                    request: Box::new(request),
+                });
+                run
+            }
+        };
+        context.exports.insert(session, run, key);
+        context.act(PrefillAction::Store {
+            key,
+            run,
+            first_row: allocated.num_cached_rows,
+            num_rows,
+        });
+        self.tell_first_token(context);
+    }
+
+    fn handle_refused(&mut self, refusal: Refusal, context: &mut Context<'_>) {
+        let Remote::Linked(link) = &self.remote else {
+            return;
+        };
+        if link.is_allocated {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        let node = link.node;
+        match refusal {
+            Refusal::Incompatible(mismatch) => {
+                self.be_refused_as_incompatible(node, mismatch.seen_from_other(), context);
+            }
+            Refusal::Exhausted
+            | Refusal::Never
+            | Refusal::StaleIncarnation
+            | Refusal::Ended
+            | Refusal::Draining => self.be_refused(None, context),
+        }
+    }
+
+    fn handle_load_done(&mut self, context: &mut Context<'_>) {
+        let Remote::Linked(link) = &mut self.remote else {
+            return;
+        };
+        if !link.is_allocated {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        link.has_loaded = true;
+        if core::mem::take(&mut link.is_stored) {
+            let key = link.key;
+            context.act(PrefillAction::Delete { key });
+        }
+        self.release_loaded(context);
+    }
+
+    fn handle_tokens(&mut self, tokens: Tokens, context: &mut Context<'_>) {
+        let num_known = self.output.len() as u32;
+        let num_repeated = num_known.checked_sub(tokens.first_position);
+        let num_tokens = tokens.samples.len() as u64;
+        let has_room = u64::from(tokens.first_position) + num_tokens <= u64::from(self.max_tokens);
+        let is_decoding = self.link().is_some_and(|link| link.has_first_token);
+        let Some(num_repeated) = num_repeated.filter(|_| is_decoding && has_room) else {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        };
+        for sample in tokens.samples.into_iter().skip(num_repeated as usize) {
+            self.emit(Some(sample), None, context);
+        }
+    }
+
+    fn handle_finish(&mut self, finish: Finish, context: &mut Context<'_>) {
+        let is_decoding = self.link().is_some_and(|link| link.has_first_token);
+        if !is_decoding || finish.num_output_tokens as usize != self.output.len() {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        // It has let go of everything by itself.
+        self.unlink(None, context);
+        let finish = SessionFinish::Finished(finish.reason);
+        self.end(None, finish, AbortReason::Finished, context);
+    }
+
+    /// The prompt is computed, and there is more to draw.
+    fn handle_prefilled(&mut self, run: u32, context: &mut Context<'_>) {
+        let until_us = context.now_us.saturating_add(context.config.hold_lease_us);
+        self.local = Local::Held { run, until_us };
+        if matches!(self.remote, Remote::Nothing) {
+            return self.run_locally(context);
+        }
+        context.act(PrefillAction::RenewHold {
+            session: self.id,
+            run,
+            until_us,
+        });
+        self.tell_first_token(context);
+        self.release_loaded(context);
+    }
+
+    /// What commits the prompt's rows: whoever has read them may use them now.
+    fn tell_first_token(&mut self, context: &mut Context<'_>) {
+        let Remote::Linked(link) = &mut self.remote else {
+            return;
+        };
+        if !link.is_allocated || !matches!(self.local, Local::Held { .. }) {
+            return;
+        }
+        if let Some(first_token) = self.first_token.take() {
+            link.has_first_token = true;
+            self.send(ToDecode::FirstToken(first_token), context);
+        }
+    }
+
+    fn release_loaded(&mut self, context: &mut Context<'_>) {
+        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
+        if let Local::Held { run, .. } = self.local
+            && has_loaded
+        {
+            self.local = Local::Nothing;
+            let session = self.id;
+            context.release(session, run);
+        }
+    }
+
+    fn begin_search(&mut self, context: &Context<'_>) {
+        self.num_asked = 0;
+        let budget_us = context.config.allocate_budget_us;
+        self.allocate_by_us = context.now_us.saturating_add(budget_us);
+    }
+
+    fn open(&mut self, peer: Peer, context: &mut Context<'_>) {
+        let key = SessionKey {
+            session: self.id,
+            attempt: self.num_attempts,
+            prefill_incarnation: context.hello.incarnation,
+            decode_incarnation: peer.incarnation,
+        };
+        self.num_attempts += 1;
+        self.num_asked += 1;
+        self.tried.push(peer.node);
+        self.remote = Remote::Linked(Link {
+            key,
+            node: peer.node,
+            pulse: Pulse::new(context.now_us),
+            has_answered: false,
+            has_greeted: false,
+            is_allocated: false,
+            is_stored: false,
+            has_first_token: false,
+            has_loaded: false,
+        });
+        let node = peer.node;
+        context.act(PrefillAction::OpenStream { key, node });
+        let hello = Box::new(context.hello.clone());
+        self.send(ToDecode::Hello(hello), context);
+        let remaining_us = self
+            .deadline_us
+            .map(|deadline_us| deadline_us.saturating_sub(context.now_us));
+        let allocate = Allocate {
+            prompt: self.request.prompt.clone(),
+            sampling: self.request.sampling.clone(),
+            stopping: self.stopping(),
+            priority: self.request.priority,
+            namespace: self.request.namespace.clone(),
+            remaining_us,
+        };
+        self.send(ToDecode::Allocate(Box::new(allocate)), context);
+    }
+
+    fn be_refused_as_incompatible(
+        &mut self,
+        node: NodeId,
+        mismatch: Mismatch,
+        context: &mut Context<'_>,
+    ) {
+        context.act(PrefillAction::MarkIncompatible { node, mismatch });
+        self.be_refused(Some(AbortReason::Cancelled), context);
+    }
+
+    /// The peer will not take the request; another may.
+    fn be_refused(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
+        self.unlink(told, context);
+        self.ask_next(AbortReason::AllocateTimedOut, context);
+    }
+
+    fn ask_next(&mut self, reason: AbortReason, context: &mut Context<'_>) {
+        let has_budget = context.now_us < self.allocate_by_us;
+        if !has_budget || !self.can_export || self.num_asked >= context.config.max_asked_peers {
+            return self.go_on_locally(reason, context);
+        }
+        self.remote = Remote::Placing;
+        context.act(PrefillAction::TryNext {
+            session: self.id,
+            tried: self.tried.clone(),
+        });
+    }
+
+    /// The attempt is over, and the request is not.
+    fn lose(&mut self, reason: AbortReason, told: Option<AbortReason>, context: &mut Context<'_>) {
+        let was_allocated = self.link().is_some_and(|link| link.is_allocated);
+        self.unlink(told, context);
+        if !was_allocated {
+            return self.ask_next(reason, context);
+        }
+        if self.output.is_empty() && !self.has_retried {
+            self.has_retried = true;
+            self.begin_search(context);
+            return self.ask_next(reason, context);
+        }
+        self.go_on_locally(reason, context);
+    }
+
+    /// Lets go of the decode node, and tells it why if it is to be told.
+    fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
+        let Remote::Linked(link) = core::mem::replace(&mut self.remote, Remote::Nothing) else {
+            return;
+        };
+        let key = link.key;
+        if let Some(reason) = told {
+            let message = ToDecode::Abort(reason);
+            context.act(PrefillAction::Send { key, message });
+        }
+        context.act(PrefillAction::CloseStream { key });
+        if link.is_stored {
+            context.act(PrefillAction::Delete { key });
+        }
+    }
+
+    /// No decode node is left: what is missing is computed here, if it may be.
+    fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
+        self.remote = Remote::Nothing;
+        if matches!(self.local, Local::Prefilling { .. }) {
+            return;
+        }
+        if !self.output.is_empty() && !context.config.resumes_locally {
+            let finish = SessionFinish::DecodeLost(reason.clone());
+            return self.end(None, finish, reason, context);
+        }
+        self.run_locally(context);
+    }
+
+    fn run_locally(&mut self, context: &mut Context<'_>) {
+        let session = self.id;
+        let run = self.next_run();
+        let before = core::mem::replace(&mut self.local, Local::Running { run });
+        let request = self.run_request();
+        context.act(PrefillAction::SubmitLocally {
+            session,
+            run,
+            request: Box::new(request),
+        });
+        // Behind the submission, so that it finds the rows.
+        if let Local::Held { run, .. } = before {
+            context.release(session, run);
+        }
+    }
+
+    /// The request as this node's engine gets it, with what the client has of it.
+    fn run_request(&self) -> Request {
+        let mut request = self.request.clone();
+        request.stopping = self.stopping();
+        request.output = self.output.clone();
+        request
+    }
+
+    fn stopping(&self) -> StoppingCriteria {
+        StoppingCriteria {
+            max_tokens: Some(self.max_tokens),
+            ..self.request.stopping.clone()
+        }
+    }
+
+    fn next_run(&mut self) -> u32 {
+        self.num_runs += 1;
+        self.num_runs - 1
+    }
+
+    fn emit(
+        &mut self,
+        sample: Option<Sample>,
+        finish: Option<SessionFinish>,
+        context: &mut Context<'_>,
+    ) {
+        if let Some(sample) = &sample {
+            self.output.push(sample.token);
+        }
+        let accounting = self.accounting;
+        let event = ClientEvent {
+            sample,
+            finish,
+            num_prompt_tokens: self.request.prompt.len() as u32,
+            num_cached_tokens: accounting.map_or(0, |known| known.num_cached_tokens),
+            num_output_tokens: self.output.len() as u32,
+            queue_us: accounting.map_or(0, |known| known.queue_us),
+        };
+        let session = self.id;
+        context.act(PrefillAction::Emit { session, event });
+    }
+
+    fn send(&mut self, message: ToDecode, context: &mut Context<'_>) {
+        if let Remote::Linked(link) = &mut self.remote {
+            link.pulse.sent_us = context.now_us;
+            let key = link.key;
+            context.act(PrefillAction::Send { key, message });
+        }
+    }
+
+    fn is_allocating(&self) -> bool {
+        match &self.remote {
+            Remote::Nothing => false,
+            Remote::Placing => true,
+            Remote::Linked(link) => !link.is_allocated,
+        }
+    }
+
+    fn link(&self) -> Option<&Link> {
+        match &self.remote {
+            Remote::Linked(link) => Some(link),
+            Remote::Nothing | Remote::Placing => None,
+        }
+    }
+
+    fn link_of(&mut self, key: SessionKey) -> Option<&mut Link> {
+        match &mut self.remote {
+            Remote::Linked(link) if link.key == key => Some(link),
+            _ => None,
+        }
+    }
+}

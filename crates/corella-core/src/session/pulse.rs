@@ -1,0 +1,28 @@
+//! When an open stream was last heard of, and when something was last sent on it.
+
+use crate::session::SessionConfig;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pulse {
+    pub heard_us: u64,
+    pub sent_us: u64,
+}
+
+impl Pulse {
+    pub fn new(now_us: u64) -> Self {
+        Self {
+            heard_us: now_us,
+            sent_us: now_us,
+        }
+    }
+
+    /// When the other end is given up.
+    pub fn lost_us(&self, config: &SessionConfig) -> u64 {
+        self.heard_us.saturating_add(config.lost_after_us)
+    }
+
+    /// When the other end wants to hear something.
+    pub fn beat_us(&self, config: &SessionConfig) -> u64 {
+        self.sent_us.saturating_add(config.heartbeat_us)
+    }
+}
