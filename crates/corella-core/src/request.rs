@@ -110,6 +110,8 @@ pub enum RequestError {
     ObjectiveMissed(MissedObjective),
     /// The node that was to fill its KV pages has not done so.
     KvNotReceived(Box<str>),
+    /// It failed on another node, which says this.
+    Elsewhere(Box<str>),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
 }
@@ -244,6 +246,7 @@ impl fmt::Display for RequestError {
             }
             Self::ObjectiveMissed(missed) => missed.fmt(f),
             Self::KvNotReceived(reason) => write!(f, "its KV cache has not arrived: {reason}"),
+            Self::Elsewhere(reason) => f.write_str(reason),
             Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }
     }

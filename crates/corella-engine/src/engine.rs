@@ -21,7 +21,7 @@ use crate::drafter::{DraftModel, Drafter};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::feed::Feed;
-use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, Receipt};
+use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
@@ -66,7 +66,8 @@ pub struct Submission {
     pub prompt: Vec<TokenId>,
     /// Tokens that were drawn elsewhere: they count as output, and are not emitted again.
     pub output: Vec<TokenId>,
-    /// Another node wants the KV of its prompt: [`Engine::exchange_kv`] says which rows are there.
+    /// Another node wants the KV of its prompt: [`Engine::subscribe_kv_facts`] says which rows are
+    /// there.
     pub exports_kv: bool,
     /// `choice` is the first choice's; the others count up from it.
     pub sampling: SamplingParams,
@@ -287,15 +288,19 @@ impl Engine {
         })
     }
 
-    /// KV facts of requests that export theirs, and the way to say what has become of KV. Without an
-    /// exchange exported pages are let go of as soon as their request is.
-    pub fn exchange_kv(&self) -> KvExchange {
-        let (subscriber, facts) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
-        let _ = self.commands.send(Command::SubscribeKvFacts(subscriber));
+    /// The way to say what has become of KV that others bring or fetch.
+    pub fn kv_exchange(&self) -> KvExchange {
         KvExchange {
             commands: self.commands.clone(),
-            facts,
         }
+    }
+
+    /// KV facts of requests that export theirs. There is one reader: the facts of the one before end.
+    /// While there is none, exported pages are let go of as soon as their request is.
+    pub fn subscribe_kv_facts(&self) -> KvFacts {
+        let (subscriber, facts) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
+        let _ = self.commands.send(Command::SubscribeKvFacts(subscriber));
+        KvFacts(facts)
     }
 
     /// Checks a submission and counts its choices as live. The first one's request.
@@ -375,6 +380,11 @@ impl Engine {
             .commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
         KvEventStream(events)
+    }
+
+    /// What the scheduler was given.
+    pub fn limits(&self) -> &SchedulerConfig {
+        &self.shared.limits
     }
 
     /// As of the last step. Does not wait for the loop.

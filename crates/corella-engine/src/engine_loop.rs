@@ -294,9 +294,10 @@ impl EngineLoop {
     fn handle_kv(&mut self, command: KvCommand) {
         match command {
             KvCommand::Arrived { request, token } => {
-                // Unknown when its deadline has just passed; whoever filled its pages is told by
-                // its stream.
-                self.scheduler.handle_kv_arrived(request, token);
+                if !self.scheduler.handle_kv_arrived(request, token) {
+                    // It has just ended, which its stream says; nobody writes to its pages now.
+                    self.scheduler.release_hold(request);
+                }
             }
             KvCommand::Lost { request, how } => {
                 self.scheduler.handle_kv_lost(request, how);

@@ -10,11 +10,25 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::engine::Command;
 use crate::token_stream::TokenStream;
 
-/// The scheduler's KV facts in order, and what is to be said of them. There is one: taking another
-/// ends the facts of the one before.
+/// Says what has become of KV that others bring or fetch.
+#[derive(Clone)]
 pub struct KvExchange {
     pub(crate) commands: Sender<Command>,
-    pub(crate) facts: Receiver<KvFact>,
+}
+
+/// The scheduler's KV facts, in order.
+pub struct KvFacts(pub(crate) Receiver<KvFact>);
+
+impl KvFacts {
+    /// Blocks until there is one. `None` when the engine has stopped, or others read them now.
+    pub fn next_blocking(&self) -> Option<KvFact> {
+        self.0.recv().ok()
+    }
+
+    /// `None` when there is nothing now.
+    pub fn try_next(&self) -> Option<KvFact> {
+        self.0.try_recv().ok()
+    }
 }
 
 /// A request whose KV another node brings.
@@ -39,12 +53,6 @@ pub(crate) enum KvCommand {
 }
 
 impl KvExchange {
-    /// The next fact; blocks until there is one. `None` when the engine has stopped, or another
-    /// exchange was taken.
-    pub fn next_fact(&self) -> Option<KvFact> {
-        self.facts.recv().ok()
-    }
-
     /// All rows that were reserved are there, and `token` was drawn behind them.
     pub fn handle_kv_arrived(&self, request: RequestId, token: TokenId) {
         self.tell(KvCommand::Arrived { request, token });

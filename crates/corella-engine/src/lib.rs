@@ -5,6 +5,7 @@ mod engine;
 mod engine_loop;
 mod engine_stats;
 mod feed;
+mod generate;
 mod kv_exchange;
 mod step_log;
 mod token_stream;
@@ -16,5 +17,6 @@ pub use engine::{
     SubmitError,
 };
 pub use engine_stats::EngineStats;
-pub use kv_exchange::{KvEventStream, KvExchange, Receipt};
-pub use token_stream::{StreamEvent, TokenStream};
+pub use generate::Generate;
+pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
+pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};

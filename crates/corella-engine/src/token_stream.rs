@@ -14,7 +14,13 @@ use crate::engine::{Command, Shared};
 pub struct TokenStream {
     id: RequestId,
     queue: Arc<Queue>,
-    commands: Sender<Command>,
+    abort: Abort,
+}
+
+/// Whom to tell that nobody reads a stream any more.
+enum Abort {
+    Engine(Sender<Command>),
+    Relay(Option<Box<dyn FnOnce() + Send + Sync>>),
 }
 
 /// First `Accepted` or `Refused`, then outputs; the last has `finish`. When the engine is
@@ -78,10 +84,18 @@ impl Drop for TokenStream {
             queue.events = VecDeque::new();
             queue.ended
         };
-        if !ended {
+        if ended {
+            return;
+        }
+        match &mut self.abort {
             // The channel has room for every live request's abort. It is closed only when
             // the engine has stopped, and then there is nothing to abort.
-            let _ = self.commands.send(Command::Abort(self.id));
+            Abort::Engine(commands) => drop(commands.send(Command::Abort(self.id))),
+            Abort::Relay(abort) => {
+                if let Some(abort) = abort.take() {
+                    abort();
+                }
+            }
         }
     }
 }
@@ -91,6 +105,55 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// A stream that somebody else than an engine feeds. `abort` is called when it is dropped before its
+/// end.
+pub fn relayed_stream(
+    id: RequestId,
+    abort: impl FnOnce() + Send + Sync + 'static,
+) -> (StreamRelay, TokenStream) {
+    let queue = Arc::new(Queue::default());
+    let stream = TokenStream {
+        id,
+        queue: queue.clone(),
+        abort: Abort::Relay(Some(Box::new(abort))),
+    };
+    (StreamRelay { id, queue }, stream)
+}
+
+/// Feeds a stream. Dropped before a terminal event it ends the stream with an error.
+pub struct StreamRelay {
+    id: RequestId,
+    queue: Arc<Queue>,
+}
+
+impl StreamRelay {
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Nothing may follow a terminal event.
+    pub fn send(&self, event: StreamEvent) {
+        self.queue.push(event);
+    }
+}
+
+impl Drop for StreamRelay {
+    fn drop(&mut self) {
+        if !self.queue.lock().ended {
+            let reason = "it was given up".into();
+            self.send(StreamEvent::Output(RequestOutput {
+                request: self.id,
+                sample: None,
+                finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
+                num_prompt_tokens: 0,
+                num_cached_tokens: 0,
+                num_output_tokens: 0,
+                queue_us: 0,
+            }));
+        }
     }
 }
 
@@ -120,6 +183,20 @@ struct QueueState {
 }
 
 impl Queue {
+    fn push(&self, event: StreamEvent) {
+        let waker = {
+            let mut queue = self.lock();
+            queue.ended = event.is_terminal();
+            if !queue.abandoned {
+                queue.events.push_back(event);
+            }
+            queue.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, QueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,7 +212,7 @@ pub(crate) fn token_stream(
     let stream = TokenStream {
         id: request.id,
         queue: queue.clone(),
-        commands,
+        abort: Abort::Engine(commands),
     };
     let sender = StreamSender {
         queue,
@@ -163,17 +240,7 @@ impl StreamSender {
         }
         let terminal = event.is_terminal().then(|| event.clone());
         self.ended = terminal.is_some();
-        let waker = {
-            let mut queue = self.queue.lock();
-            queue.ended = self.ended;
-            if !queue.abandoned {
-                queue.events.push_back(event);
-            }
-            queue.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.queue.push(event);
         // Last: who waits for an idle engine may then exit.
         if let Some(event) = terminal {
             self.shared.handle_request_end(&event);

@@ -684,8 +684,8 @@ fn given_back(reason: &FinishReason) -> Option<AbortReason> {
             Some(AbortReason::OutOfPages)
         }
         RequestError::KvNotReceived(_) => Some(AbortReason::LoadTimedOut),
-        RequestError::StepFailed(reason) | RequestError::EngineLost(reason) => {
-            Some(AbortReason::DecodeFailed(reason.clone()))
-        }
+        RequestError::StepFailed(reason)
+        | RequestError::Elsewhere(reason)
+        | RequestError::EngineLost(reason) => Some(AbortReason::DecodeFailed(reason.clone())),
     }
 }

@@ -43,7 +43,7 @@ fn commands_are_answered_while_a_step_runs() {
     ));
     assert_eq!(engine.stats().num_steps, 1, "all of that during one step");
 
-    let exchange = engine.exchange_kv();
+    let exchange = engine.kv_exchange();
     for receipt in [receipt, large] {
         let id = receipt.stream.id();
         drop(receipt);
@@ -59,7 +59,7 @@ fn a_node_that_only_waits_for_kv_is_idle_and_not_lost() {
     let mock = model(&limits);
     let expected = mock.lone_tokens(&[4; 9], &submission(vec![], 1).sampling, 3);
     let engine = start(limits, mock);
-    let exchange = engine.exchange_kv();
+    let exchange = engine.kv_exchange();
 
     let timeout = Duration::from_millis(50);
     let mut late = engine.reserve(submission(vec![4; 9], 3), timeout).unwrap();
@@ -97,20 +97,20 @@ fn what_is_exported_is_held_until_it_is_released() {
         submission
     };
 
-    // Without an exchange nobody could read it.
+    // Nobody could read it.
     let mut stream = submit_one(&engine, exports(40));
     finish(&mut stream);
     assert_at_rest(&engine);
 
     engine.reset_prefix_cache().unwrap();
-    let exchange = engine.exchange_kv();
+    let (exchange, facts) = (engine.kv_exchange(), engine.subscribe_kv_facts());
     let mut stream = submit_one(&engine, exports(40));
     let id = stream.id();
     finish(&mut stream);
     // A step computes 32 tokens of prompts.
     let mut next_rows = 0;
     let num_rows = loop {
-        match exchange.next_fact() {
+        match facts.next_blocking() {
             Some(KvFact::Exported {
                 request,
                 first_row,

@@ -1,0 +1,126 @@
+//! The gRPC service: one bidirectional stream for each session.
+//!
+//! Written by hand, because it has one method and no generator should be needed to build Corella.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
+use tonic::codegen::{Service, StdError};
+use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::wire::Envelope;
+
+const NAME: &str = "corella.cluster.v1.Sessions";
+const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
+
+/// Messages that wait for a peer to take them. A peer that takes none for so long is silent anyway.
+pub const MAX_UNSENT: usize = 1024;
+/// More than the largest prompt takes: a token is at most five bytes.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// What a peer sends, and the way to send to it.
+pub struct SessionStream {
+    pub incoming: Streaming<Envelope>,
+    pub outgoing: mpsc::Sender<Envelope>,
+}
+
+/// Opens a session's stream at a decode node. `first` goes out at once.
+pub async fn open(
+    channel: Channel,
+    outgoing: mpsc::Receiver<Envelope>,
+) -> Result<Streaming<Envelope>, Status> {
+    let mut grpc = tonic::client::Grpc::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    grpc.ready()
+        .await
+        .map_err(|error| Status::unavailable(error.to_string()))?;
+    let request = Request::new(ReceiverStream::new(outgoing));
+    let path = PathAndQuery::from_static(METHOD);
+    let codec: ProstCodec<Envelope, Envelope> = ProstCodec::default();
+    Ok(grpc.streaming(request, path, codec).await?.into_inner())
+}
+
+type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>> + Send>>;
+
+/// Takes the streams that prefill nodes open.
+pub trait SessionHandler: Send + Sync + 'static {
+    /// Called for each stream; what is sent to `outgoing` goes to the peer until it is dropped.
+    fn serve(
+        &self,
+        incoming: Streaming<Envelope>,
+        outgoing: mpsc::Sender<Result<Envelope, Status>>,
+    );
+}
+
+/// The service as tonic's server takes it.
+pub struct SessionService<H>(Arc<H>);
+
+impl<H: SessionHandler> SessionService<H> {
+    pub fn new(handler: Arc<H>) -> Self {
+        Self(handler)
+    }
+}
+
+impl<H> Clone for SessionService<H> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<H> NamedService for SessionService<H> {
+    const NAME: &'static str = NAME;
+}
+
+struct Serve<H>(Arc<H>);
+
+impl<H: SessionHandler> StreamingService<Envelope> for Serve<H> {
+    type Response = Envelope;
+    type ResponseStream = Outgoing;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<Streaming<Envelope>>) -> Self::Future {
+        let (sender, receiver) = mpsc::channel(MAX_UNSENT);
+        self.0.serve(request.into_inner(), sender);
+        let outgoing: Outgoing = Box::pin(ReceiverStream::new(receiver));
+        Box::pin(async move { Ok(Response::new(outgoing)) })
+    }
+}
+
+impl<H: SessionHandler> Service<HttpRequest<Body>> for SessionService<H> {
+    type Response = HttpResponse<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
+        let handler = self.0.clone();
+        Box::pin(async move {
+            if request.uri().path() != METHOD {
+                return Ok(Status::unimplemented("no such method").into_http());
+            }
+            let codec: ProstCodec<Envelope, Envelope> = ProstCodec::default();
+            let mut grpc = Grpc::new(codec)
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES);
+            Ok(grpc.streaming(Serve(handler), request).await)
+        })
+    }
+}
+
+/// Errors of a transport, as tonic has them.
+pub type TransportError = StdError;

@@ -1,0 +1,665 @@
+//! Messages as they travel, in protocol buffers: `session.proto` beside this file says the same.
+//!
+//! Every field is optional on the wire. What a peer left out or got wrong is an error that names it,
+//! and ends the session; a field that is unknown is skipped, so that minor versions may add some.
+
+use std::fmt;
+use std::sync::Arc;
+
+use corella_core::session as core;
+use corella_core::{
+    FinishReason, Incarnation, Logprobs, Namespace, RequestError, Sample, SamplingParams,
+    SessionId, StoppingCriteria,
+};
+use prost::Message;
+
+/// One message of a session, in either direction. The first one carries the key.
+#[derive(Clone, PartialEq, Message)]
+pub struct Envelope {
+    #[prost(message, optional, tag = "1")]
+    pub key: Option<Key>,
+    #[prost(oneof = "Body", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    pub body: Option<Body>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Body {
+    #[prost(message, tag = "2")]
+    Hello(Hello),
+    #[prost(message, tag = "3")]
+    Allocate(Allocate),
+    #[prost(message, tag = "4")]
+    Allocated(Allocated),
+    #[prost(message, tag = "5")]
+    Refused(Refused),
+    #[prost(message, tag = "6")]
+    FirstToken(FirstToken),
+    #[prost(message, tag = "7")]
+    LoadDone(Empty),
+    #[prost(message, tag = "8")]
+    Tokens(Tokens),
+    #[prost(message, tag = "9")]
+    Finish(Finish),
+    #[prost(message, tag = "10")]
+    Heartbeat(Empty),
+    #[prost(message, tag = "11")]
+    Abort(Abort),
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Empty {}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Key {
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub session: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+    #[prost(fixed64, tag = "3")]
+    pub prefill_incarnation: u64,
+    #[prost(fixed64, tag = "4")]
+    pub decode_incarnation: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Hello {
+    #[prost(string, tag = "1")]
+    pub instance: String,
+    #[prost(fixed64, tag = "2")]
+    pub incarnation: u64,
+    #[prost(uint32, tag = "3")]
+    pub protocol_major: u32,
+    #[prost(uint32, tag = "4")]
+    pub protocol_minor: u32,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "5")]
+    pub model_fingerprint: Vec<u8>,
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "6")]
+    pub tokenizer_digest: Vec<u8>,
+    #[prost(message, optional, tag = "7")]
+    pub kv_shape: Option<KvShape>,
+    #[prost(string, tag = "8")]
+    pub kv_format: String,
+    #[prost(uint32, tag = "9")]
+    pub page_size: u32,
+    #[prost(string, tag = "10")]
+    pub element_order: String,
+    #[prost(string, tag = "11")]
+    pub weight_format: String,
+    #[prost(string, tag = "12")]
+    pub instruction_set: String,
+    /// Where rows are loaded from, when the sender is a prefill node.
+    #[prost(string, tag = "13")]
+    pub kv_address: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct KvShape {
+    #[prost(uint32, tag = "1")]
+    pub num_layers: u32,
+    #[prost(uint32, tag = "2")]
+    pub num_kv_heads: u32,
+    #[prost(uint32, tag = "3")]
+    pub head_dim: u32,
+    #[prost(uint32, tag = "4")]
+    pub num_ranks: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Allocate {
+    #[prost(uint32, repeated, tag = "1")]
+    pub prompt: Vec<u32>,
+    #[prost(message, optional, tag = "2")]
+    pub sampling: Option<Sampling>,
+    #[prost(message, optional, tag = "3")]
+    pub stopping: Option<Stopping>,
+    #[prost(sint32, tag = "4")]
+    pub priority: i32,
+    #[prost(string, optional, tag = "5")]
+    pub lora: Option<String>,
+    #[prost(string, optional, tag = "6")]
+    pub cache_salt: Option<String>,
+    #[prost(uint64, optional, tag = "7")]
+    pub remaining_us: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Sampling {
+    #[prost(float, tag = "1")]
+    pub temperature: f32,
+    #[prost(uint32, tag = "2")]
+    pub top_k: u32,
+    #[prost(float, tag = "3")]
+    pub top_p: f32,
+    #[prost(float, tag = "4")]
+    pub min_p: f32,
+    #[prost(float, tag = "5")]
+    pub presence_penalty: f32,
+    #[prost(float, tag = "6")]
+    pub frequency_penalty: f32,
+    #[prost(float, tag = "7")]
+    pub repetition_penalty: f32,
+    #[prost(fixed64, tag = "8")]
+    pub seed: u64,
+    #[prost(uint32, tag = "9")]
+    pub choice: u32,
+    #[prost(uint32, optional, tag = "10")]
+    pub logprobs: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Stopping {
+    #[prost(uint32, optional, tag = "1")]
+    pub max_tokens: Option<u32>,
+    #[prost(uint32, tag = "2")]
+    pub min_tokens: u32,
+    #[prost(uint32, repeated, tag = "3")]
+    pub end_token_ids: Vec<u32>,
+    #[prost(uint32, repeated, tag = "4")]
+    pub stop_token_ids: Vec<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Allocated {
+    #[prost(uint32, tag = "1")]
+    pub num_cached_rows: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Refused {
+    #[prost(enumeration = "RefusalKind", tag = "1")]
+    pub kind: i32,
+    /// Of a node that is incompatible: what it is. The other end works out what differs.
+    #[prost(message, optional, tag = "2")]
+    pub hello: Option<Hello>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum RefusalKind {
+    Unknown = 0,
+    Exhausted = 1,
+    Never = 2,
+    Incompatible = 3,
+    StaleIncarnation = 4,
+    Ended = 5,
+    Draining = 6,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct FirstToken {
+    #[prost(message, optional, tag = "1")]
+    pub sample: Option<DrawnToken>,
+    #[prost(uint32, tag = "2")]
+    pub num_cached_tokens: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DrawnToken {
+    #[prost(uint32, tag = "1")]
+    pub token: u32,
+    /// Of the token itself; absent when none were asked for.
+    #[prost(float, optional, tag = "2")]
+    pub logprob: Option<f32>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub top_tokens: Vec<u32>,
+    #[prost(float, repeated, tag = "4")]
+    pub top_logprobs: Vec<f32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Tokens {
+    #[prost(uint32, tag = "1")]
+    pub first_position: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub samples: Vec<DrawnToken>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Finish {
+    #[prost(enumeration = "FinishKind", tag = "1")]
+    pub kind: i32,
+    #[prost(uint32, tag = "2")]
+    pub num_output_tokens: u32,
+    /// What went wrong, for a reader.
+    #[prost(string, tag = "3")]
+    pub error: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum FinishKind {
+    Unknown = 0,
+    EndToken = 1,
+    StopToken = 2,
+    Length = 3,
+    Aborted = 4,
+    Error = 5,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Abort {
+    #[prost(enumeration = "AbortKind", tag = "1")]
+    pub kind: i32,
+    #[prost(string, tag = "2")]
+    pub error: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum AbortKind {
+    Unknown = 0,
+    Cancelled = 1,
+    Finished = 2,
+    DeadlinePassed = 3,
+    PeerLost = 4,
+    AllocateTimedOut = 5,
+    FirstTokenTimedOut = 6,
+    LoadFailed = 7,
+    LoadTimedOut = 8,
+    HoldExpired = 9,
+    OutOfPages = 10,
+    DecodeFailed = 11,
+    ProtocolViolated = 12,
+}
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireError(pub &'static str);
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is missing or wrong", self.0)
+    }
+}
+
+impl std::error::Error for WireError {}
+
+impl From<core::SessionKey> for Key {
+    fn from(key: core::SessionKey) -> Self {
+        Self {
+            session: key.session.0.to_be_bytes().into(),
+            attempt: key.attempt,
+            prefill_incarnation: key.prefill_incarnation.0,
+            decode_incarnation: key.decode_incarnation.0,
+        }
+    }
+}
+
+impl TryFrom<Key> for core::SessionKey {
+    type Error = WireError;
+
+    fn try_from(key: Key) -> Result<Self, WireError> {
+        Ok(Self {
+            session: SessionId(number(&key.session, "the session's id")?),
+            attempt: key.attempt,
+            prefill_incarnation: Incarnation(key.prefill_incarnation),
+            decode_incarnation: Incarnation(key.decode_incarnation),
+        })
+    }
+}
+
+/// A node's facts, and where rows are loaded from it.
+pub fn hello(hello: &core::Hello, kv_address: &str) -> Hello {
+    let shape = hello.kv_shape;
+    Hello {
+        instance: hello.instance.to_string(),
+        incarnation: hello.incarnation.0,
+        protocol_major: hello.protocol_major,
+        protocol_minor: hello.protocol_minor,
+        model_fingerprint: hello.model_fingerprint.to_be_bytes().into(),
+        tokenizer_digest: hello.tokenizer_digest.to_be_bytes().into(),
+        kv_shape: Some(KvShape {
+            num_layers: shape.num_layers,
+            num_kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+            num_ranks: shape.num_ranks,
+        }),
+        kv_format: hello.kv_format.to_string(),
+        page_size: hello.page_size,
+        element_order: hello.element_order.to_string(),
+        weight_format: hello.weight_format.to_string(),
+        instruction_set: hello.instruction_set.to_string(),
+        kv_address: kv_address.to_owned(),
+    }
+}
+
+impl TryFrom<Hello> for core::Hello {
+    type Error = WireError;
+
+    fn try_from(hello: Hello) -> Result<Self, WireError> {
+        let shape = hello.kv_shape.ok_or(WireError("the KV shape"))?;
+        Ok(Self {
+            instance: hello.instance.into(),
+            incarnation: Incarnation(hello.incarnation),
+            protocol_major: hello.protocol_major,
+            protocol_minor: hello.protocol_minor,
+            model_fingerprint: number(&hello.model_fingerprint, "the model's fingerprint")?,
+            tokenizer_digest: number(&hello.tokenizer_digest, "the tokenizer's digest")?,
+            kv_shape: core::KvShape {
+                num_layers: shape.num_layers,
+                num_kv_heads: shape.num_kv_heads,
+                head_dim: shape.head_dim,
+                num_ranks: shape.num_ranks,
+            },
+            kv_format: hello.kv_format.into(),
+            page_size: hello.page_size,
+            element_order: hello.element_order.into(),
+            weight_format: hello.weight_format.into(),
+            instruction_set: hello.instruction_set.into(),
+        })
+    }
+}
+
+/// A message to a decode node. `kv_address` is where it loads rows from.
+pub fn to_decode(message: core::ToDecode, kv_address: &str) -> Body {
+    match message {
+        core::ToDecode::Hello(facts) => Body::Hello(hello(&facts, kv_address)),
+        core::ToDecode::Allocate(allocate) => Body::Allocate((*allocate).into()),
+        core::ToDecode::FirstToken(first) => Body::FirstToken(FirstToken {
+            sample: Some(first.sample.into()),
+            num_cached_tokens: first.num_cached_tokens,
+        }),
+        core::ToDecode::Heartbeat => Body::Heartbeat(Empty {}),
+        core::ToDecode::Abort(reason) => Body::Abort(reason.into()),
+    }
+}
+
+/// What a prefill node has said.
+pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
+    Ok(match body {
+        Body::Hello(hello) => core::ToDecode::Hello(Box::new(hello.try_into()?)),
+        Body::Allocate(allocate) => core::ToDecode::Allocate(Box::new(allocate.try_into()?)),
+        Body::FirstToken(first) => core::ToDecode::FirstToken(Box::new(core::FirstToken {
+            sample: first
+                .sample
+                .ok_or(WireError("the first token"))?
+                .try_into()?,
+            num_cached_tokens: first.num_cached_tokens,
+        })),
+        Body::Heartbeat(_) => core::ToDecode::Heartbeat,
+        Body::Abort(abort) => core::ToDecode::Abort(abort.try_into()?),
+        _ => return Err(WireError("a prefill node's message")),
+    })
+}
+
+/// A message to a prefill node. `own` are the facts of this node, for a refusal.
+pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
+    match message {
+        core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, "")),
+        core::ToPrefill::Allocated(allocated) => Body::Allocated(Allocated {
+            num_cached_rows: allocated.num_cached_rows,
+        }),
+        core::ToPrefill::Refused(refusal) => {
+            let kind = match refusal {
+                core::Refusal::Exhausted => RefusalKind::Exhausted,
+                core::Refusal::Never => RefusalKind::Never,
+                core::Refusal::Incompatible(_) => RefusalKind::Incompatible,
+                core::Refusal::StaleIncarnation => RefusalKind::StaleIncarnation,
+                core::Refusal::Ended => RefusalKind::Ended,
+                core::Refusal::Draining => RefusalKind::Draining,
+            };
+            Body::Refused(Refused {
+                kind: kind.into(),
+                hello: (kind == RefusalKind::Incompatible).then(|| hello(own, "")),
+            })
+        }
+        core::ToPrefill::LoadDone => Body::LoadDone(Empty {}),
+        core::ToPrefill::Tokens(tokens) => Body::Tokens(Tokens {
+            first_position: tokens.first_position,
+            samples: tokens.samples.into_iter().map(Into::into).collect(),
+        }),
+        core::ToPrefill::Finish(finish) => Body::Finish(finish.into()),
+        core::ToPrefill::Heartbeat => Body::Heartbeat(Empty {}),
+        core::ToPrefill::Abort(reason) => Body::Abort(reason.into()),
+    }
+}
+
+/// What a decode node has said to this node, whose facts are `own`.
+pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, WireError> {
+    Ok(match body {
+        Body::Hello(hello) => core::ToPrefill::Hello(Box::new(hello.try_into()?)),
+        Body::Allocated(allocated) => core::ToPrefill::Allocated(core::Allocated {
+            num_cached_rows: allocated.num_cached_rows,
+        }),
+        Body::Refused(refused) => core::ToPrefill::Refused(match refused.kind() {
+            RefusalKind::Unknown => return Err(WireError("the kind of a refusal")),
+            RefusalKind::Exhausted => core::Refusal::Exhausted,
+            RefusalKind::Never => core::Refusal::Never,
+            RefusalKind::Incompatible => {
+                let theirs = refused.hello.ok_or(WireError("what is incompatible"))?;
+                match own.check(&theirs.try_into()?) {
+                    Err(mismatch) => core::Refusal::Incompatible(mismatch),
+                    Ok(()) => return Err(WireError("what is incompatible")),
+                }
+            }
+            RefusalKind::StaleIncarnation => core::Refusal::StaleIncarnation,
+            RefusalKind::Ended => core::Refusal::Ended,
+            RefusalKind::Draining => core::Refusal::Draining,
+        }),
+        Body::LoadDone(_) => core::ToPrefill::LoadDone,
+        Body::Tokens(tokens) => core::ToPrefill::Tokens(core::Tokens {
+            first_position: tokens.first_position,
+            samples: tokens
+                .samples
+                .into_iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
+        }),
+        Body::Finish(finish) => core::ToPrefill::Finish(finish.try_into()?),
+        Body::Heartbeat(_) => core::ToPrefill::Heartbeat,
+        Body::Abort(abort) => core::ToPrefill::Abort(abort.try_into()?),
+        Body::Allocate(_) | Body::FirstToken(_) => {
+            return Err(WireError("a decode node's message"));
+        }
+    })
+}
+
+impl From<core::Allocate> for Allocate {
+    fn from(allocate: core::Allocate) -> Self {
+        let core::Allocate {
+            prompt,
+            sampling,
+            stopping,
+            priority,
+            namespace,
+            remaining_us,
+        } = allocate;
+        let text = |text: Option<Arc<str>>| text.map(|text| text.to_string());
+        Self {
+            prompt,
+            sampling: Some(Sampling {
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                presence_penalty: sampling.presence_penalty,
+                frequency_penalty: sampling.frequency_penalty,
+                repetition_penalty: sampling.repetition_penalty,
+                seed: sampling.seed,
+                choice: sampling.choice,
+                logprobs: sampling.logprobs,
+            }),
+            stopping: Some(Stopping {
+                max_tokens: stopping.max_tokens,
+                min_tokens: stopping.min_tokens,
+                end_token_ids: stopping.end_token_ids,
+                stop_token_ids: stopping.stop_token_ids,
+            }),
+            priority,
+            lora: text(namespace.lora),
+            cache_salt: text(namespace.cache_salt),
+            remaining_us,
+        }
+    }
+}
+
+impl TryFrom<Allocate> for core::Allocate {
+    type Error = WireError;
+
+    fn try_from(allocate: Allocate) -> Result<Self, WireError> {
+        let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
+        let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
+        Ok(Self {
+            prompt: allocate.prompt,
+            sampling: SamplingParams {
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                presence_penalty: sampling.presence_penalty,
+                frequency_penalty: sampling.frequency_penalty,
+                repetition_penalty: sampling.repetition_penalty,
+                seed: sampling.seed,
+                choice: sampling.choice,
+                logprobs: sampling.logprobs,
+            },
+            stopping: StoppingCriteria {
+                max_tokens: stopping.max_tokens,
+                min_tokens: stopping.min_tokens,
+                end_token_ids: stopping.end_token_ids,
+                stop_token_ids: stopping.stop_token_ids,
+            },
+            priority: allocate.priority,
+            namespace: Namespace {
+                lora: allocate.lora.map(Into::into),
+                cache_salt: allocate.cache_salt.map(Into::into),
+            },
+            remaining_us: allocate.remaining_us,
+        })
+    }
+}
+
+impl From<Sample> for DrawnToken {
+    fn from(sample: Sample) -> Self {
+        let logprobs = sample.logprobs;
+        let top = logprobs.iter().flat_map(|logprobs| &logprobs.top);
+        let (top_tokens, top_logprobs) = top.copied().unzip();
+        Self {
+            token: sample.token,
+            logprob: logprobs.as_ref().map(|logprobs| logprobs.token),
+            top_tokens,
+            top_logprobs,
+        }
+    }
+}
+
+impl TryFrom<DrawnToken> for Sample {
+    type Error = WireError;
+
+    fn try_from(drawn: DrawnToken) -> Result<Self, WireError> {
+        if drawn.top_tokens.len() != drawn.top_logprobs.len() {
+            return Err(WireError("the number of log-probabilities"));
+        }
+        let top = drawn.top_tokens.into_iter().zip(drawn.top_logprobs);
+        Ok(Self {
+            token: drawn.token,
+            logprobs: drawn.logprob.map(|token| {
+                Box::new(Logprobs {
+                    token,
+                    top: top.collect(),
+                })
+            }),
+        })
+    }
+}
+
+impl From<core::Finish> for Finish {
+    fn from(finish: core::Finish) -> Self {
+        let kind = match &finish.reason {
+            FinishReason::EndToken => FinishKind::EndToken,
+            FinishReason::StopToken => FinishKind::StopToken,
+            FinishReason::Length => FinishKind::Length,
+            FinishReason::Aborted => FinishKind::Aborted,
+            FinishReason::Error(_) => FinishKind::Error,
+        };
+        Self {
+            kind: kind.into(),
+            num_output_tokens: finish.num_output_tokens,
+            error: match finish.reason {
+                FinishReason::Error(error) => error.to_string(),
+                _ => String::new(),
+            },
+        }
+    }
+}
+
+impl TryFrom<Finish> for core::Finish {
+    type Error = WireError;
+
+    fn try_from(finish: Finish) -> Result<Self, WireError> {
+        Ok(Self {
+            reason: match finish.kind() {
+                FinishKind::Unknown => return Err(WireError("how a request has ended")),
+                FinishKind::EndToken => FinishReason::EndToken,
+                FinishKind::StopToken => FinishReason::StopToken,
+                FinishKind::Length => FinishReason::Length,
+                FinishKind::Aborted => FinishReason::Aborted,
+                FinishKind::Error => {
+                    let reason = finish.error.into_boxed_str();
+                    FinishReason::Error(RequestError::Elsewhere(reason))
+                }
+            },
+            num_output_tokens: finish.num_output_tokens,
+        })
+    }
+}
+
+impl From<core::AbortReason> for Abort {
+    fn from(reason: core::AbortReason) -> Self {
+        let mut error = String::new();
+        let kind = match reason {
+            core::AbortReason::Cancelled => AbortKind::Cancelled,
+            core::AbortReason::Finished => AbortKind::Finished,
+            core::AbortReason::DeadlinePassed => AbortKind::DeadlinePassed,
+            core::AbortReason::PeerLost => AbortKind::PeerLost,
+            core::AbortReason::AllocateTimedOut => AbortKind::AllocateTimedOut,
+            core::AbortReason::FirstTokenTimedOut => AbortKind::FirstTokenTimedOut,
+            core::AbortReason::LoadFailed => AbortKind::LoadFailed,
+            core::AbortReason::LoadTimedOut => AbortKind::LoadTimedOut,
+            core::AbortReason::HoldExpired => AbortKind::HoldExpired,
+            core::AbortReason::OutOfPages => AbortKind::OutOfPages,
+            core::AbortReason::DecodeFailed(reason) => {
+                error = reason.into_string();
+                AbortKind::DecodeFailed
+            }
+            core::AbortReason::ProtocolViolated => AbortKind::ProtocolViolated,
+        };
+        Self {
+            kind: kind.into(),
+            error,
+        }
+    }
+}
+
+impl TryFrom<Abort> for core::AbortReason {
+    type Error = WireError;
+
+    fn try_from(abort: Abort) -> Result<Self, WireError> {
+        Ok(match abort.kind() {
+            AbortKind::Unknown => return Err(WireError("why a session was aborted")),
+            AbortKind::Cancelled => Self::Cancelled,
+            AbortKind::Finished => Self::Finished,
+            AbortKind::DeadlinePassed => Self::DeadlinePassed,
+            AbortKind::PeerLost => Self::PeerLost,
+            AbortKind::AllocateTimedOut => Self::AllocateTimedOut,
+            AbortKind::FirstTokenTimedOut => Self::FirstTokenTimedOut,
+            AbortKind::LoadFailed => Self::LoadFailed,
+            AbortKind::LoadTimedOut => Self::LoadTimedOut,
+            AbortKind::HoldExpired => Self::HoldExpired,
+            AbortKind::OutOfPages => Self::OutOfPages,
+            AbortKind::DecodeFailed => Self::DecodeFailed(abort.error.into_boxed_str()),
+            AbortKind::ProtocolViolated => Self::ProtocolViolated,
+        })
+    }
+}
+
+fn number(bytes: &[u8], what: &'static str) -> Result<u128, WireError> {
+    let bytes = bytes.try_into().map_err(|_| WireError(what))?;
+    Ok(u128::from_be_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests;

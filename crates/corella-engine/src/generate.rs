@@ -1,0 +1,16 @@
+//! Tokens from anywhere: this engine, or a pair of nodes.
+
+use crate::engine::{Engine, Submission, SubmitError};
+use crate::token_stream::TokenStream;
+
+/// Whoever takes submissions. A server knows no more of where they run.
+pub trait Generate: Send + Sync {
+    /// One stream for each choice, all or none. Never blocks.
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError>;
+}
+
+impl Generate for Engine {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit(submission)
+    }
+}
