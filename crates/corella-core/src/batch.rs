@@ -1,7 +1,7 @@
 //! One step's work, as inert data: printable, comparable, replayable.
 //!
-//! An executor keeps, per slot, the page table and the token history; a batch carries only
-//! what changes. A log of batches is enough to run them again elsewhere.
+//! For each slot an executor keeps the page table and the token history; a batch carries only what
+//! changes. A log of batches is enough to run them again elsewhere.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -10,23 +10,23 @@ use core::ops::Range;
 
 use crate::{KvGroupId, PageId, RequestId, SamplingParams, SlotId, StepId, TokenId};
 
-/// An executor applies the parts in the order of the fields, then computes all spans
-/// together: a layer's K and V of every span are written before any span attends, so a span
-/// may read pages that another span of the same batch fills.
+/// The work of one step. An executor applies the fields in their order, then computes all spans
+/// together: it writes a layer's K and V of every span before any span attends, so that a span may
+/// read pages that another span of the same batch fills.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub step: StepId,
-    /// Slots whose request is gone (finished, aborted or preempted).
+    /// Slots whose request has finished, was aborted or was preempted.
     pub released: Vec<SlotId>,
     pub started: Vec<SlotStart>,
     pub tables: Vec<PageTableDelta>,
-    /// Rows copied before anything is computed, and only out of pages of earlier steps.
+    /// Rows to copy before anything is computed. They come only from pages of earlier steps.
     pub copies: Vec<PageCopy>,
-    /// At most one span a slot.
+    /// The tokens to compute: at most one span for each slot.
     pub spans: Vec<Span>,
-    /// Backing store of `Span::tokens`.
+    /// The tokens of all spans, which `Span::tokens` indexes.
     pub tokens: Vec<InputToken>,
-    /// Backing store of `PageTableDelta::pages`.
+    /// The pages of all page table changes, which `PageTableDelta::pages` indexes.
     pub pages: Vec<PageId>,
 }
 
@@ -36,12 +36,14 @@ pub struct SlotStart {
     pub slot: SlotId,
     pub request: RequestId,
     pub sampling: SamplingParams,
-    /// Tokens of the original prompt; what follows is output (penalties, `min_tokens`).
+    /// Length of the original prompt. The tokens after it are output, for penalties and
+    /// `min_tokens`.
     pub num_prompt_tokens: u32,
-    /// Tokens whose KV is already in the slot's pages (prefix hits). The slot's history
-    /// starts with these; spans append to it.
+    /// Tokens whose KV is already in the slot's pages (prefix hits). The slot's history starts with
+    /// them, and spans append to it.
     pub cached_tokens: Vec<TokenId>,
-    /// End and stop tokens that must not be drawn before `min_tokens` are out.
+    /// Until this many output tokens have been drawn, those in `masked_until_min_tokens` must not
+    /// be.
     pub min_tokens: u32,
     pub masked_until_min_tokens: Arc<[TokenId]>,
 }
@@ -52,11 +54,11 @@ pub struct PageTableDelta {
     pub slot: SlotId,
     pub group: KvGroupId,
     pub first: u32,
-    /// Range of `Batch::pages`.
+    /// The new entries, as a range of `Batch::pages`.
     pub pages: Range<u32>,
 }
 
-/// Copies the K and V of the first `num_rows` positions of a page, all layers.
+/// Copies K and V of the first `num_rows` positions of a page, in all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageCopy {
     pub from: PageId,
@@ -68,19 +70,19 @@ pub struct PageCopy {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     pub slot: SlotId,
-    /// Position of the first token; everything before it has its KV in the slot's pages.
+    /// Position of the first token. The KV of everything before it is in the slot's pages.
     pub start: u32,
-    /// Range of `Batch::tokens`.
+    /// The tokens to compute, as a range of `Batch::tokens`.
     pub tokens: Range<u32>,
-    /// Draw a token from the logits of the last position. False for all but the last chunk
-    /// of a prompt.
+    /// Whether a token is drawn behind the last position. False for every chunk of a prompt except
+    /// the last.
     pub sample: bool,
-    /// So many tokens at the end are drafts: guesses at what will be drawn. A span that has any
-    /// samples, first behind its last token that is none; as long as what is drawn is the draft
-    /// that follows, it draws behind that one too. So it draws one token, and one more for each
-    /// draft that holds. A slot with a mask draws one. What the other drafts leave in the pages
-    /// means nothing; the slot's next span starts over it, and is planned when this one has
-    /// returned.
+    /// How many tokens at the end of the span are drafts: guesses of what will be drawn. A span
+    /// with drafts also samples. A token is drawn behind the last token that is not a draft, and,
+    /// as long as the token drawn is the next draft, behind that draft as well: one token, and one
+    /// more for each draft that holds. A slot with a token mask draws only one. Whatever the
+    /// rejected drafts leave in the pages is void; the slot's next span overwrites it, and is
+    /// planned after this one has returned.
     pub num_drafts: u32,
 }
 
@@ -88,7 +90,7 @@ pub struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputToken {
     Known(TokenId),
-    /// What an earlier, perhaps unfinished, step draws for the slot.
+    /// The token that an earlier step, which may not have returned yet, draws for the slot.
     FromStep {
         step: StepId,
         slot: SlotId,
@@ -100,7 +102,7 @@ impl Batch {
         &self.tokens[span.tokens.start as usize..span.tokens.end as usize]
     }
 
-    /// The guesses among them.
+    /// The drafts at the end of a span.
     pub fn span_drafts(&self, span: &Span) -> &[InputToken] {
         let tokens = self.span_tokens(span);
         &tokens[tokens.len() - span.num_drafts as usize..]
@@ -114,20 +116,21 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Nothing to compute. Such a batch may still release slots.
+    /// Whether there is nothing to compute. Such a batch may still release slots.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 }
 
-/// What a step drew: for each span that samples an entry in one of the two, in their order. A
-/// span with drafts may have several samples, one after the other.
+/// What a step drew. Each span that samples has an entry in either `samples` or `undrawn`, in the
+/// order of the spans. A span with drafts may have several samples, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
-    /// Logits that nothing can be drawn from, such as NaN, and why. Behind a draft that holds it is
-    /// none: the span then ends with what was drawn before.
+    /// Spans whose logits no token can be drawn from, for example because of NaN, and the reason.
+    /// Bad logits behind an accepted draft are not listed: the span then ends with what was drawn
+    /// before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
 
@@ -137,10 +140,10 @@ pub struct Sample {
     pub logprobs: Option<Box<Logprobs>>,
 }
 
-/// Natural logarithms, of the distribution before temperature and truncation.
+/// Natural logarithms of the probabilities before temperature and truncation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub token: f32,
-    /// Most likely first.
+    /// The most likely tokens, in descending order.
     pub top: Vec<(TokenId, f32)>,
 }

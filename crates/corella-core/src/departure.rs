@@ -1,11 +1,11 @@
-//! How a request leaves the running set, and when it lets go of what it holds.
+//! How a request stops waiting or running, and when it gives up its slot, pages and locks.
 
 use crate::prefix_tree::Parent;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::{FinishReason, RequestError, Sample, Scheduler, StepId};
 
 impl Scheduler {
-    /// Emits the terminal output and lets go of everything as soon as no step names it.
+    /// Emits the terminal output. The request gives up what it holds as soon as no step names it.
     pub(crate) fn finish(
         &mut self,
         index: RequestIndex,
@@ -17,7 +17,8 @@ impl Scheduler {
         self.leave(index, Leaving::Finished);
     }
 
-    /// An output that ends by itself, or because its reader leaves, says how long outputs are.
+    /// Records how long the output was. Only outputs that ended by themselves, or because the
+    /// reader left, tell something about the lengths to expect.
     fn note_output_ended(&mut self, index: RequestIndex, reason: &FinishReason) {
         let state = &self.requests[index];
         let num_tokens = state.num_output_tokens();
@@ -31,7 +32,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request's slot and pages. It keeps its tokens and waits for another turn.
+    /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
+    /// error if it was preempted too often.
     pub(crate) fn preempt(&mut self, index: RequestIndex) {
         self.counters.num_preemptions += 1;
         let state = &mut self.requests[index];
@@ -45,7 +47,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request out of wherever it is.
+    /// Takes a request out of the waiting queue or the running set.
     pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
         let state = &mut self.requests[index];
         let rank = state.rank;
@@ -62,7 +64,7 @@ impl Scheduler {
                     .running
                     .binary_search_by_key(&rank, |&i| requests[i].rank);
                 self.running
-                    .remove(at.expect("a running request is listed"));
+                    .remove(at.expect("a running request is missing from the running set"));
                 self.let_go_of_followers(index, u32::MAX);
             }
             Stage::Leaving(_) => self.num_leaving -= 1,
@@ -73,8 +75,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets go of slot, pages and locks, now that no step in flight names them. What was
-    /// computed stays in the prefix tree.
+    /// Frees slot, pages and locks, now that no step in flight names them. What was computed stays
+    /// in the prefix tree.
     pub(crate) fn release(&mut self, index: RequestIndex) {
         self.num_changes += 1;
         self.publish_computed(index);
@@ -102,8 +104,8 @@ impl Scheduler {
         self.wait(index);
     }
 
-    /// Gives the tree what the request computed and has not published: pages behind one that
-    /// the tree has twice, and the rows of the last, partly filled page.
+    /// Publishes what the request has computed but not published: pages behind one whose tokens the
+    /// tree already has in another page, and the filled rows of the last page.
     fn publish_computed(&mut self, index: RequestIndex) {
         let state = &self.requests[index];
         let Some(last_returned) = self.last_returned() else {
@@ -127,7 +129,7 @@ impl Scheduler {
         }
     }
 
-    /// The newest step that has returned, or failed.
+    /// The newest step that has returned or failed.
     pub(crate) fn last_returned(&self) -> Option<StepId> {
         let first_inflight = self
             .inflight

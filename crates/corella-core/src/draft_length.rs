@@ -1,40 +1,41 @@
-//! How many tokens to guess, by how guesses have fared: more while they hold, fewer when they do
-//! not, none for a while when they do not pay.
+//! How many tokens to guess, judged by how earlier guesses have fared: more while they hold, fewer
+//! when they do not, and none for a while when they do not pay.
 
 use crate::SchedulerConfig;
 
-/// Of one request. Whole numbers only, so that equal histories guess alike; gains and costs are
-/// hundredths of a step.
+/// The draft length of one request. It uses whole numbers only, so that equal histories give equal
+/// lengths. Gains and costs are in hundredths of a step.
 #[derive(Debug)]
 pub(crate) struct DraftLength {
     length: u32,
-    /// What drawing a draft costs, before it is checked.
+    /// The cost of drawing one draft, before it is checked.
     draw_cost: i32,
-    /// What drafts have brought in, less what they cost.
+    /// What drafts have gained so far, less what they cost.
     balance: i32,
-    /// Proposals still to be left out, and how many it will be the next time.
+    /// The number of proposals still to be skipped, and the length of the next pause.
     pause: u32,
     next_pause: u32,
 }
 
-/// A draft that holds spares a step.
+/// The gain of a draft that holds: one step.
 const GAIN: i32 = 100;
-/// Checking a draft is a further row of a step: on a CPU a fraction of a step of its own.
+/// The cost of checking a draft: one more row in a step. On a CPU this is a fraction of a step of
+/// its own.
 const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
-/// What costs more is lost as soon as it is tried.
+/// Upper bound of `draw_cost`. A draft that costs this much is given up after one try.
 const MAX_COUNTED_COST: u32 = 1000;
-/// With this much lost guessing pauses.
+/// Speculation pauses when this much is lost.
 const MAX_LOSS: i32 = 16 * ROW_COST;
-/// Success long ago is no reason to go on.
+/// Upper bound of the balance, so that success long ago does not pay for failure now.
 const MAX_BALANCE: i32 = 32 * ROW_COST;
-/// What may still be lost after a pause before the next one.
+/// How much may be lost after a pause before the next one.
 const TRIAL: i32 = 4 * ROW_COST;
 const FIRST_LENGTH: u32 = 2;
 const FIRST_PAUSE: u32 = 16;
 const MAX_PAUSE: u32 = 512;
 
 impl DraftLength {
-    /// For drafts that cost `draw_cost` hundredths of a step each to draw.
+    /// `draw_cost` is the cost of drawing one draft, in hundredths of a step.
     pub fn new(draw_cost: u32) -> Self {
         Self {
             length: FIRST_LENGTH,
@@ -45,7 +46,7 @@ impl DraftLength {
         }
     }
 
-    /// For the next step; 0 in a pause.
+    /// The number of drafts for the next step, at most `max`. It is 0 during a pause.
     pub fn next(&mut self, max: u32) -> u32 {
         if self.pause > 0 {
             self.pause -= 1;
@@ -69,7 +70,7 @@ impl DraftLength {
         self.pause_at_loss();
     }
 
-    /// So many were drawn and not computed.
+    /// Charges for drafts that were drawn but never checked.
     pub fn note_unused(&mut self, num_drafts: u32) {
         self.balance -= self.draw_cost * num_drafts as i32;
         self.pause_at_loss();
@@ -91,7 +92,8 @@ mod tests {
 
     use super::*;
 
-    /// Steps in a row in which so many of each draft hold, and how many were tried in each.
+    /// Plays `num_steps` steps, in each of which at most `holds` drafts hold, and returns how many
+    /// were tried in each.
     fn play(length: &mut DraftLength, max: u32, num_steps: usize, holds: u32) -> Vec<u32> {
         let step = |_| {
             let num_drafts = length.next(max);
@@ -122,7 +124,8 @@ mod tests {
         let mut length = DraftLength::new(0);
         let tried = play(&mut length, 8, 2000, 0);
         let num_tried: u32 = tried.iter().sum();
-        // 16 at first, then 4 after each of 16, 32, 64, 128, 256, 512 and 512 steps.
+        // There are 16 at first, then 4 after each pause of 16, 32, 64, 128, 256, 512 and 512
+        // steps.
         assert_eq!(num_tried, 16 + 7 * 4);
         let pauses = tried.split(|&num| num > 0).map(<[u32]>::len);
         let pauses: Vec<_> = pauses.filter(|&len| len > 0).collect();
@@ -145,7 +148,7 @@ mod tests {
         panic!("one in five never pauses");
     }
 
-    /// Half a step each: with the row three in four must hold.
+    /// Drawing costs half a step and checking a quarter, so three in four must hold.
     #[test]
     fn what_drawing_costs_must_be_won_too() {
         for (one_fails_in, pays) in [(5, true), (4, true), (3, false)] {
@@ -166,7 +169,8 @@ mod tests {
         let mut length = DraftLength::new(100);
         let tried = play(&mut length, 8, 2000, 64);
         let num_tried: u32 = tried.iter().sum();
-        // Each loses its row. 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of seven pauses.
+        // Each loses the cost of its row: 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of
+        // seven pauses.
         assert_eq!(num_tried, 22 + 7 * 7);
     }
 

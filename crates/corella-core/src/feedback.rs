@@ -1,4 +1,4 @@
-//! What comes back from the executor.
+//! Takes in what comes back from the executor: the tokens that a step drew, or its failure.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -9,9 +9,9 @@ use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, 
 
 type Drawn = (SlotId, Sample);
 
-/// Pages that the prefix tree had, and whose rows are not what it took them for.
+/// Pages that were published in the prefix tree although their rows do not hold what the tree says.
 struct UndefinedPages {
-    /// By page.
+    /// Indexed by page.
     is_undefined: Vec<bool>,
 }
 
@@ -34,11 +34,12 @@ impl UndefinedPages {
 }
 
 impl Scheduler {
-    /// Takes what the oldest step in flight drew.
+    /// Takes in the tokens that the oldest step in flight drew.
     ///
     /// # Panics
-    /// When `output` is not that step's: steps return in order, with one sample for each span
-    /// that samples and for each draft of it that holds, or the reason that there is none.
+    /// Panics when `output` does not belong to that step. Steps return in order, with one sample
+    /// for each span that samples and for each of its drafts that holds, or the reason why nothing
+    /// was drawn.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut undrawn = output.undrawn.iter().peekable();
@@ -49,7 +50,10 @@ impl Scheduler {
                 failed.push((span, &**reason));
             }
         }
-        assert!(undrawn.next().is_none(), "a reason without a span");
+        assert!(
+            undrawn.next().is_none(),
+            "the executor gives a reason for a span that does not sample"
+        );
         self.handle_undrawn(&failed, returned.step);
         let mut failed = failed.iter().peekable();
         let mut samples = &output.samples[..];
@@ -67,10 +71,13 @@ impl Scheduler {
             samples = others;
             self.update_request(span, own, returned.step);
         }
-        assert!(samples.is_empty(), "a sample without a span");
+        assert!(
+            samples.is_empty(),
+            "the executor returns a sample for a span that does not sample"
+        );
     }
 
-    /// A sampling span's samples, and those behind them.
+    /// Splits off the samples of a span that samples; the others belong to the spans behind it.
     fn split_samples<'a>(
         &self,
         span: &InflightSpan,
@@ -81,7 +88,7 @@ impl Scheduler {
         let num_own = own.take(1 + drafts.len()).count();
         assert!(
             num_own > 0,
-            "samples are in the order of the spans, one at least for each that samples"
+            "the executor returns no sample for a span that samples, or returns them out of order"
         );
         let (own, others) = samples.split_at(num_own);
         let held = own.iter().zip(drafts);
@@ -89,21 +96,22 @@ impl Scheduler {
             { held }
                 .take(num_own - 1)
                 .all(|((_, sample), draft)| sample.token == *draft),
-            "nothing is drawn behind a draft that does not hold"
+            "the executor drew behind a draft that it had not drawn itself"
         );
         (own, others)
     }
 
-    /// Requests whose logits are no numbers end with an error. What they have computed since they
-    /// took their slots may be none either, and is unpublished; who read that starts over. With
-    /// drafts in its span a request starts over too, and without guessing: nothing times a weight
-    /// of 0 is not 0 for everything, so what is wrong may be a draft's.
+    /// Ends the requests whose logits are not numbers with an error. Everything that they have
+    /// computed since they took their slots may be undefined too and is unpublished, and requests
+    /// that have read it start over. If such a request had drafts in its span, one of the drafts
+    /// may be to blame, because even an attention weight of 0 lets a NaN through. So it starts over
+    /// without speculation instead of ending.
     fn handle_undrawn(&mut self, failed: &[(&InflightSpan, &str)], step: StepId) {
         if failed.is_empty() {
             return;
         }
         let mut undefined = UndefinedPages::new(self.config.num_pages);
-        // Whoever read of them has done so since, perhaps before it was preempted itself.
+        // Others can have read those pages only since then, possibly before being preempted.
         let mut first_started = step;
         for (span, _) in failed {
             self.forget_span(span, step);
@@ -114,7 +122,8 @@ impl Scheduler {
         let mut others: Vec<_> = self.index_of.values().copied().collect();
         let failed_indices: BTreeSet<_> = failed.iter().map(|(span, _)| span.index).collect();
         others.retain(|index| !failed_indices.contains(index));
-        // What one of them has read and gone on from, another may have read of it.
+        // A reader may have published what it computed from undefined rows, and others may have
+        // read that.
         loop {
             let is_reader = |&index: &RequestIndex| self.reads_any(index, &undefined);
             let (readers, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_reader);
@@ -128,7 +137,7 @@ impl Scheduler {
             others = rest;
         }
         for (span, reason) in failed {
-            // It may have begun with pages of one of those readers.
+            // It may itself have started from pages of one of those readers.
             self.unpublish_undefined(span.index, first_started, &mut undefined);
             self.end_undrawn(span, reason);
         }
@@ -174,8 +183,9 @@ impl Scheduler {
         self.release_if_drained(index);
     }
 
-    /// One by one, as steps would bring them, until one ends the request. All but the last stood
-    /// as drafts in the step, so their rows are there; with the end, what lies behind is forgotten.
+    /// Appends tokens one by one, as separate steps would bring them, until one ends the request.
+    /// All but the last were drafts in the step, so their rows are in the pages. Tokens behind the
+    /// end are dropped.
     fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
         for (at, (_, sample)) in samples.iter().enumerate() {
             if at > 0 {
@@ -190,7 +200,7 @@ impl Scheduler {
         }
     }
 
-    /// False when it was the last one.
+    /// Returns false when the token ends the request.
     fn append_token(&mut self, index: RequestIndex, sample: Sample) -> bool {
         self.counters.num_generated_tokens += 1;
         let state = &mut self.requests[index];
@@ -212,11 +222,11 @@ impl Scheduler {
         }
     }
 
-    /// The oldest step in flight failed in the executor. Its requests end with an error; what
-    /// it would have written is unpublished; requests of later steps that read it start over.
+    /// Handles the failure of the oldest step in flight. Its requests end with an error, what it
+    /// would have written is unpublished, and requests of later steps that read it start over.
     ///
     /// # Panics
-    /// When `step` is not the oldest in flight.
+    /// Panics when `step` is not the oldest step in flight.
     pub fn handle_step_failed(&mut self, step: StepId, reason: &str) {
         let failed = self.take_oldest(step);
         let mut undefined = UndefinedPages::new(self.config.num_pages);
@@ -224,7 +234,7 @@ impl Scheduler {
             self.forget_span(span, step);
             self.unpublish_undefined(span.index, step, &mut undefined);
         }
-        // A reader comes after what it reads, also within a step.
+        // A reader comes after what it reads, even within a step, so one pass is enough.
         let later = self.inflight.iter().flat_map(|step| &step.spans);
         let later: Vec<_> = later.map(|span| span.index).collect();
         for index in later {
@@ -245,8 +255,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request's pages that `step` or a later one fills out of the prefix tree, with
-    /// all below them, and sets the request back to before them.
+    /// Takes the pages that `step` or a later one fills, and all pages below them, out of the
+    /// prefix tree, and sets the request back to the position before them.
     fn unpublish_undefined(
         &mut self,
         index: RequestIndex,
@@ -280,7 +290,7 @@ impl Scheduler {
         read.any(|&page| undefined.contains(page))
     }
 
-    /// Sends a request back to waiting without what steps in flight compute for it.
+    /// Sends a request back to the queue without what steps in flight compute for it.
     fn reset(&mut self, index: RequestIndex) {
         match self.requests[index].stage {
             Stage::Running | Stage::Arrived | Stage::Leaving(Leaving::Preempted) => {
@@ -296,13 +306,16 @@ impl Scheduler {
     }
 
     fn take_oldest(&mut self, step: StepId) -> InflightStep {
-        let oldest = self.inflight.pop_front().expect("a step is in flight");
-        assert_eq!(oldest.step, step, "steps return in order");
+        let oldest = self
+            .inflight
+            .pop_front()
+            .expect("a step returns while none is in flight");
+        assert_eq!(oldest.step, step, "steps return out of order");
         self.pace.note_returned(&oldest);
         oldest
     }
 
-    /// A step names the request no longer.
+    /// Forgets that a step names the request.
     fn forget_span(&mut self, span: &InflightSpan, step: StepId) {
         let state = &mut self.requests[span.index];
         state.num_inflight_steps -= 1;

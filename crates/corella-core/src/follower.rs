@@ -1,4 +1,5 @@
-//! Requests that wait while another computes what they have in common.
+//! Followers: requests that wait while their leader, another request, computes the prefix that they
+//! share.
 
 use crate::Scheduler;
 use crate::prefix_tree::PrefixMatch;
@@ -6,7 +7,7 @@ use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::StepPlan;
 
 impl Scheduler {
-    /// A prefilling request that is about to publish the page that this one needs next.
+    /// The prefilling request, if any, that is about to publish the page that this one needs next.
     pub(crate) fn leader_of(
         &self,
         state: &RequestState,
@@ -30,8 +31,8 @@ impl Scheduler {
         plan.leaders.iter().copied().find(leads)
     }
 
-    /// Takes a waiting request out of the way until `leader` has published all that they have in
-    /// common, of which `num_matched_pages` are there.
+    /// Takes a waiting request out of the queue until `leader` has published all pages that the two
+    /// share. `num_matched_pages` of those are already there.
     pub(crate) fn follow(
         &mut self,
         index: RequestIndex,
@@ -47,24 +48,26 @@ impl Scheduler {
         let ours = state.tokens[known].chunks_exact(page_size);
         let common = theirs.zip(ours).take_while(|(theirs, ours)| theirs == ours);
         let num_pages = (num_matched_pages + common.count()) as u32;
-        let (turn, ticket) = (self.turn(state), state.ticket);
+        let (rank, ticket) = (self.waiting_rank(state), state.ticket);
         self.num_changes += 1;
-        self.waiting.remove(turn, ticket);
+        self.waiting.remove(rank, ticket);
         self.waiting.insert_follower(leader, num_pages, index);
         self.requests[index].held_by = Some((leader, num_pages));
     }
 
-    /// Lets those start that need no more of the leader than its first `num_pages` pages.
+    /// Puts the followers that need no more than the first `num_pages` pages of the leader back
+    /// into the queue.
     pub(crate) fn let_go_of_followers(&mut self, leader: RequestIndex, num_pages: u32) {
         while let Some(index) = self.waiting.follower_up_to(leader, num_pages) {
             self.num_changes += 1;
             self.stop_following(index);
             let state = &self.requests[index];
-            self.waiting.insert(self.turn(state), state.ticket, index);
+            self.waiting
+                .insert(self.waiting_rank(state), state.ticket, index);
         }
     }
 
-    /// Takes a follower out of the queue. False when the request is none.
+    /// Stops following a leader. Returns false if the request was not a follower.
     pub(crate) fn stop_following(&mut self, index: RequestIndex) -> bool {
         let held_by = self.requests[index].held_by.take();
         if let Some((leader, num_pages)) = held_by {

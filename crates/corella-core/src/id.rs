@@ -1,6 +1,6 @@
-//! Identities. A number that names something is never a bare integer.
+//! Identifiers: each kind of numbered thing has a type of its own, so that no two are mixed up.
 
-/// A vocabulary entry.
+/// The index of a token in the vocabulary.
 pub type TokenId = u32;
 
 macro_rules! id {
@@ -18,11 +18,12 @@ macro_rules! id {
 }
 
 id! {
-    /// One submitted request (one choice of it, when `n` > 1). Never reused.
+    /// One submitted request: with `n` > 1, one choice of the API call. An id is never reused.
     RequestId(u64)
 }
 id! {
-    /// An executor's place for one running request; reused after a batch has released it.
+    /// A place in the executor for one running request. A slot is reused after a batch has released
+    /// it.
     SlotId(u32)
 }
 id! {
@@ -34,7 +35,8 @@ id! {
     StepId(u64)
 }
 id! {
-    /// Layers that share a page table. Models with one kind of attention have group 0 only.
+    /// A group of layers that share a page table. Models with one kind of attention have only group
+    /// 0.
     KvGroupId(u8)
 }
 id! {

@@ -1,4 +1,5 @@
-//! What must hold between any two calls, said in words when it does not.
+//! Invariants of the scheduler. They hold between any two calls; a failed check says which one does
+//! not.
 
 use alloc::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use crate::{PageId, Scheduler};
 
 impl Scheduler {
     /// # Panics
-    /// When the bookkeeping contradicts itself.
+    /// Panics when the scheduler's state contradicts itself.
     pub fn check_invariants(&self) {
         self.check_locks();
         self.check_requests();
@@ -16,7 +17,8 @@ impl Scheduler {
         self.kv.check_invariants();
     }
 
-    /// A page's locks are the tables and holds that name it, the step that copies from it, and its pin.
+    /// A page has one lock for each table and each hold that names it, one for a step that copies
+    /// from it, and one if it is pinned.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
@@ -32,7 +34,10 @@ impl Scheduler {
             let num_pins = u32::from(self.kv.is_pinned(page));
             let expected = locks.get(&page).copied().unwrap_or(0) + num_pins;
             let found = self.kv.num_locks(page);
-            assert_eq!(found, expected, "locks of page {page} differ from its uses");
+            assert_eq!(
+                found, expected,
+                "the number of locks of page {page} differs from its uses"
+            );
         }
     }
 
@@ -47,7 +52,7 @@ impl Scheduler {
                 state.num_computed_tokens <= state.num_scheduled_tokens
                     && state.num_scheduled_tokens <= state.num_total_tokens()
                     || matches!(state.stage, Stage::Leaving(_)),
-                "request {id}: computed {} scheduled {} total {}",
+                "request {id} has positions out of order: computed {}, scheduled {}, total {}",
                 state.num_computed_tokens,
                 state.num_scheduled_tokens,
                 state.num_total_tokens(),
@@ -73,23 +78,23 @@ impl Scheduler {
             assert_eq!(
                 in_flight,
                 (state.num_inflight_steps, num_drafts),
-                "request {id}: spans and drafts in flight"
+                "request {id} counts other spans or drafts than those in flight"
             );
             match state.stage {
                 Stage::Waiting => assert!(
                     state.slot.is_none() && state.table.is_empty() && state.num_inflight_steps == 0,
-                    "request {id} waits and holds something"
+                    "request {id} waits, but holds a slot or pages, or is in flight"
                 ),
                 Stage::Receiving | Stage::Arrived => assert!(
                     state.slot.is_none() && state.num_inflight_steps == 0,
-                    "request {id} has no slot and is computed"
+                    "request {id} has no KV or no slot yet, but holds a slot or is in flight"
                 ),
-                Stage::Running => assert!(state.slot.is_some(), "request {id} runs without slot"),
+                Stage::Running => assert!(state.slot.is_some(), "request {id} runs without a slot"),
                 Stage::Leaving(_) => {
                     num_leaving += 1;
                     assert!(
                         state.num_inflight_steps > 0,
-                        "request {id} holds what nothing names"
+                        "request {id} is leaving, but no step in flight names it"
                     );
                 }
             }
@@ -99,7 +104,7 @@ impl Scheduler {
                 let is_published = at < state.num_published_pages as usize;
                 assert!(
                     !is_published || (self.kv.filled_by(page).is_some() && is_path),
-                    "request {id}: published page {page} is not on its path"
+                    "page {page} counts as published by request {id}, but is not on its path in the tree"
                 );
             }
         }
@@ -110,22 +115,28 @@ impl Scheduler {
         let num_queued_tokens: u64 = never_admitted
             .map(|state| u64::from(state.num_prompt_tokens))
             .sum();
-        assert_eq!(num_queued_tokens, self.num_queued_tokens, "queued tokens");
+        assert_eq!(
+            num_queued_tokens, self.num_queued_tokens,
+            "the number of queued tokens is wrong"
+        );
         let is_queued = |state: &&RequestState| state.stage == Stage::Waiting && state.is_new();
         let num_queued_requests = self.requests.iter().filter(is_queued).count();
         assert_eq!(
             num_queued_requests, self.num_queued_requests,
-            "queued requests"
+            "the number of queued requests is wrong"
         );
-        assert_eq!(num_leaving, self.num_leaving, "requests that are leaving");
+        assert_eq!(
+            num_leaving, self.num_leaving,
+            "the number of leaving requests is wrong"
+        );
         let listed = self.running.len() + self.waiting.len() + self.receipts.len() + num_leaving;
         assert_eq!(
             listed,
             self.index_of.len(),
-            "a request is in no list, or in two"
+            "a request is in no list or in two"
         );
         let ranks = self.running.iter().map(|&index| self.requests[index].rank);
-        assert!(ranks.is_sorted(), "the running set is sorted by rank");
+        assert!(ranks.is_sorted(), "the running set is not sorted by rank");
     }
 
     fn check_receipts(&self) {
@@ -155,7 +166,7 @@ impl Scheduler {
         assert_eq!(
             num_held + self.free_slots.len(),
             self.config.max_num_seqs as usize,
-            "a slot is lost, or held twice"
+            "a slot is lost or held twice"
         );
     }
 }

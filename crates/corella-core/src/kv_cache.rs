@@ -1,4 +1,4 @@
-//! All KV pages: who may write them, who may read them, which goes next.
+//! All KV pages: who may write them, who may read them, and which are evicted next.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -9,33 +9,34 @@ use crate::page_pool::PagePool;
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::{Namespace, PageId, StepId, TokenId};
 
-/// A page is in one of three states, and the counts add up to `num_pages` at any time:
-/// * in use: named by a page table (each of them holds one lock);
+/// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
+/// `num_pages`:
+/// * in use: page tables name it, and each of them holds one lock;
 /// * cached: in the prefix tree and not locked;
 /// * free.
 ///
-/// The scheduler keeps its own; benches and trace replays drive one alone.
+/// The scheduler has one; benchmarks and trace replays drive one on its own.
 ///
-/// A table's published pages are a path from a root of the tree, so the locked pages of the
-/// tree are closed towards the roots, and every cached page can be evicted leaf by leaf.
+/// The published pages of a table are a path from a root of the tree. So the page before a locked
+/// page is locked as well, and all cached pages can be evicted leaf by leaf.
 #[derive(Debug)]
 pub struct KvCache {
     pool: PagePool,
     tree: PrefixTree,
-    /// Advances with each release of a table.
+    /// Advances each time a table is released.
     clock: u64,
-    /// By page: when its last lock went.
+    /// The time at which each page's last lock was removed.
     last_used: Vec<u64>,
-    /// Cached leaves, the least recently used first.
+    /// Cached leaves of the tree, least recently used first.
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
-    /// For what an eviction takes out, so that none allocates.
+    /// Buffer for evicted pages, kept so that an eviction does not allocate.
     evicted: Vec<PageId>,
-    /// By page: kept while it is in the tree, by a lock of its own.
+    /// Whether each page is pinned. A pinned page has a lock of its own while it is in the tree.
     is_pinned: Vec<bool>,
     num_pinned: usize,
-    /// While someone wants to know what the tree holds.
+    /// The subscription to what the tree holds, if there is one.
     watch: Option<Box<KvWatch>>,
 }
 
@@ -80,8 +81,8 @@ impl KvCache {
         self.is_pinned[page.0 as usize]
     }
 
-    /// Keeps a page of the tree from eviction for good; only unpublishing takes it away. The pages
-    /// before it on its path must be pinned too.
+    /// Pins a page of the tree. It is never evicted; only unpublishing it removes the pin. The
+    /// pages before it on its path must be pinned too.
     pub(crate) fn pin(&mut self, page: PageId) {
         debug_assert!(self.tree.contains(page));
         if !core::mem::replace(&mut self.is_pinned[page.0 as usize], true) {
@@ -90,7 +91,7 @@ impl KvCache {
         }
     }
 
-    /// What `try_allocate` can hand out.
+    /// The number of pages that `try_allocate` can provide.
     pub fn num_available(&self) -> usize {
         self.num_free() + self.num_cached
     }
@@ -108,7 +109,7 @@ impl KvCache {
         self.rematch_prefix(namespace, tokens, step, &mut KnownPath::default())
     }
 
-    /// The same, going on from what an earlier look-up of the same tokens has found.
+    /// Like `match_prefix`, but continues from what an earlier look-up of the same tokens found.
     pub(crate) fn rematch_prefix(
         &self,
         namespace: &Namespace,
@@ -119,8 +120,8 @@ impl KvCache {
         self.tree.match_prefix(namespace, tokens, step, known)
     }
 
-    /// Appends `num_pages` pages to a table, each locked once, evicting what it must. When
-    /// there are not enough, nothing changes.
+    /// Appends `num_pages` pages to a table, each locked once, and evicts cached pages for them as
+    /// needed. If there are not enough, returns false and changes nothing.
     pub fn try_allocate(&mut self, num_pages: usize, table: &mut Vec<PageId>) -> bool {
         if num_pages > self.num_available() {
             return false;
@@ -143,7 +144,7 @@ impl KvCache {
         }
     }
 
-    /// Lets go of a table's pages. They count as used now.
+    /// Unlocks a table's pages. They count as used now.
     pub fn unlock_all(&mut self, pages: impl IntoIterator<Item = PageId>) {
         self.clock += 1;
         for page in pages {
@@ -159,9 +160,9 @@ impl KvCache {
         }
     }
 
-    /// Makes a locked page findable. Its rows may be read once `filled_by` has returned, and
-    /// by the same step's other spans. `Err` names the page that already has those tokens;
-    /// the caller keeps its own.
+    /// Enters a locked page in the prefix tree. Its rows may be read after `filled_by` has
+    /// returned, and by other spans of that step. `Err` names the page that already has those
+    /// tokens; the caller then keeps its own.
     pub fn publish(
         &mut self,
         parent: Parent,
@@ -182,7 +183,7 @@ impl KvCache {
             watch.note_published(parent, tokens, page, filled_by);
         }
         if let Parent::Page(parent) = parent {
-            // An unlocked parent that was a leaf is none now.
+            // The parent is no longer a leaf, so it cannot be evicted.
             self.evictable
                 .remove(&(self.last_used[parent.0 as usize], parent));
         }
@@ -198,8 +199,8 @@ impl KvCache {
         self.tree.filled_by(page)
     }
 
-    /// Takes a page and all that follows it out of the tree, pinned or not. Tables that name them
-    /// keep them until they let go.
+    /// Removes a page and all that follow it from the prefix tree, pinned or not. Tables that name
+    /// them keep them until they are released.
     pub fn unpublish(&mut self, page: PageId, removed: &mut Vec<PageId>) {
         let before = self.tree.page_before(page);
         let first = removed.len();
@@ -210,14 +211,14 @@ impl KvCache {
         }
     }
 
-    /// Evicts everything that no table holds.
+    /// Evicts everything that no table holds and that is not pinned.
     pub fn clear(&mut self) {
         while self.num_cached > 0 {
             self.evict_one();
         }
     }
 
-    /// Tells from now on what comes and goes, beginning with what is there.
+    /// Starts a subscription to what the tree holds, beginning with what it holds now.
     pub fn watch(&mut self, salt: u64) {
         let mut watch = KvWatch::new(salt, self.pool.num_pages());
         for page in self.tree.whole_pages() {
@@ -233,7 +234,8 @@ impl KvCache {
         self.watch = None;
     }
 
-    /// The next thing to tell, when `last_returned` is the newest step whose rows are there.
+    /// The next event for the subscriber. `last_returned` is the newest step whose rows are
+    /// computed.
     pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
         let watch = self.watch.as_mut()?;
         if let Some(event) = watch.pop_gone() {
@@ -252,15 +254,15 @@ impl KvCache {
         let (_, page) = self
             .evictable
             .pop_first()
-            .expect("a cached page has a cached leaf below it");
+            .expect("pages are cached, but no cached leaf is listed for eviction");
         let mut evicted = core::mem::take(&mut self.evicted);
         self.unpublish(page, &mut evicted);
         evicted.clear();
         self.evicted = evicted;
     }
 
-    /// Frees those of the pages taken out of the tree that no table holds. A pin holds only what can
-    /// be found.
+    /// Frees those pages removed from the tree that no table holds. Pages that are no longer in the
+    /// tree lose their pins.
     fn drop_removed(&mut self, removed: &[PageId]) {
         for &page in removed {
             if let Some(watch) = &mut self.watch {
@@ -303,7 +305,7 @@ impl KvCache {
     }
 
     /// # Panics
-    /// When a page is in two states or none, or cannot be evicted.
+    /// Panics when a page is in two states or none, or cannot be evicted.
     pub fn check_invariants(&self) {
         self.tree.check_invariants();
         let mut is_free = alloc::vec![false; self.pool.num_pages()];
@@ -319,35 +321,41 @@ impl KvCache {
             let num_states = usize::from(is_free[page.0 as usize])
                 + usize::from(is_locked)
                 + usize::from(is_cached);
-            assert_eq!(num_states, 1, "page {page} is free, in use or cached");
+            assert_eq!(num_states, 1, "page {page} is in two states or none");
             num_cached += usize::from(is_cached);
             let is_pinned = self.is_pinned(page);
             num_pinned += usize::from(is_pinned);
             let is_kept = is_locked && self.tree.contains(page);
             assert!(
                 !is_pinned || is_kept,
-                "page {page} is pinned and cannot be found"
+                "page {page} is pinned, but not in the tree"
             );
             let key = (self.last_used[page.0 as usize], page);
             assert_eq!(
                 self.evictable.contains(&key),
                 is_cached && self.tree.is_leaf(page),
-                "page {page} is listed for eviction when it is a cached leaf"
+                "page {page} is listed for eviction and no cached leaf, or the reverse"
             );
             if let (true, Some(before)) = (is_cached, self.page_before(page)) {
                 assert!(
                     self.last_used[before.0 as usize] >= key.0 || self.is_locked(before),
-                    "page {before} was used when page {page} after it was"
+                    "page {before} seems older than page {page} after it, which it was used with"
                 );
             } else if let (true, Some(before)) = (is_locked, self.page_before(page)) {
                 assert!(
                     self.is_locked(before),
-                    "page {before} could go before page {page}"
+                    "page {page} is locked and the page {before} before it is not"
                 );
             }
         }
-        assert_eq!(num_cached, self.num_cached, "cached pages");
-        assert_eq!(num_pinned, self.num_pinned, "pinned pages");
+        assert_eq!(
+            num_cached, self.num_cached,
+            "the number of cached pages is wrong"
+        );
+        assert_eq!(
+            num_pinned, self.num_pinned,
+            "the number of pinned pages is wrong"
+        );
         self.check_watch();
     }
 
@@ -364,18 +372,28 @@ impl KvCache {
                 assert_eq!(
                     watch.hash(page),
                     None,
-                    "page {page} is no whole page of the tree"
+                    "page {page} has a hash, but is not a full page of the tree"
                 );
-                assert!(!watch.is_told(page), "page {page} is told of and not there");
+                assert!(
+                    !watch.is_told(page),
+                    "page {page} was announced, but is not in the tree"
+                );
                 continue;
             };
             if let Some(before) = self.page_before(page) {
                 let is_in_order = watch.is_told(before) || !watch.is_told(page);
-                assert!(is_in_order, "page {page} is told of, and {before} is not");
+                assert!(
+                    is_in_order,
+                    "page {page} was announced before the page {before} that it follows"
+                );
             }
             let parent = self.tree.parent(page);
             let expected = parent.map(|parent| watch.hash_after(parent, tokens));
-            assert_eq!(watch.hash(page), expected, "hash of page {page}");
+            assert_eq!(
+                watch.hash(page),
+                expected,
+                "the hash of page {page} is wrong"
+            );
         }
     }
 }

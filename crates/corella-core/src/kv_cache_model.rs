@@ -1,5 +1,5 @@
-//! The KV cache beside a model of it without cleverness: a set of free pages and a map from
-//! cached pages to the whole token sequence that leads to them.
+//! Compares the KV cache with a simple model of it: a set of free pages, and a map from cached
+//! pages to the whole token sequence that leads to them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -63,19 +63,19 @@ struct Totals {
 #[derive(Clone, Debug)]
 struct Entry {
     namespace: Namespace,
-    /// All tokens from the start to the page's last filled row.
+    /// All tokens from the start of the sequence to the page's last filled row.
     path: Vec<TokenId>,
     filled_by: StepId,
 }
 
-/// What a request would hold.
+/// A page table such as a request holds.
 struct Table {
     namespace: Namespace,
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
     num_published: usize,
     donor: Option<PageId>,
-    /// Pages of it were unpublished: it publishes nothing more.
+    /// Some of its pages were unpublished, so it publishes no more.
     is_undefined: bool,
 }
 
@@ -90,9 +90,9 @@ struct Pair {
     clock: u64,
     step: StepId,
     tables: Vec<Table>,
-    /// Queries that are asked again after every operation, with what was found for them.
+    /// Queries that are repeated after every operation, each with what was found for it before.
     watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
-    /// What a subscriber knows, and the newest step that it has seen return.
+    /// What a subscriber has heard so far.
     heard: Option<BTreeMap<PageHash, Vec<TokenId>>>,
     has_begun: bool,
     last_returned: StepId,
@@ -149,18 +149,21 @@ impl Pair {
         }
     }
 
-    /// What was found before must not change what is found now.
+    /// Repeats the watched queries: what was found before must not change what is found now.
     fn ask_again(&mut self) {
         for (namespace, query, known) in &mut self.watched {
             let again = self
                 .cache
                 .rematch_prefix(namespace, query, self.step, known);
             let anew = self.cache.match_prefix(namespace, query, self.step);
-            assert_eq!(again, anew);
+            assert_eq!(
+                again, anew,
+                "a repeated query finds something else than a new one"
+            );
         }
     }
 
-    /// Reads what the cache tells, now and then, and compares it with the entries.
+    /// Reads the cache's events from time to time, and compares them with the entries.
     fn listen(&mut self) {
         const SALT: u64 = 7;
         let Some(heard) = &mut self.heard else {
@@ -181,11 +184,14 @@ impl Pair {
         while let Some(event) = self.cache.poll_event(Some(self.last_returned)) {
             match event {
                 KvEvent::Cleared => {
-                    assert!(!self.has_begun, "nothing was missed");
+                    assert!(!self.has_begun, "the subscription begins twice");
                     self.has_begun = true;
                 }
                 KvEvent::Removed { page } => {
-                    assert_eq!(num_stored, 0, "{page:?} was gone when it was told of");
+                    assert_eq!(
+                        num_stored, 0,
+                        "{page:?} is announced as removed after stored pages"
+                    );
                     self.totals.num_removals_told += 1;
                     assert!(heard.remove(&page).is_some(), "{page:?} was never stored");
                 }
@@ -208,7 +214,7 @@ impl Pair {
             if !entry.path.len().is_multiple_of(self.page_size) {
                 continue;
             }
-            // What it follows may have been computed later, for another request.
+            // A page before it may have been computed later, for another request.
             let is_before = |other: &&Entry| {
                 other.namespace == entry.namespace
                     && other.path.len().is_multiple_of(self.page_size)
@@ -295,7 +301,7 @@ impl Pair {
         while self.free.len() < num_pages {
             let leaves = self.entries.keys().filter(|page| self.is_evictable(**page));
             let oldest = leaves.min_by_key(|page| (self.last_used[*page], **page));
-            let oldest = *oldest.expect("cached pages have leaves");
+            let oldest = *oldest.expect("pages are cached, but none of them is a leaf");
             self.entries.remove(&oldest);
             self.free.insert(oldest);
         }
@@ -320,7 +326,7 @@ impl Pair {
             })
     }
 
-    /// The next whole page, as a running request does.
+    /// Publishes the table's next full page, as a running request does.
     fn publish_next(&mut self, at: usize) {
         let table = &self.tables[at];
         let at_page = table.num_published;
@@ -385,7 +391,7 @@ impl Pair {
         found
     }
 
-    /// Publishes some of the rest, its tail included, and lets go.
+    /// Publishes some of the remaining pages, perhaps including a tail, and releases the table.
     fn release(&mut self, at: usize) {
         let table = self.tables.swap_remove(at);
         let most = match table.is_undefined {
@@ -420,7 +426,7 @@ impl Pair {
         }
     }
 
-    /// As after a failed step.
+    /// Unpublishes a page and all below it, as after a failed step.
     fn unpublish(&mut self, at: usize) {
         let table = &self.tables[at];
         if table.num_published == 0 {
@@ -459,7 +465,7 @@ impl Pair {
         }
     }
 
-    /// As much of a table as was published, or less.
+    /// Pins the pages that a table has published, or some of them.
     fn pin(&mut self, at: usize) {
         const MAX_PINNED: usize = 3;
         let table = &self.tables[at];
@@ -505,7 +511,7 @@ impl Pair {
                 assert_eq!((num_rows as usize, rows(entry)), (most, most));
                 assert!(
                     entry.filled_by < self.step,
-                    "rows of a page of the same step"
+                    "rows of a page that the same step fills are lent"
                 );
             }
             None => assert!(
@@ -540,7 +546,7 @@ impl Pair {
         }
     }
 
-    /// Returns the number of locks that are left.
+    /// Removes a lock and returns the number of locks left.
     fn unlock(&mut self, page: PageId) -> u32 {
         let locks = self.locks.get_mut(&page).unwrap();
         *locks -= 1;

@@ -1,4 +1,5 @@
-//! What the prefix cache holds, told to whoever wants to know: a router, another tier.
+//! KV events: they tell subscribers, such as a router or another cache tier, what the prefix cache
+//! holds.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
@@ -9,14 +10,14 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{Namespace, PageId, Parent, StepId, TokenId};
 
-/// Names a whole page by its namespace and all tokens up to its end: XXH3-128, chained page by
-/// page and seeded with a salt. Equal in all processes that share salt and page size, so that
-/// one can ask for what another holds.
+/// The name of a full page: an XXH3-128 hash of its namespace and all tokens up to its end, chained
+/// page by page and seeded with a salt. It is the same in all processes that share salt and page
+/// size, so that one can ask for what another holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash(pub u128);
 
 impl PageHash {
-    /// What the first page of a namespace follows.
+    /// The hash that precedes the first page of a namespace.
     pub fn root(salt: u64, namespace: &Namespace) -> Self {
         let mut hasher = Xxh3::with_seed(salt);
         for name in [&namespace.lora, &namespace.cache_salt] {
@@ -37,10 +38,12 @@ impl PageHash {
     }
 }
 
-/// Only whole pages whose rows are computed are told of, each after the one before it.
+/// A change of what the prefix cache holds. Only full pages whose rows are computed are announced,
+/// each after the page before it on its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Nothing said before holds. A subscription starts with this, and what is held follows.
+    /// Forget all earlier events. A subscription starts with this, and what the cache holds
+    /// follows.
     Cleared,
     Stored {
         page: PageHash,
@@ -53,20 +56,20 @@ pub enum KvEvent {
     },
 }
 
-/// The bookkeeping of one subscription. What is stored is told when it is asked for, so pages that
-/// come and go unseen are never mentioned, and no more waits for a slow reader than a `Removed` for
-/// each page that it knows of and a `Stored` for each that is there.
+/// The state of one subscription. Events are made only when they are asked for, so pages that come
+/// and go in between are never mentioned. A slow reader therefore leaves no more behind than a
+/// `Removed` for each page that it knows and a `Stored` for each page in the tree.
 #[derive(Debug)]
 pub(crate) struct KvWatch {
     pub salt: u64,
     has_begun: bool,
-    /// By page, from its publication until it leaves the tree; whole pages only.
+    /// Full pages that are in the tree, indexed by page.
     pages: Vec<Option<WatchedPage>>,
-    /// Pages that were told of and have left since, in the order in which they left.
+    /// Pages that were announced and have left the tree since, in the order in which they left.
     removed: VecDeque<PageHash>,
-    /// Pages that are not told of yet, in the order in which they can be.
+    /// Pages that have not been announced yet, sorted by when they can be.
     untold: BTreeSet<(StepId, u64, PageId)>,
-    /// Numbers the publications, so that a page sorts after the one that it follows.
+    /// The number of publications so far. A page's number sorts it after the page that it follows.
     num_published: u64,
 }
 
@@ -91,7 +94,7 @@ impl KvWatch {
         }
     }
 
-    /// A page comes after its parent.
+    /// Records that a full page was published. Its parent must have been recorded before it.
     pub fn note_published(
         &mut self,
         parent: Parent,
@@ -114,7 +117,7 @@ impl KvWatch {
         self.pages[page.0 as usize] = Some(watched);
     }
 
-    /// A partly filled page has no hash, and nothing to note.
+    /// Records that a page left the tree. Partly filled pages are not watched.
     pub fn note_removed(&mut self, page: PageId) {
         match self.pages[page.0 as usize].take() {
             Some(watched) if watched.is_told => self.removed.push_back(watched.hash),
@@ -126,7 +129,8 @@ impl KvWatch {
         }
     }
 
-    /// Where a subscription begins, and then what has left the tree.
+    /// The next event that needs no step to have returned: the beginning of the subscription, then
+    /// pages that have left the tree.
     pub fn pop_gone(&mut self) -> Option<KvEvent> {
         if !core::mem::replace(&mut self.has_begun, true) {
             return Some(KvEvent::Cleared);
@@ -135,7 +139,7 @@ impl KvWatch {
         Some(KvEvent::Removed { page })
     }
 
-    /// A page to tell of, when `last_returned` is the newest step whose rows are there.
+    /// The next page to announce. `last_returned` is the newest step whose rows are computed.
     pub fn pop_ready(&mut self, last_returned: Option<StepId>) -> Option<PageId> {
         let &(ready_by, _, page) = self.untold.first()?;
         if Some(ready_by) > last_returned {
@@ -156,7 +160,7 @@ impl KvWatch {
         self.pages[page.0 as usize].is_some_and(|watched| watched.is_told)
     }
 
-    /// The hash of a page with `tokens` behind `parent`.
+    /// The hash of a page with `tokens` that follows `parent`.
     pub fn hash_after(&self, parent: Parent, tokens: &[TokenId]) -> PageHash {
         let parent = match parent {
             Parent::Root(namespace) => PageHash::root(self.salt, namespace),
@@ -166,7 +170,7 @@ impl KvWatch {
     }
 
     fn watched(&self, page: PageId) -> WatchedPage {
-        self.pages[page.0 as usize].expect("only whole pages of the tree are followed")
+        self.pages[page.0 as usize].expect("the page is not a full page of the tree")
     }
 }
 
@@ -180,7 +184,7 @@ impl fmt::Debug for PageHash {
 mod tests {
     use super::*;
 
-    /// A router that took one for the other would send requests to KV of other weights.
+    /// A router that confused them would send requests to KV computed with other weights.
     #[test]
     fn an_adapter_and_a_salt_of_one_name_have_different_hashes() {
         let (name, none) = (Some("x"), None);

@@ -1,4 +1,5 @@
-//! Refusing early what would be too late: only when the configuration asks for it.
+//! Latency objectives: with `enable_slo_admission`, requests that cannot meet theirs are refused or
+//! ended early.
 
 use alloc::collections::BTreeSet;
 use core::fmt;
@@ -10,16 +11,16 @@ use crate::{
     SchedulingPolicy,
 };
 
-/// What a caller needs for the answer to be of use.
+/// The latencies that a caller needs for the answer to be of use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyObjectives {
-    /// Arrival to first token.
+    /// Time from arrival to the first token.
     pub ttft_us: Option<u64>,
-    /// Between two tokens.
+    /// Time between two output tokens.
     pub tpot_us: Option<u64>,
 }
 
-/// An objective and what is to be expected instead, in microseconds.
+/// An objective that cannot be met, and what can be expected instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissedObjective {
     pub kind: ObjectiveKind,
@@ -33,11 +34,11 @@ pub enum ObjectiveKind {
     Tpot,
 }
 
-/// Requests that wait for their first admission, by when they should be looked at: each costs
-/// nothing until then, however many wait.
+/// Requests that wait for their first admission, sorted by when their objectives should be checked.
+/// A request costs nothing until then, however many wait.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
-    /// By the last moment at which they can be in time, as far as is known.
+    /// Sorted by the latest time at which they could still be admitted, as far as is known.
     by_ttft: BTreeSet<(u64, RequestIndex)>,
     by_tpot: BTreeSet<(u64, RequestIndex)>,
 }
@@ -53,8 +54,8 @@ impl Deadlines {
 }
 
 impl Scheduler {
-    /// Whether a new request would be too late behind all that is before it. Where the policy may
-    /// let it overtake those that wait, only its own prompt and the begun ones count.
+    /// Refuses a new request that would be too late behind the work before it. Where the policy may
+    /// let it overtake waiting requests, only its own prompt and prompts already started count.
     pub(crate) fn check_objectives(&mut self, request: &Request) -> Result<(), AdmissionError> {
         let objectives = request.objectives;
         if !self.config.enable_slo_admission || objectives == LatencyObjectives::default() {
@@ -89,15 +90,16 @@ impl Scheduler {
         })
     }
 
-    /// Ends the requests that wait for their first admission and would be too late if they were
-    /// admitted now.
+    /// Ends the requests that wait for their first admission and would be too late even if they
+    /// were admitted now.
     pub(crate) fn drop_late(&mut self) {
         if !self.config.enable_slo_admission {
             return;
         }
         let tpot_us = self.expected_tpot_us();
         while let Some(index) = self.deadlines.first_late(self.now_us(), tpot_us) {
-            // It is late if nothing of it is cached. What is cached is looked up for it only.
+            // So far it was assumed that none of its prompt is cached. What is cached is looked up
+            // only now.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
                 let matched = self.match_waiting(index, self.next_step);
@@ -119,7 +121,7 @@ impl Scheduler {
         }
     }
 
-    /// Keeps an eye on a new request that waits.
+    /// Starts to watch a new request that waits.
     pub(crate) fn watch_deadline(&mut self, index: RequestIndex) {
         if self.config.enable_slo_admission {
             let late_us = self.late_us(&self.requests[index], 0);
@@ -153,8 +155,8 @@ impl Scheduler {
         }
     }
 
-    /// The last moment at which a waiting request can be admitted and be in time, going by how
-    /// long prompts take now.
+    /// The latest time at which a waiting request can be admitted and still meet its TTFT
+    /// objective, judged by how long prompts take now.
     fn late_us(&self, state: &RequestState, num_cached: u64) -> u64 {
         let ttft_us = state.request.objectives.ttft_us.unwrap_or(u64::MAX);
         let due_us = state.request.arrival_us.saturating_add(ttft_us);
@@ -162,7 +164,7 @@ impl Scheduler {
         due_us.saturating_sub(self.pace.prefill_us(num_tokens))
     }
 
-    /// What a request that waits can expect when it is admitted now.
+    /// What a waiting request can expect if it is admitted now.
     fn expected(&self, state: &RequestState, num_cached: u64, tpot_us: u64) -> Expected {
         let waited_us = self.now_us().saturating_sub(state.request.arrival_us);
         let num_tokens = u64::from(state.num_prompt_tokens) - num_cached;
@@ -176,18 +178,20 @@ impl Scheduler {
         matched.pages.len() as u64 * u64::from(self.config.page_size)
     }
 
-    /// While others decode: a step's time, as often as it takes for all of them to have a turn.
+    /// The time per output token of one more request: a decode step, times the steps until each
+    /// decoding request has been in one. It is 0 while nobody decodes.
     fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|&index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count() as u64;
         if num_decoding == 0 {
             return 0;
         }
-        let num_turns = (num_decoding + 1).div_ceil(self.config.max_decode_seqs.into());
-        self.pace.decode_step_us() * num_turns
+        let num_steps = (num_decoding + 1).div_ceil(self.config.max_decode_seqs.into());
+        self.pace.decode_step_us() * num_steps
     }
 
-    /// What of so many prompt tokens will have to be computed, going by those before.
+    /// How many of `num_tokens` prompt tokens will have to be computed, judged by the hit rate so
+    /// far.
     fn num_uncached(&self, num_tokens: u64) -> u64 {
         let asked = self.counters.num_prefix_query_tokens.max(1);
         let missed = asked.saturating_sub(self.counters.num_prefix_hit_tokens);
@@ -244,7 +248,7 @@ mod tests {
 
     const STEP_US: u64 = 1000;
 
-    /// Steps of 64 tokens that take a millisecond each.
+    /// A scheduler whose steps hold 64 tokens and take a millisecond each.
     struct Run {
         scheduler: Scheduler,
         now_us: u64,
@@ -262,7 +266,7 @@ mod tests {
                 now_us: 0,
                 ends: Vec::new(),
             };
-            // Until something has returned, nothing is known and nothing refused.
+            // Before a step has returned, no time is known and nothing is refused.
             run.add(0, 640, 1, 1).unwrap();
             run.steps(20);
             run.ends.clear();
@@ -348,7 +352,7 @@ mod tests {
     #[test]
     fn what_becomes_too_late_while_it_waits_is_ended() {
         let mut run = Run::new(true);
-        // All four slots decode for long; then a prompt waits that could have been in time.
+        // All four slots decode for a long time. Then a prompt waits that could have been in time.
         for id in 1..5 {
             run.add(id, 16, 40, 50_000).unwrap();
         }

@@ -4,10 +4,10 @@
 //! comes in as an argument (`now_us`), outside facts through `handle_*` and
 //! `update_from_output`, and what should happen goes out as inert data.
 //!
-//! To read: `batch.rs` (what is decided), `request_state.rs` (the counters it is decided from),
-//! `scheduler.rs` (a step, top to bottom), then `admission.rs`, `speculation.rs`, `feedback.rs`,
-//! `departure.rs`; `kv_cache.rs` and `prefix_tree.rs` for the pages. [`session`] stands beside the
-//! scheduler: how a prefill node and a decode node serve a request together.
+//! To find your way, read `batch.rs` (what is decided), `request_state.rs` (the counters it is
+//! decided from) and `scheduler.rs` (a step from top to bottom, and a map of the other files), then
+//! `kv_cache.rs` and `prefix_tree.rs` for the pages. [`session`] stands beside the scheduler: how a
+//! prefill node and a decode node serve a request together.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,12 @@
-//! Buckets for whole numbers that grow with the numbers: eight to each power of two.
+//! Buckets for whole numbers whose width grows with the numbers: eight buckets for each power of
+//! two.
 
 use core::ops::Range;
 
-/// Numbers below this each have a bucket of their own.
+/// Each number below this has a bucket of its own.
 const NUM_EXACT: u32 = 8;
 const EXACT_BITS: u32 = NUM_EXACT.ilog2();
-/// Numbers up to 2^30, which is the longest context, are told apart.
+/// Numbers from 2^30 on share the last bucket. No context is longer than that.
 const MAX_BITS: u32 = 30;
 
 pub(crate) const NUM_LOG_BUCKETS: usize = (NUM_EXACT * (MAX_BITS - EXACT_BITS + 1)) as usize;
@@ -19,7 +20,7 @@ pub(crate) fn log_bucket(value: u32) -> usize {
     (bucket as usize).min(NUM_LOG_BUCKETS - 1)
 }
 
-/// The numbers that a bucket holds.
+/// The range of numbers that a bucket holds.
 pub(crate) fn bucket_range(bucket: usize) -> Range<u32> {
     let bucket = bucket as u32;
     if bucket < NUM_EXACT {

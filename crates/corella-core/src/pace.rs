@@ -1,17 +1,17 @@
-//! How long steps take, by their returns: whole microseconds, smoothed.
+//! How long steps take: smoothed averages of their times, in whole microseconds.
 
 use crate::step_plan::InflightStep;
 
-/// Steps are timed where the scheduler hears of time: when it plans. The loop plans right after
-/// a return, so that is where the step ended.
+/// Times steps. The scheduler hears of time only when it plans a step; the engine plans right after
+/// a step has returned, so that is when the step ended.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// What has returned since the last plan.
+    /// The steps that have returned since the last plan.
     returned: Option<Returned>,
     last_return_us: u64,
-    /// Of steps that mostly prefill: microseconds for 1,024 tokens; 0 before the first.
+    /// Microseconds for 1,024 tokens, over steps that mostly prefill; 0 before the first.
     prefill_us: u64,
-    /// Of a step in which anyone decodes; 0 before the first.
+    /// Microseconds of a step in which any request decodes; 0 before the first.
     decode_step_us: u64,
 }
 
@@ -40,7 +40,7 @@ impl Pace {
         let Some(returned) = self.returned.take() else {
             return;
         };
-        // A step planned ahead begins when the one before it has returned.
+        // A step that was planned ahead begins when the one before it has returned.
         let began_us = returned.planned_us.max(self.last_return_us);
         let elapsed_us = now_us.saturating_sub(began_us);
         self.last_return_us = now_us;
@@ -55,7 +55,7 @@ impl Pace {
         }
     }
 
-    /// How long so many prompt tokens take; no time before the first were timed.
+    /// The time that `num_tokens` prompt tokens take, or 0 before any step was timed.
     pub fn prefill_us(&self, num_tokens: u64) -> u64 {
         num_tokens.saturating_mul(self.prefill_us) / 1024
     }
@@ -65,7 +65,7 @@ impl Pace {
     }
 }
 
-/// A mean in which each value weighs an eighth of what came before it.
+/// An exponential moving average that gives a new value the weight 1/8.
 fn smooth(mean: &mut u64, value: u64) {
     *mean = match *mean {
         0 => value,

@@ -1,11 +1,11 @@
-//! Which pages are free, and how many page tables name each of the others.
+//! The page pool: which pages are free, and how many locks each of the others has.
 
 use alloc::vec::Vec;
 
 use crate::PageId;
 
-/// A page is free, or locked by the tables that name it, or kept by the prefix tree alone.
-/// The pool knows only free or not, and the locks.
+/// A page is free, locked by the tables that name it, or kept by the prefix tree alone. The pool
+/// itself knows only whether it is free, and its number of locks.
 #[derive(Debug)]
 pub(crate) struct PagePool {
     free: Vec<PageId>,
@@ -15,7 +15,7 @@ pub(crate) struct PagePool {
 impl PagePool {
     pub fn new(num_pages: u32) -> Self {
         Self {
-            // Taken from the end: low numbers first.
+            // Pages are taken from the end, so low numbers come first.
             free: (0..num_pages).rev().map(PageId).collect(),
             locks: alloc::vec![0; num_pages as usize],
         }
@@ -33,21 +33,21 @@ impl PagePool {
         self.locks[page.0 as usize]
     }
 
-    /// A free page, locked once.
+    /// Takes a free page and locks it once.
     pub fn try_take(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
         self.locks[page.0 as usize] = 1;
         Some(page)
     }
 
-    /// Returns the number of locks that it now has.
+    /// Adds a lock and returns the number of locks.
     pub fn lock(&mut self, page: PageId) -> u32 {
         let locks = &mut self.locks[page.0 as usize];
         *locks += 1;
         *locks
     }
 
-    /// Returns the number of locks that are left.
+    /// Removes a lock and returns the number of locks left.
     pub fn unlock(&mut self, page: PageId) -> u32 {
         let locks = &mut self.locks[page.0 as usize];
         assert!(*locks > 0, "page {page} is unlocked more often than locked");

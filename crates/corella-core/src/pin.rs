@@ -1,16 +1,16 @@
-//! Prefixes that stay in the cache for good.
+//! Pinning: prefixes that stay in the cache for good.
 
 use core::fmt;
 
 use crate::{Namespace, Scheduler, TokenId};
 
-/// Why nothing was pinned.
+/// Why a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError {
-    /// Only so many of the whole pages are in the cache and computed. Run the prefix as a
-    /// prompt first.
+    /// Only `num_cached` of the prefix's full pages are computed and in the cache. Run the prefix
+    /// as a prompt first.
     NotCached { num_cached: usize, num_pages: usize },
-    /// With what is pinned already it would be more than `max_pinned_pages`.
+    /// Together with the pages that are already pinned it would exceed `max_pinned_pages`.
     TooMany {
         num_pages: usize,
         num_pinned: usize,
@@ -19,12 +19,13 @@ pub enum PinError {
 }
 
 impl Scheduler {
-    /// Keeps the whole pages of `tokens` in the prefix cache until the scheduler ends, also
-    /// through [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. Returns how
-    /// many pages that took; pages that two prefixes share are taken once.
+    /// Keeps the full pages of `tokens` in the prefix cache for good, even through
+    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. Returns the number of
+    /// pages that were not pinned before.
     ///
-    /// A page loses its pin when what it holds turns out to be undefined: pinned while its request
-    /// was running, which then ended in logits that are no numbers.
+    /// A page loses its pin if its contents turn out to be undefined: it was pinned while the
+    /// request that computed it was running, and the request then ended because its logits were not
+    /// numbers.
     pub fn pin_prefix(
         &mut self,
         namespace: &Namespace,
@@ -70,14 +71,17 @@ impl fmt::Display for PinError {
             Self::NotCached {
                 num_cached,
                 num_pages,
-            } => write!(f, "only {num_cached} of its {num_pages} pages are cached"),
+            } => write!(
+                f,
+                "only {num_cached} of the prefix's {num_pages} KV pages are cached"
+            ),
             Self::TooMany {
                 num_pages,
                 num_pinned,
                 limit,
             } => write!(
                 f,
-                "it takes {num_pages} KV pages; {num_pinned} are pinned already, and {limit} may be"
+                "the prefix takes {num_pages} KV pages; {num_pinned} of at most {limit} are already pinned"
             ),
         }
     }

@@ -1,4 +1,4 @@
-//! Which token sequences have their KV in which pages.
+//! The prefix tree: which token sequences have their KV in which pages.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -8,48 +8,51 @@ use crate::kv_event::PageHash;
 use crate::{Namespace, PageId, StepId, TokenId};
 
 /// A node has at most this many tokens (or one page), so that cutting one costs little however long
-/// a prompt is. Tests have to meet the limit with short sequences.
+/// a prompt is. Tests use a small limit so that short sequences reach it.
 const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 
 /// A radix tree over tokens, one root per namespace. A node is one of two kinds:
-/// * a run of whole pages: `tokens.len() == pages.len() * page_size`; what follows it are its
-///   children, and cuts are always between pages;
-/// * a tail: one page of which only the first `tokens.len() < page_size` rows are filled. It
-///   has no children and only lends its rows by copy.
+/// * a run of full pages: `tokens.len() == pages.len() * page_size`. What follows it are its
+///   children, and it is only ever cut between pages.
+/// * a tail: one page of which only the first `tokens.len() < page_size` rows are filled. It has no
+///   children, and others use its rows only by copying them.
 ///
-/// Among siblings no node's first page is a prefix of another's: there is one path for every
-/// token sequence, and the neighbours of a key in sorted order hold its longest match.
+/// No node's first page is a prefix of a sibling's. So there is one path for each token sequence,
+/// and the longest match of a key is one of its two neighbours in sorted order.
 ///
-/// Whatever the number of namespaces, siblings and pages, an operation searches maps and touches
-/// the pages that it is about; and a node's memory is in proportion to its pages.
+/// The cost of an operation hardly depends on the number of namespaces, siblings and pages: it
+/// searches maps and touches only the pages that it concerns. A node's memory is proportional to
+/// its pages.
 ///
-/// Pages are the handles: a page knows its place, so that callers keep no node numbers and a
-/// split disturbs nobody.
+/// Callers name positions in the tree by page. A page knows its place, so callers need no node ids,
+/// and splitting a node does not invalidate anything that they hold.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
     max_node_pages: usize,
-    /// Not more than twice the pages: each node has one, or is the root of one.
+    /// At most twice as many nodes as pages: each node has at least one page, or is the root above
+    /// one.
     nodes: Vec<Node>,
     unused_nodes: Vec<NodeId>,
-    /// By a hash of the namespace, so that a search seldom reads the names, and the namespace.
+    /// The roots by namespace. A hash comes first, so that a search seldom compares the names
+    /// themselves.
     roots: BTreeMap<(u64, Namespace), NodeId>,
-    /// By page; `None` when it is not in the tree.
+    /// The place of each page, or `None` if the page is not in the tree.
     places: Vec<Option<Place>>,
     num_insertions: u64,
 }
 
-/// What the tree has of a token sequence.
+/// The part of a token sequence that the tree has.
 #[derive(Debug, Default, PartialEq)]
 pub struct PrefixMatch {
-    /// Whole pages from the start.
+    /// Full pages from the start of the sequence.
     pub pages: Vec<PageId>,
-    /// The page after them whose first rows agree, and how many do.
+    /// A page whose first rows continue the match, and how many of its rows do. They can be copied.
     pub donor: Option<(PageId, u32)>,
 }
 
-/// The whole pages that a token sequence was found to have, each with the insertion that put
-/// it where it was.
+/// The full pages that were found for a token sequence, each with the number of the insertion that
+/// put it there. A page that was removed and inserted again has another number.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPath {
     pages: Vec<(PageId, u64)>,
@@ -61,7 +64,7 @@ impl KnownPath {
     }
 }
 
-/// Where the next page of a sequence goes.
+/// What the next page of a sequence follows.
 #[derive(Clone, Copy, Debug)]
 pub enum Parent<'a> {
     Root(&'a Namespace),
@@ -77,7 +80,7 @@ struct Place {
     index: u32,
     /// The step whose return makes the page ready.
     filled_by: StepId,
-    /// Numbered over the tree's life: tells the page from an earlier use of it.
+    /// The number of the insertion, which tells this use of the page from earlier ones.
     insertion: u64,
 }
 
@@ -89,21 +92,22 @@ struct Node {
     children: BTreeMap<FirstPage, NodeId>,
 }
 
-/// The tokens of a node's first page, sorted as such.
+/// The tokens of a node's first page, which the children of a node are sorted by.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FirstPage {
-    /// The first two tokens. They lie in the map itself, and mostly a search needs no others.
+    /// The first two tokens. They are stored in the map itself, so that most searches read no
+    /// others.
     head: u64,
     tokens: Box<[TokenId]>,
 }
 
-/// What a node hangs on.
+/// What a node is below.
 #[derive(Debug, Default)]
 enum Above {
-    /// The node's number is unused.
+    /// The node is unused.
     #[default]
     Nothing,
-    /// It is the root of this one.
+    /// The node is the root of this namespace.
     Namespace(Namespace),
     Node(NodeId),
 }
@@ -123,8 +127,8 @@ impl Node {
         FirstPage::new(&self.tokens[..self.tokens.len().min(page_size)])
     }
 
-    /// Gives back memory once it is four times what is needed, so that a page that goes costs no
-    /// more than a few copied ones.
+    /// Frees memory once four times as much is allocated as needed, so that removing a page copies
+    /// only a few pages on average.
     fn shrink(&mut self) {
         if self.tokens.capacity() > 4 * self.tokens.len() {
             self.tokens.shrink_to(2 * self.tokens.len());
@@ -148,10 +152,10 @@ impl PrefixTree {
         }
     }
 
-    /// The longest match, to the token. Only pages filled before `step` lend rows.
+    /// Finds the longest match, to the token. Only pages filled before `step` lend rows.
     ///
-    /// `known` is what an earlier call found for the same tokens, and becomes what this one
-    /// finds: what the tree still has of it is not compared again.
+    /// `known` is what an earlier call found for the same tokens, and is updated to what this one
+    /// finds. Pages that the tree still has are not compared again.
     pub fn match_prefix(
         &self,
         namespace: &Namespace,
@@ -159,7 +163,8 @@ impl PrefixTree {
         step: StepId,
         known: &mut KnownPath,
     ) -> PrefixMatch {
-        // Pages leave the tree with all that follows them: a page that stayed kept its path.
+        // A page leaves the tree together with all that follow it, so the path to a page that is
+        // still there is unchanged.
         while let Some(&(page, insertion)) = known.pages.last()
             && self.places[page.0 as usize].map(|place| place.insertion) != Some(insertion)
         {
@@ -210,10 +215,9 @@ impl PrefixTree {
         }
     }
 
-    /// Puts a page whose rows are `tokens` after `parent`; fewer tokens than a page make a
-    /// tail. When the tree already has those tokens there, nothing changes and the page that
-    /// has them is returned. A tail that the new page covers leaves the tree and is pushed to
-    /// `superseded`.
+    /// Inserts a page whose rows are `tokens` after `parent`; fewer tokens than a page make a tail.
+    /// If the tree already has those tokens there, nothing changes and the page that has them is
+    /// returned. A tail that the new page covers leaves the tree and is appended to `superseded`.
     pub fn insert_page(
         &mut self,
         parent: Parent,
@@ -281,7 +285,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Takes a page and everything below it out of the tree.
+    /// Removes a page and everything below it from the tree.
     pub fn remove_from(&mut self, page: PageId, removed: &mut Vec<PageId>) {
         let Place { node, index, .. } = self.place(page);
         let below = core::mem::take(&mut self.node_mut(node).children);
@@ -304,7 +308,7 @@ impl PrefixTree {
         target.shrink();
     }
 
-    /// When `page` can leave alone: it ends a node that has no children.
+    /// Whether `page` can be removed alone: it is the last page of a node without children.
     pub fn is_leaf(&self, page: PageId) -> bool {
         self.places[page.0 as usize].is_some_and(|place| {
             let node = self.node(place.node);
@@ -320,7 +324,7 @@ impl PrefixTree {
         }
     }
 
-    /// What `page` follows; `None` when it is not in the tree.
+    /// What `page` follows, or `None` if it is not in the tree.
     pub fn parent(&self, page: PageId) -> Option<Parent<'_>> {
         let place = self.places[page.0 as usize]?;
         let node = self.node(place.node);
@@ -345,15 +349,15 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// The tokens of a page's rows; fewer than a page's in a tail.
+    /// The tokens of a page's filled rows: fewer than a page's in a tail.
     pub fn page_tokens(&self, page: PageId) -> &[TokenId] {
         let Place { node, index, .. } = self.place(page);
         let rest = &self.node(node).tokens[index as usize * self.page_size..];
         &rest[..rest.len().min(self.page_size)]
     }
 
-    /// All pages but tails, in the order in which they came: each after the one before it on its
-    /// path, and neighbours in memory mostly one after the other.
+    /// All full pages in the order of their insertion, so that each comes after the one before it
+    /// on its path. Pages that follow each other are mostly neighbours in memory as well.
     pub fn whole_pages(&self) -> Vec<PageId> {
         let placed = self.places.iter().enumerate();
         let mut pages: Vec<(u64, PageId)> = placed
@@ -365,13 +369,13 @@ impl PrefixTree {
         pages.filter(is_whole).collect()
     }
 
-    /// `None` when the page is not in the tree.
+    /// The step that fills the page, or `None` if the page is not in the tree.
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
         self.places[page.0 as usize].map(|place| place.filled_by)
     }
 
-    /// The child that shares the most tokens with the front of `key`, and how many, counting
-    /// the first page only. It sorts directly before or after the key.
+    /// The child whose first page shares the most tokens with the front of `key`, and how many. It
+    /// sorts directly before or after the key.
     fn closest_child(&self, node: NodeId, key: &[TokenId]) -> Option<(NodeId, usize)> {
         let children = &self.node(node).children;
         if children.is_empty() {
@@ -392,8 +396,8 @@ impl PrefixTree {
             .max_by_key(|&(_, num_common)| num_common)
     }
 
-    /// Cuts a node before page `index` and returns the front. The back keeps the node's number,
-    /// because there may be any number of children that name it.
+    /// Cuts a node before page `index` and returns the front. The back keeps the node's id, because
+    /// any number of children may name it.
     fn split(&mut self, node: NodeId, index: usize) -> NodeId {
         let page_size = self.page_size;
         let front_id = self.new_node(Above::Nothing);
@@ -420,13 +424,13 @@ impl PrefixTree {
         if let Above::Node(parent) = front.above {
             let siblings = &mut self.node_mut(parent).children;
             let entry = siblings.get_mut(&front.first_page(page_size));
-            *entry.expect("a parent lists its child") = front_id;
+            *entry.expect("a node is missing among its parent's children") = front_id;
         }
         *self.node_mut(front_id) = front;
         front_id
     }
 
-    /// Takes out a node that has no children, and with it a root that it leaves bare.
+    /// Removes a node without children, and its root if that has no others.
     fn remove_node(&mut self, node: NodeId, removed: &mut Vec<PageId>) {
         let dropped = self.drop_node(node);
         self.forget(&dropped.pages, removed);
@@ -486,11 +490,11 @@ impl PrefixTree {
     }
 
     fn place(&self, page: PageId) -> Place {
-        self.places[page.0 as usize].expect("the page is in the tree")
+        self.places[page.0 as usize].expect("the page is not in the tree")
     }
 
     /// # Panics
-    /// When the shape of the tree is not as [`PrefixTree`] says.
+    /// Panics when the tree does not have the shape that [`PrefixTree`] describes.
     pub fn check_invariants(&self) {
         let mut num_pages = 0;
         let mut num_nodes = self.unused_nodes.len();
@@ -506,12 +510,22 @@ impl PrefixTree {
                 && !node.tokens.is_empty()
                 && node.tokens.len() < self.page_size
                 && node.children.is_empty();
-            assert_eq!(is_root, node.pages.is_empty(), "only roots have no pages");
-            assert!(is_whole || is_tail, "a node is a run of pages or a tail");
-            assert!(!is_root || !node.children.is_empty(), "a root is bare");
+            assert_eq!(
+                is_root,
+                node.pages.is_empty(),
+                "a root has pages, or another node has none"
+            );
+            assert!(
+                is_whole || is_tail,
+                "a node is neither a run of full pages nor a tail"
+            );
+            assert!(
+                !is_root || !node.children.is_empty(),
+                "a root has no children"
+            );
             assert!(
                 node.pages.len() <= self.max_node_pages,
-                "a node is too long"
+                "a node has more pages than allowed"
             );
             let capacity = (node.tokens.capacity(), node.pages.capacity());
             assert!(
@@ -525,7 +539,7 @@ impl PrefixTree {
             for (left, right) in keys {
                 assert!(
                     !right.tokens.starts_with(&left.tokens),
-                    "a sibling covers another"
+                    "a node's first page is a prefix of a sibling's"
                 );
             }
             for (index, page) in node.pages.iter().enumerate() {
@@ -535,14 +549,21 @@ impl PrefixTree {
             for (key, &child) in &node.children {
                 let child_node = self.node(child);
                 let is_here = matches!(child_node.above, Above::Node(above) if above == id);
-                assert!(is_here, "a child hangs on another node");
+                assert!(is_here, "a child names another node as its parent");
                 assert_eq!(*key, child_node.first_page(self.page_size));
                 open.push(child);
             }
         }
-        assert_eq!(num_nodes, self.nodes.len(), "a node is lost");
+        assert_eq!(
+            num_nodes,
+            self.nodes.len(),
+            "a node is neither in the tree nor unused"
+        );
         let num_placed = self.places.iter().flatten().count();
-        assert_eq!(num_placed, num_pages, "a page thinks it is in the tree");
+        assert_eq!(
+            num_placed, num_pages,
+            "a page has a place in the tree that no node lists"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a caller asks for and what it gets back.
+//! What a caller asks for, and what it gets back.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -8,7 +8,7 @@ use core::fmt;
 
 use crate::{LatencyObjectives, MissedObjective, RequestId, Sample, SamplingParams, TokenId};
 
-/// One sequence to generate.
+/// A request for one generated sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub id: RequestId,
@@ -20,7 +20,7 @@ pub struct Request {
     pub exports_kv: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
-    /// Smaller is more urgent, as in vLLM.
+    /// Urgency under the policy `priority`: a smaller number is more urgent, as in vLLM.
     pub priority: i32,
     pub arrival_us: u64,
     pub objectives: LatencyObjectives,
@@ -28,7 +28,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// `max_tokens` of the most likely tokens, whichever they are.
+    /// A request that generates `max_tokens` tokens greedily and has no end token.
     pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
             id,
@@ -48,27 +48,28 @@ impl Request {
     }
 }
 
-/// Checked in this order: end tokens, stop tokens, length.
+/// When a request ends. Checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
-    /// `None`: what context and pool allow.
+    /// The most output tokens; `None` allows as many as context and pool hold.
     pub max_tokens: Option<u32>,
-    /// Until this many tokens are out, end and stop tokens cannot be drawn.
+    /// End and stop tokens cannot be drawn before this many output tokens have been.
     pub min_tokens: u32,
-    /// The model's own end tokens; empty with `ignore_eos`.
+    /// The model's own end tokens. Empty with `ignore_eos`.
     pub end_token_ids: Vec<TokenId>,
-    /// The caller's.
+    /// Stop tokens that the caller has chosen.
     pub stop_token_ids: Vec<TokenId>,
 }
 
-/// Requests share cached pages only within a namespace. Compared as text, never as a hash.
+/// What separates cached prefixes: requests share cached pages only within one namespace. Names are
+/// compared as text, never by hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace {
     pub lora: Option<Arc<str>>,
     pub cache_salt: Option<Arc<str>>,
 }
 
-/// One event of a request. The last one, and only the last, has `finish` set.
+/// One event of a request. Only the last one has `finish` set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestOutput {
     pub request: RequestId,
@@ -78,17 +79,17 @@ pub struct RequestOutput {
     pub num_prompt_tokens: u32,
     /// Prompt tokens whose KV came from the prefix cache at first admission.
     pub num_cached_tokens: u32,
-    /// Total so far, this event's included.
+    /// The number of output tokens so far, including this event's.
     pub num_output_tokens: u32,
-    /// Arrival to first scheduling.
+    /// Time from arrival to the first step that computes the request.
     pub queue_us: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end token was drawn; it is the event's sample and not part of the text.
+    /// An end token was drawn. It is this event's sample and not part of the text.
     EndToken,
-    /// One of the caller's stop tokens was drawn; the sample names it.
+    /// One of the caller's stop tokens was drawn. It is this event's sample.
     StopToken,
     Length,
     Aborted,
@@ -100,13 +101,13 @@ pub enum FinishReason {
 pub enum RequestError {
     /// The executor failed in a step that computed this request.
     StepFailed(Box<str>),
-    /// Its logits are not such that a token can be drawn.
+    /// No token could be drawn from its logits.
     NotDrawn(Box<str>),
-    /// Its KV does not fit the pool even when it runs alone.
+    /// Its KV does not fit in the pool even when it runs alone.
     PoolExhausted { num_pages: u32 },
-    /// Preempted more often than the configuration allows.
+    /// It was preempted more often than the configuration allows.
     PreemptedTooOften { num_preemptions: u32 },
-    /// It waited until it could no longer be in time.
+    /// It waited until it could no longer meet its latency objectives.
     ObjectiveMissed(MissedObjective),
     /// The node that was to fill its KV pages has not done so.
     KvNotReceived(Box<str>),
@@ -116,7 +117,7 @@ pub enum RequestError {
     EngineLost(Box<str>),
 }
 
-/// Why a request was refused at submission. Nothing was kept of it.
+/// Why a request was refused at submission. The scheduler keeps nothing of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionError {
     EmptyPrompt,
@@ -155,7 +156,7 @@ pub enum AdmissionError {
         num_queued_tokens: u64,
         limit: u64,
     },
-    /// It would be too late for its caller.
+    /// It could not meet its latency objectives.
     ObjectiveMissed(MissedObjective),
     /// No KV pages can be reserved now for what another node computes.
     NoRoom {
@@ -208,7 +209,7 @@ impl fmt::Display for AdmissionError {
             Self::QueueFull { num_waiting, limit } => {
                 write!(
                     f,
-                    "{num_waiting} requests are already waiting, and {limit} may"
+                    "{num_waiting} requests are already waiting, of at most {limit}"
                 )
             }
             Self::QueuedTokensFull {
@@ -216,7 +217,7 @@ impl fmt::Display for AdmissionError {
                 limit,
             } => write!(
                 f,
-                "{num_queued_tokens} prompt tokens are already waiting, and {limit} may"
+                "{num_queued_tokens} prompt tokens are already waiting, of at most {limit}"
             ),
             Self::ObjectiveMissed(missed) => missed.fmt(f),
             Self::NoRoom {

@@ -1,4 +1,4 @@
-//! What the scheduler knows of one request: counters, not phases.
+//! What the scheduler knows about one request: counters, not phases.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -8,16 +8,18 @@ use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
 use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
 
-/// The golden ratio's share of 2^32: its multiples modulo 2^32 are spread evenly.
+/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
 const GOLDEN_SHARE: u32 = 0x9e37_79b9;
 
-/// Order of being served; the last is preempted first.
+/// The order in which running requests are planned. When pages run out, the last one is preempted
+/// first. Waiting requests are queued in this order too; see
+/// [`WaitingRank`](crate::waiting_queue::WaitingRank).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// 0 for all where priorities do not count.
+    /// 0 for every request unless the policy is `priority`.
     pub priority: i32,
     pub arrival_us: u64,
-    /// Order of submission.
+    /// The number of requests that were submitted before this one.
     pub arrival: u64,
 }
 
@@ -29,85 +31,91 @@ impl Rank {
     };
 }
 
-/// Positions of a request, left to right:
+/// The state of a request. Its token positions, from left to right:
 ///
 /// ```text
 /// 0 ········ computed ········ scheduled ········ known ········ total
 ///   KV valid            in flight       to compute      drawn, in flight
 /// ```
 ///
-/// Prefill, a chunk of it, decode and a resumed request differ only in where these stand.
+/// Prefill, a chunk of it, decode and a resumed request differ only in where these boundaries are.
 #[derive(Debug)]
 pub(crate) struct RequestState {
-    /// Without its prompt and what was drawn elsewhere: those are the beginning of `tokens`.
+    /// The request as submitted, except that its prompt, and what was drawn for it elsewhere, have
+    /// been moved to `tokens`.
     pub request: Request,
     pub rank: Rank,
     pub max_tokens: u32,
-    /// Output tokens that it is expected to end with, by this quantile of all outputs.
+    /// How many output tokens it is expected to end with: the `quantile` of the lengths of all
+    /// outputs.
     pub expected_output: u32,
     pub quantile: u32,
-    /// Pages that it has with as many.
+    /// How many pages it will hold with that many output tokens.
     pub num_expected_pages: u32,
-    /// Nothing but its limit ends it, so that its output will be as long as that.
+    /// Whether only `max_tokens` can end it, so that the length of its output is known.
     pub is_length_known: bool,
-    /// End and stop tokens while `min_tokens` hold.
+    /// End and stop tokens, which must not be drawn before `min_tokens` are out.
     pub masked_until_min_tokens: Arc<[TokenId]>,
 
-    /// The prompt, then the output that has returned: the known tokens.
+    /// The known tokens: the prompt, then the output that has returned.
     pub tokens: Vec<TokenId>,
     pub num_prompt_tokens: u32,
-    /// KV that returned steps or prefix hits have left in the pages.
+    /// Positions whose KV is in the pages, from prefix hits or from steps that have returned.
     pub num_computed_tokens: u32,
-    /// The same and what steps in flight will add.
+    /// Computed positions, and those that steps in flight will add.
     pub num_scheduled_tokens: u32,
-    /// Tokens known when it took its slot. Up to here it is prefilling.
+    /// How many tokens were known when it took its slot. It is prefilling up to this position.
     pub prefill_end: u32,
-    /// Steps in flight that name it, and those of them that draw a token for it.
+    /// The number of steps in flight that name it, and how many of them draw a token for it.
     pub num_inflight_steps: u32,
     pub num_inflight_samples: u32,
     pub last_sample_step: StepId,
-    /// Guesses that a step in flight computes behind the scheduled tokens. Those that hold become
-    /// known and computed when it returns; the others were never counted.
+    /// Guesses that a step in flight computes behind the scheduled tokens. When the step returns,
+    /// those that hold become known and computed; the others were never counted.
     pub drafts: Vec<TokenId>,
-    /// `None` when nobody guesses.
+    /// What makes the guesses. `None` without speculation.
     pub speculator: Option<Speculator>,
-    /// In which it took its slot.
+    /// The step in which it took its slot.
     pub started_step: StepId,
 
     pub stage: Stage,
     pub slot: Option<SlotId>,
     pub table: Vec<PageId>,
-    /// The first pages of the table that the prefix tree had when it took its slot.
+    /// How many pages at the beginning of its table were already in the prefix tree when it took
+    /// its slot.
     pub num_shared_pages: u32,
-    /// The first pages of the table that are in the prefix tree, as a path from its root.
+    /// How many pages at the beginning of its table are in the prefix tree, as a path from the
+    /// root.
     pub num_published_pages: u32,
-    /// While it is receiving: when its KV must have arrived.
+    /// The time by which its KV must have arrived, while it is receiving.
     pub receipt_deadline_us: u64,
     /// Pages that it exports to other nodes: 0 when nobody wants them.
     pub num_exporting_pages: u32,
     /// The first rows whose KV has been announced to those who want it elsewhere.
     pub num_exported_rows: u32,
-    /// A page whose rows a step copies, locked until that step has returned.
+    /// A page that a step copies rows from. It stays locked until that step has returned.
     pub donor: Option<(PageId, StepId)>,
 
-    /// Of the prompt, at first admission.
+    /// Prompt tokens that were cached at its first admission. `None` until then.
     pub num_cached_tokens: Option<u32>,
     pub queue_us: Option<u64>,
-    /// While it waits with an objective: when it should be looked at again.
+    /// When its latency objectives should be checked again, while it waits for its first admission.
     pub late_us: Option<u64>,
     pub num_preemptions: u32,
-    /// Its place among all that have begun to wait, by the time when they did.
+    /// A number that grows with the time at which it began to wait. It takes a new one each time
+    /// that it waits again, unless it has aged.
     pub ticket: u64,
-    /// Rounds in which packing started later ones.
+    /// The number of rounds in which packing started requests behind it.
     pub num_passed_over: u32,
-    /// It has been passed over so often that it is owed its turn, and keeps it.
+    /// It was passed over or preempted so often that `priority` and `lpm` start it before new
+    /// requests, and that no more urgent request may preempt it.
     pub is_aged: bool,
-    /// While it waits for a turn that it is owed: when it should start.
+    /// The step by which it should start, while it has aged and waits.
     pub due_step: Option<StepId>,
-    /// While it waits: the leader that computes what it needs next, and how many pages of its
-    /// path that leader will publish.
+    /// While it follows a leader: who that is, and how many pages of its path the leader will
+    /// publish.
     pub held_by: Option<(RequestIndex, u32)>,
-    /// While it waits: what it was last found to have in the prefix tree.
+    /// What was last found for it in the prefix tree, while it waits.
     pub known_path: KnownPath,
 }
 
@@ -119,17 +127,17 @@ pub(crate) enum Stage {
     /// Its KV is there, and it has no slot yet.
     Arrived,
     Running,
-    /// Out of the running set; steps in flight still name its slot and pages.
+    /// It has left the running set, but steps in flight still name its slot and pages.
     Leaving(Leaving),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// Its terminal output is out; what returns is dropped.
+    /// Its terminal output has been emitted. Results that still return are dropped.
     Finished,
-    /// It keeps what returns, then waits again.
+    /// It keeps the results that still return, then waits again.
     Preempted,
-    /// It read pages of a failed step: what returns is dropped, then it waits again.
+    /// It has read undefined pages. Results that still return are dropped, then it waits again.
     Reset,
 }
 
@@ -199,7 +207,7 @@ impl RequestState {
         self.num_known_tokens() - self.num_prompt_tokens
     }
 
-    /// Known tokens and those that steps in flight draw.
+    /// The number of known tokens and of those that steps in flight draw.
     pub fn num_total_tokens(&self) -> u32 {
         self.num_known_tokens() + self.num_inflight_samples
     }
@@ -212,7 +220,7 @@ impl RequestState {
         self.num_scheduled_tokens < self.prefill_end
     }
 
-    /// Its last token awaits computing, and `max_tokens` leave room for the next.
+    /// Whether its last token is yet to be computed and `max_tokens` allows another one.
     pub fn wants_decode(&self) -> bool {
         self.is_running()
             && !self.is_prefilling()
@@ -221,7 +229,7 @@ impl RequestState {
             && self.num_total_tokens() - self.num_prompt_tokens < self.max_tokens
     }
 
-    /// What an executor must know to draw its tokens.
+    /// Describes the request to an executor, for drawing its tokens.
     pub fn slot_start(&self, slot: SlotId, num_cached_tokens: usize) -> SlotStart {
         SlotStart {
             slot,
@@ -234,17 +242,18 @@ impl RequestState {
         }
     }
 
-    /// Moves on in a sequence that is spread evenly however many of its members are taken.
+    /// Moves on to the next quantile of a low-discrepancy sequence: however many are taken, they
+    /// are spread evenly.
     pub fn next_quantile(&mut self) {
         self.quantile = self.quantile.wrapping_add(GOLDEN_SHARE);
     }
 
-    /// It waits and has not run yet.
+    /// Whether it has never been admitted.
     pub fn is_new(&self) -> bool {
         self.num_cached_tokens.is_none()
     }
 
-    /// Why the newest token ends the request, if it does.
+    /// The reason why the newest token ends the request, if it does.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         let stopping = &self.request.stopping;
         let token = self.tokens.last()?;
@@ -261,7 +270,8 @@ impl RequestState {
     }
 }
 
-/// A live request's place in the `RequestTable`, fixed until nothing in flight names it.
+/// The index of a live request in the `RequestTable`. It does not change while anything in flight
+/// names the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestIndex(u32);
 
@@ -291,7 +301,7 @@ impl RequestTable {
         self.unused.push(index);
         self.entries[index.0 as usize]
             .take()
-            .expect("a request is removed once")
+            .expect("a request is removed from the table twice")
     }
 
     pub fn get(&self, index: RequestIndex) -> Option<&RequestState> {

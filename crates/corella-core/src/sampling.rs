@@ -1,27 +1,29 @@
-//! How a token is drawn. Carried through the core, read by executors.
+//! Sampling parameters. The core only passes them on; executors read them.
 
-/// A draw is a pure function of (logits, these parameters, position), so that batching,
-/// chunking and preemption cannot change it.
+/// How a token is drawn. A draw is a pure function of the logits, these parameters and the
+/// position, so that batching, chunking and preemption cannot change it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// 0 is greedy.
+    /// Divides the logits; 0 takes the most likely token (greedy).
     pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
+    /// Only the k most likely tokens are drawn; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set with at least this probability; 1 keeps all.
+    /// Only the smallest set of tokens with at least this probability is drawn; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this likely relative to the most likely one; 0 keeps all.
+    /// Only tokens at least this likely, relative to the most likely one, are drawn; 0 keeps all.
     pub min_p: f32,
-    /// Subtracted once from tokens that the output already holds.
+    /// Subtracted from the logits of tokens that occur in the output.
     pub presence_penalty: f32,
-    /// Subtracted per occurrence in the output.
+    /// Subtracted from the logits of tokens once for each time that they occur in the output.
     pub frequency_penalty: f32,
-    /// Divides (or multiplies, when negative) logits of tokens in prompt or output; 1 is off.
+    /// Divides the positive logits of tokens that occur in the prompt or the output, and multiplies
+    /// the negative ones; 1 is off.
     pub repetition_penalty: f32,
     pub seed: u64,
-    /// Which of the `n` choices of one API call this is; keys the generator beside the seed.
+    /// The index of the choice among the `n` of an API call. The generator is keyed by it and the
+    /// seed.
     pub choice: u32,
-    /// Report log-probabilities: of the drawn token and of this many alternatives.
+    /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
 }
 

@@ -1,4 +1,19 @@
-//! Decides what the next step computes.
+//! The scheduler: decides what the next step computes.
+//!
+//! This file holds its state, its calls and the plan of a step. The rest of `impl Scheduler` is
+//! spread over the files of its subjects:
+//!
+//! * `admission.rs` checks new requests, and starts waiting ones where slots, tokens and pages allow
+//! * `scheduling_policy.rs` orders the waiting queue, and has the policies `priority` and `lpm`
+//! * `patience.rs` sees that no request is passed over for ever
+//! * `follower.rs` holds back requests whose prefix another one is computing
+//! * `head_room.rs` says how many pages a request is expected to need
+//! * `latency_objective.rs` refuses or ends requests that would be too late
+//! * `speculation.rs` fills what is left of a step with drafts
+//! * `feedback.rs` takes in what a step drew, or its failure
+//! * `departure.rs` finishes and preempts requests, and frees what they held
+//! * `pin.rs` keeps prefixes in the cache
+//! * `invariant.rs` checks that the state does not contradict itself
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -38,17 +53,17 @@ use crate::{
 /// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished),
 ///   [`check_invariants`](Self::check_invariants)
 ///
-/// A request waits, runs, perhaps is preempted and waits again, and finishes. While steps in
-/// flight name a request that has left the running set, it keeps its slot, pages and locks
-/// (`Stage::Leaving`); the last of them to return lets them go.
+/// A request waits, runs, may be preempted and wait again, and finishes. When it leaves the running
+/// set while steps in flight still name it, it keeps its slot, pages and locks (`Stage::Leaving`)
+/// until the last of those steps has returned.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) requests: RequestTable,
-    /// Live requests by id, those that are leaving included.
+    /// All live requests by id, including those that are leaving.
     pub(crate) index_of: BTreeMap<RequestId, RequestIndex>,
     pub(crate) waiting: WaitingQueue,
-    /// Requests with a slot, by rank: priority, then arrival.
+    /// Running requests, sorted by rank.
     pub(crate) running: Vec<RequestIndex>,
     pub(crate) num_leaving: usize,
     /// Requests with pages and without a slot, because another node computes their KV.
@@ -56,34 +71,35 @@ pub struct Scheduler {
     pub(crate) holds: Holds,
     pub(crate) kv: KvCache,
     pub(crate) free_slots: Vec<SlotId>,
-    /// Free slots that no batch has announced as released yet.
+    /// Free slots whose release no batch has announced yet.
     pub(crate) released_slots: Vec<SlotId>,
-    /// Planned steps that have not returned, the oldest first.
+    /// Planned steps that have not returned, oldest first.
     pub(crate) inflight: VecDeque<InflightStep>,
     pub(crate) next_step: StepId,
     pub(crate) outputs: VecDeque<RequestOutput>,
-    /// Rounds of admission in which anyone waited.
+    /// The number of admission rounds in which at least one request was waiting.
     pub(crate) num_admission_rounds: u64,
     num_arrivals: u64,
     now_us: u64,
     pub(crate) pace: Pace,
-    /// Requests that wait for their first admission, and their prompt tokens.
+    /// The number of requests that wait for their first admission, and their prompt tokens.
     pub(crate) num_queued_requests: usize,
     pub(crate) num_queued_tokens: u64,
     pub(crate) output_lengths: OutputLengths,
-    /// Of what waits and of what is held: attempts that were vain are made again after one.
+    /// Counts the changes to the waiting queue and to the slots and pages held. An attempt to admit
+    /// or to preempt that failed is not repeated at once unless this has grown.
     pub(crate) num_changes: u64,
     pub(crate) vain_admission: Option<VainAttempt>,
     pub(crate) vain_preemption: Option<VainAttempt>,
-    /// Between steps: it is large, and each step needs one.
+    /// The forecast of the last step, whose memory the next step uses again.
     pub(crate) unused_forecast: Option<Box<PageForecast>>,
-    /// The present share of [`HeadRoom::Share`](crate::HeadRoom::Share).
+    /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
     pub(crate) head_room_share: u32,
     pub(crate) deadlines: Deadlines,
     pub(crate) counters: SchedulerStats,
 }
 
-/// The prefix cache cannot be reset while requests hold pages.
+/// Why the prefix cache could not be reset: requests hold some of its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheInUse {
     pub num_pages_in_use: usize,
@@ -124,7 +140,7 @@ impl Scheduler {
         })
     }
 
-    /// Queues the choices of one call: all of them or none.
+    /// Queues the requests of one API call, one for each of its choices: all of them or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         let limit = self.config.max_queued_requests;
         let num_waiting = self.num_queued_requests;
@@ -157,7 +173,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What is to be known of a request that comes behind `num_before` others of its call.
+    /// Creates the state of a request that comes behind `num_before` others of its call.
     pub(crate) fn new_state(
         &self,
         request: Request,
@@ -186,7 +202,7 @@ impl Scheduler {
         index
     }
 
-    /// Ends a request with one terminal output. False when it had ended already.
+    /// Ends a request with one terminal output. Returns false if it had already ended.
     pub fn abort_request(&mut self, id: RequestId) -> bool {
         let Some(&index) = self.index_of.get(&id) else {
             return false;
@@ -198,7 +214,7 @@ impl Scheduler {
         true
     }
 
-    /// Forgets all cached prefixes but the pinned ones.
+    /// Evicts all cached prefixes except the pinned ones.
     pub fn reset_prefix_cache(&mut self) -> Result<(), CacheInUse> {
         match self.kv.num_in_use() - self.kv.num_pinned() {
             0 => {
@@ -209,8 +225,8 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next step: running requests first, then waiting ones, then drafts. `None` when there is
-    /// nothing to do, or when `max_inflight_steps` have not returned.
+    /// Plans the next step: running requests first, then waiting ones, then drafts. Returns `None`
+    /// when there is nothing to do, or when `max_inflight_steps` steps have not returned yet.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
         self.now_us = now_us;
         self.end_late_receipts();
@@ -226,7 +242,8 @@ impl Scheduler {
         loop {
             let num_running = self.running.len();
             self.continue_decodes(&mut plan);
-            // All whose turn it was may have been preempted; then it is the next ones' turn.
+            // Every request chosen for this step may have been preempted; the others then get the
+            // step.
             if !plan.batch.is_empty() || self.running.len() == num_running {
                 break;
             }
@@ -239,8 +256,8 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Feeds every running request that has a token to decode; with a limit, or with pipeline
-    /// stages, so many of them in turn.
+    /// Plans one token for each running request that decodes. Where `max_decode_seqs` or pipeline
+    /// stages limit the decodes of a step, the requests alternate.
     fn continue_decodes(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let is_pipeline = self.config.num_pipeline_stages > 1;
@@ -260,13 +277,14 @@ impl Scheduler {
         let share = num_decoding.div_ceil(num_shares);
         let max_decodes = share.min(self.config.max_decode_seqs as usize);
         if decodes.len() > max_decodes {
-            // Whoever has waited longest. A cursor over ranks would let newcomers in before it.
+            // Those that have waited longest go first. A cursor over the ranks would let newcomers
+            // go before them.
             decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank));
             decodes.truncate(max_decodes);
             decodes.sort_unstable_by_key(|&index| requests[index].rank);
         }
         for index in decodes {
-            // It may have been preempted for one before it.
+            // An earlier request of this loop may have preempted it.
             let state = self.requests.get(index);
             let still_runs = state.is_some_and(RequestState::is_running);
             if still_runs && self.make_room_for_row(index, plan) {
@@ -275,7 +293,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives every begun prompt its next chunk. Its pages are there since admission.
+    /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
+    /// admission.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let prefills = self.running.iter().copied();
@@ -291,7 +310,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives what everybody else has left of the step to the prompts that were held to a share.
+    /// Gives the tokens that are left in the step to the prompts that
+    /// `long_prefill_token_threshold` has cut short.
     fn fill_up_prefills(&mut self, plan: &mut StepPlan) {
         if self.config.long_prefill_token_threshold == 0 || !self.config.enable_chunked_prefill {
             return;
@@ -312,8 +332,8 @@ impl Scheduler {
         }
     }
 
-    /// Sees to it that the table holds the next position, preempting if it must. False when
-    /// the request cannot go on in this step.
+    /// Makes sure that the page table holds the next position, preempting other requests if
+    /// necessary. Returns false if the request cannot go on in this step.
     fn make_room_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];
@@ -329,18 +349,21 @@ impl Scheduler {
             }
             plan.is_short_of_pages = true;
             if self.num_leaving > 0 {
-                // Pages come back when a step returns. No need to preempt more.
+                // Pages will be free when a step returns, so nobody else needs to be preempted.
                 return false;
             }
-            let victim = *self.running.last().expect("the asking request runs");
+            let victim = *self
+                .running
+                .last()
+                .expect("the running set holds at least the request that asks");
             if victim == index && self.running.len() == 1 {
                 if let Some(arrived) = self.receipts.last_arrived() {
                     self.preempt(arrived);
                     continue;
                 }
                 if !self.inflight.is_empty() || self.waits_for_kv() {
-                    // A page that a step in flight copies from is locked until it returns, and
-                    // pages that others read or write until they have stopped.
+                    // A page that a step in flight copies from is locked until that step returns,
+                    // and pages that other nodes read or write until they have stopped.
                     self.end_all_leases();
                     return false;
                 }
@@ -349,7 +372,7 @@ impl Scheduler {
                 self.finish(index, FinishReason::Error(error), None);
                 return false;
             }
-            // Spans are planned by rank: the last of the running set has none in this step yet.
+            // Spans are planned by rank, so the last running request has no span in this step yet.
             self.preempt(victim);
             self.raise_share();
             if victim == index {
@@ -364,9 +387,9 @@ impl Scheduler {
         self.publish_filled_pages(index, plan.batch.step);
     }
 
-    /// Puts the whole pages up to the last scheduled known token into the prefix tree. They
-    /// are pending until `step` has returned. Stops where the tree has the same tokens in
-    /// another page: from there on the request's pages are its own until it is released.
+    /// Publishes the request's full pages of known tokens in the prefix tree. They are pending
+    /// until `step` has returned. Publishing stops where the tree already has the same tokens in
+    /// another page: from there on the request's pages stay its own until it is released.
     fn publish_filled_pages(&mut self, index: RequestIndex, step: StepId) {
         if !self.config.enable_prefix_caching {
             return;
@@ -382,7 +405,7 @@ impl Scheduler {
             let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
             let published = self.kv.publish(parent, tokens, state.table[at], step);
             if published.is_err() {
-                // Followers find that other page.
+                // Followers will find that other page.
                 return self.let_go_of_followers(index, u32::MAX);
             }
             state.num_published_pages += 1;
@@ -394,7 +417,7 @@ impl Scheduler {
         self.let_go_of_followers(index, num_pages);
     }
 
-    /// Makes the plan the next step in flight.
+    /// Turns the plan into the next step in flight.
     fn commit(&mut self, mut plan: StepPlan) -> Option<Batch> {
         self.keep_forecast(plan.forecast);
         if plan.batch.is_empty() {
@@ -420,8 +443,8 @@ impl Scheduler {
         self.outputs.pop_front()
     }
 
-    /// From now on [`poll_kv_event`](Self::poll_kv_event) says what the prefix cache holds; it
-    /// begins with what is there. Hashes are salted with `salt`.
+    /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
+    /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
     pub fn watch_kv(&mut self, salt: u64) {
         self.kv.watch(salt);
     }
@@ -430,7 +453,8 @@ impl Scheduler {
         self.kv.unwatch();
     }
 
-    /// At most as many events wait as telling everything anew takes.
+    /// Returns the next KV event, if there is one. No more events are kept for a slow reader than a
+    /// new subscription would bring.
     pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
         self.kv.poll_event(self.last_returned())
     }
@@ -459,7 +483,7 @@ impl Scheduler {
         &self.config
     }
 
-    /// Whether any request waits for its terminal output, or any step for its return.
+    /// Whether any request has not had its terminal output yet, or any step has not returned.
     pub fn has_unfinished(&self) -> bool {
         !self.index_of.is_empty() || !self.inflight.is_empty()
     }
@@ -533,7 +557,7 @@ mod tests {
         ends
     }
 
-    /// Admission rules it out, so pages are taken away behind the scheduler's back.
+    /// Admission never lets this happen, so the test takes pages away behind the scheduler's back.
     #[test]
     fn request_too_large_for_pool_ends_and_server_goes_on() {
         let mut config = SchedulerConfig::new(4, 4, 64);

@@ -1,4 +1,5 @@
-//! Whose turn it is among those that wait, when it is not simply the first to arrive.
+//! Which waiting request starts next: the order of the queue, and the policies `priority` and
+//! `lpm`.
 
 use core::cmp::Reverse;
 
@@ -8,31 +9,30 @@ use alloc::vec::Vec;
 use crate::admission::{Candidate, Held, MAX_HELD};
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::{StepBudget, StepPlan};
-use crate::waiting_queue::Turn;
+use crate::waiting_queue::WaitingRank;
 use crate::{PageId, Scheduler, SchedulingPolicy};
 
-/// Tokens that longest-prefix-first compares with the tree in one step. Requests beyond it are
-/// ordered by what earlier steps found.
+/// How many tokens longest-prefix-first compares with the prefix tree in one step. Requests beyond
+/// that are sorted by what earlier steps found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
-/// Requests that would delay a patient one, and that one step looks past.
+/// How many requests one step may look past because they would delay the patient one.
 const MAX_BARRED: usize = 64;
 
 impl Scheduler {
-    /// Where a waiting request is in the queue. Preempted requests go before new ones, but by
-    /// priority all are in one order.
-    pub(crate) fn turn(&self, state: &RequestState) -> Turn {
+    /// The rank of a waiting request in the queue.
+    pub(crate) fn waiting_rank(&self, state: &RequestState) -> WaitingRank {
         let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
-        Turn {
+        WaitingRank {
             is_new: state.is_new() && !is_by_priority,
             rank: state.rank,
         }
     }
 
-    /// Puts a request where its turn is.
+    /// Puts a request into the queue.
     pub(crate) fn wait(&mut self, index: RequestIndex) {
         self.num_changes += 1;
         let state = &mut self.requests[index];
-        // Whoever lost its place too often is owed it, by when it first came.
+        // A request that was preempted too often has aged: it keeps the ticket of its first wait.
         state.is_aged |= state.num_preemptions >= self.config.max_passed_over;
         if state.ticket == 0 || !state.is_aged {
             state.ticket = self.waiting.take_ticket();
@@ -43,15 +43,16 @@ impl Scheduler {
             self.watch_deadline(index);
         }
         let state = &self.requests[index];
-        self.waiting.insert(self.turn(state), state.ticket, index);
+        self.waiting
+            .insert(self.waiting_rank(state), state.ticket, index);
     }
 
-    /// Takes a waiting request out of the queue.
+    /// Takes a waiting request out of the queue, or from among the followers.
     pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
         self.num_changes += 1;
         if !self.stop_following(index) {
             let state = &self.requests[index];
-            self.waiting.remove(self.turn(state), state.ticket);
+            self.waiting.remove(self.waiting_rank(state), state.ticket);
         }
         let state = &self.requests[index];
         if state.is_new() {
@@ -61,8 +62,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts the requests that are owed their turn, then the most urgent that do not delay the
-    /// next of those.
+    /// Starts the requests that have aged, then the most urgent ones that do not delay the next
+    /// aged one.
     pub(crate) fn admit_by_priority(&mut self, plan: &mut StepPlan) {
         if let Some(patient) = self.admit_aged(plan) {
             plan.patient = self.patient(patient, plan);
@@ -77,9 +78,9 @@ impl Scheduler {
         }
     }
 
-    /// Preempts running requests that are less urgent than the first that waits, if that gives
-    /// it the slot or the pages that it lacks. One that has aged, or was preempted as often as
-    /// it may be, is left alone.
+    /// Preempts running requests that are less urgent than the first waiting one, if that frees the
+    /// slot or the pages that it needs. A request that has aged, or has been preempted as often as
+    /// allowed, is left alone.
     pub(crate) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
         if !is_by_priority || self.num_leaving > 0 {
@@ -129,12 +130,12 @@ impl Scheduler {
         }
     }
 
-    /// Whom to preempt, the least urgent first, for the candidate to have a slot and pages. `None`
-    /// when that takes nobody, or all of them are not enough.
+    /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages.
+    /// `None` when nobody needs to be preempted, or when preempting all of them would not suffice.
     fn victims_for(&self, candidate: &Candidate, plan: &StepPlan) -> Option<Vec<RequestIndex>> {
         let priority = self.requests[candidate.index].rank.priority;
         let page_size = self.config.page_size;
-        // This step's decodes come first, and may each begin a page.
+        // The decodes of this step are planned first, and each may begin a page.
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
         let running = self.running.iter().map(|&index| &self.requests[index]);
         let mut num_begun = running.filter(|state| begins_page(state)).count();
@@ -157,8 +158,8 @@ impl Scheduler {
             if state.is_aged || state.num_preemptions >= self.config.max_preemptions {
                 continue;
             }
-            // Pages that the candidate will lock are not won, and those of several victims only
-            // with the last of them.
+            // Pages that the candidate will lock itself do not become available, and a page that
+            // several victims share does so only with the last of them.
             let matched = &candidate.matched.pages;
             let is_same = |(left, right): &(&PageId, &PageId)| left == right;
             let num_matched = { matched.iter() }
@@ -181,8 +182,8 @@ impl Scheduler {
         }
     }
 
-    /// What the step has for one that starts, when everybody who runs but the victims, which are
-    /// sorted, has been served.
+    /// The budget that a starting request has once all running requests except `victims`, which are
+    /// sorted, have been planned.
     fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
         let mut budget = plan.budget;
         let stays = |index: &&RequestIndex| victims.binary_search(index).is_err();
@@ -201,8 +202,8 @@ impl Scheduler {
         budget
     }
 
-    /// Starts those of the first `lookahead` requests that have the most in the prefix tree,
-    /// until one does not fit.
+    /// Starts those of the first `lookahead` new requests that have the longest prefixes in the
+    /// tree, until one does not fit.
     pub(crate) fn admit_longest_prefix(&mut self, lookahead: u32, plan: &mut StepPlan) {
         if !self.has_room_to_start(plan) {
             return;

@@ -1,9 +1,10 @@
-//! Guesses of the tokens to come, which a decode's step computes and checks along the way.
+//! Speculation: guesses of the next tokens, which the step of a decode computes and checks along
+//! the way.
 //!
-//! A step is planned as if nobody guessed; then what is left of its budget goes to drafts. They
-//! preempt nobody, and take only pages that nobody else is counted on. What an executor draws
-//! behind a draft counts only if the draft was what it had drawn, so outputs are those of a run
-//! without; `feedback.rs` takes them in.
+//! A step is first planned without guesses; what is left of its budget then goes to drafts. Drafts
+//! preempt nobody, and take only pages that no other request is expected to need. What an executor
+//! draws behind a draft counts only if it had drawn that draft itself, so outputs are those of a
+//! run without speculation; `feedback.rs` takes them in.
 
 use alloc::vec::Vec;
 
@@ -13,19 +14,20 @@ use crate::step_plan::StepPlan;
 use crate::suffix_index::SuffixIndex;
 use crate::{RequestId, Scheduler, SchedulerConfig, SlotStart, Speculation, TokenId};
 
-/// Guesses for one request.
+/// The speculation of one request.
 #[derive(Debug)]
 pub(crate) struct Speculator {
     proposer: Proposer,
     length: DraftLength,
 }
 
-/// Where guesses come from. Another kind is another variant: all that is asked of it is tokens
-/// that may follow.
+/// Where guesses come from. Another source is another variant, and only has to name tokens that may
+/// follow.
 #[derive(Debug)]
 enum Proposer {
     Ngram(SuffixIndex),
-    /// What somebody else has drawn behind the first `num_tokens` tokens. Of no use behind others.
+    /// Tokens that a draft model has drawn behind the first `num_tokens` tokens. They are useless
+    /// behind any others.
     Given {
         num_tokens: usize,
         drafts: Vec<TokenId>,
@@ -35,17 +37,17 @@ enum Proposer {
 /// A request that could use guesses in the step to come.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {
-    /// Its slot, and how its tokens are drawn: a guess drawn with the same parameters at the same
-    /// position is right more often. It says nothing of tokens that are there already.
+    /// Its slot and sampling parameters. A draft model that draws with the same parameters at the
+    /// same position guesses better. `cached_tokens` is empty.
     pub start: SlotStart,
-    /// Prompt and output so far.
+    /// The prompt and the output so far.
     pub tokens: &'a [TokenId],
-    /// At least 1. More would not be computed.
+    /// The number of drafts that the step can use, at least 1.
     pub max_drafts: u32,
 }
 
 impl Proposer {
-    /// Appends up to `max` tokens to `drafts`. `tokens` begin with those of the last call.
+    /// Appends up to `max` guesses to `drafts`. `tokens` must begin with those of the last call.
     fn propose(&mut self, tokens: &[TokenId], max: usize, drafts: &mut Vec<TokenId>) {
         match self {
             Self::Given {
@@ -61,7 +63,7 @@ impl Proposer {
                     return;
                 };
                 for at in end..end + max {
-                    // A match that overlaps what it matches goes on in its own period.
+                    // A match that reaches up to the end of the text continues into its own period.
                     let draft = match at.checked_sub(tokens.len()) {
                         None => tokens[at],
                         Some(at) => drafts[at],
@@ -89,7 +91,8 @@ impl Speculator {
         })
     }
 
-    /// How many guesses to ask for. Given ones have been counted when they were asked for.
+    /// The number of guesses to ask for. Given drafts were already limited when they were
+    /// requested.
     fn num_wanted(&mut self, max: u32) -> u32 {
         match &self.proposer {
             Proposer::Ngram(_) => self.length.next(max),
@@ -106,7 +109,7 @@ impl Speculator {
         }
     }
 
-    /// What is given is for one step, and so many of it are in that step.
+    /// Drops the given drafts after one step, of which `num_planned` were in that step.
     fn drop_given(&mut self, num_planned: u32) {
         if let Proposer::Given { drafts, .. } = &mut self.proposer {
             let num_given = core::mem::take(drafts).len() as u32;
@@ -114,16 +117,16 @@ impl Speculator {
         }
     }
 
-    /// So many drafts were computed, and so many of them held.
+    /// Records how many drafts were checked and how many of them held.
     pub fn note_checked(&mut self, num_drafts: u32, num_accepted: u32) {
         self.length.note_checked(num_drafts, num_accepted);
     }
 }
 
 impl Scheduler {
-    /// Who could use guesses of a draft model in the step to come, and how many. Nobody with
-    /// another kind of speculation, while a step is in flight, and when a prompt is about to take
-    /// what the step has left.
+    /// The requests that could use a draft model's guesses in the next step, and how many. There
+    /// are none with another kind of speculation, while a step is in flight, or when a prompt is
+    /// about to take what the step has left.
     pub fn draft_requests(&mut self) -> Vec<DraftRequest<'_>> {
         let is_asked = matches!(self.config.speculation, Speculation::Draft { .. });
         if !is_asked || !self.inflight.is_empty() {
@@ -139,7 +142,7 @@ impl Scheduler {
             true => { prefilling }
                 .map(|state| state.prefill_end - state.num_scheduled_tokens)
                 .sum(),
-            // Whoever starts takes what it can.
+            // A starting request takes all prefill tokens that it can.
             false => u32::MAX,
         };
         let num_taken =
@@ -151,7 +154,7 @@ impl Scheduler {
             let share = num_tokens.div_ceil(num_left);
             num_left -= 1;
             let state = &mut requests[index];
-            // The draws of the step are its last tokens at most.
+            // The tokens that the step draws may be its last.
             let max = (state.max_tokens - state.num_output_tokens() - 1)
                 .min(share)
                 .min(self.config.max_draft_tokens);
@@ -180,8 +183,8 @@ impl Scheduler {
         asked.into_iter().map(request).collect()
     }
 
-    /// Guesses behind the tokens that the request has now. They are in the next step that
-    /// computes the newest of those, as far as it has room.
+    /// Gives a request drafts behind its current tokens. The next step that computes the newest of
+    /// those tokens includes the drafts, as far as it has room.
     pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
         let Some(&index) = self.index_of.get(&id) else {
             return;
@@ -196,7 +199,7 @@ impl Scheduler {
         }
     }
 
-    /// Shares what the step has left out over its decodes, for drafts.
+    /// Shares the tokens left in the step among its decodes, for drafts.
     pub(crate) fn plan_drafts(&mut self, plan: &mut StepPlan) {
         if self.config.speculation == Speculation::Off || plan.budget.tokens_left == 0 {
             return;
@@ -225,13 +228,13 @@ impl Scheduler {
         }
     }
 
-    /// Guesses up to `max` tokens behind the one that the request has in the step, and sees to
-    /// their pages.
+    /// Guesses up to `max` tokens behind the request's token in the step, and allocates their
+    /// pages. Returns the number of drafts.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
         let demand = self.demand_of_running(&self.requests[index]);
         let num_own_pages = demand.num_kept_pages;
         let state = &mut self.requests[index];
-        // The draw behind the last of them is its last token at most.
+        // The token drawn behind the last draft may be the request's last.
         let num_left = state.max_tokens - (state.num_total_tokens() - state.num_prompt_tokens);
         let Some(speculator) = &mut state.speculator else {
             return 0;

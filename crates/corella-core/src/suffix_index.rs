@@ -1,33 +1,35 @@
-//! Where in a text its newest tokens have stood before.
+//! Finds earlier places in a text that read like its end.
 //!
-//! Hash chains, as LZ77 coders keep them (RFC 1951, section 4): positions with equal hashes of the
-//! few tokens before them form a list, the newest first. A list leads to candidates only; how well
-//! they fit is found by comparing tokens.
+//! An index of hash chains, as LZ77 coders keep them (RFC 1951, section 4): positions whose last
+//! few tokens have the same hash form a list, newest first. A list only yields candidates; how far
+//! they match is found by comparing tokens.
 
 use alloc::vec::Vec;
 
 use crate::TokenId;
 
-/// Grows with the text, 8 to 12 bytes a token.
+/// An index of all positions of one text. It takes 8 to 12 bytes for each token.
 #[derive(Debug, Default)]
 pub(crate) struct SuffixIndex {
-    /// By hash: the newest position behind such tokens, 0 for none. A power of two of them.
+    /// Newest position for each hash of the last `MIN_MATCH` tokens before it, or 0 if there is
+    /// none. The length is a power of two.
     heads: Vec<u32>,
-    /// By position: the next older one with the same hash, 0 for none.
+    /// Next older position with the same hash, for each position, or 0 if there is none.
     older: Vec<u32>,
 }
 
-/// Fewer tokens than these are found everywhere.
+/// Shorter matches occur everywhere and predict nothing.
 const MIN_MATCH: usize = 3;
-/// A longer match is no better.
+/// Longer matches do not predict better, so comparing stops here.
 const MAX_MATCH: usize = 32;
-/// Positions that one look-up compares.
+/// The most positions that one look-up compares.
 const MAX_CANDIDATES: usize = 16;
 const MIN_HEADS: usize = 64;
 
 impl SuffixIndex {
-    /// Where the longest match of the end of `tokens` with an earlier part of it ends; of equally
-    /// long ones the newest. `tokens` begin with those of the last call.
+    /// Finds the earlier part of `tokens` that matches their end for the longest stretch, the
+    /// newest of equally long ones, and returns the position where it ends. `tokens` must begin
+    /// with those of the last call.
     pub fn longest_match(&mut self, tokens: &[TokenId]) -> Option<usize> {
         self.insert(tokens);
         let (mut best, mut best_len) = (None, 0);
@@ -54,7 +56,7 @@ impl SuffixIndex {
 
     fn insert(&mut self, tokens: &[TokenId]) {
         if tokens.len() >= self.heads.len() {
-            // Doubling, so that a token's share of the work is constant.
+            // Doubling the size makes the amortised cost of a token constant.
             let num_heads = (2 * tokens.len()).next_power_of_two().max(MIN_HEADS);
             self.heads = alloc::vec![0; num_heads];
             self.older.clear();
@@ -70,7 +72,7 @@ impl SuffixIndex {
     }
 }
 
-/// FNV-1a by tokens, spread by Fibonacci's multiplier.
+/// FNV-1a over the tokens, then Fibonacci hashing to select the list.
 fn hash(tokens: &[TokenId], num_heads: usize) -> usize {
     let mixed = tokens.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &token| {
         (hash ^ u64::from(token)).wrapping_mul(0x100_0000_01b3)
@@ -83,7 +85,7 @@ fn hash(tokens: &[TokenId], num_heads: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// By trying every place.
+    /// The same search by comparing every position.
     fn naive(tokens: &[TokenId]) -> Option<usize> {
         let len_at = |end: usize| {
             let pairs = tokens.iter().rev().zip(tokens[..end].iter().rev());
@@ -109,7 +111,7 @@ mod tests {
         (0..len).map(next).collect()
     }
 
-    /// With so many letters no list is longer than what one look-up compares.
+    /// With an alphabet of six tokens no list is longer than one look-up compares.
     #[test]
     fn what_is_found_is_the_longest_and_newest() {
         let mut num_found = 0;
@@ -125,7 +127,8 @@ mod tests {
                 );
                 num_found += usize::from(expected.is_some());
             }
-            // All at once, as for a prompt, and token by token are the same.
+            // Indexing all tokens at once, as for a prompt, finds the same as indexing them one by
+            // one.
             let mut at_once = SuffixIndex::default();
             assert_eq!(at_once.longest_match(&tokens), naive(&tokens));
         }

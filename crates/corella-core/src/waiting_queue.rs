@@ -1,44 +1,51 @@
-//! Requests without a slot, in the order of their turn.
+//! Requests that wait for a slot, sorted by their rank in the queue.
 
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use core::cmp::Reverse;
 
 use crate::request_state::{Rank, RequestIndex};
 
-/// Who starts before whom.
+/// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it
+/// starts aged requests first and skips those that would delay an aged one. `lpm` and packing start
+/// preempted requests in this order; among the first few new ones `lpm` starts aged ones, then
+/// those with the longest cached prefix, and packing picks those that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Turn {
-    /// Preempted requests go first where this tells them apart.
+pub(crate) struct WaitingRank {
+    /// False for requests that were preempted, which are sorted before new ones, and for all
+    /// requests under `priority`, which sorts both kinds by rank alone.
     pub is_new: bool,
     pub rank: Rank,
 }
 
-/// Requests that may start, and followers, which may not before their leader has computed what
-/// they need: those are out of the others' way.
+/// Requests that may start, and followers, which may not start before their leader has computed
+/// what they need. Followers are kept apart, so that requests behind them can start meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingQueue {
-    by_turn: BTreeMap<Turn, RequestIndex>,
+    by_rank: BTreeMap<WaitingRank, RequestIndex>,
     by_ticket: BTreeMap<u64, RequestIndex>,
-    /// By leader, then by the page that it has to publish.
+    /// Sorted by leader, then by the number of pages that the leader must publish before the
+    /// follower can start.
     followers: BTreeSet<(RequestIndex, u32, RequestIndex)>,
     next_ticket: u64,
     rounds: PassingRounds,
 }
 
-/// The steps in which somebody started, by the latest ticket among those who did: in all of them
-/// that are later than a waiting request's ticket, that request was passed over. Only as many are
-/// kept, the latest, as make a request aged.
+/// The latest ticket among the requests that started in each step. A waiting request was passed
+/// over in every step whose entry is later than its own ticket. Only the largest entries are kept,
+/// as many as make a request age. Entries are added under `priority` and `lpm` only: `fcfs` starts
+/// requests in their order, and packing counts for itself.
 #[derive(Debug, Default)]
 struct PassingRounds(BinaryHeap<Reverse<u64>>);
 
 impl WaitingQueue {
     pub fn len(&self) -> usize {
-        self.by_turn.len() + self.followers.len()
+        self.by_rank.len() + self.followers.len()
     }
 
-    /// Nobody could start, whatever there were room for.
+    /// Whether no waiting request could start, however much room there was: all of them follow
+    /// leaders.
     pub fn has_none_to_start(&self) -> bool {
-        self.by_turn.is_empty()
+        self.by_rank.is_empty()
     }
 
     pub fn take_ticket(&mut self) -> u64 {
@@ -46,13 +53,13 @@ impl WaitingQueue {
         self.next_ticket
     }
 
-    pub fn insert(&mut self, turn: Turn, ticket: u64, index: RequestIndex) {
-        self.by_turn.insert(turn, index);
+    pub fn insert(&mut self, rank: WaitingRank, ticket: u64, index: RequestIndex) {
+        self.by_rank.insert(rank, index);
         self.by_ticket.insert(ticket, index);
     }
 
-    pub fn remove(&mut self, turn: Turn, ticket: u64) {
-        self.by_turn.remove(&turn);
+    pub fn remove(&mut self, rank: WaitingRank, ticket: u64) {
+        self.by_rank.remove(&rank);
         self.by_ticket.remove(&ticket);
     }
 
@@ -60,37 +67,38 @@ impl WaitingQueue {
         self.first_but(&[])
     }
 
-    /// The next to start that is none of `barred`.
+    /// The first request in the queue that is not in `barred`.
     pub fn first_but(&self, barred: &[RequestIndex]) -> Option<RequestIndex> {
-        let mut indices = self.by_turn.values().copied();
+        let mut indices = self.by_rank.values().copied();
         indices.find(|index| !barred.contains(index))
     }
 
     pub fn first_preempted(&self) -> Option<RequestIndex> {
-        let (turn, &index) = self.by_turn.first_key_value()?;
-        (!turn.is_new).then_some(index)
+        let (rank, &index) = self.by_rank.first_key_value()?;
+        (!rank.is_new).then_some(index)
     }
 
     pub fn first_new(&self) -> Option<RequestIndex> {
         self.new_ones().next()
     }
 
-    /// Those that have not run yet, where turns tell them from the preempted.
+    /// Requests that have never run, in the order of the queue. Under `priority` there are none,
+    /// because new and preempted requests are sorted as one.
     pub fn new_ones(&self) -> impl Iterator<Item = RequestIndex> {
-        let first = Turn {
+        let first = WaitingRank {
             is_new: true,
             rank: Rank::FIRST,
         };
-        self.by_turn.range(first..).map(|(_, &index)| index)
+        self.by_rank.range(first..).map(|(_, &index)| index)
     }
 
-    /// Who has waited longest.
+    /// The request with the earliest ticket.
     pub fn oldest(&self) -> Option<(u64, RequestIndex)> {
         let (&ticket, &index) = self.by_ticket.first_key_value()?;
         Some((ticket, index))
     }
 
-    /// Keeps a request, which is not in the queue, until its leader has published `num_pages`.
+    /// Adds a follower, which must not be in the queue, until its leader has published `num_pages`.
     pub fn insert_follower(&mut self, leader: RequestIndex, num_pages: u32, index: RequestIndex) {
         self.followers.insert((leader, num_pages, index));
     }
@@ -108,7 +116,7 @@ impl WaitingQueue {
         found.next().map(|&(.., follower)| follower)
     }
 
-    /// Somebody with this ticket has started, and nobody with a later one in the same step.
+    /// Records a step in which requests started; `ticket` is the latest of theirs.
     pub fn note_started(&mut self, ticket: u64, num_rounds: u32) {
         let rounds = &mut self.rounds.0;
         rounds.push(Reverse(ticket));
@@ -117,7 +125,7 @@ impl WaitingQueue {
         }
     }
 
-    /// In how many of the last `num_rounds` steps that count a request was passed over.
+    /// The number of recorded steps in which a request with this ticket was passed over.
     pub fn num_passed_over(&self, ticket: u64) -> u32 {
         let later = self
             .rounds
@@ -127,7 +135,7 @@ impl WaitingQueue {
         later.count() as u32
     }
 
-    /// Whether a request was passed over in as many steps as are remembered, `num_rounds`.
+    /// Whether a request with this ticket was passed over in all `num_rounds` recorded steps.
     pub fn is_aged(&self, ticket: u64, num_rounds: u32) -> bool {
         let rounds = &self.rounds.0;
         let first = rounds.peek().map(|Reverse(latest)| *latest);

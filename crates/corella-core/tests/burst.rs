@@ -1,4 +1,4 @@
-//! A burst that the pool cannot hold is worked off without thrashing.
+//! A burst of requests that the pool cannot hold is served without thrashing.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ const NUM_REQUESTS: u64 = 200;
 const NUM_PROMPT_TOKENS: u32 = 100;
 const MAX_TOKENS: u32 = 300;
 
-/// Rule 26: eight requests fit to their end, admission at a ratio of 0 lets 28 in, and still
-/// hardly anything is computed twice.
+/// Rule 26: the pool holds eight requests to their end. With a head-room share of 0 admission
+/// starts 28 at once, and still hardly anything is computed twice.
 #[test]
 fn burst_is_worked_off_with_few_preemptions() {
     let nothing = HeadRoom::Share {
@@ -51,7 +51,7 @@ fn request(id: u64) -> Request {
     )
 }
 
-/// Runs to the end and counts the tokens that each request got.
+/// Runs to the end and counts the tokens of each request.
 fn work_off(scheduler: &mut Scheduler) -> BTreeMap<RequestId, u32> {
     let mut num_outputs = BTreeMap::new();
     while let Some(batch) = scheduler.schedule(0) {

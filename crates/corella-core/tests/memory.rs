@@ -1,16 +1,17 @@
-//! What the prefix cache takes from the allocator follows what is cached, not what once was.
+//! The memory of the prefix cache depends on what is cached now, not on what once was.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use corella_core::{KvCache, Namespace, PageId, Parent, StepId, TokenId};
 
-/// The system's allocator, which counts what is allocated at present.
+/// The system's allocator, with a count of the bytes allocated.
 struct Counting;
 
 static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is the system allocator's own; counting touches no memory of the caller.
+// SAFETY: every call is passed on to the system's allocator; counting touches no memory of the
+// caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         NUM_BYTES.fetch_add(layout.size(), Relaxed);
@@ -20,7 +21,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         NUM_BYTES.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the memory is of the system's allocator, with this layout.
+        // SAFETY: the memory came from the system's allocator with this layout.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -32,7 +33,7 @@ const PAGE_SIZE: usize = 16;
 const NUM_PROMPTS: usize = 64;
 const NUM_PROMPT_PAGES: usize = 128;
 
-/// Long prompts of which only the first page stays, because someone still reads it.
+/// Only the first page of each long prompt stays, because it is still locked.
 #[test]
 fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
     let num_pages = NUM_PROMPTS * NUM_PROMPT_PAGES;
@@ -63,7 +64,7 @@ fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
     let limit = NUM_PROMPTS * 1024;
     assert!(
         num_bytes <= limit,
-        "{NUM_PROMPTS} pages take {num_bytes} bytes, of {limit} at most"
+        "{NUM_PROMPTS} pages take {num_bytes} bytes, more than {limit}"
     );
     cache.unlock_all(first_pages);
 }

@@ -1,4 +1,5 @@
-//! Equal names of pages in two namespaces would have a router send a request to the wrong cache.
+//! Page hashes of different namespaces differ. Otherwise a router would send requests to the wrong
+//! cache.
 
 use corella_core::{Namespace, PageHash};
 

@@ -1,35 +1,43 @@
-//! Scheduler behaviour as text: each file under `scenarios/` states one rule and shows it.
+//! The scheduler's behaviour as text: each file under `scenarios/` states one rule and shows it at
+//! work.
 //!
-//! A line in the first column is a comment or a command; the indented lines below it are what
-//! came of it. `UPDATE_SCENARIOS=1 cargo test -p corella-core --test scenario` rewrites those.
+//! A line that begins in the first column is a comment or a command. The indented lines below a
+//! command are its outcome, which `UPDATE_SCENARIOS=1 cargo test -p corella-core --test scenario`
+//! rewrites.
 //!
 //! ```text
-//! config pages=16 page=4 budget=10   limits, before anything else; show=pages prints page work
-//! add a prompt=12 max=4              12 tokens that no other request has
+//! config pages=16 page=4 budget=10   the limits, before anything else; show=pages also prints
+//!                                    what happens to pages
+//! add a prompt=12 max=4              request a, with a prompt of 12 tokens that no other has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
-//! add c=3 prompt=5                   the choices c0, c1, c2 of one call
-//! add d prompt=4 came=0              it came before those that were added first
-//! add e prompt=4 ttft=9000           it is of use within 9,000 us; a step takes 1,000
-//! ask                                who could use how many drafts of a model in the next step
-//! give a=xyz                         … and what it drew
+//! add c=3 prompt=5                   the choices c0, c1 and c2 of one call
+//! add d prompt=4 came=0              it arrived at 0 us, before those that were added first
+//! add e prompt=4 ttft=9000           its TTFT objective is 9,000 us; each step takes 1,000 us
+//! ask                                print who could use how many drafts in the next step
+//! give a=xyz                         give a the drafts x, y and z, as a draft model would
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
 //!                                    `*` draws a token, `<2` takes the token that step 2 draws,
 //!                                    `~xy` computes x and y as drafts behind it
 //! return                             the oldest step returns; each draw is a fresh token
-//! return a=z                         … but a draws z, and behind drafts a=xyz as far as they hold
-//! return a=NaN                       … but nothing can be drawn for a
+//! return a=z                         the same, but a draws z; a=xyz draws behind drafts that hold
+//! return a=NaN                       the same, but nothing can be drawn for a
 //! fail                               the oldest step fails
-//! run                                step as far as it goes and return, until nothing is left
-//! pin xyxy                           pin the whole pages of a prefix
+//! run                                plan and return steps until nothing is left
+//! pin xyxy                           pin the full pages of a prefix
 //! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
 //! add g prompt=4 export=on           another node wants the KV of its prompt
 //! facts                              what that node is told since it last asked
-//! release g                          nobody reads its pages any more; renew g=9000 gives more time
-//! reserve h prompt=4 until=9000      another node computes it, and must be done at 9,000 us
-//! arrive h=z                         … which it is, and drew z
-//! lose h · lose h=recompute          … which it is not
-//! abort a · reset · stats · share · hits · drafts
+//! release g                          nobody reads g's pages any more
+//! renew g=9000                       extend the lease of g's pages to 9,000 us
+//! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us
+//! arrive h=z                         h's KV is there, and z was drawn behind it
+//! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
+//! abort a                            abort a
+//! reset                              reset the prefix cache
+//! stats · share · hits · drafts      print counters, the head-room share, hits, drafts
 //! ```
+
+mod line_diff;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -41,6 +49,7 @@ use corella_core::{
     SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation,
     StoppingCriteria, TokenId,
 };
+use line_diff::line_diff;
 
 #[test]
 fn scenarios() {
@@ -51,7 +60,7 @@ fn scenarios() {
         .map(|entry| entry.unwrap().path())
         .collect();
     paths.sort();
-    assert!(!paths.is_empty());
+    assert!(!paths.is_empty(), "there are no scenario files");
     let mut changed = Vec::new();
     for path in paths {
         let expected = std::fs::read_to_string(&path).unwrap();
@@ -63,17 +72,25 @@ fn scenarios() {
         if update {
             std::fs::write(&path, found).unwrap();
         } else {
-            changed.push(format!("--- {name}, as it is now:\n{found}"));
+            changed.push(format!(
+                "--- {name}, as expected\n+++ {name}, as found\n{}",
+                line_diff(&expected, &found)
+            ));
         }
     }
-    assert!(changed.is_empty(), "{}", changed.join("\n"));
+    assert!(
+        changed.is_empty(),
+        "{} scenarios have another outcome than their files say:\n{}",
+        changed.len(),
+        changed.join("\n")
+    );
 }
 
 struct World {
     scheduler: Scheduler,
     show_pages: bool,
     names: BTreeMap<RequestId, String>,
-    /// Who holds a slot, and the steps in flight with the slots that draw in them.
+    /// Who holds each slot.
     slots: BTreeMap<SlotId, RequestId>,
     inflight: Vec<Batch>,
     num_fresh_tokens: TokenId,
@@ -462,7 +479,7 @@ impl World {
         (requests.collect(), until_us)
     }
 
-    /// False when there was nothing to plan.
+    /// Plans a step. Returns false when there was nothing to plan.
     fn step(&mut self) -> bool {
         self.now_us += 1000;
         let Some(batch) = self.scheduler.schedule(self.now_us) else {
@@ -476,7 +493,7 @@ impl World {
             let before = self.slots.insert(start.slot, start.request);
             assert!(
                 before.is_none(),
-                "slot {} is started before its release",
+                "slot {} is started before it is released",
                 start.slot
             );
         }
@@ -542,7 +559,7 @@ impl World {
         let batch = self.inflight.remove(0);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
         for span in batch.spans.iter().filter(|span| span.sample) {
-            // A later step may have started the slot anew only after this one returned.
+            // A slot is not given to another request before this step has returned.
             let name = self.names[&self.slots[&span.slot]].clone();
             let asked = words.iter().find_map(|word| {
                 let (who, tokens) = word.split_once('=')?;
@@ -577,7 +594,7 @@ impl World {
         self.print_outputs();
     }
 
-    /// Prints how requests end.
+    /// Prints how requests have ended.
     fn print_outputs(&mut self) {
         while let Some(output) = self.scheduler.poll_output() {
             let name = &self.names[&output.request];
@@ -637,11 +654,11 @@ impl World {
 fn drafts(batch: &Batch, span: &Span) -> impl Iterator<Item = TokenId> {
     batch.span_drafts(span).iter().map(|input| match input {
         InputToken::Known(token) => *token,
-        InputToken::FromStep { .. } => panic!("a draft is a known token"),
+        InputToken::FromStep { .. } => panic!("a draft is not a known token"),
     })
 }
 
-/// Fresh tokens have none.
+/// The letter of a token, or `?` for a fresh token, which has none.
 fn letter(token: TokenId) -> char {
     char::from_u32(token)
         .filter(char::is_ascii_graphic)
