@@ -1,4 +1,4 @@
-//! Guesses of a second, cheaper model, for the model that is served to check.
+//! The drafter: a second, smaller model guesses tokens for the served model to check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,21 +13,22 @@ use corella_model::{Executor, ExecutorError};
 use crate::engine_loop::panic_message;
 use crate::watchdog::{Watchdog, WatchedStep};
 
-/// A model that knows the same tokens, and what its executor was made for. Its slots are those of
-/// the model that it guesses for: it has as many.
+/// A draft model. It must have the same vocabulary as the served model, and its executor must have
+/// as many slots, because it uses the same slot ids.
 pub struct DraftModel {
     pub executor: Box<dyn Executor>,
     pub max_num_batched_tokens: u32,
-    /// Whoever is longer gets no guesses.
+    /// Longer requests get no drafts.
     pub max_model_len: u32,
 }
 
-/// Draws a few tokens ahead for each request that is asked for, between the steps of the model
-/// served, as in speculative decoding (Leviathan et al., 2023). With a request's own sampling
-/// parameters and generator: who is as sure of a token draws the same one.
+/// Draws a few tokens ahead for each request that asks for drafts, between the steps of the served
+/// model, as in speculative decoding (Leviathan et al., 2023). It draws with the request's own
+/// sampling parameters and generator, so that two models that agree on the probabilities also draw
+/// the same token.
 ///
-/// It keeps its own KV of a request in the request's slot from one round to the next. What the
-/// request turned out to go on with otherwise is written over.
+/// It keeps its own KV of a request in the request's slot from one round to the next, and
+/// overwrites the part behind which the request has continued in another way.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,
@@ -35,20 +36,20 @@ pub(crate) struct Drafter {
     sequences: Vec<Option<Sequence>>,
     free_pages: Vec<PageId>,
     round: u64,
-    /// The next step's. Slots let go wait in it for spans.
+    /// The batch of the next step. Slots that have been released wait in it until there are spans.
     batch: Batch,
     watchdog: Watchdog,
 }
 
-/// What there is of a request.
+/// The drafter's state of a request.
 struct Sequence {
     request: RequestId,
-    /// Those whose KV is in the pages.
+    /// The tokens whose KV is in the pages.
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
-    /// The last in which it was asked for.
+    /// The last round in which it was asked for drafts.
     round: u64,
-    /// Its logits are no numbers.
+    /// Nothing can be drawn for it, because its logits are not numbers.
     is_spoilt: bool,
 }
 
@@ -79,17 +80,17 @@ impl Drafter {
         self.model.executor.warm_up()
     }
 
-    /// What each request may go on with: fewer tokens than it has use for, or none, where pages,
-    /// context or the steps of a round do not allow more. After an error, which says what failed,
-    /// the drafter is of no further use.
+    /// Draws the tokens with which each request may continue: fewer than it can use, or none, where
+    /// pages, context or the steps of a round do not allow more. After an error the drafter must
+    /// not be used again.
     pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         catch_unwind(AssertUnwindSafe(|| self.play_round(requests)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(&*panic))))
     }
 
-    /// The first step brings sequences up to their requests, as far as its budget goes; whoever
-    /// is not there yet goes on in the next round, so that no prompt holds up the others for
-    /// long. Then each step draws a token for all that still want one.
+    /// The first step computes the requests' new tokens as far as its budget goes. A request that
+    /// is not finished then continues in the next round, so that no prompt holds up the others for
+    /// long. After that, each step draws a token for all requests that still want one.
     fn play_round(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         self.round += 1;
         let mut nearest_first: Vec<_> = requests
@@ -122,7 +123,7 @@ impl Drafter {
                 }
                 let drawn = samples.next_if(|(of, _)| of == slot);
                 let Some((_, sample)) = drawn else {
-                    // It has stopped before, or cannot be drawn from.
+                    // It was left out of this step, or nothing could be drawn for it.
                     let is_undrawn = output.undrawn.iter().any(|(of, _)| of == slot);
                     self.sequence(*slot).is_spoilt |= is_undrawn;
                     continue;
@@ -136,8 +137,9 @@ impl Drafter {
         Ok(drafts)
     }
 
-    /// Finds the request's sequence in its slot, or drops whose it was. Returns how many of the
-    /// request's tokens it has, at least one less than there are.
+    /// Finds the request's sequence in its slot, and drops the slot's sequence if it belongs to
+    /// another request. Returns how many of the request's tokens it holds, at most all but the
+    /// last.
     fn take_up(&mut self, request: &DraftRequest<'_>) -> usize {
         let DraftRequest { start, tokens, .. } = request;
         let slot = start.slot.0 as usize;
@@ -162,8 +164,8 @@ impl Drafter {
         }
     }
 
-    /// Plans the request's next tokens behind the `kept` first ones. Whether it is up to its
-    /// request then, and draws.
+    /// Plans the request's next tokens behind the first `kept` ones. Returns true if these are all
+    /// of its tokens, so that a token is drawn.
     fn catch_up(
         &mut self,
         request: &DraftRequest<'_>,
@@ -182,10 +184,10 @@ impl Drafter {
         }
         let num_pages = tokens.len().div_ceil(self.page_size);
         let had = self.sequences[slot].as_ref().map(|it| it.pages.len());
-        // A spoilt one may have been dropped for another since it was looked at.
+        // Its sequence may have been dropped for another request since `kept` was counted.
         let kept = had.map_or(0, |_| kept);
         if !self.make_room(num_pages - had.unwrap_or(0).min(num_pages)) {
-            // Half a sequence is of no use, and its pages may be of some to another.
+            // A part of a sequence is of no use, and another request may use its pages.
             self.drop_sequence(slot);
             return false;
         }
@@ -198,7 +200,7 @@ impl Drafter {
         });
         let mut first_new_page = sequence.pages.len();
         if had.is_none() || kept < sequence.tokens.len() {
-            // Taken anew, a slot goes on from wherever its pages are right.
+            // Starting the slot again sets it back to the part of its pages that is right.
             if had.is_some() {
                 self.batch.released.push(start.slot);
             }
@@ -221,7 +223,7 @@ impl Drafter {
         draws
     }
 
-    /// Draws behind a draft too, if there is a row for it.
+    /// Plans to draw behind a draft as well, if there is a row for it.
     fn go_on(&mut self, slot: SlotId, draft: TokenId) {
         let sequence = self.sequence(slot);
         let (num_rows, num_pages) = (sequence.tokens.len(), sequence.pages.len());
@@ -229,15 +231,19 @@ impl Drafter {
             if !self.make_room(1) {
                 return;
             }
-            let page = self.free_pages.pop().expect("room was made");
+            let page = self
+                .free_pages
+                .pop()
+                .expect("no page is free although room was made");
             self.sequence(slot).pages.push(page);
             self.extend_table(slot, num_pages);
         }
         self.add_span(slot, &[draft], true);
     }
 
-    /// Sees to it that so many pages are free. For that sequences are dropped that nobody has asked
-    /// for in this round, the one that has waited longest first; none if that would not do.
+    /// Makes sure that `num_pages` pages are free, if possible by dropping sequences that were not
+    /// asked for in this round, the longest unused first. If that would not be enough, none is
+    /// dropped.
     fn make_room(&mut self, num_pages: usize) -> bool {
         let idle = |it: &&Sequence| it.round < self.round;
         let sequences = || self.sequences.iter().flatten();
@@ -251,7 +257,9 @@ impl Drafter {
         while self.free_pages.len() < num_pages {
             let rounds = self.sequences.iter().enumerate();
             let rounds = rounds.filter_map(|(slot, it)| Some((it.as_ref()?.round, slot)));
-            let (_, slot) = rounds.min().expect("an idle sequence has pages");
+            let (_, slot) = rounds
+                .min()
+                .expect("pages are counted as idle, but no sequence is left");
             self.drop_sequence(slot);
         }
         true
@@ -266,12 +274,14 @@ impl Drafter {
 
     fn sequence(&mut self, slot: SlotId) -> &mut Sequence {
         let sequence = &mut self.sequences[slot.0 as usize];
-        sequence.as_mut().expect("who draws has a sequence")
+        sequence
+            .as_mut()
+            .expect("a slot that draws has no sequence")
     }
 
     fn extend_table(&mut self, slot: SlotId, first: usize) {
         let sequence = self.sequences[slot.0 as usize].as_ref();
-        let new = &sequence.expect("who draws has a sequence").pages[first..];
+        let new = &sequence.expect("a slot that draws has no sequence").pages[first..];
         if new.is_empty() {
             return;
         }
@@ -287,7 +297,7 @@ impl Drafter {
 
     fn add_span(&mut self, slot: SlotId, tokens: &[TokenId], sample: bool) {
         let sequence = self.sequences[slot.0 as usize].as_mut();
-        let sequence = sequence.expect("who draws has a sequence");
+        let sequence = sequence.expect("a slot that draws has no sequence");
         let first = self.batch.tokens.len() as u32;
         let known = tokens.iter().copied().map(InputToken::Known);
         self.batch.tokens.extend(known);
@@ -322,7 +332,7 @@ impl Drafter {
         match returned {
             Ok(output) if output.step == step => Ok(output),
             Ok(output) => Err(format!(
-                "it returned step {} where step {step} was due",
+                "it returned step {} instead of step {step}",
                 output.step
             )),
             Err(error) => Err(error.to_string()),
@@ -330,7 +340,7 @@ impl Drafter {
     }
 
     /// # Panics
-    /// When a page is lost, or held twice.
+    /// Panics when a page is lost or held twice.
     pub(crate) fn check_invariants(&self) {
         let held = self.sequences.iter().flatten().flat_map(|it| &it.pages);
         let mut pages: Vec<_> = held.chain(&self.free_pages).copied().collect();

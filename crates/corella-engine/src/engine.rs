@@ -1,4 +1,4 @@
-//! The handle that callers hold: submit, observe, drain, stop.
+//! The engine's handle, which callers use to submit requests, observe, drain and stop.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,13 +29,13 @@ use crate::watchdog::Watchdog;
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
-    /// A step that runs longer is named in the log.
+    /// A step that runs longer than this is reported in the log.
     pub step_timeout: Duration,
-    /// A step that runs so long never returns: the engine is lost.
+    /// A step that runs as long as this is taken never to return, and the engine is lost.
     pub step_deadline: Duration,
-    /// Batches kept for a dump after a panic.
+    /// The number of batches kept for a dump after a panic.
     pub step_log_len: usize,
-    /// Where the dump goes; each replaces the one before.
+    /// The file of the dump. Each dump replaces the one before.
     pub step_log_path: PathBuf,
 }
 
@@ -52,8 +52,8 @@ impl EngineConfig {
     }
 }
 
-/// Runs one model. Clones share the same engine; it stops when the last of them and the
-/// last stream are gone.
+/// A handle to the engine, which runs one model. Clones share one engine. It stops when the last of
+/// them and the last stream are gone.
 #[derive(Clone)]
 pub struct Engine {
     commands: Sender<Command>,
@@ -69,11 +69,11 @@ pub struct Submission {
     /// Another node wants the KV of its prompt: [`Engine::subscribe_kv_facts`] says which rows are
     /// there.
     pub exports_kv: bool,
-    /// `choice` is the first choice's; the others count up from it.
+    /// Parameters of the first choice. The others differ in `choice`, which counts up from it.
     pub sampling: SamplingParams,
     pub num_choices: u32,
     pub stopping: StoppingCriteria,
-    /// Smaller is more urgent.
+    /// Urgency under the policy `priority`: a smaller number is more urgent.
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
@@ -82,13 +82,13 @@ pub struct Submission {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineState {
     Ready,
-    /// Requests finish; new ones are refused.
+    /// Requests still finish; new ones are refused.
     Draining,
-    /// Stopped, with the reason.
+    /// The engine has stopped, for this reason.
     Lost(String),
 }
 
-/// Nothing of the submission was kept.
+/// Why a submission was refused. Nothing of it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmitError {
     QueueFull {
@@ -97,13 +97,13 @@ pub enum SubmitError {
     },
     Draining,
     Lost(String),
-    /// It could never run.
+    /// The request could never run.
     Refused(AdmissionError),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResetError {
-    /// Requests still use cached pages.
+    /// Requests still hold pages of the cache.
     Busy,
     Lost(String),
 }
@@ -111,7 +111,7 @@ pub enum ResetError {
 /// Why a prefix was not pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PinPrefixError {
-    /// It could not be computed.
+    /// The prefix could not be computed.
     Submit(SubmitError),
     Pin(PinError),
 }
@@ -120,7 +120,7 @@ pub enum PinPrefixError {
 #[derive(Debug)]
 pub enum EngineError {
     Config(ConfigError),
-    /// The executor's KV pool is not what the scheduler was told.
+    /// The executor's KV pool differs from the one that the scheduler was configured for.
     KvLayout {
         layout: KvLayout,
         num_pages: u32,
@@ -131,12 +131,12 @@ pub enum EngineError {
 }
 
 impl Engine {
-    /// Returns when the executor is warm and the engine takes requests.
+    /// Starts an engine, and returns when the executor is warm and the engine takes requests.
     pub fn start(config: EngineConfig, executor: Box<dyn Executor>) -> Result<Self, EngineError> {
         Self::start_with(config, executor, None)
     }
 
-    /// The same with a model that guesses, as `config.scheduler.speculation` has to say.
+    /// Starts an engine with a draft model. `config.scheduler.speculation` must ask for one.
     pub fn start_with_draft_model(
         config: EngineConfig,
         executor: Box<dyn Executor>,
@@ -175,7 +175,7 @@ impl Engine {
             ))));
         }
         // Twice what the scheduler takes: requests that were aborted or are about to be refused
-        // count until the loop has seen them, and must not stand in others' way.
+        // count until the loop has seen them, and must not keep others out.
         let max_live_requests = 2 * max_live_requests as usize;
 
         let shared = Arc::new(Shared {
@@ -191,8 +191,9 @@ impl Engine {
             }),
             changed: Condvar::new(),
         });
-        // Between two drains there may be the live requests' adds and aborts, and the aborts of
-        // requests that have ended since, of which there are no more. So sending never blocks.
+        // Between two drains the channel may hold an add and an abort for each live request, and
+        // the aborts of requests that have ended since, which are no more than that. So sending
+        // never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         // One token says that something may have happened; more would say no more.
         let (wake, wake_receiver) = crossbeam_channel::bounded(1);
@@ -238,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// One stream for each choice, all or none. Never blocks.
+    /// Submits a request and returns a stream for each choice: all of them or none. Never blocks.
     pub fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
         let first = self.take_in(submission)?;
@@ -255,7 +256,8 @@ impl Engine {
             senders.push(sender);
             streams.push(stream);
         }
-        // A closed channel drops the senders, and their streams end with the reason.
+        // If the channel is closed, the senders are dropped here, and their streams end with the
+        // reason.
         let _ = self.commands.send(Command::Add { requests, senders });
         Ok(streams)
     }
@@ -326,7 +328,7 @@ impl Engine {
         Ok(first)
     }
 
-    /// Forgets all cached prefixes. Blocks until the step in flight has returned.
+    /// Evicts all cached prefixes except the pinned ones. Blocks until the loop has answered.
     pub fn reset_prefix_cache(&self) -> Result<(), ResetError> {
         let (reply, answer) = crossbeam_channel::bounded(1);
         let _ = self.commands.send(Command::ResetPrefixCache(reply));
@@ -335,8 +337,8 @@ impl Engine {
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
     }
 
-    /// Computes a prefix and keeps its whole KV pages for good. Returns how many pages that took.
-    /// Blocks until it is done.
+    /// Computes a prefix and pins its full KV pages. Returns the number of pages that were not
+    /// pinned before. Blocks until it is done.
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
         let submission = Submission {
             prompt: tokens.clone(),
@@ -371,9 +373,10 @@ impl Engine {
         }
     }
 
-    /// Says from now on which whole pages the prefix cache holds, beginning with those that it
-    /// has. `salt` is that of the hashes, the same in a whole fleet. There is one subscriber: the
-    /// stream of the one before ends. Whoever reads too slowly is told everything anew.
+    /// Subscribes to KV events, which say which full pages the prefix cache holds, beginning with
+    /// those that it holds now. `salt` seeds the page hashes and must be the same in the whole
+    /// fleet. There is only one subscriber: the stream of the previous one ends. A subscriber that
+    /// reads slowly misses nothing that still holds.
     pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
         let (subscriber, events) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
         let _ = self
@@ -387,7 +390,7 @@ impl Engine {
         &self.shared.limits
     }
 
-    /// As of the last step. Does not wait for the loop.
+    /// The counters as of the last step. Does not wait for the engine's thread.
     pub fn stats(&self) -> EngineStats {
         self.shared.lock().stats.clone()
     }
@@ -396,7 +399,7 @@ impl Engine {
         self.shared.lock().state.clone()
     }
 
-    /// Refuses new submissions from now on. Waiting and running requests finish.
+    /// Refuses new submissions from now on. Requests that are waiting or running still finish.
     pub fn drain(&self) {
         let mut inner = self.shared.lock();
         if inner.state == EngineState::Ready {
@@ -404,7 +407,7 @@ impl Engine {
         }
     }
 
-    /// Whether every request has ended before the timeout.
+    /// Waits until every request has ended. Returns false if that takes longer than the timeout.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let inner = self.shared.lock();
         let (inner, _) = self
@@ -415,8 +418,8 @@ impl Engine {
         inner.stats.num_live_requests == 0
     }
 
-    /// Ends every request and the thread. Waits for the step in flight, but not for one that
-    /// hangs.
+    /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for
+    /// one that hangs.
     pub fn shutdown(&self) {
         let _ = self.commands.send(Command::Stop);
         let inner = self.shared.lock();
@@ -432,15 +435,15 @@ impl Engine {
     }
 }
 
-/// KV events between the loop and a subscriber. What does not fit waits in the scheduler, which
-/// has a bound of its own.
+/// How many KV events may wait between the loop and a subscriber. The others wait in the scheduler,
+/// which has a limit of its own.
 const KV_EVENTS_UNREAD: usize = 1024;
 
 /// Bounds the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
-/// The engine's thread. However the loop ends, every stream ends: dropping the loop drops
-/// their senders.
+/// Runs the engine's thread. However the loop ends, every stream ends, because dropping the loop
+/// drops their senders.
 fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorError>>) {
     let shared = engine_loop.shared.clone();
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -504,7 +507,8 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Seen by callers and by the loop. Locked once per request and once per step, not per token.
+/// State that callers and the loop share. It is locked once for each request and each step, not for
+/// each token.
 pub(crate) struct Shared {
     epoch: Instant,
     next_id: AtomicU64,
@@ -518,7 +522,7 @@ pub(crate) struct Shared {
 pub(crate) struct Inner {
     pub(crate) state: EngineState,
     pub(crate) stats: EngineStats,
-    /// The loop's thread has ended.
+    /// Whether the engine's thread has ended.
     pub(crate) stopped: bool,
 }
 
@@ -531,7 +535,8 @@ impl Shared {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// What runs on does so unseen: whoever owns the process should end it.
+    /// Declares the engine lost. A step that hangs goes on unseen, so whoever owns the process
+    /// should end it.
     pub(crate) fn give_up(&self, reason: String) {
         self.lock().state = EngineState::Lost(reason);
         self.changed.notify_all();
@@ -541,8 +546,8 @@ impl Shared {
         self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
     }
 
-    /// Counts requests as live. The core decides about the queue; this bound is only what
-    /// no queue decision could exceed, and keeps the command channel finite.
+    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than
+    /// any queue that it allows, and only bounds the command channel.
     fn count_live(&self, num_choices: u32) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         match &inner.state {
@@ -601,7 +606,7 @@ impl fmt::Display for SubmitError {
                 };
                 full.fmt(f)
             }
-            Self::Draining => f.write_str("shutting down; no new requests are taken"),
+            Self::Draining => f.write_str("the engine is shutting down and takes no new requests"),
             Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
             Self::Refused(error) => error.fmt(f),
         }

@@ -1,4 +1,4 @@
-//! The engine's thread: commands in, steps through the executor, outputs out.
+//! The loop of the engine's thread: commands in, steps through the executor, outputs out.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -19,8 +19,8 @@ use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender};
 use crate::watchdog::{Watchdog, WatchedStep};
 
-/// Moves data between callers, scheduler and executor, and decides nothing: whatever asks a
-/// question about tokens belongs in the scheduler.
+/// Moves data between callers, scheduler and executor, and decides nothing. Every decision about
+/// tokens belongs in the scheduler.
 pub(crate) struct EngineLoop {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: Box<dyn Executor>,
@@ -68,7 +68,8 @@ impl EngineLoop {
         }
     }
 
-    /// Takes what has come in by now; what comes meanwhile is for the next round.
+    /// Handles the commands that have arrived by now. Those that arrive meanwhile are for the next
+    /// round.
     fn drain_commands(&mut self) -> Result<(), Stopped> {
         for _ in 0..self.commands.len() {
             let Ok(command) = self.commands.try_recv() else {
@@ -97,8 +98,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Has the draft model guess what the next step is to check. Guesses are never needed: when it
-    /// fails, answers go on without.
+    /// Has the draft model guess tokens for the next step to check. Guesses are never needed: if
+    /// the draft model fails, requests go on without it.
     fn draft(&mut self) {
         let Some(drafter) = &mut self.drafter else {
             return;
@@ -114,10 +115,7 @@ impl EngineLoop {
                 }
             }
             Err(reason) => {
-                tracing::warn!(
-                    reason,
-                    "the draft model has failed; from now on nothing is guessed"
-                );
+                tracing::warn!(reason, "the draft model has failed; speculation stops");
                 self.drafter = None;
             }
         }
@@ -129,7 +127,8 @@ impl EngineLoop {
         if !self.kv_facts.has_subscriber() {
             self.let_go_of_exports();
         }
-        // Before the outputs: who sees a request end also sees what it left behind.
+        // The counters come before the outputs: a caller that sees its request end also sees what
+        // it left behind.
         let stats = self.scheduler.stats();
         self.shared.lock().stats.scheduler = stats;
         while let Some(output) = self.scheduler.poll_output() {
@@ -168,7 +167,7 @@ impl EngineLoop {
         let is_idle = self.in_flight.oldest().is_none();
         if is_idle && !self.streams.is_empty() && !self.scheduler.waits_for_kv() {
             return Err(Stopped::Lost(format!(
-                "{} requests are left and the scheduler plans nothing",
+                "{} requests are left, but the scheduler plans no step",
                 self.streams.len()
             )));
         }
@@ -195,7 +194,7 @@ impl EngineLoop {
             Err(reason) => Ok(Some(Event::StepFailed { step, reason })),
             Ok(output) if output.step == step => Ok(Some(Event::StepReturned(output))),
             Ok(output) => Err(Stopped::Lost(format!(
-                "the executor returned step {} where step {step} was due",
+                "the executor returned step {} instead of step {step}",
                 output.step
             ))),
         }
@@ -271,7 +270,7 @@ impl EngineLoop {
             Command::Kv(command) => self.handle_kv(command),
             Command::SubscribeKvFacts(subscriber) => self.kv_facts.subscribe(subscriber),
             Command::Abort(id) => {
-                // Unknown when it has just ended.
+                // The request is unknown if it has just ended.
                 self.scheduler.abort_request(id);
             }
             Command::PinPrefix { tokens, reply } => {
@@ -334,9 +333,9 @@ impl EngineLoop {
         }
     }
 
-    /// The inner error is one failed step, the outer one a lost executor. A panic below the
-    /// engine is that step's failure and nobody else's; the executor is used again, since
-    /// its contract is to be ready for further steps after a failed one.
+    /// Calls the executor. The inner error is one failed step, the outer one a lost executor. A
+    /// panic in the executor fails that step only. The executor is used again, because its contract
+    /// is to be ready for further steps after a failed one.
     fn call_executor<T>(
         &mut self,
         step: StepId,
@@ -359,10 +358,10 @@ impl EngineLoop {
     }
 }
 
-/// Steps submitted and not yet returned, oldest first.
+/// Steps that were submitted and have not returned, oldest first.
 pub(crate) struct InFlight {
     steps: VecDeque<InFlightStep>,
-    /// Who holds each slot, as the batches so far have said.
+    /// The request that holds each slot, according to the batches so far.
     slot_requests: Vec<RequestId>,
     oldest_since: Instant,
     watchdog: Watchdog,
@@ -372,7 +371,7 @@ pub(crate) struct InFlight {
 struct InFlightStep {
     batch: Arc<Batch>,
     requests: Arc<[RequestId]>,
-    /// It failed before it began, and is answered in its turn.
+    /// Why it failed at submission, if it did. It is reported when it becomes the oldest step.
     failure: Option<String>,
 }
 

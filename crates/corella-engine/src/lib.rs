@@ -1,4 +1,5 @@
-//! Drives the core and an executor on a thread of its own. Tokens only: no text, no HTTP.
+//! The engine: drives the scheduler and an executor on a thread of its own. It knows only tokens:
+//! no text, no HTTP.
 
 mod drafter;
 mod engine;

@@ -1,4 +1,4 @@
-//! The last batches, kept for the day a step goes wrong.
+//! The step log: the last batches, kept to find out why a step went wrong.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use corella_core::Batch;
 
-/// A log of batches replays a run; see `Batch`.
+/// The last batches. A log of batches is enough to replay a run; see `Batch`.
 pub(crate) struct StepLog {
     batches: VecDeque<Arc<Batch>>,
     max_len: usize,
@@ -34,31 +34,32 @@ impl StepLog {
         self.batches.push_back(batch);
     }
 
-    /// Replaces the dump before it, so that repeated failures cannot fill the disk.
+    /// Writes the log to its file. It replaces the previous dump, so that repeated failures cannot
+    /// fill the disk.
     pub(crate) fn dump(&self, reason: &str) {
         let num_steps = self.batches.len();
         match self.write(reason) {
             Ok(()) => {
-                tracing::error!(reason, path = %self.path.display(), num_steps, "step log dumped");
+                tracing::error!(reason, path = %self.path.display(), num_steps, "the step log was written");
             }
             Err(error) => {
                 tracing::error!(
                     reason, path = %self.path.display(), %error, last = ?self.batches.back(),
-                    "step log could not be written"
+                    "the step log could not be written"
                 );
             }
         }
     }
 
     fn write(&self, reason: &str) -> io::Result<()> {
-        // Never through a link that somebody else has left at this path.
+        // The dump must not be written through a link that somebody else has left at this path.
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
-        // Batches hold the tokens of prompts.
+        // Batches hold the tokens of prompts, which are nobody else's business.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = BufWriter::new(options.open(&self.path)?);

@@ -1,4 +1,4 @@
-//! One request's events, handed from the engine's thread to whoever waits for them.
+//! The stream of one request's events, from the engine's thread to the caller.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use crossbeam_channel::Sender;
 
 use crate::engine::{Command, Shared};
 
-/// The events of one request. Dropping it aborts the request.
+/// The events of one request. Dropping the stream aborts the request.
 pub struct TokenStream {
     id: RequestId,
-    queue: Arc<Queue>,
+    queue: Arc<EventQueue>,
     abort: Abort,
 }
 
@@ -23,8 +23,8 @@ enum Abort {
     Relay(Option<Box<dyn FnOnce() + Send + Sync>>),
 }
 
-/// First `Accepted` or `Refused`, then outputs; the last has `finish`. When the engine is
-/// lost the terminal output may come first.
+/// An event of a stream. The first is `Accepted` or `Refused`, the others are outputs, and the last
+/// output has `finish`. If the engine is lost, a terminal output may come first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamEvent {
     Accepted,
@@ -33,7 +33,7 @@ pub enum StreamEvent {
 }
 
 impl StreamEvent {
-    /// Nothing follows it.
+    /// Whether this is the stream's last event.
     pub fn is_terminal(&self) -> bool {
         match self {
             Self::Accepted => false,
@@ -48,7 +48,8 @@ impl TokenStream {
         self.id
     }
 
-    /// The next event; `None` after the terminal one. Wakes the last waker it was given.
+    /// The next event, or `None` after the terminal one. Only the waker of the latest call is
+    /// woken.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {
@@ -114,7 +115,7 @@ pub fn relayed_stream(
     id: RequestId,
     abort: impl FnOnce() + Send + Sync + 'static,
 ) -> (StreamRelay, TokenStream) {
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(EventQueue::default());
     let stream = TokenStream {
         id,
         queue: queue.clone(),
@@ -126,7 +127,7 @@ pub fn relayed_stream(
 /// Feeds a stream. Dropped before a terminal event it ends the stream with an error.
 pub struct StreamRelay {
     id: RequestId,
-    queue: Arc<Queue>,
+    queue: Arc<EventQueue>,
 }
 
 impl StreamRelay {
@@ -157,32 +158,33 @@ impl Drop for StreamRelay {
     }
 }
 
-/// The engine's end of a stream. However it goes away, the stream ends: if no terminal
-/// event was sent, dropping it sends one with the reason why the engine stopped.
+/// The engine's end of a stream. However it goes away, the stream ends: dropping it without having
+/// sent a terminal event sends one with the reason why the engine stopped.
 pub(crate) struct StreamSender {
-    queue: Arc<Queue>,
+    queue: Arc<EventQueue>,
     shared: Arc<Shared>,
-    /// Counters of the last output, for a terminal event that the core did not make.
+    /// The counters of the last output, for a terminal event that does not come from the scheduler.
     last: RequestOutput,
     ended: bool,
 }
 
-/// Locked for one push or one pop at a time, by two threads at most. Never longer than the
-/// request's `max_tokens` + 2 events, because the core produces no more.
+/// The queue of events between the two ends of a stream. It is locked for one push or one pop at a
+/// time, by at most two threads. It is never longer than the request's `max_tokens` + 2, because
+/// the scheduler emits no more events.
 #[derive(Default)]
-struct Queue(Mutex<QueueState>);
+struct EventQueue(Mutex<EventQueueState>);
 
 #[derive(Default)]
-struct QueueState {
+struct EventQueueState {
     events: VecDeque<StreamEvent>,
     waker: Option<Waker>,
-    /// The terminal event was pushed.
+    /// The terminal event has been pushed.
     ended: bool,
-    /// The reader is gone.
+    /// The stream has been dropped.
     abandoned: bool,
 }
 
-impl Queue {
+impl EventQueue {
     fn push(&self, event: StreamEvent) {
         let waker = {
             let mut queue = self.lock();
@@ -197,18 +199,18 @@ impl Queue {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, QueueState> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, EventQueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Both ends of a new request's stream. The caller has counted it as live.
+/// Makes both ends of a new request's stream. The caller must have counted the request as live.
 pub(crate) fn token_stream(
     request: &Request,
     commands: Sender<Command>,
     shared: Arc<Shared>,
 ) -> (StreamSender, TokenStream) {
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(EventQueue::default());
     let stream = TokenStream {
         id: request.id,
         queue: queue.clone(),
@@ -241,7 +243,7 @@ impl StreamSender {
         let terminal = event.is_terminal().then(|| event.clone());
         self.ended = terminal.is_some();
         self.queue.push(event);
-        // Last: who waits for an idle engine may then exit.
+        // This comes last, because whoever waits for an idle engine may exit after it.
         if let Some(event) = terminal {
             self.shared.handle_request_end(&event);
         }

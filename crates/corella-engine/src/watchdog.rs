@@ -1,4 +1,4 @@
-//! Names the step that does not return.
+//! The watchdog: reports steps that do not return.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -9,14 +9,14 @@ use corella_core::{Batch, RequestId};
 
 use crate::engine::Shared;
 
-/// Logs a step that runs longer than the timeout, again at twice the time, at four times …, and
-/// gives the engine up when the deadline is over.
+/// Logs a step when it has run for the timeout, and again each time that this has doubled. Gives
+/// the engine up when a step has run for the deadline.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What runs, and for whom.
+/// A step that is running, and its requests.
 #[derive(Clone)]
 pub(crate) struct WatchedStep {
     pub(crate) batch: Arc<Batch>,
@@ -25,14 +25,14 @@ pub(crate) struct WatchedStep {
 }
 
 impl Watchdog {
-    /// `subject` is what its reports say that has not returned.
+    /// `subject` names the watched steps in reports.
     pub(crate) fn start(
         subject: &'static str,
         timeout: Duration,
         deadline: Duration,
         shared: Arc<Shared>,
     ) -> io::Result<Self> {
-        // Zero would never double.
+        // Doubling zero would not make progress.
         let timeout = timeout.max(Duration::from_millis(1));
         let watch = Arc::new(Watch::default());
         let seen = watch.clone();
@@ -45,7 +45,7 @@ impl Watchdog {
         })
     }
 
-    /// The clock of a step starts when it becomes the oldest in flight.
+    /// Watches this step from now on: it has become the oldest in flight.
     pub(crate) fn watch(&self, step: Option<WatchedStep>) {
         self.watch.lock().step = step;
     }
@@ -84,8 +84,7 @@ impl Watch {
         let mut due = timeout;
         let mut state = self.lock();
         while !state.stopped {
-            // A step that came and went since is noticed here, not announced: the loop
-            // does not pay a wake-up for every step.
+            // The loop does not wake this thread for every step, so a step is noticed only here.
             let wait = match &state.step {
                 None => timeout,
                 Some(step) if step.since.elapsed() < timeout => {
@@ -136,7 +135,7 @@ impl Watch {
     }
 }
 
-/// The first few, so that a line stays a line.
+/// Formats the first few ids, so that the report stays one line.
 struct RequestList<'a>(&'a [RequestId]);
 
 impl fmt::Display for RequestList<'_> {

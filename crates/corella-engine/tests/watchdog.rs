@@ -1,4 +1,5 @@
-//! What the log says of a step that hangs. Alone in its binary: the log is the process's.
+//! What the log says about a step that hangs. The test has a binary of its own, because the log
+//! belongs to the process.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -31,7 +32,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
         .init();
 
     let mut mock = MockConfig::new(50, 20, 4);
-    // Long enough for reports after 100, 200, 400 and 800 ms.
+    // The step hangs long enough for reports after 100, 200, 400 and 800 ms.
     mock.faults = vec![(StepId(2), Fault::Hang(Duration::from_millis(1200)))];
     let mut config = EngineConfig::new(SchedulerConfig::new(20, 4, 64));
     config.step_timeout = Duration::from_millis(100);

@@ -18,21 +18,22 @@ pub type Verdict = Result<(), String>;
 /// A step that has just been planned.
 pub struct Planned<'a> {
     pub batch: &'a Batch,
-    /// Whose the slots are.
+    /// The request that holds each slot.
     pub slots: &'a BTreeMap<SlotId, RequestId>,
-    /// Slots from which nothing had been drawn before the step: their spans are prefill.
+    /// Slots from which nothing had been drawn before the step, so that their spans are prefill.
     pub prefilling: &'a BTreeSet<SlotId>,
     pub now_us: u64,
     pub stats: SchedulerStats,
 }
 
-/// Sees what goes into the scheduler and what comes out of it, and says what is wrong with it.
+/// A rule. It sees what goes into the scheduler and what comes out of it, and reports what is
+/// wrong.
 pub trait Checker {
     fn rule(&self) -> &'static str;
 
     fn queued(&mut self, _answer: &Answer) {}
 
-    /// A call is refused because it would be late.
+    /// A call was refused because it would be late.
     fn refused(&mut self, _answer: &Answer, _missed: &MissedObjective) -> Verdict {
         Ok(())
     }
@@ -43,7 +44,7 @@ pub trait Checker {
         Ok(())
     }
 
-    /// A step of so many tokens has returned, or failed, so long after it was planned.
+    /// A step of `num_tokens` tokens has returned or failed, `elapsed_us` after it was planned.
     fn returned(&mut self, _num_tokens: u64, _elapsed_us: u64) {}
 
     fn step_failed(&mut self, _requests: &BTreeSet<RequestId>) {}
@@ -52,12 +53,12 @@ pub trait Checker {
         Ok(())
     }
 
-    /// Everything that an event brings has happened.
+    /// All consequences of an event have happened.
     fn settled(&mut self, _stats: &SchedulerStats) -> Verdict {
         Ok(())
     }
 
-    /// Nothing is left to happen.
+    /// The run is over.
     fn ended(&mut self, _stats: &SchedulerStats) -> Verdict {
         Ok(())
     }
@@ -81,7 +82,7 @@ pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Rule 17: every page is free, cached or in use, and at the end only pinned ones are in use.
+/// Rule 17: every page is free, cached or in use, and at the end only pinned pages are in use.
 struct Conservation {
     max_pinned_pages: usize,
 }
@@ -108,13 +109,13 @@ impl Checker for Conservation {
 
     fn ended(&mut self, stats: &SchedulerStats) -> Verdict {
         ensure(stats.num_in_use_pages == stats.num_pinned_pages, || {
-            format!("pages are in use by nobody: {stats:?}")
+            format!("pages are in use after the last request has ended: {stats:?}")
         })
     }
 }
 
-/// Rules 27 and 32: whatever befalls a request, it ends once, for a reason that it has, and is
-/// silent after that.
+/// Rules 27 and 32: whatever happens to a request, it ends once and for a true reason, and nothing
+/// comes after that.
 struct OneEnd {
     max_preemptions: u32,
     live: BTreeSet<RequestId>,
@@ -153,7 +154,7 @@ impl Checker for OneEnd {
     fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         let id = output.request;
         ensure(self.live.contains(&id), || {
-            format!("request {id} speaks after its end: {output:?}")
+            format!("request {id} has an output after its end: {output:?}")
         })?;
         let Some(finish) = &output.finish else {
             return Ok(());
@@ -168,7 +169,7 @@ impl Checker for OneEnd {
             FinishReason::Error(RequestError::PreemptedTooOften { num_preemptions }) => {
                 *num_preemptions > self.max_preemptions
             }
-            // Whether it can be late is asked elsewhere.
+            // The checker `Lateness` judges whether it was late.
             FinishReason::Error(RequestError::ObjectiveMissed(_)) => true,
             FinishReason::Error(_) => false,
         };
@@ -184,7 +185,8 @@ impl Checker for OneEnd {
     }
 }
 
-/// Rules 4, 23 and 25: a request gets the tokens that it gets alone, each once and in order.
+/// Rules 4, 23 and 25: a request gets the same tokens as when it runs alone, each once and in
+/// order.
 #[derive(Default)]
 struct LoneRun {
     answers: BTreeMap<RequestId, (Answer, usize)>,
@@ -201,7 +203,10 @@ impl Checker for LoneRun {
 
     fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         let id = output.request;
-        let (answer, num_seen) = self.answers.get_mut(&id).expect("a queued request");
+        let (answer, num_seen) = self
+            .answers
+            .get_mut(&id)
+            .expect("an output names an unknown request");
         if let Some(sample) = &output.sample {
             let should = answer.output.get(*num_seen).copied();
             let token = (sample.token != UNDEFINED).then_some(sample.token);
@@ -233,23 +238,23 @@ impl Checker for LoneRun {
     }
 }
 
-/// Who is served before whom, where nothing but priority and arrival decides.
-type Turn = (i32, u64, RequestId);
+/// The order in which requests start where only priority and arrival decide.
+type Rank = (i32, u64, RequestId);
 
-/// Rule 10: first come, first served, and by priority the first come of the most urgent, unless
-/// somebody is owed a turn. What starts in one step starts in that order, and where nobody waits
-/// for a leader or is packed, nobody starts before one whose turn is earlier.
+/// Rule 10: requests start in order of arrival, or by priority and then arrival, unless one has
+/// aged. Requests that start in one step start in that order. Without packing, and without leaders
+/// to wait for, no request starts before one that comes earlier in that order.
 struct Order {
     is_by_priority: bool,
     is_ordered: bool,
     is_fifo: bool,
-    turns: BTreeMap<RequestId, Turn>,
-    waiting: BTreeSet<Turn>,
+    ranks: BTreeMap<RequestId, Rank>,
+    waiting: BTreeSet<Rank>,
     started: BTreeSet<RequestId>,
 }
 
 impl Order {
-    /// A follower waits for its leader with the cache on, and others may start meanwhile.
+    /// With the cache on, a follower waits for its leader, and others may start meanwhile.
     fn new(load: &Load) -> Self {
         let config = &load.config;
         let is_by_priority = config.scheduling_policy == SchedulingPolicy::Priority;
@@ -263,13 +268,13 @@ impl Order {
             is_by_priority,
             is_ordered,
             is_fifo: is_ordered && is_fifo && !config.enable_prefix_caching,
-            turns: BTreeMap::new(),
+            ranks: BTreeMap::new(),
             waiting: BTreeSet::new(),
             started: BTreeSet::new(),
         }
     }
 
-    fn turn(&self, request: &Request) -> Turn {
+    fn rank(&self, request: &Request) -> Rank {
         let priority = if self.is_by_priority {
             request.priority
         } else {
@@ -285,39 +290,39 @@ impl Checker for Order {
     }
 
     fn queued(&mut self, answer: &Answer) {
-        let turn = self.turn(&answer.request);
-        self.turns.insert(answer.request.id, turn);
-        self.waiting.insert(turn);
+        let rank = self.rank(&answer.request);
+        self.ranks.insert(answer.request.id, rank);
+        self.waiting.insert(rank);
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
         let ids = step.batch.started.iter().map(|start| start.request);
-        // Preempted requests come back at other times.
+        // Only first starts count: preempted requests resume at other times.
         let new: Vec<_> = ids.filter(|id| self.started.insert(*id)).collect();
-        let new: Vec<_> = new.iter().map(|id| self.turns[id]).collect();
+        let new: Vec<_> = new.iter().map(|id| self.ranks[id]).collect();
         ensure(!self.is_ordered || new.is_sorted(), || {
-            format!("a step starts {new:?}")
+            format!("a step starts requests out of order: {new:?}")
         })?;
-        for turn in new {
+        for rank in new {
             let first = self.waiting.first().copied();
-            ensure(!self.is_fifo || first == Some(turn), || {
-                format!("{turn:?} starts before {first:?}")
+            ensure(!self.is_fifo || first == Some(rank), || {
+                format!("{rank:?} starts before {first:?}")
             })?;
-            self.waiting.remove(&turn);
+            self.waiting.remove(&rank);
         }
         Ok(())
     }
 
     fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         if output.finish.is_some() {
-            self.waiting.remove(&self.turns[&output.request]);
+            self.waiting.remove(&self.ranks[&output.request]);
         }
         Ok(())
     }
 }
 
-/// Rule 28: without end tokens, hits, preemption and faults, exactly prompt + output − 1 rows
-/// are computed.
+/// Rule 28: without end tokens, hits, preemption and faults, exactly prompt + output − 1 rows are
+/// computed for a request.
 #[derive(Default)]
 struct Billing {
     num_rows: u64,
@@ -336,7 +341,7 @@ impl Checker for Billing {
         self.num_rows += (answer.request.prompt.len() + answer.output.len() - 1) as u64;
     }
 
-    /// A row that nothing can be drawn from may start over because of its drafts.
+    /// A request that nothing can be drawn for may start over, because its drafts may be to blame.
     fn step_failed(&mut self, requests: &BTreeSet<RequestId>) {
         self.is_exact = self
             .is_exact

@@ -1,9 +1,10 @@
-//! An executor without arithmetic that distrusts every batch.
+//! An executor that computes nothing and distrusts every batch.
 //!
 //! A row of a page holds a hash of its namespace and of all tokens up to it, and a drawn token is a
-//! function of the rows that the span can see. Whoever reads a row that holds something else than
-//! its own history would have drawn another token than alone; that is a panic. Rows of a failed step
-//! are undefined, and so is what is drawn from them: the scheduler must not let that out.
+//! function of the rows that its span can see. If a span reads a row that holds anything but its
+//! own history, a real model would draw another token than in a lone run, so the executor panics.
+//! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
+//! not emit it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use corella_core::{
 
 use crate::random::mix;
 
-/// What is drawn from undefined rows.
+/// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
 type Row = Option<u64>;
@@ -23,7 +24,7 @@ type Row = Option<u64>;
 pub struct CheckingExecutor {
     config: SchedulerConfig,
     alphabet: u32,
-    /// What the first rows of requests go on from.
+    /// The hash that precedes each request's first row.
     roots: BTreeMap<RequestId, u64>,
     pages: Vec<Vec<Row>>,
     slots: BTreeMap<SlotId, Slot>,
@@ -33,12 +34,12 @@ pub struct CheckingExecutor {
 }
 
 struct Slot {
-    /// Which start of a slot this is.
+    /// The number of this start, among all starts of slots.
     start: u64,
     request: RequestId,
     root: Row,
     table: Vec<PageId>,
-    /// Hash after each token.
+    /// The hash after each token of the history.
     history: Vec<Row>,
     num_cached_tokens: usize,
     num_prompt_tokens: usize,
@@ -51,13 +52,14 @@ struct Inflight {
     fails: bool,
     requests: BTreeSet<RequestId>,
     undrawn: BTreeSet<RequestId>,
-    /// Slots and pages that the step names, by the slot's start.
+    /// The slots and the pages that the step names, each with the number of the slot's start.
     slots: BTreeMap<SlotId, u64>,
     pages: Vec<(PageId, u64)>,
     donors: Vec<PageId>,
 }
 
-/// What the oldest step came to.
+/// The outcome of the oldest step in flight. The set names the requests for which nothing was
+/// drawn, or which were in the failed step.
 pub enum Returned {
     Output(BatchOutput, BTreeSet<RequestId>),
     Failed(StepId, BTreeSet<RequestId>),
@@ -78,8 +80,8 @@ impl CheckingExecutor {
         }
     }
 
-    /// `undrawn` is the index of a span whose logits shall be no numbers: what its request has
-    /// computed since it took its slot is none either.
+    /// Runs a batch. `undrawn` is the index of a span whose logits are to be undefined: so is then
+    /// everything that its request has computed since it took its slot.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
         self.check_limits(batch);
         self.apply_slots(batch);
@@ -135,7 +137,10 @@ impl CheckingExecutor {
     }
 
     pub fn wait(&mut self) -> Returned {
-        let returned = self.inflight.pop_front().expect("a step is in flight");
+        let returned = self
+            .inflight
+            .pop_front()
+            .expect("the executor waits while no step is in flight");
         if returned.fails {
             Returned::Failed(returned.output.step, returned.requests)
         } else {
@@ -143,7 +148,7 @@ impl CheckingExecutor {
         }
     }
 
-    /// What the request must produce, however it is scheduled.
+    /// The output that a request must have, however it is scheduled.
     pub fn lone_run(
         alphabet: u32,
         root: u64,
@@ -171,7 +176,7 @@ impl CheckingExecutor {
 
     fn check_limits(&self, batch: &Batch) {
         let config = &self.config;
-        assert!(!batch.spans.is_empty(), "an empty batch");
+        assert!(!batch.spans.is_empty(), "the batch is empty");
         assert!(batch.num_tokens() <= config.max_num_batched_tokens as usize);
         for span in &batch.spans {
             let num_drafts = span.num_drafts as usize;
@@ -179,14 +184,14 @@ impl CheckingExecutor {
             assert!(num_drafts < span.tokens.len() && (span.sample || num_drafts == 0));
         }
         let slots: BTreeSet<_> = batch.spans.iter().map(|span| span.slot).collect();
-        assert_eq!(slots.len(), batch.spans.len(), "two spans of one slot");
+        assert_eq!(slots.len(), batch.spans.len(), "two spans are of one slot");
     }
 
     fn apply_slots(&mut self, batch: &Batch) {
         for slot in &batch.released {
             assert!(
                 self.slots.remove(slot).is_some(),
-                "slot {slot} released twice"
+                "slot {slot} is released without having been started"
             );
             let named = self
                 .inflight
@@ -225,11 +230,11 @@ impl CheckingExecutor {
             let slot = self
                 .slots
                 .get_mut(&delta.slot)
-                .expect("a delta of a live slot");
+                .expect("a page table changes whose slot was never started");
             assert_eq!(
                 slot.table.len(),
                 delta.first as usize,
-                "tables only grow here"
+                "a page table changes other than by growing"
             );
             slot.table.extend(batch.delta_pages(delta));
         }
@@ -238,8 +243,11 @@ impl CheckingExecutor {
     fn apply_copies(&mut self, batch: &Batch) {
         let from: BTreeSet<_> = batch.copies.iter().map(|copy| copy.from).collect();
         let to: BTreeSet<_> = batch.copies.iter().map(|copy| copy.to).collect();
-        assert_eq!(to.len(), batch.copies.len(), "two copies into one page");
-        assert!(from.is_disjoint(&to), "the order of copies would matter");
+        assert_eq!(to.len(), batch.copies.len(), "two copies go into one page");
+        assert!(
+            from.is_disjoint(&to),
+            "a page is both source and target of copies"
+        );
         for copy in &batch.copies {
             let num_rows = copy.num_rows as usize;
             assert!(num_rows > 0 && num_rows < self.config.page_size as usize);
@@ -261,7 +269,7 @@ impl CheckingExecutor {
         assert_eq!(
             span.start as usize,
             slot.history.len(),
-            "a gap in a slot's history"
+            "a span does not begin where its slot's history ends"
         );
         for input in batch.span_tokens(span) {
             let token = match *input {
@@ -271,7 +279,7 @@ impl CheckingExecutor {
                     *self
                         .drawn
                         .get(&(step, slot))
-                        .expect("that step drew a token")
+                        .expect("a span takes a token that its step has not drawn")
                 }
             };
             let slot = self.slots.get_mut(&span.slot).unwrap();
@@ -288,7 +296,7 @@ impl CheckingExecutor {
         }
     }
 
-    /// A page that is written must not be named by an unfinished step of someone else.
+    /// Checks that no unfinished step of another request names a page that is written.
     fn check_fence(&self, page: PageId, writer: Option<u64>) {
         for step in &self.inflight {
             let named = step
@@ -312,10 +320,13 @@ impl CheckingExecutor {
         }
     }
 
-    /// What nobody drew leaves rows that nobody may read, where the slot goes on writing.
+    /// Undoes rejected drafts: nobody may read their rows, and the slot overwrites them.
     fn reject_drafts(&mut self, span: &Span, num_drawn: usize) {
         let page_size = self.config.page_size as usize;
-        let slot = self.slots.get_mut(&span.slot).expect("a live slot");
+        let slot = self
+            .slots
+            .get_mut(&span.slot)
+            .expect("a span names a slot that was never started");
         let num_rejected = span.num_drafts as usize + 1 - num_drawn;
         let num_tokens = slot.history.len() - num_rejected;
         for position in num_tokens..slot.history.len() {
@@ -325,7 +336,7 @@ impl CheckingExecutor {
         slot.history.truncate(num_tokens);
     }
 
-    /// Reads all rows that the span sees, and draws: behind the last token that is no draft, and
+    /// Reads all rows that the span sees, and draws behind its last token that is not a draft and
     /// behind each draft that was drawn.
     fn attend(&self, batch: &Batch, span: &Span) -> Vec<TokenId> {
         let history = &self.slots[&span.slot].history;
@@ -372,8 +383,8 @@ impl CheckingExecutor {
     }
 }
 
-/// An adapter makes other rows of the same tokens. A salt does not, but nobody may share rows across
-/// salts either, so that here they are others, too.
+/// The hash before the first row of a namespace. An adapter changes the rows of equal tokens. A
+/// salt does not, but rows must not be shared across salts either, so here it changes them too.
 pub fn root_row(namespace: &Namespace) -> u64 {
     let names = [&namespace.lora, &namespace.cache_salt];
     names.into_iter().fold(0, |root, name| {

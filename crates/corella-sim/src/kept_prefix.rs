@@ -1,4 +1,4 @@
-//! Prefixes that were pinned, and whether they are kept.
+//! Keeps account of pinned prefixes, and checks that they stay in the cache.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use corella_core::{Namespace, PinError, Scheduler, TokenId};
 use crate::checker::{Verdict, ensure};
 use crate::load::Pin;
 
-/// All that was pinned in a run, page by page: each with the tokens up to its end.
+/// All pages that were pinned in a run, each with the tokens up to its end.
 #[derive(Default)]
 pub struct KeptPrefixes {
     pages: BTreeSet<(Namespace, Vec<TokenId>)>,
 }
 
 impl KeptPrefixes {
-    /// Tries to pin a prefix. True when it is pinned.
+    /// Tries to pin a prefix and checks the outcome. Returns true if that pinned any pages.
     pub fn pin(&mut self, scheduler: &mut Scheduler, pin: &Pin) -> Result<bool, String> {
         let (page_size, limit) = {
             let config = scheduler.config();
@@ -40,7 +40,7 @@ impl KeptPrefixes {
             }
         };
         ensure(is_right, || {
-            format!("{result:?} of {num_whole} pages, {num_new} of them new")
+            format!("pinning {num_whole} pages returned {result:?}, and {num_new} are new")
         })?;
         if result.is_ok() {
             let prefixes = (1..=num_whole).map(|num| pin.tokens[..num * page_size].to_vec());
@@ -50,12 +50,12 @@ impl KeptPrefixes {
         Ok(result.is_ok() && num_new > 0)
     }
 
-    /// At the end of a run every page that is pinned holds something that was, and where none may
-    /// have been lost, all of that is there. It asks by pinning again, which spoils the scheduler
-    /// for other questions.
+    /// Checks, at the end of a run, that every pinned page holds a prefix that was pinned, and that
+    /// none is lost unless `may_be_lost`. It asks by pinning again, which changes the scheduler, so
+    /// it comes last.
     pub fn check(&self, scheduler: &mut Scheduler, may_be_lost: bool) -> Verdict {
         let num_pinned = scheduler.stats().num_pinned_pages;
-        // A prefix comes before those that go on from it.
+        // Prefixes are sorted, so each comes before those that continue it.
         let is_kept = |(namespace, tokens): &&(Namespace, Vec<TokenId>)| {
             scheduler.pin_prefix(namespace, tokens) == Ok(0)
         };
@@ -63,7 +63,7 @@ impl KeptPrefixes {
         let num_ever = self.pages.len();
         let is_right = num_kept == num_pinned && (may_be_lost || num_kept == num_ever);
         ensure(is_right, || {
-            format!("of {num_ever} pages {num_kept} are kept, and {num_pinned} are pinned")
+            format!("{num_kept} of {num_ever} pages are kept, and {num_pinned} are pinned")
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Whether those who are refused or given up for being late would be.
+//! Checks that only requests that would be too late are refused or given up.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use corella_core::{
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
 
-/// With objectives that count, whoever cannot be in time ends at once, and nobody else does:
-/// whatever the scheduler expects, a step takes no longer than the slowest so far.
+/// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other does.
+/// Whatever the scheduler expects, no step is assumed to take longer than the slowest so far.
 pub struct Lateness {
     config: SchedulerConfig,
     slowest_step_us: u64,
-    /// Microseconds for 1,024 tokens, in the step that was slowest by this measure.
+    /// Microseconds for 1,024 tokens in the step that was slowest by this measure.
     slowest_pace_us: u64,
     requests: BTreeMap<RequestId, Watched>,
 }
@@ -54,7 +54,7 @@ impl Lateness {
         let due_us = watched.arrival_us.saturating_add(ttft_us);
         ensure(
             !self.config.enable_slo_admission || now_us <= due_us,
-            || format!("request {id} should have begun to answer, and waits or starts"),
+            || format!("request {id} should have its first token by now, but is still waiting"),
         )
     }
 
@@ -98,7 +98,8 @@ impl Checker for Lateness {
         );
     }
 
-    /// Before it are those that wait, if they go first, and what is left of those that run.
+    /// The work before a new request is that of the waiting requests, if they go first, and what is
+    /// left of the running ones.
     fn refused(&mut self, answer: &Answer, missed: &MissedObjective) -> Verdict {
         let request = &answer.request;
         let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
@@ -116,7 +117,9 @@ impl Checker for Lateness {
         waiting.try_for_each(|(&id, _)| self.ensure_not_late(id, step.now_us))?;
         for start in &step.batch.started {
             let started = self.requests.get_mut(&start.request);
-            started.expect("a live request").has_started = true;
+            started
+                .expect("a step starts an unknown request")
+                .has_started = true;
         }
         Ok(())
     }
@@ -132,12 +135,15 @@ impl Checker for Lateness {
             return Ok(());
         };
         let watched = self.requests.remove(&output.request);
-        let watched = watched.expect("a live request");
+        let watched = watched.expect("an output names an unknown request");
         let FinishReason::Error(RequestError::ObjectiveMissed(missed)) = finish else {
             return Ok(());
         };
         ensure(!watched.has_started, || {
-            format!("request {} had begun", output.request)
+            format!(
+                "request {} was given up after it had started",
+                output.request
+            )
         })?;
         let waited_us = now_us - watched.arrival_us;
         let most_us = self.most_us(missed.kind, waited_us, watched.num_prompt_tokens);

@@ -1,9 +1,10 @@
-//! Whole runs of the real scheduler in virtual time, with faults, each from a seed.
+//! Simulated runs of the real scheduler in virtual time, with faults, each from a seed.
 //!
-//! A seed writes a [`Load`]: limits (often far too small), requests and when they arrive, who is
-//! aborted at which station, how often a step fails. [`simulate`] plays it against an executor
-//! that distrusts every batch, and checkers look on. The first broken rule ends the run.
-//! The idea is TigerBeetle's and FoundationDB's: an hour of bad luck in a second, again and again.
+//! A seed determines a [`Load`]: limits (often far too small), requests and when they arrive, which
+//! of them are aborted at which station, and how often a step fails. [`simulate`] plays it against
+//! an executor that distrusts every batch, while checkers watch. The first broken rule ends the
+//! run. The idea comes from FoundationDB and TigerBeetle: years of bad luck, played in seconds and
+//! repeatable.
 
 mod checker;
 mod executor;

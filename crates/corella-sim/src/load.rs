@@ -1,4 +1,4 @@
-//! What happens to a scheduler in one run, written by a seed.
+//! The load of one run, made from a seed.
 
 use corella_core::{
     FinishReason, HeadRoom, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request,
@@ -15,20 +15,20 @@ use crate::random::Random;
 pub struct Load {
     pub config: SchedulerConfig,
     pub cost: CostModel,
-    /// Tokens are below this. Few, so that prompts share prefixes by chance.
+    /// The number of different tokens. It is small, so that prompts share prefixes by chance.
     pub alphabet: u32,
-    /// One step in so many fails; 0 is none.
+    /// One in this many steps fails; 0 means none.
     pub fails_once_in: u64,
-    /// A span of a step cannot be drawn from, once in so many steps; 0 for never.
+    /// In one of this many steps nothing can be drawn for one span; 0 means never.
     pub undrawn_once_in: u64,
-    /// In order of time.
+    /// The calls, in order of time.
     pub calls: Vec<Call>,
-    /// The prefix cache is reset at these times, if it can be.
+    /// The times at which the prefix cache is reset, if it can be.
     pub resets_us: Vec<u64>,
     pub pins: Vec<Pin>,
 }
 
-/// A prefix that somebody wants to keep, at a time when it may be cached or not.
+/// An attempt to pin a prefix, which may be cached at that time or not.
 #[derive(Clone, Debug)]
 pub struct Pin {
     pub at_us: u64,
@@ -36,14 +36,14 @@ pub struct Pin {
     pub tokens: Vec<TokenId>,
 }
 
-/// One API call: the choices of one prompt.
+/// One API call with its choices.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub at_us: u64,
     pub answers: Vec<Answer>,
 }
 
-/// A request and what it must come to, however it is scheduled.
+/// A request, and the output that it must have however it is scheduled.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub request: Request,
@@ -56,11 +56,11 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Station {
     Queued,
-    /// Its first chunk, not the whole prompt, is being computed.
+    /// A chunk of its prompt, but not the last, is being computed.
     ChunkInFlight,
-    /// A part of the prompt is computed, and no step names it.
+    /// A part of its prompt has been computed, and no step names it.
     BetweenChunks,
-    /// The end of the prompt is being computed.
+    /// The end of its prompt is being computed.
     PromptInFlight,
     Decoding,
     BetweenTokens,
@@ -69,7 +69,7 @@ pub enum Station {
     /// The step that draws its last token is being computed.
     LastTokenInFlight,
     Preempted,
-    /// It has ended. The abort must be declined.
+    /// It has ended, so the abort must be declined.
     Ended,
 }
 
@@ -88,20 +88,20 @@ impl Station {
     ];
 }
 
-/// As a limit of how often one may be passed over: no run is so long.
+/// A `max_passed_over` that no run is long enough to reach.
 pub const NEVER: u32 = 10_000;
 
 /// When calls arrive and what they are like.
 #[derive(Clone, Copy, Debug)]
 enum Traffic {
     Steady,
-    /// All at the same few moments.
+    /// Calls arrive at a few moments, many at a time.
     Bursts,
-    /// Prompts as long as the limits allow, faster than they can be worked off.
+    /// Prompts are as long as the limits allow, and arrive faster than they can be served.
     LongPrompts,
-    /// Short prompts that want as much output as the limits allow.
+    /// Prompts are short and want as much output as the limits allow.
     LongOutputs,
-    /// Every prompt goes on from an earlier prompt and its reply.
+    /// Every prompt continues an earlier prompt and its reply.
     Conversations,
 }
 
@@ -110,8 +110,8 @@ impl Load {
         Writer::new(seed).write()
     }
 
-    /// The same with guesses, or without. They need steps in flight to be known ones, and a draft
-    /// model none.
+    /// The same load with another kind of speculation, or none. Steps in flight are limited to what
+    /// that kind supports.
     pub fn with_speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
         if let Speculation::Draft { .. } = speculation {
@@ -137,11 +137,11 @@ struct Writer {
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
-    /// Sequences to build prompts from, in whichever namespace.
+    /// Earlier sequences to build prompts from, each with its namespace.
     known: Vec<(Namespace, Vec<TokenId>)>,
     num_requests: u64,
     priorities: u64,
-    /// Requests may have arrived so long before they are submitted.
+    /// The longest time by which a request's arrival may precede its submission.
     max_delay_us: u64,
     cost: CostModel,
     pins: Vec<Pin>,
@@ -213,7 +213,8 @@ impl Writer {
         }
     }
 
-    /// A beginning of something known, while it may still be at work or some time after that.
+    /// Pins a beginning of an earlier sequence, while its request may still be running or some time
+    /// later.
     fn pin(&mut self, at_us: u64) {
         let (namespace, known) = self.pick_known();
         let num_tokens = self.random.below(known.len() as u64 + 1) as usize;
@@ -265,7 +266,8 @@ impl Writer {
         }
     }
 
-    /// The same few names for adapters and for salts: nobody may take one for the other.
+    /// Draws a namespace. Adapters and salts have the same few names, so that confusing them is
+    /// noticed.
     fn namespace(&mut self) -> Namespace {
         let mut name = || {
             let name = self.random.pick(&["name", ""]);
@@ -277,7 +279,7 @@ impl Writer {
         }
     }
 
-    /// From what nothing can keep to what everything does.
+    /// Draws objectives, from ones that no request can meet to ones that all meet.
     fn objectives(&mut self) -> LatencyObjectives {
         let step_us = self.cost.per_step_us as u64;
         let mut objective = |max_steps: u64| {
@@ -290,7 +292,7 @@ impl Writer {
         }
     }
 
-    /// New tokens behind a part of something known.
+    /// Draws a prompt: new tokens, often behind a part of an earlier sequence.
     fn prompt(&mut self) -> Vec<TokenId> {
         let most = self.max_len();
         let (from_known, num_new) = match self.traffic {
@@ -311,14 +313,14 @@ impl Writer {
         for _ in 0..num_new {
             prompt.push(self.random.below(self.alphabet.into()) as TokenId);
         }
-        // Some are too long, and are refused.
+        // Some prompts stay too long, and are refused.
         if !self.random.once_in(16) {
             prompt.truncate((most - self.random.below(1 + most / 4)) as usize);
         }
         prompt
     }
 
-    /// Rows that one request can fill.
+    /// The number of rows that one request can fill.
     fn max_len(&self) -> u64 {
         let config = &self.config;
         config
@@ -338,7 +340,7 @@ impl Writer {
             min_tokens: self.random.pick(&[0, 0, 0, 1, 2, 5]),
             ..StoppingCriteria::default()
         };
-        // Without a limit most stop by themselves.
+        // Most requests without a limit have an end token.
         let may_end = match (self.traffic, max_tokens) {
             (Traffic::LongOutputs, _) | (_, Some(_)) => self.random.once_in(2),
             (_, None) => !self.random.once_in(4),
@@ -352,7 +354,8 @@ impl Writer {
         stopping
     }
 
-    /// Works out what the request comes to alone. One that is refused comes to nothing.
+    /// Works out the output of the request when it runs alone. A request that will be refused has
+    /// none.
     fn answer(&mut self, request: Request) -> Answer {
         let num_tokens = self.config.check_request(&request).unwrap_or(0) as usize;
         let stopping = &request.stopping;
@@ -390,7 +393,8 @@ impl Writer {
     }
 }
 
-/// Pools of a few pages, budgets of a few tokens: every limit is met all the time.
+/// Limits with pools of a few pages and budgets of a few tokens, so that every limit is reached
+/// often.
 fn tight_config(random: &mut Random) -> SchedulerConfig {
     let page_size = 1 + random.below(5) as u32;
     let num_pages = 3 + random.below(20) as u32;
@@ -407,7 +411,7 @@ fn tight_config(random: &mut Random) -> SchedulerConfig {
     config
 }
 
-/// Proportions of a small server.
+/// Limits with the proportions of a small server.
 fn roomy_config(random: &mut Random) -> SchedulerConfig {
     let page_size = random.pick(&[8, 16]);
     let num_pages = 40 + random.below(200) as u32;

@@ -1,5 +1,6 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
-//! `--speculate ngram` or `draft` has all of them guess, `--speculate off` none; else the seed decides.
+//! `--speculate ngram` or `draft` makes all of them speculate, and `--speculate off` none; without
+//! the option the seed decides.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::PathBuf;
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
             Err(what) => {
                 eprintln!("seed {seed} failed: {what}");
                 keep(&options, seed, &what);
-                eprintln!("again: cargo xtask sim --seed {seed}");
+                eprintln!("to play it again: cargo xtask sim --seed {seed}");
                 return ExitCode::FAILURE;
             }
         }
@@ -54,7 +55,10 @@ fn main() -> ExitCode {
     println!("{totals:#?}");
     let missing = totals.missing();
     if options.num_seeds >= 1000 && options.speculation.is_none() && !missing.is_empty() {
-        eprintln!("the runs prove too little: no {}", missing.join(", no "));
+        eprintln!(
+            "the runs prove too little: they have no {}",
+            missing.join(", no ")
+        );
         return ExitCode::FAILURE;
     }
     println!(
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A broken rule, or the panic of an assertion, as text.
+/// Plays one seed. The error is the broken rule, or the message of an assertion that failed.
 fn play(options: &Options, seed: u64) -> Result<Totals, String> {
     let message = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
@@ -82,7 +86,7 @@ fn play(options: &Options, seed: u64) -> Result<Totals, String> {
     }
 }
 
-/// What failed and with which load, for whoever looks into it.
+/// Writes what failed and the load that it failed with to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
     let text = format!("{what}\n\n{:#?}\n", options.load(seed));
@@ -104,7 +108,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         let number = || {
             value
                 .parse::<u64>()
-                .map_err(|_| format!("{name}: {value:?} is no number"))
+                .map_err(|_| format!("{name}: {value:?} is not a number"))
         };
         match name.as_str() {
             "--seeds" => options.num_seeds = number()?,
@@ -115,7 +119,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
                     "off" => Speculation::Off,
                     "ngram" => Speculation::Ngram,
                     "draft" => Speculation::Draft { draw_cost: 10 },
-                    _ => return Err(format!("{name}: {value:?} is none of ngram, draft and off")),
+                    _ => return Err(format!("{name} must be ngram, draft or off, not {value:?}")),
                 });
             }
             "--keep" => options.keep = PathBuf::from(&value),
@@ -123,7 +127,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         }
     }
     match options.num_seeds {
-        0 => Err("say how many seeds to play".into()),
+        0 => Err("nothing to play: give --seed, or --seeds of at least 1".into()),
         _ => Ok(options),
     }
 }

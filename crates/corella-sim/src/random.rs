@@ -1,4 +1,4 @@
-//! The only source of chance: a seed.
+//! Pseudorandom numbers: a seed is the only source of chance.
 
 /// splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -10,12 +10,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// Below `bound`, which must not be 0.
+    /// A number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True once in `times`.
+    /// True with the probability 1/`times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! One run: events in virtual time, the scheduler between them, checkers around it.
+//! One run: the scheduler plays a load in virtual time while the checkers watch.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -31,7 +31,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Plays a load to its end. The executor and the scheduler's own assertions panic.
+/// Plays a load to its end. Returns the first rule that it breaks; assertions of the executor and
+/// of the scheduler panic.
 pub fn simulate(load: &Load, seed: u64) -> Result<Totals, Violation> {
     let mut simulation = Simulation::new(load, seed);
     simulation.run()?;
@@ -54,15 +55,15 @@ struct Simulation<'a> {
     num_events: u64,
     scheduler: Scheduler,
     executor: CheckingExecutor,
-    /// Steps in flight, the oldest first.
+    /// Steps in flight, oldest first.
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
-    /// Slots from which nothing has been drawn since they were taken.
+    /// Slots from which nothing has been drawn since a request took them.
     prefilling: BTreeSet<SlotId>,
     requests: BTreeMap<RequestId, Progress>,
     answers: BTreeMap<RequestId, &'a Answer>,
-    /// What a subscriber to KV events knows.
+    /// The pages that a subscriber to KV events knows.
     heard: BTreeSet<PageHash>,
     kept: KeptPrefixes,
     head_room_share: u32,
@@ -82,10 +83,10 @@ struct Progress {
     abort: Option<Station>,
     num_prompt_tokens: u32,
     num_output_tokens: u32,
-    /// Rows planned, by the last step that names it.
+    /// The number of its rows that have been planned, as of the last step that named it.
     num_rows: u32,
     num_seen: u32,
-    /// In the last step that names it.
+    /// Whether the last step that named it held drafts of it.
     has_drafts: bool,
     has_slot: bool,
     was_started: bool,
@@ -94,7 +95,8 @@ struct Progress {
 
 impl<'a> Simulation<'a> {
     fn new(load: &'a Load, seed: u64) -> Self {
-        let mut scheduler = Scheduler::new(load.config.clone()).expect("loads have valid limits");
+        let mut scheduler =
+            Scheduler::new(load.config.clone()).expect("the load's limits are invalid");
         scheduler.watch_kv(seed);
         let roots = load.answers().map(|answer| {
             let request = &answer.request;
@@ -154,7 +156,7 @@ impl<'a> Simulation<'a> {
             self.settle()?;
             self.give_drafts();
             while let Some(batch) = self.scheduler.schedule(self.now_us) {
-                // Planning ends requests, too.
+                // Planning a step can end requests, too.
                 self.take_outputs()?;
                 self.submit(&batch)?;
                 self.settle()?;
@@ -165,7 +167,7 @@ impl<'a> Simulation<'a> {
         self.totals.take_stats(&stats);
         self.totals.num_events = self.num_events;
         if self.scheduler.has_unfinished() {
-            let what = format!("requests are left and nothing happens: {stats:?}");
+            let what = format!("requests are left but no event is: {stats:?}");
             return Err(self.violation("work goes on", what));
         }
         self.check(|checker| checker.ended(&stats))?;
@@ -247,7 +249,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A draft model that foresees three tokens in four, and is sometimes silent.
+    /// Gives drafts like a draft model that is right three times in four, and sometimes gives none.
     fn give_drafts(&mut self) {
         let random = &mut self.random;
         let mut given = Vec::new();
@@ -337,7 +339,7 @@ impl<'a> Simulation<'a> {
             num_tokens: batch.num_tokens() as u64,
         });
         let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
-        // Each stage takes a step time.
+        // A step takes its time once in each stage.
         let num_stages = self.load.config.num_pipeline_stages;
         let through_stages = self.now_us + step_us * u64::from(num_stages);
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
@@ -351,7 +353,10 @@ impl<'a> Simulation<'a> {
     }
 
     fn return_step(&mut self) -> Result<(), Violation> {
-        let returned = self.inflight.pop_front().expect("a step is in flight");
+        let returned = self
+            .inflight
+            .pop_front()
+            .expect("a step returns while none is in flight");
         let elapsed_us = self.now_us - returned.planned_us;
         for checker in &mut self.checkers {
             checker.returned(returned.num_tokens, elapsed_us);
@@ -375,7 +380,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Takes what the scheduler says, aborts who has reached the station, looks at the whole.
+    /// Takes the scheduler's outputs, aborts the requests that have reached their station, and
+    /// checks everything.
     fn settle(&mut self) -> Result<(), Violation> {
         self.take_outputs()?;
         self.abort_at_stations()?;
@@ -448,7 +454,7 @@ impl<'a> Simulation<'a> {
         if self.heard.len() <= stats.num_cached_pages + stats.num_in_use_pages {
             return Ok(());
         }
-        let what = format!("{} pages are told of: {stats:?}", self.heard.len());
+        let what = format!("{} pages are announced: {stats:?}", self.heard.len());
         Err(self.violation("KV events tell of what is there", what))
     }
 
@@ -464,7 +470,10 @@ impl<'a> Simulation<'a> {
             })
             .collect();
         for (id, station) in there {
-            let progress = self.requests.get_mut(&id).expect("it was just seen");
+            let progress = self
+                .requests
+                .get_mut(&id)
+                .expect("a request that was just seen is gone");
             progress.abort = None;
             let has_ended = progress.has_ended;
             *self.totals.aborted.entry(station).or_default() += 1;

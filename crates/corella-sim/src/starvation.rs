@@ -1,4 +1,4 @@
-//! Whether everybody gets on: those that run step by step, those that wait in the end.
+//! Checks that no request starves, running or waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use corella_core::{
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
 
-/// Rules 8 and 9: whoever runs is in every step, or in turn when decodes are limited; whoever
-/// waits is passed over a bounded number of times.
+/// Rules 8 and 9: a decoding request is in every step, or alternates with others where decodes are
+/// limited. A waiting request is passed over a limited number of times.
 pub struct NoStarvation {
     config: SchedulerConfig,
     longest_prompt: usize,
@@ -18,20 +18,21 @@ pub struct NoStarvation {
 }
 
 struct Waiting {
-    turn: (u64, RequestId),
-    /// Requests that were queued later and go before it, having arrived earlier.
+    rank: (u64, RequestId),
+    /// The number of requests that were queued later but go before it, because they arrived
+    /// earlier.
     num_put_before: usize,
     num_prompt_tokens: u32,
     num_final_rows: u32,
     is_new: bool,
     is_running: bool,
-    /// Rows planned so far.
+    /// The number of rows planned so far.
     num_rows: u32,
-    /// Steps, one after another, that should have held it and did not.
+    /// The number of consecutive steps that should have held it and did not.
     num_missed_steps: usize,
-    /// The most that it may miss, by the most crowded of those.
+    /// The most steps that it may miss, as of the most crowded of those.
     max_missed_steps: usize,
-    /// Steps in which someone started that came later.
+    /// The number of steps in which a request started that comes after it in that order.
     num_passed_over: usize,
 }
 
@@ -46,26 +47,27 @@ impl NoStarvation {
         }
     }
 
-    /// Steps until those that run have ended, at the latest, and with them the time in which
-    /// others may start before one that was passed over too often.
+    /// An upper bound of the steps until all running requests have ended. For as long, others may
+    /// start before one that was passed over too often.
     fn max_steps_to_make_room(&self) -> usize {
-        let num_turns = self
+        let num_round_steps = self
             .config
             .max_num_seqs
             .div_ceil(self.config.max_decode_seqs);
-        (self.config.max_model_len * num_turns) as usize
+        (self.config.max_model_len * num_round_steps) as usize
     }
 
-    /// In what order requests count as passed over: where arrival decides, those that arrived
-    /// earlier go before it by right.
-    fn turn(&self, request: &Request) -> (u64, RequestId) {
+    /// The order in which requests should start, for counting who was passed over: by arrival under
+    /// `fcfs`, and otherwise by submission.
+    fn rank(&self, request: &Request) -> (u64, RequestId) {
         match self.config.scheduling_policy {
             SchedulingPolicy::Fcfs => (request.arrival_us, request.id),
             _ => (0, request.id),
         }
     }
 
-    /// A leader's chunks hold its followers back, one step each at least.
+    /// How often a request may be passed over: by the policy, and because a follower waits at least
+    /// one step for each chunk of its leader.
     fn max_passed_over(&self) -> usize {
         let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
             && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
@@ -91,16 +93,19 @@ impl Checker for NoStarvation {
 
     fn queued(&mut self, answer: &Answer) {
         let request = &answer.request;
-        let turn = self.turn(request);
+        let rank = self.rank(request);
         for waiting in self.requests.values_mut() {
-            waiting.num_put_before += usize::from(waiting.turn > turn);
+            waiting.num_put_before += usize::from(waiting.rank > rank);
         }
         let num_prompt_tokens = request.prompt.len() as u32;
-        let max_tokens = self.config.check_request(request).expect("it was queued");
+        let max_tokens = self
+            .config
+            .check_request(request)
+            .expect("a request was queued that should be refused");
         self.requests.insert(
             request.id,
             Waiting {
-                turn,
+                rank,
                 num_put_before: 0,
                 num_prompt_tokens,
                 num_final_rows: num_prompt_tokens + max_tokens - 1,
@@ -118,13 +123,14 @@ impl Checker for NoStarvation {
         let (batch, slots) = (step.batch, step.slots);
         let ids = batch.started.iter().map(|start| start.request);
         let new = ids.filter(|id| self.requests[id].is_new);
-        let newest = new.map(|id| self.requests[&id].turn).max();
+        let newest = new.map(|id| self.requests[&id].rank).max();
         let bound = self.max_passed_over();
         for (id, waiting) in &mut self.requests {
-            let is_passed_over = waiting.is_new && Some(waiting.turn) < newest;
+            let is_passed_over = waiting.is_new && Some(waiting.rank) < newest;
             if is_passed_over && !batch.started.iter().any(|start| start.request == *id) {
                 waiting.num_passed_over += 1;
-                // Packing looks at who is first: each that came to be before it has its own time.
+                // Packing counts only for the head of the queue, and each request that was put
+                // before this one was the head for a time.
                 let bound = bound * (1 + waiting.num_put_before);
                 ensure(waiting.num_passed_over <= bound, || {
                     let times = waiting.num_passed_over;
@@ -134,14 +140,14 @@ impl Checker for NoStarvation {
         }
         let held: BTreeSet<RequestId> = slots.values().copied().collect();
         for (id, waiting) in &mut self.requests {
-            // Without a slot it has been preempted.
+            // A request without a slot has been preempted.
             waiting.is_running &= held.contains(id);
         }
         for start in &batch.started {
             let waiting = self
                 .requests
                 .get_mut(&start.request)
-                .expect("a live request");
+                .expect("a step starts an unknown request");
             waiting.is_new = false;
             waiting.is_running = true;
             waiting.num_missed_steps = 0;
@@ -151,7 +157,7 @@ impl Checker for NoStarvation {
         for span in &batch.spans {
             let id = slots[&span.slot];
             in_step.insert(id);
-            // One that has ended may be computed once more.
+            // A request that has ended may be computed once more.
             if let Some(waiting) = self.requests.get_mut(&id) {
                 waiting.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
             }
@@ -162,11 +168,13 @@ impl Checker for NoStarvation {
                 && waiting.num_rows < waiting.num_final_rows
         };
         let num_decodes = self.requests.values().filter(|w| wants(w)).count();
-        let num_turns = num_decodes.div_ceil(self.config.max_decode_seqs as usize);
-        // A turn lasts a round through the pipeline.
-        let num_turns = num_turns * self.config.max_inflight_steps as usize;
-        let bound = num_turns + self.config.max_inflight_steps as usize;
-        // Without a page some must wait for those that leave; nobody is admitted meanwhile.
+        let num_round_steps = num_decodes.div_ceil(self.config.max_decode_seqs as usize);
+        // In a round every decoding request is in one step, and a step is in all stages of the
+        // pipeline.
+        let num_round_steps = num_round_steps * self.config.max_inflight_steps as usize;
+        let bound = num_round_steps + self.config.max_inflight_steps as usize;
+        // Without a free page some requests must wait for others to leave; nothing is admitted
+        // meanwhile.
         let has_pages = step.stats.num_free_pages + step.stats.num_cached_pages > 0;
         for (id, waiting) in &mut self.requests {
             if in_step.contains(id) || !has_pages {

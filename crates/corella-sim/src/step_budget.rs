@@ -1,12 +1,11 @@
-//! What a step may hold, and who has the first claim to it.
+//! Checks what a step holds: its limits, and that drafts get only what is left.
 
 use corella_core::{SchedulerConfig, SchedulerStats, SchedulingPolicy, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::Load;
 
-/// Rules 1, 3 and 7: no limit of a step is passed, and a prompt is cut short only in one that is
-/// full, whatever its share is.
+/// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.
 pub struct StepLimits {
     config: SchedulerConfig,
 }
@@ -29,7 +28,7 @@ impl Checker for StepLimits {
         let spans = step.batch.spans.iter();
         let is_prefill = |span: &&Span| step.prefilling.contains(&span.slot);
         let (prefills, decodes): (Vec<_>, Vec<_>) = spans.partition(is_prefill);
-        // The last token of a prompt may have drafts behind it.
+        // A span that ends a prompt may have drafts behind the prompt's last token.
         let num_own = |span: &&Span| span.tokens.len() as u32 - span.num_drafts;
         let num_prefill_tokens: u32 = prefills.iter().map(num_own).sum();
         let num_drafts: u32 = step.batch.spans.iter().map(|span| span.num_drafts).sum();
@@ -55,8 +54,8 @@ impl Checker for StepLimits {
     }
 }
 
-/// Guesses take only what a step has left: nobody is preempted for them. That no prompt is cut short
-/// for them is a rule of [`StepLimits`].
+/// Drafts take only what a step has left: no request is preempted for them. That no prompt is cut
+/// short for them is a rule of [`StepLimits`].
 pub struct Drafts {
     config: SchedulerConfig,
     num_preemptions: u64,
@@ -83,8 +82,9 @@ impl Checker for Drafts {
         if num_drafts == 0 {
             return Ok(());
         }
-        // Whoever was preempted gave its page to another's row, and there was none over; for one
-        // more urgent several may go.
+        // A request is preempted because another needs a page, so there was no page left for
+        // drafts. Under `priority` one urgent request may preempt several, which can free more
+        // pages than it needs.
         let is_for_pages = config.scheduling_policy != SchedulingPolicy::Priority;
         let num_preempted = step.stats.num_preemptions - self.num_preemptions;
         let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;

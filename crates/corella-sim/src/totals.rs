@@ -1,4 +1,5 @@
-//! What has happened in a number of runs: they prove something only when it is enough.
+//! Counts what has happened in a number of runs. They prove something only if all of it happened
+//! often enough.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +89,7 @@ impl Totals {
             ("refused requests", self.num_refused),
             ("completed requests", self.num_completed),
             ("failed steps", self.num_failed_steps),
-            ("rows that nothing is drawn from", self.num_undrawn),
+            ("rows without a draw", self.num_undrawn),
             (
                 "drafts that do not hold",
                 self.num_draft_tokens - self.num_accepted_draft_tokens,

@@ -1,4 +1,4 @@
-//! The first seeds, and that they see everything that can befall a request.
+//! The first seeds break no rule, and see everything that can happen to a request.
 
 use corella_sim::{Load, Totals, simulate};
 
@@ -14,7 +14,7 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.missing(), [""; 0], "{totals:?}");
 }
 
-/// A failing seed is worth something only when it fails again.
+/// A failing seed is useful only if it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {
     for seed in 0..20 {

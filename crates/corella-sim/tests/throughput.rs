@@ -21,8 +21,8 @@ fn concurrency_never_costs_throughput() {
     }
 }
 
-/// Time for all requests, so many of them in the engine at any time. Without room the pool holds
-/// six of them to their end, and admission counts on half.
+/// The time for all requests, with `concurrency` of them in the scheduler at any time. Without room
+/// the pool holds only six of them to their end.
 fn duration_us(concurrency: usize, has_room: bool) -> u64 {
     let num_pages = if has_room { 400 } else { 36 };
     let mut config = SchedulerConfig::new(num_pages, 16, 512);

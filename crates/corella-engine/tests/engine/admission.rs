@@ -1,4 +1,4 @@
-//! What is refused, and by whom.
+//! What is refused, and whether in the caller's thread or by the scheduler.
 
 use corella_core::AdmissionError;
 use corella_engine::{Engine, EngineConfig, EngineError, StreamEvent, SubmitError};
@@ -57,15 +57,26 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         }
         None
     };
-    assert!(full(5).is_none(), "five can never wait at once");
-    let running: Vec<_> = (0..2).map(|_| full(1).expect("free slots")).collect();
+    assert!(
+        full(5).is_none(),
+        "five choices were queued where only four may wait"
+    );
+    let running: Vec<_> = (0..2).map(|_| full(1).expect("no slot is free")).collect();
     wait_until(|| engine.stats().scheduler.num_running == 2);
-    let mut waiting: Vec<_> = (0..3).map(|_| full(1).expect("room to wait")).collect();
-    assert!(full(2).is_none(), "one place is left");
-    waiting.push(full(1).expect("the last place"));
+    let mut waiting: Vec<_> = (0..3)
+        .map(|_| full(1).expect("the queue is full"))
+        .collect();
+    assert!(
+        full(2).is_none(),
+        "two choices were queued where one place is left"
+    );
+    waiting.push(full(1).expect("the last place is taken"));
     assert!(full(1).is_none());
     drop(waiting.pop());
-    assert!(full(1).is_some(), "one left the queue");
+    assert!(
+        full(1).is_some(),
+        "a request left the queue, but its place is taken"
+    );
     drop((running, waiting));
     assert_at_rest(&engine);
     assert!(engine.stats().num_refused > 0);

@@ -1,4 +1,5 @@
-//! Guesses of a draft model, right now and then, change no token and cost little when they err.
+//! Drafts of a draft model change no token, however often they are right, and cost little when they
+//! are wrong.
 
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ fn drafted_outputs_equal_lone_runs() {
         let stats = Pair::new(0, num_right_in_ten).come_and_go();
         let (drafted, accepted) = (stats.num_draft_tokens, stats.num_accepted_draft_tokens);
         assert!(accepted > 500, "{stats:?}");
-        // Seeded draws are guessed as well as greedy ones: only whoever leaves with drafts in
-        // flight has no use for them.
+        // Seeded draws are guessed as well as greedy ones, so drafts are lost only when a request
+        // leaves with some in flight.
         match num_right_in_ten {
             10 => assert!(20 * accepted > 19 * drafted, "{stats:?}"),
             _ => assert!(drafted - accepted > 500, "{stats:?}"),
@@ -26,7 +27,7 @@ fn drafted_outputs_equal_lone_runs() {
     }
 }
 
-/// Sequences are dropped for others, and who finds no page goes without.
+/// Sequences are dropped for others, and a request that gets no page goes without drafts.
 #[test]
 fn a_small_draft_pool_costs_drafts_only() {
     let ample = Pair::new(0, 8).come_and_go().num_draft_tokens;
@@ -39,7 +40,7 @@ fn a_small_draft_pool_costs_drafts_only() {
     }
 }
 
-/// Prompts take several rounds, of another page size than the model's.
+/// Prompts take several rounds, and the draft model has another page size than the served model.
 #[test]
 fn a_small_draft_budget_changes_nothing() {
     let mut pair = Pair::new(0, 9);
@@ -60,8 +61,8 @@ fn a_model_that_always_errs_is_asked_now_and_then() {
     let submission = submission(vec![1, 2, 3], 1000);
     let expected = pair.expected(&submission);
     assert_eq!(finish(&mut submit_one(&engine, submission)).0, expected);
-    // Half a step each: eight until sixteen rows' worth is lost, and two more after 16, 32, 64,
-    // 128 and 256 steps.
+    // Drawing is a quarter of a step and checking another: eight drafts until the cost of sixteen
+    // rows is lost, and two more after each pause of 16, 32, 64, 128 and 256 steps.
     assert_eq!(engine.stats().scheduler.num_draft_tokens, 8 + 5 * 2);
 }
 
@@ -74,7 +75,7 @@ fn drafts_end_where_the_draft_models_context_ends() {
     let expected = pair.expected(&submission);
     assert_eq!(finish(&mut submit_one(&engine, submission)).0, expected);
     let stats = engine.stats().scheduler;
-    // Its last draft stands right behind its context.
+    // The last draft is the one right behind the draft model's context.
     assert_eq!(stats.num_draft_tokens, stats.num_accepted_draft_tokens);
     assert!((20..=31).contains(&stats.num_draft_tokens), "{stats:?}");
 }
@@ -96,8 +97,8 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
         let stats = engine.stats();
         assert_eq!((stats.num_failed_steps, stats.num_finished_error), (0, 0));
         assert_eq!(engine.state(), EngineState::Ready);
-        // Rounds of 2, 4 and 6 drafts, a step each: the third is lost. Who cannot be drawn for goes
-        // without from then on, and the next request does not.
+        // The rounds have 2, 4 and 6 drafts, a step each, and the third fails. A request for which
+        // nothing can be drawn gets no more drafts from then on, but the next request does.
         let num_drafts = stats.scheduler.num_draft_tokens;
         match fault {
             Fault::Undrawn => assert!(num_drafts > 40, "{num_drafts}"),
@@ -106,7 +107,7 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
     }
 }
 
-/// The loop waits for it and can do nothing else.
+/// The loop waits for the draft step and can do nothing else.
 #[test]
 fn a_draft_step_that_never_returns_loses_the_engine() {
     let mut pair = Pair::new(0, 10);
@@ -133,8 +134,8 @@ fn speculation_and_draft_model_need_each_other() {
     assert!(matches!(unasked, Err(EngineError::Config(_))));
 }
 
-/// A model and the one that guesses for it: it draws what the model draws, but says something else
-/// as often as it is told to.
+/// A served model and its draft model, which draws the same tokens but alters some of them as often
+/// as it is told to.
 struct Pair {
     limits: SchedulerConfig,
     draft: MockConfig,
@@ -173,7 +174,8 @@ impl Pair {
 
     fn start_with(&self, config: EngineConfig) -> Engine {
         let executor = Box::new(MockExecutor::new(self.model()));
-        Engine::start_with_draft_model(config, executor, self.draft_model()).expect("it starts")
+        Engine::start_with_draft_model(config, executor, self.draft_model())
+            .expect("the engine did not start")
     }
 
     fn draft_model(&self) -> DraftModel {

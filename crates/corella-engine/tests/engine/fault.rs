@@ -1,4 +1,5 @@
-//! A step that fails, hangs or panics ends what was in it; an executor or loop that is lost ends all.
+//! Faults: a step that fails, hangs or panics ends its own requests; an executor or loop that is
+//! lost ends all of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,7 +33,7 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
             assert!(!tokens.is_empty() && tokens.len() < 40);
             assert_eq!(tokens, expected[..tokens.len()]);
 
-            // The same prompt again: nothing of the failed step is read.
+            // The same prompt again reads nothing of the failed step.
             let mut next = submit_one(&engine, submission(vec![1, 2, 3], 40));
             assert_eq!(finish(&mut next), (expected, FinishReason::Length));
             assert_at_rest(&engine);
@@ -44,7 +45,7 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
             if fault == Fault::Panic {
                 let text = std::fs::read_to_string(&dump).unwrap();
                 assert!(text.starts_with("step 5 panicked: a fault was injected"));
-                // Steps are numbered from 0; with overlap one more was planned.
+                // Steps are numbered from 0. With overlap one more was planned.
                 assert_eq!(text.lines().count() as u32, 1 + 5 + max_inflight_steps);
                 std::fs::remove_file(&dump).unwrap();
             }
@@ -89,12 +90,12 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
     config.step_log_path = dump_path("lost");
     let dump = config.step_log_path.clone();
     let engine = start_with(config, mock);
-    // More than run at once, so that some still wait.
+    // There are more requests than run at once, so that some still wait.
     let streams: Vec<_> = (0..40)
         .map(|i| submit_one(&engine, submission(vec![i], 100)))
         .collect();
     for mut stream in streams {
-        // One that the loop never took has no `Accepted`.
+        // A stream whose request the loop never saw has no `Accepted`.
         let mut last = None;
         while let Some(event) = stream.next_blocking() {
             last = Some(event);
@@ -116,7 +117,7 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
         Some(SubmitError::Lost(reason))
     );
     assert!(engine.reset_prefix_cache().is_err());
-    std::fs::remove_file(&dump).expect("the last steps were written down");
+    std::fs::remove_file(&dump).expect("the step log was not written");
 }
 
 #[test]
@@ -159,7 +160,7 @@ fn a_hanging_step_is_noticed_and_stays_correct() {
     assert!(engine.stats().num_slow_steps >= 1);
 }
 
-/// Whoever supervises the process has to see that it is of no more use.
+/// Whoever supervises the process has to see that the engine is of no more use.
 #[test]
 fn a_step_that_never_returns_loses_the_engine() {
     let limits = limits(20, 1);

@@ -1,4 +1,4 @@
-//! A small pool over the mock executor, and what the tests do with an engine and its streams.
+//! An engine with a small pool over the mock executor, and helpers for its streams.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub fn start(limits: SchedulerConfig, mock: MockConfig) -> Engine {
 }
 
 pub fn start_with(config: EngineConfig, mock: MockConfig) -> Engine {
-    Engine::start(config, Box::new(MockExecutor::new(mock))).expect("the engine starts")
+    Engine::start(config, Box::new(MockExecutor::new(mock))).expect("the engine did not start")
 }
 
 pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
@@ -58,7 +58,9 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
 }
 
 pub fn submit_one(engine: &Engine, submission: Submission) -> TokenStream {
-    let mut streams = engine.submit(submission).expect("it is taken");
+    let mut streams = engine
+        .submit(submission)
+        .expect("the submission was refused");
     assert_eq!(streams.len(), 1);
     streams.remove(0)
 }
@@ -93,7 +95,7 @@ pub fn assert_failed(reason: &FinishReason, text: &str) {
     assert!(error.to_string().contains(text), "{error}");
 }
 
-/// Nothing is in use any more, once the steps that were planned ahead have returned.
+/// Checks that nothing is in use any more, once the steps planned ahead have returned.
 pub fn assert_at_rest(engine: &Engine) {
     assert!(engine.wait_idle(LONG));
     wait_until(|| engine.stats().scheduler.num_inflight_steps == 0);
@@ -112,7 +114,7 @@ pub fn wait_until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Waits until it is.
+/// Waits until the engine is lost, and returns the reason.
 pub fn assert_lost(engine: &Engine) -> String {
     wait_until(|| engine.state() != EngineState::Ready);
     match engine.state() {
@@ -121,7 +123,7 @@ pub fn assert_lost(engine: &Engine) -> String {
     }
 }
 
-/// The mock with other results. Reads its pages as strictly as ever.
+/// The mock executor with altered results. It still checks what it reads from its pages.
 pub struct Altered<F> {
     pub mock: MockExecutor,
     pub alter: F,

@@ -1,4 +1,4 @@
-//! Requests from a seed.
+//! Random requests from a seed.
 
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, EngineStats, StreamEvent};
@@ -6,7 +6,8 @@ use corella_model::MockConfig;
 
 use crate::fixture::{VOCAB_SIZE, assert_at_rest, finish, submission, submit_one};
 
-/// Whoever is served gets what it gets alone, whoever comes, leaves or is preempted meanwhile.
+/// Checks that every request gets the tokens of its lone run, however many others come, leave or
+/// are preempted meanwhile.
 pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice) -> EngineStats {
     for round in 0..6 {
         let mut readers = Vec::new();
@@ -18,7 +19,7 @@ pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice)
                 &submission.sampling,
                 submission.stopping.max_tokens.unwrap() as usize,
             );
-            // Some leave: at once, or after a few tokens.
+            // Some readers leave, at once or after a few tokens.
             let leaves_after = (dice.roll(4) == 0).then(|| dice.roll(expected.len() + 1));
             let mut stream = submit_one(engine, submission);
             readers.push(std::thread::spawn(move || match leaves_after {
@@ -28,7 +29,7 @@ pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice)
                     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
                     for token in &expected[..num_tokens] {
                         let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
-                            panic!("no output");
+                            panic!("the stream has no output");
                         };
                         assert_eq!(output.sample.unwrap().token, *token, "round {round}");
                     }
@@ -36,7 +37,7 @@ pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice)
             }));
         }
         for reader in readers {
-            reader.join().expect("the reader's checks hold");
+            reader.join().expect("a reader's check failed");
         }
         assert_at_rest(engine);
     }
@@ -47,13 +48,15 @@ pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice)
     assert!(stats.num_finished_abort > 0, "{stats:?}");
     assert_eq!(stats.num_finished_error, 0);
     assert_eq!(stats.num_failed_steps, 0);
-    engine.reset_prefix_cache().expect("nothing runs");
+    engine
+        .reset_prefix_cache()
+        .expect("requests still hold pages");
     assert_eq!(engine.submit(submission(vec![1], 1)).unwrap().len(), 1);
     assert_at_rest(engine);
     stats
 }
 
-/// A small generator: equal seeds give equal tests.
+/// A small random generator: equal seeds give equal tests.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -65,7 +68,7 @@ impl Dice {
         ((x ^ (x >> 31)) % sides as u64) as usize
     }
 
-    /// Often begins like others, so that prefixes are shared.
+    /// A prompt that often begins like others, so that prefixes are shared.
     pub fn prompt(&mut self) -> Vec<TokenId> {
         let shared = self.roll(24);
         let own = 1 + self.roll(24);

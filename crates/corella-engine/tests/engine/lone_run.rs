@@ -1,4 +1,4 @@
-//! What a request gets is what it gets alone.
+//! A request gets the same tokens as when it runs alone.
 
 use corella_core::FinishReason;
 

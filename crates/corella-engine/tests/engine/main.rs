@@ -1,4 +1,4 @@
-//! The engine over the mock executor, which notices every wrong page.
+//! Tests of the engine over the mock executor, which notices every wrong page.
 
 mod admission;
 mod draft_model;

@@ -1,4 +1,4 @@
-//! What is kept of the texts of requests that are gone, and who is told of it.
+//! What the prefix cache keeps of requests that have ended, and what subscribers hear of it.
 
 use corella_core::{KvEvent, Namespace, PageHash, PinError, SchedulerConfig, TokenId};
 use corella_engine::{PinPrefixError, StreamEvent};
@@ -24,7 +24,7 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
     let mut stream = submit_one(&engine, submission(prefix, 1));
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
     let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
-        panic!("no output");
+        panic!("the stream has no output");
     };
     assert_eq!(output.num_cached_tokens, 12);
 
@@ -39,7 +39,7 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
     assert!(matches!(too_long, Err(PinPrefixError::Submit(_))));
 }
 
-/// More pages than the channel holds, while the engine does nothing else.
+/// There are more pages than the channel holds, and the engine does nothing else meanwhile.
 #[test]
 fn kv_events_name_what_can_be_reused() {
     const SALT: u64 = 3;

@@ -1,4 +1,4 @@
-//! An end in order: whoever was taken is served or told.
+//! An orderly end: every request that was accepted is served or ended with an error.
 
 use std::time::Duration;
 

@@ -41,7 +41,8 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
     let submissions: Vec<_> = (0..200)
         .map(|_| {
             let mut prompt: Vec<_> = dice.prompt().into_iter().map(|token| token % 9).collect();
-            // So that there is something to guess before anything can stop it.
+            // The end of the prompt is repeated, so that there is something to guess before
+            // anything can stop the request.
             let tail = prompt.split_off(prompt.len().saturating_sub(4));
             prompt.extend(tail.repeat(3));
             let mut submission = submission(prompt, 1 + dice.roll(60) as u32);
@@ -67,7 +68,7 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
             submission
         })
         .collect();
-    // All at once, then each alone.
+    // All are submitted at once, then each alone.
     let together = submissions.chunks(submissions.len());
     for submissions in together.chain(submissions.chunks(1)) {
         let (guessed, expected) = (play(&guessing, submissions), play(&plain, submissions));
@@ -84,7 +85,8 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
     assert_eq!(plain.stats().scheduler.num_draft_tokens, 0);
 }
 
-/// One of the guesses may be why: without them it is drawn, or the request ends as it would have.
+/// One of the drafts may be why nothing can be drawn: without drafts the token is drawn, or the
+/// request ends as it would have without speculation.
 #[test]
 fn what_cannot_be_drawn_beside_guesses_is_drawn_without() {
     let limits = guessing(limits(200, 1));
@@ -99,7 +101,7 @@ fn what_cannot_be_drawn_beside_guesses_is_drawn_without() {
     let engine = start(limits.clone(), mock.clone());
     let ends = finish(&mut submit_one(&engine, submission(prompt.clone(), 40)));
     assert_eq!(ends, (expected.clone(), FinishReason::Length));
-    // Once it has failed nothing more is guessed, and the second time is the last.
+    // After the first failure nothing more is guessed, and a second one ends the request.
     let num_draft_tokens = engine.stats().scheduler.num_draft_tokens;
     assert!((1..7).contains(&num_draft_tokens), "{num_draft_tokens}");
     assert_at_rest(&engine);
@@ -119,7 +121,7 @@ fn guessing(limits: SchedulerConfig) -> SchedulerConfig {
     }
 }
 
-/// Texts that repeat what stood `distance` before, three times in four.
+/// A model that repeats the token from `distance` positions before, three times in four.
 fn echoing(limits: &SchedulerConfig, distance: usize) -> MockConfig {
     let mut mock = model(limits);
     mock.echo = Some(MockEcho {
@@ -137,7 +139,7 @@ fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> 
         let mut outputs = Vec::new();
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
-                // These depend on who else was there.
+                // These depend on which other requests were there.
                 (output.queue_us, output.num_cached_tokens) = (0, 0);
                 outputs.push(output);
             }
