@@ -1,13 +1,13 @@
-//! Tokens that are found in a text before it is split into words: `<|im_end|>` and its like.
+//! Added tokens, such as `<|im_end|>`: they are found in a text before it is split into words.
 
-/// The added tokens that are looked for at one stage of tokenisation.
+/// A set of added tokens to look for in a text.
 pub(crate) struct AddedTokens {
-    /// By first byte. Longer tokens come first, so that the longest of those that begin at one
-    /// place is found.
+    /// The tokens by their first byte. Longer ones come first, so that the longest of those that
+    /// begin at one place is found.
     by_first_byte: Vec<Vec<(String, u32)>>,
 }
 
-/// A part of a text.
+/// A part of a text: an added token, or the text between two of them.
 pub(crate) enum Section<'a> {
     Token(u32),
     Text(&'a str),
@@ -27,8 +27,9 @@ impl AddedTokens {
         Self { by_first_byte }
     }
 
-    /// The text as tokens and what lies between them: the first token from the left, the longest
-    /// that begins there, and on behind it. Texts are not empty.
+    /// Splits the text into added tokens and the texts between them. The token that begins first is
+    /// found first, and the longest of those that begin there; the search then continues behind it.
+    /// The texts are never empty.
     pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
         let mut rest = text;
         let mut next = None;

@@ -1,7 +1,7 @@
-//! GPT-2's alphabet: the character that stands for each byte in a byte-level vocabulary.
+//! GPT-2's byte alphabet: the character that stands for each byte in a byte-level vocabulary.
 //!
-//! A printable Latin-1 character stands for its own byte, and the other bytes follow in order
-//! from U+0100.
+//! A printable Latin-1 character stands for its own byte. The other bytes, in order, have the
+//! characters from U+0100 on.
 
 pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     let code = c as u32;

@@ -1,4 +1,5 @@
-//! Messages to a prompt, by a Jinja template that must read as it does in Transformers.
+//! Chat templates: messages to a prompt, by a Jinja template that must give the same text as in
+//! Transformers.
 
 use std::io::{self, Write};
 use std::time::SystemTime;
@@ -12,22 +13,23 @@ use crate::error::TextError;
 use crate::python_json;
 use crate::strftime::strftime;
 
-/// Steps of the template engine that one conversation may cost. A message or a tool costs some
-/// hundreds; a few seconds at the most.
+/// The most steps of the template engine for one conversation. A message or a tool takes some
+/// hundreds; the limit is reached after a few seconds.
 const FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";
-/// The template that checkpoints with several use when there are tools.
+/// The name of the template for conversations with tools, in checkpoints that have several.
 const TOOL_USE: &str = "tool_use";
 
-/// A chat template, or the named set of them that some checkpoints have.
+/// A chat template, or the set of named ones that some checkpoints have.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
     has_tool_use: bool,
 }
 
-/// What templates know under these names; an absent one is undefined and prints nothing.
+/// Special tokens, which templates know by these names. An absent one is undefined and prints
+/// nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos_token: Option<String>,
@@ -40,26 +42,26 @@ pub struct SpecialTokens {
 #[derive(Debug, Clone, Copy)]
 pub struct ChatInput<'a> {
     pub messages: &'a [Json],
-    /// A list, or absent; templates see absent tools as `none`.
+    /// The list of tools. Templates see absent tools as `none`.
     pub tools: Option<&'a Json>,
-    /// End with what opens an answer of the assistant.
+    /// Whether the prompt ends with what opens the assistant's answer.
     pub add_generation_prompt: bool,
-    /// End within the last message, so that the model goes on with it.
+    /// Whether the prompt ends within the last message, so that the model continues it.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs`: further names for the template, over all others.
+    /// `chat_template_kwargs`: further names for the template, which override all others.
     pub kwargs: Option<&'a Map<String, Json>>,
 }
 
-/// What rendering one conversation may cost, beside the steps of the template engine.
+/// What rendering one conversation may cost, besides the steps of the template engine.
 #[derive(Clone, Copy)]
 pub struct RenderLimit<'a> {
     pub max_bytes: usize,
-    /// Asked while the template prints: whether nobody wants the prompt any more.
+    /// Called while the template prints. Returns true when nobody wants the prompt any more.
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 
 impl RenderLimit<'_> {
-    /// For conversations of whoever runs the program.
+    /// No limit, for conversations of the person who runs the program.
     pub const NONE: RenderLimit<'static> = RenderLimit {
         max_bytes: usize::MAX,
         is_abandoned: &|| false,
@@ -71,8 +73,8 @@ impl ChatTemplate {
         Self::with_named([(DEFAULT, source)], special)
     }
 
-    /// The template of a checkpoint folder: `chat_template.jinja` where it has that file, else
-    /// `chat_template` in tokenizer_config.json; `None` where it has neither.
+    /// The chat template of a checkpoint folder: `chat_template.jinja` if there is that file,
+    /// otherwise `chat_template` of tokenizer_config.json, and `None` if it has neither.
     pub fn from_tokenizer_config(
         tokenizer_config_json: &[u8],
         chat_template_jinja: Option<&[u8]>,
@@ -135,12 +137,14 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt. It already spells its special tokens: encode it without adding them.
+    /// Renders a conversation as a prompt. The prompt already contains its special tokens, so
+    /// encode it without adding them.
     pub fn render(&self, input: ChatInput) -> Result<String, TextError> {
         self.render_within(input, RenderLimit::NONE)
     }
 
-    /// Stops as soon as the template has printed too much or nobody wants it.
+    /// Like `render`, but stops as soon as the template has printed too much or nobody wants the
+    /// prompt.
     pub fn render_within(&self, input: ChatInput, limit: RenderLimit) -> Result<String, TextError> {
         if input.continue_final_message && input.add_generation_prompt {
             return Err(TextError::ContinueFinalMessage(
@@ -203,7 +207,7 @@ impl ChatTemplate {
     }
 }
 
-/// A prompt as it is printed.
+/// Collects the prompt that a template prints, within its limit.
 struct PromptWriter<'a> {
     prompt: Vec<u8>,
     limit: RenderLimit<'a>,
@@ -250,14 +254,14 @@ fn value_of(json: &Json) -> Value {
     }
 }
 
-/// As Transformers sets up Jinja2.
+/// A template engine set up as Transformers sets up Jinja2.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build();
-    environment.set_syntax(syntax.expect("the default delimiters are distinct"));
+    environment.set_syntax(syntax.expect("the default delimiters are not distinct"));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(python_method);
@@ -280,7 +284,8 @@ fn named_template(entry: &Json) -> Option<(&str, &str)> {
     Some((entry["name"].as_str()?, entry["template"].as_str()?))
 }
 
-/// `{% generation %}` marks the assistant's tokens for training and prints nothing itself.
+/// Replaces `{% generation %}` tags. They mark the assistant's tokens for training and print
+/// nothing.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -301,7 +306,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// What `raise_exception` was given, carried through the template engine.
+/// The message given to `raise_exception`, carried through the template engine.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -331,7 +336,7 @@ fn raised(error: &minijinja::Error) -> Option<&str> {
     None
 }
 
-/// One line: what is wrong and where in the template.
+/// Describes an error in one line: what is wrong, and where in the template.
 fn reason(error: &minijinja::Error) -> String {
     let what = match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),
@@ -343,7 +348,7 @@ fn reason(error: &minijinja::Error) -> String {
     }
 }
 
-/// Python's methods: those of minijinja-contrib, and a few more that templates use.
+/// Python's string methods: those of minijinja-contrib, and a few more that templates use.
 fn python_method(
     state: &mut State,
     value: &Value,
@@ -385,8 +390,8 @@ fn python_method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-/// Ends the prompt where the last message ends, as Transformers does: its text is looked up
-/// from the back, and spaces that the template trimmed are not expected.
+/// Ends the prompt where the last message ends, as Transformers does: searches for its text from
+/// the back, without the spaces that a template may have trimmed.
 fn cut_after_final_message(mut rendered: String, messages: &[Json]) -> Result<String, TextError> {
     let error = |reason: &str| Err(TextError::ContinueFinalMessage(reason.into()));
     let Some(message) = messages.last() else {

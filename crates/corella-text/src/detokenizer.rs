@@ -1,25 +1,27 @@
-//! Token ids to text, one at a time: only whole characters come out, and nothing is decoded twice.
+//! The detokenizer: token ids to text, one at a time. Only whole characters come out, and nothing
+//! is decoded twice.
 
 use crate::tokenizer::Tokenizer;
 
-/// Turns tokens into text as they arrive. The pieces joined are the whole decode.
+/// Turns tokens into text as they arrive. Joined together, the pieces equal the decoded whole.
 ///
-/// Work and memory per token do not depend on how many came before: what is kept is at most
-/// three bytes of an unfinished character.
+/// Work and memory for a token do not depend on how many came before: at most three bytes of an
+/// unfinished character are kept.
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
     is_first: bool,
     num_strippable: usize,
-    /// The start of a character whose rest has not come. A prefix of valid UTF-8, so one U+FFFD.
+    /// The first bytes of a character whose rest has not arrived. They are a prefix of valid UTF-8,
+    /// so they would become a single U+FFFD.
     unfinished: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// `prompt_tail` is what precedes the first pushed token: its text is not returned, but the
-    /// pushed tokens read as its continuation (a word after it keeps its space, half a character
-    /// at its end is completed). The last token that is not special is enough, or four where
-    /// tokens may be single bytes; empty decodes the pushed tokens by themselves.
+    /// `prompt_tail` are the tokens before the first pushed one. Their text is not returned, but
+    /// the pushed tokens continue it: a word keeps its leading space, and half a character is
+    /// completed. The last token that is not special is enough, or the last four where tokens may
+    /// be single bytes. With an empty `prompt_tail` the pushed tokens are a text of their own.
     pub fn new(tokenizer: Tokenizer, skip_special_tokens: bool, prompt_tail: &[u32]) -> Self {
         let num_strippable = tokenizer
             .pieces()
@@ -41,14 +43,15 @@ impl Detokenizer {
         detokenizer
     }
 
-    /// The text that `id` completes; empty in the middle of a character.
+    /// Adds a token and returns the text that it completes, which is empty in the middle of a
+    /// character.
     pub fn push(&mut self, id: u32) -> String {
         let mut text = String::new();
         self.push_into(id, &mut text);
         text
     }
 
-    /// Call once, at the end: U+FFFD if the text ends within a character.
+    /// Returns U+FFFD if the text ends within a character. Call it once, at the end.
     pub fn finish(&mut self) -> String {
         let mut text = String::new();
         self.finish_into(&mut text);
@@ -65,7 +68,7 @@ impl Detokenizer {
         }
         let start = out.len();
         if std::mem::take(&mut self.is_first) && pieces.decoder().minds_first() {
-            // Once per text, so it may allocate.
+            // This happens once for each text, so it may allocate.
             let token = self.tokenizer.id_to_token(id).unwrap_or_default();
             let mut first = Vec::new();
             pieces.decoder().append(&token, true, &mut first);
@@ -103,7 +106,7 @@ impl Detokenizer {
     }
 }
 
-/// Appends what `unfinished` and `bytes` spell; keeps back a character that is still unfinished.
+/// Appends the text of `unfinished` and `bytes`, and keeps a character that is still unfinished.
 fn append_utf8(unfinished: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     if unfinished.is_empty()
         && let Ok(text) = std::str::from_utf8(bytes)

@@ -1,11 +1,11 @@
-//! What can go wrong with text, in words for the person who can change it.
+//! Errors about text, worded for the person who can act on them.
 
 use std::fmt;
 
-/// An error of this crate.
+/// An error about text.
 ///
-/// `Tokenizer*` and `TemplateSyntax` are for whoever chose the model files; the others belong
-/// to one request and become its 400.
+/// `Tokenizer*` and `TemplateSyntax` concern whoever chose the model files. The others belong to
+/// one request and become its 400.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextError {
     /// tokenizer.json cannot be used.
@@ -14,23 +14,23 @@ pub enum TextError {
     TokenizerDecoder(String),
     /// The text cannot be tokenized.
     Encode(String),
-    /// The text has more tokens than were asked for, and at least this many.
+    /// The text has more tokens than allowed: at least this many.
     TooManyTokens { at_least: usize },
-    /// The text has a stretch without a place to cut it, longer than is tokenised at once.
+    /// The text has a stretch that cannot be cut and is longer than can be tokenised at once.
     WordTooLong { max_bytes: usize },
-    /// Whoever asked no longer wants an answer.
+    /// Nobody waits for the result any more.
     Abandoned,
     /// tokenizer_config.json cannot be used.
     TokenizerConfig(String),
     /// The chat template does not parse.
     TemplateSyntax(String),
-    /// The template itself refused the conversation (`raise_exception`), in its own words.
+    /// The template refused the conversation by `raise_exception`, with this message.
     TemplateRaised(String),
     /// The template failed on this conversation.
     TemplateRender(String),
-    /// The template did more work than a conversation may cost.
+    /// The template took more steps than a conversation may cost.
     TemplateTooExpensive,
-    /// The template printed more than was asked for.
+    /// The template printed more than allowed.
     PromptTooLarge { max_bytes: usize },
     /// `continue_final_message` cannot be honoured.
     ContinueFinalMessage(String),

@@ -1,4 +1,4 @@
-//! Tokenizer, chat template, incremental detokenizer, stop strings.
+//! Text for a language model: tokenizer, chat templates, incremental detokenizer and stop strings.
 
 mod added_token;
 mod byte_alphabet;

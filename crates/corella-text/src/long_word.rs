@@ -1,27 +1,28 @@
-//! Where a long word may be cut without a change to its tokens.
+//! Finds places where a long word may be cut without changing its tokens.
 //!
-//! Byte-pair encoding joins neighbours for as long as the result is in the vocabulary. Between two
-//! characters that stand side by side in no token nothing is ever joined, so that what lies on
-//! either side has the tokens that it has alone. Vocabularies of Llama's first kind, whose only
-//! word is the whole text, can be cut before nearly every space.
+//! Byte-pair encoding joins neighbours as long as the result is in the vocabulary. Two characters
+//! that are neighbours in no token are never joined, so the text on either side of them has the
+//! same tokens as on its own. SentencePiece vocabularies like that of Llama 2, for which a whole
+//! text is one word, can be cut before nearly every space.
 
 use std::collections::HashSet;
 
 use tokenizers::models::ModelWrapper;
 
 pub(crate) struct CutPoints {
-    /// Neighbours in some token.
+    /// Pairs of characters that are neighbours in some token.
     joined: HashSet<(char, char)>,
-    /// Tokens by themselves. Others become bytes or unknown, which may be joined.
+    /// Characters that are tokens by themselves. Others become byte tokens or unknown tokens, which
+    /// may be joined.
     characters: HashSet<char>,
 }
 
-/// Shorter words are not worth a cut. Longer than any token, because a model may look for a whole
-/// word in the vocabulary.
+/// The least length of a piece. It must exceed that of any token, because a model may look for a
+/// whole word in the vocabulary.
 const PIECE_BYTES: usize = 4096;
 
 impl CutPoints {
-    /// `None` where a model does not join neighbours only.
+    /// `None` if the model does more than join neighbours.
     pub(crate) fn new(model: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(bpe) = model.get_model() else {
             return None;
@@ -51,7 +52,8 @@ impl CutPoints {
         Some(cut_points)
     }
 
-    /// The word in pieces. The last is not a short one, which the vocabulary might hold whole.
+    /// Cuts the word into pieces. The last one is never short, because the vocabulary might hold a
+    /// short piece as a whole.
     pub(crate) fn pieces<'a>(&self, word: &'a str) -> impl Iterator<Item = &'a str> {
         let mut rest = word;
         std::iter::from_fn(move || {

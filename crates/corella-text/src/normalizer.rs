@@ -1,14 +1,15 @@
-//! What a tokenizer does to a text before it splits it, for the kinds that need little memory.
+//! The normalizer of a tokenizer, which changes a text before it is split, for the kinds that need
+//! little memory.
 //!
-//! The `tokenizers` crate also keeps where each byte came from, sixteen bytes for each; nobody
-//! here asks for that.
+//! The `tokenizers` crate also records where each byte came from, which takes sixteen bytes for
+//! each and is not needed here.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer as _};
 
-/// The steps of a normalizer, in order.
+/// A normalizer: its steps, in order.
 pub(crate) struct Normalizer {
     steps: Vec<Step>,
 }
@@ -19,11 +20,11 @@ enum Step {
     Nfc,
 }
 
-/// Bytes that are normalised at once, about.
+/// The approximate number of bytes that are normalised at once.
 const CHUNK_BYTES: usize = 4096;
 
 impl Normalizer {
-    /// `None` for a normalizer of another kind.
+    /// Reads a normalizer of tokenizer.json. `None` if it is of another kind.
     pub(crate) fn new(json: &Value) -> Option<Self> {
         let mut steps = Vec::new();
         append_steps(json, &mut steps)?;
@@ -73,8 +74,8 @@ fn non_empty(json: &Value) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Normalises chunk by chunk. No ASCII character and no ideograph changes with what precedes it
-/// or composes with it, so a text may be cut before either.
+/// Normalises to NFC chunk by chunk. No ASCII character and no CJK ideograph changes with or
+/// composes with what precedes it, so the text may be cut before either.
 fn nfc(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -85,7 +86,7 @@ fn nfc(text: &str) -> String {
         let end = rest.char_indices().find(may_cut);
         let (chunk, behind) = rest.split_at(end.map_or(rest.len(), |(at, _)| at));
         let mut normalized = NormalizedString::from(chunk);
-        // NFC accepts any text.
+        // NFC accepts any text, so the result can be ignored.
         let _ = tokenizers::normalizers::NFC.normalize(&mut normalized);
         out.push_str(normalized.get());
         rest = behind;
@@ -93,8 +94,8 @@ fn nfc(text: &str) -> String {
     out
 }
 
-/// The most bytes of a text that one byte of its normalised form can stand for; `None` where
-/// there is no such bound, or it is not known.
+/// The most bytes of a text that can become one byte of its normalised form. `None` if there is no
+/// such limit, or if it is not known.
 pub(crate) fn max_shrinkage(json: &Value) -> Option<usize> {
     match json["type"].as_str() {
         None if json.is_null() => Some(1),
@@ -103,8 +104,8 @@ pub(crate) fn max_shrinkage(json: &Value) -> Option<usize> {
             .iter()
             .map(max_shrinkage)
             .product(),
-        // U+1FBE U+0308 U+0301 are seven bytes and compose to U+0390, which is two. No character
-        // comes of more, for its length.
+        // U+1FBE U+0308 U+0301 are seven bytes and compose to U+0390, which is two bytes. No other
+        // character shrinks by a larger factor.
         Some("NFC") => Some(4),
         Some("Prepend" | "ByteLevel") => Some(1),
         Some("Replace") => {
@@ -121,12 +122,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// As the crate normalises the whole text at once.
+    /// The result of normalising the whole text at once.
     fn reference(text: &str) -> String {
         let mut normalized = NormalizedString::from(text);
         tokenizers::normalizers::NFC
             .normalize(&mut normalized)
-            .expect("it accepts any text");
+            .expect("NFC refused a text");
         normalized.get().to_owned()
     }
 
@@ -145,8 +146,8 @@ mod tests {
             "\n",
             "ÄÖ",
         ];
-        let nfc = Normalizer::new(&json!({"type": "NFC"})).expect("it is known");
-        // Each stride cuts somewhere else.
+        let nfc = Normalizer::new(&json!({"type": "NFC"})).expect("NFC is not known");
+        // Each stride makes the chunks end somewhere else.
         for stride in 1..parts.len() {
             let text: String = (0..4000).map(|i| parts[i * stride % parts.len()]).collect();
             assert!(text.len() > 2 * CHUNK_BYTES);
@@ -154,10 +155,10 @@ mod tests {
         }
     }
 
-    /// What is shorter afterwards is shorter by no more than is said.
+    /// No text shrinks by more than the stated factor.
     #[test]
     fn no_character_shrinks_by_more() {
-        let bound = max_shrinkage(&json!({"type": "NFC"})).expect("it is known");
+        let bound = max_shrinkage(&json!({"type": "NFC"})).expect("NFC is not known");
         let longest = "\u{1FBE}\u{308}\u{301}".repeat(10);
         assert!(longest.len() > (bound - 1) * reference(&longest).len());
         assert!(longest.len() <= bound * reference(&longest).len());

@@ -1,11 +1,11 @@
-//! What each token adds to a text, in bytes, computed once when the tokenizer is read.
+//! The bytes that each token adds to a text, computed once when the tokenizer is read.
 //!
-//! The `tokenizers` crate decodes a list of tokens at once, and a token may turn into other
-//! text after its neighbours (`▁` at the start, byte tokens, halves of a character). Asking it
-//! again for every new token either costs O(n) or guesses how much context is enough. Every
-//! decoder of a generating model is in fact a function of one token, of whether it is the
-//! first, and of a final UTF-8 reading of the joined bytes; that is what is kept here. A
-//! decoder that is not is refused when the file is read.
+//! The `tokenizers` crate decodes a list of tokens at once, and a token's text may depend on its
+//! neighbours (`▁` at the start, byte tokens, halves of a character). Decoding everything again for
+//! each new token takes O(n), or a guess of how much context is enough. But the decoder of every
+//! generating model is a function of the token, of whether it is the first, and of a final reading
+//! of the joined bytes as UTF-8. That function is kept here. A decoder of any other kind is refused
+//! when the file is read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl PieceTable {
             .chain(added_tokens.keys())
             .max()
             .map_or(0, |&largest| largest as usize + 1);
-        // A file of a few bytes must not ask for gigabytes.
+        // A file of a few bytes must not make this allocate gigabytes.
         if len > 16 * (vocab.len() + added_tokens.len()) + 65_536 {
             return Err(TextError::TokenizerFile(format!(
                 "the largest token id, {}, is far beyond the {} tokens",
@@ -118,15 +118,15 @@ impl PieceTable {
     }
 }
 
-/// The decoder of tokenizer.json, one token at a time.
+/// The decoder of tokenizer.json, applied to one token at a time.
 pub(crate) struct PieceDecoder {
     steps: Vec<Step>,
-    /// Characters removed from the start of the whole text, and at most how many.
+    /// A character that is removed from the start of the whole text, and at most how many of it.
     strip_start: Option<(char, usize)>,
 }
 
 enum Step {
-    /// No decoder: tokens are joined by spaces.
+    /// Joins tokens by spaces, as for a tokenizer without a decoder.
     Join,
     ByteLevel,
     Metaspace {
@@ -143,7 +143,7 @@ enum Step {
 impl PieceDecoder {
     fn new(json: &Value) -> Result<Self, TextError> {
         let nested;
-        let stages = match json["type"].as_str() {
+        let decoders = match json["type"].as_str() {
             Some("Sequence") => json["decoders"].as_array().map_or(&[][..], Vec::as_slice),
             _ => {
                 nested = [json.clone()];
@@ -154,10 +154,10 @@ impl PieceDecoder {
             steps: Vec::new(),
             strip_start: None,
         };
-        // Once the tokens are one text, a stage no longer sees tokens.
+        // After the tokens have been fused into one text, no decoder sees single tokens any more.
         let mut fused = false;
-        for stage in stages {
-            let kind = stage["type"].as_str().unwrap_or("without a type");
+        for json in decoders {
+            let kind = json["type"].as_str().unwrap_or("without a type");
             match kind {
                 "ByteLevel" if decoder.steps.is_empty() && !fused => {
                     decoder.steps.push(Step::ByteLevel);
@@ -165,26 +165,26 @@ impl PieceDecoder {
                 }
                 "Metaspace" if !decoder.has_byte_step() && !fused => {
                     decoder.steps.push(Step::Metaspace {
-                        replacement: char_of(&stage["replacement"])?,
-                        bare_start: stage["prepend_scheme"].as_str() != Some("never"),
+                        replacement: char_of(&json["replacement"])?,
+                        bare_start: json["prepend_scheme"].as_str() != Some("never"),
                     });
                 }
                 "Replace" if !decoder.has_byte_step() && !fused => {
-                    let Some(pattern) = stage["pattern"]["String"].as_str() else {
+                    let Some(pattern) = json["pattern"]["String"].as_str() else {
                         return Err(unsupported("Replace with a regular expression"));
                     };
                     decoder.steps.push(Step::Replace {
                         pattern: pattern.to_owned(),
-                        content: stage["content"].as_str().unwrap_or_default().to_owned(),
+                        content: json["content"].as_str().unwrap_or_default().to_owned(),
                     });
                 }
                 "ByteFallback" if !decoder.has_byte_step() && !fused => {
                     decoder.steps.push(Step::ByteFallback);
                 }
                 "Fuse" => fused = true,
-                "Strip" if fused && decoder.strip_start.is_none() && stage["stop"] == 0 => {
-                    let start = stage["start"].as_u64().unwrap_or(0) as usize;
-                    decoder.strip_start = Some((char_of(&stage["content"])?, start));
+                "Strip" if fused && decoder.strip_start.is_none() && json["stop"] == 0 => {
+                    let start = json["start"].as_u64().unwrap_or(0) as usize;
+                    decoder.strip_start = Some((char_of(&json["content"])?, start));
                 }
                 kind => return Err(unsupported(kind)),
             }
@@ -202,7 +202,7 @@ impl PieceDecoder {
         self.strip_start
     }
 
-    /// Whether a token may read differently as the first of a text.
+    /// Whether a token may have another text when it is the first.
     pub(crate) fn minds_first(&self) -> bool {
         self.steps.iter().any(|step| {
             matches!(
@@ -262,7 +262,7 @@ fn char_of(json: &Value) -> Result<char, TextError> {
     }
 }
 
-/// `<0x0A>` is the byte 10.
+/// Reads a byte token: `<0x0A>` is the byte 10.
 fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() != 2 {
@@ -271,7 +271,8 @@ fn byte_token(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// Each character stands for one byte; a token with any other character stands for itself.
+/// Appends the bytes that the characters stand for, or the token itself if it has any other
+/// character.
 fn append_byte_level(token: &str, out: &mut Vec<u8>) {
     let start = out.len();
     for c in token.chars() {

@@ -1,11 +1,13 @@
-//! `tojson` as Transformers defines it: Python's `json.dumps`, by default `ensure_ascii=False`.
+//! The filter `tojson` as Transformers defines it: Python's `json.dumps`, with `ensure_ascii=False`
+//! by default.
 
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// Deeper values do not come from a request, whose JSON is bounded by the reader.
+/// The deepest nesting that is written. Deeper values cannot come from a request, because the
+/// reader of its JSON has a limit of its own.
 const MAX_DEPTH: usize = 256;
 
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
@@ -180,8 +182,8 @@ fn not_serializable(what: &str) -> Error {
     )
 }
 
-/// Python's `repr` of a finite float: shortest digits, an exponent of two digits or more
-/// below 1e-4 and from 1e16.
+/// Python's `repr` of a finite float: the shortest digits, and an exponent of at least two digits
+/// below 1e-4 and from 1e16 on.
 fn python_float(number: f64) -> String {
     let magnitude = number.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {

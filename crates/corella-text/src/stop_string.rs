@@ -1,7 +1,8 @@
-//! Finds stop strings in a growing text and says how much of its end may still become one.
+//! Stop strings: finds them in a growing text, and says how much of its end may still become one.
 //!
-//! An Aho–Corasick automaton: its state is the longest end of the text that begins some stop
-//! string, so its depth is exactly what must be held back, whatever pieces the text comes in.
+//! This is an Aho–Corasick automaton. Its state is the longest end of the text that begins some
+//! stop string, so the depth of the state is exactly the number of bytes to hold back, however the
+//! text is cut into pieces.
 
 /// The stop strings of a request, ready to search. Empty strings never match.
 pub struct StopStrings {
@@ -12,10 +13,10 @@ pub struct StopStrings {
 struct Node {
     /// Sorted by byte.
     children: Vec<(u8, u32)>,
-    /// The longest proper end of this node's string that is in the tree.
+    /// The node of the longest proper suffix of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// The stop string that ends here, by its index; of several the first in the request.
+    /// The index of the stop string that ends here; of several, the first in the request.
     stop: Option<u32>,
 }
 
@@ -60,7 +61,8 @@ impl StopStrings {
         self.nodes[at as usize].stop.get_or_insert(index);
     }
 
-    /// Breadth first, so that a node's fallback is linked before the node.
+    /// Links the fallbacks breadth first, so that a node's fallback is linked before the node
+    /// itself.
     fn link(&mut self) {
         let mut order = vec![ROOT];
         let mut next = 0;
@@ -112,11 +114,11 @@ impl Node {
     }
 }
 
-/// Where one text stands in its search.
+/// The state of the search in one text.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct StopState(u32);
 
-/// A stop string found: `text[..start]` precedes it, `text[..end]` includes it.
+/// A stop string that was found: `text[..start]` precedes it, `text[..end]` includes it.
 pub(crate) struct StopMatch {
     pub(crate) stop: usize,
     pub(crate) start: usize,
@@ -124,8 +126,8 @@ pub(crate) struct StopMatch {
 }
 
 impl StopStrings {
-    /// Reads on in `text[from..]`. The match that completes first wins; of those that complete
-    /// together, the one listed first, as in vLLM. `text[..from]` holds at least what is held
+    /// Continues the search in `text[from..]`. The match that ends first wins; of matches that end
+    /// together, the one listed first, as in vLLM. `text[..from]` must hold at least what is held
     /// back.
     pub(crate) fn search(
         &self,
@@ -148,7 +150,7 @@ impl StopStrings {
         None
     }
 
-    /// How many bytes at the end of the text read so far may begin a stop string.
+    /// The number of bytes at the end of the text so far that may begin a stop string.
     pub(crate) fn num_held(&self, state: StopState) -> usize {
         self.nodes[state.0 as usize].depth as usize
     }

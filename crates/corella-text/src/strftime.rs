@@ -1,4 +1,5 @@
-//! `strftime_now` of chat templates: Python's directives, English names, in UTC.
+//! The function `strftime_now` of chat templates, with Python's directives, English names and the
+//! time in UTC.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,7 +28,7 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Unknown directives stay as they are.
+/// Formats a time. Unknown directives stay as they are.
 pub(crate) fn strftime(format: &str, now: SystemTime) -> String {
     let mut out = String::with_capacity(format.len() + 16);
     Civil::new(now).write(format, &mut out);
@@ -36,12 +37,12 @@ pub(crate) fn strftime(format: &str, now: SystemTime) -> String {
 
 struct Civil {
     year: i64,
-    /// From 1.
+    /// The month, from 1.
     month: u64,
     day: u64,
-    /// From 1.
+    /// The day of the year, from 1.
     day_of_year: u64,
-    /// From Sunday.
+    /// The day of the week, from Sunday, which is 0.
     weekday: u64,
     hour: u64,
     minute: u64,
@@ -57,7 +58,7 @@ impl Civil {
         let days = unix_seconds / 86_400;
         let second_of_day = unix_seconds % 86_400;
 
-        // Counted in years from March, so that the leap day is a year's last.
+        // Years are counted from March, so that the leap day is the last day of a year.
         let shifted = days + 719_468;
         let era = shifted / 146_097;
         let day_of_era = shifted % 146_097;
@@ -146,7 +147,7 @@ impl Civil {
             'n' => out.push('\n'),
             't' => out.push('\t'),
             '%' => out.push('%'),
-            // What Python prints for a time without a zone.
+            // Python prints nothing for a time without a zone.
             'Z' | 'z' => {}
             other => {
                 out.push('%');
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// What Python 3.11 makes of the same seconds in UTC.
+    /// The expected texts are those of Python 3.11 for the same seconds in UTC.
     #[test]
     fn prints_what_python_prints() {
         let format = "%Y-%m-%d %H:%M:%S|%A, %B %-d|%y %j %I %p %a %-m %-H %w %u|%% %f|%c|%e %h|%-I";

@@ -1,33 +1,34 @@
-//! The text of one running request: tokens in, text that can no longer change out.
+//! The text of one running request: tokens go in, and text that can no longer change comes out.
 
 use crate::detokenizer::Detokenizer;
 use crate::stop_string::{StopState, StopStrings};
 use crate::tokenizer::Tokenizer;
 
-/// What one token added.
+/// What one token added to the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// May be empty: in the middle of a character, or while a stop string may be forming.
+    /// The new text. It may be empty in the middle of a character, or while a stop string may be
+    /// forming.
     pub text: String,
-    /// Which stop string ended the text, as an index into the request's list.
+    /// The stop string that ended the text, as an index into the request's list.
     pub stopped: Option<usize>,
 }
 
-/// A detokenizer with stop strings. The deltas joined are the text of the finished request.
+/// A detokenizer with stop strings. Joined together, its deltas are the text of the request.
 pub struct TextStream {
     detokenizer: Detokenizer,
     stop: StopStrings,
     include_stop: bool,
-    /// Tokens yet to come whose text no stop string ends.
+    /// The number of further tokens for which stop strings do not count.
     num_unstoppable: u32,
     state: StopState,
-    /// The end of the text that may begin a stop string.
+    /// The end of the text, which may be the beginning of a stop string.
     held: String,
     stopped: Option<usize>,
 }
 
 impl TextStream {
-    /// Special tokens are left out of the text; see `with_detokenizer` to keep them.
+    /// Leaves special tokens out of the text; `with_detokenizer` can keep them.
     pub fn new(
         tokenizer: Tokenizer,
         stop: Vec<String>,
@@ -57,13 +58,13 @@ impl TextStream {
         }
     }
 
-    /// A stop string that is complete within the first `min_tokens` tokens is text like other.
+    /// Treats stop strings that are complete within the first `min_tokens` tokens as ordinary text.
     pub fn with_min_tokens(mut self, min_tokens: u32) -> Self {
         self.num_unstoppable = min_tokens;
         self
     }
 
-    /// After a stop string was found, tokens are ignored.
+    /// Adds a token. After a stop string was found, tokens are ignored.
     pub fn push(&mut self, id: u32) -> TextDelta {
         if self.stopped.is_some() {
             return TextDelta {
@@ -81,7 +82,8 @@ impl TextStream {
         }
     }
 
-    /// Call once, when no token follows: what was held back, unless a stop string ended the text.
+    /// Returns what was held back, unless a stop string ended the text. Call it once, after the
+    /// last token.
     pub fn finish(&mut self) -> String {
         if self.stopped.is_some() {
             return String::new();
@@ -95,12 +97,12 @@ impl TextStream {
         text
     }
 
-    /// Which stop string ended the text.
+    /// The stop string that ended the text, as an index into the request's list.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped
     }
 
-    /// Takes out of `held` what is settled once `held[from..]` has been searched.
+    /// Takes the settled text out of `held`, after searching `held[from..]` for stop strings.
     fn release(&mut self, mut from: usize, may_stop: bool) -> String {
         if self.stop.is_empty() {
             return std::mem::take(&mut self.held);

@@ -9,8 +9,8 @@ use tokenizers::{NormalizedString, Normalizer as _};
 use crate::byte_alphabet::char_of_byte;
 use crate::normalizer::max_shrinkage;
 
-/// The most bytes of a text that become one token, so that a longer text has more tokens. `None`
-/// where tokens may stand for any amount of text, or nobody knows.
+/// The most bytes of a text that can become one token: a text longer than n times that has more
+/// than n tokens. `None` if tokens can stand for any amount of text, or if that is not known.
 pub(crate) fn max_bytes_per_token(
     model: &tokenizers::Tokenizer,
     vocab: &HashMap<String, u32>,
@@ -29,7 +29,8 @@ pub(crate) fn max_bytes_per_token(
         true => vocab.contains_key(char_of_byte(byte).encode_utf8(&mut [0; 4]) as &str),
         false => bpe.byte_fallback && vocab.contains_key(&format!("<0x{byte:02X}>")),
     });
-    // Elsewhere characters that no token has may vanish, or become one token however many.
+    // Otherwise characters that are not in the vocabulary might be dropped, or many of them become
+    // one token.
     let counts_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk;
     if !has_all_bytes && !counts_unknown {
         return None;
@@ -39,14 +40,14 @@ pub(crate) fn max_bytes_per_token(
         false => token.len(),
     };
     let longest = vocab.keys().map(num_bytes).max()?;
-    // An unknown token is one character.
+    // An unknown token stands for one character.
     let mut max_bytes = longest.max(char::MAX.len_utf8()) * shrinkage;
     for token in model
         .get_added_vocabulary()
         .get_added_tokens_decoder()
         .values()
     {
-        // Such a token takes the spaces beside it, however many.
+        // Such a token includes the spaces beside it, however many.
         if token.lstrip || token.rstrip {
             return None;
         }
@@ -62,7 +63,7 @@ pub(crate) fn max_bytes_per_token(
     Some(max_bytes)
 }
 
-/// Whether every byte of a text is part of some word.
+/// Whether every byte of a text becomes part of some word.
 fn keeps_text(pre_tokenizer: &Value) -> bool {
     match pre_tokenizer["type"].as_str() {
         None => pre_tokenizer.is_null(),

@@ -1,4 +1,4 @@
-//! Text to token ids and back, by a Hugging Face tokenizer.json.
+//! The tokenizer: text to token ids and back, as a Hugging Face tokenizer.json says.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use crate::piece::PieceTable;
 use crate::token_reach::max_bytes_per_token;
 use crate::word_splitter::{Part, WordSplitter};
 
-/// A tokenizer; clones share one.
+/// A tokenizer. Clones share their data.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
@@ -20,17 +20,17 @@ pub struct Tokenizer {
 struct Inner {
     model: tokenizers::Tokenizer,
     pieces: PieceTable,
-    /// `None` for kinds of tokenizers whose texts are tokenised as a whole.
+    /// `None` for kinds of tokenizers that have to tokenise a text as a whole.
     words: Option<Words>,
     max_bytes_per_token: Option<usize>,
-    /// Worked out for the first word that needs it.
+    /// Worked out when the first word needs it.
     cut_points: OnceLock<Option<CutPoints>>,
 }
 
-/// What tokenising word by word takes.
+/// What is needed to tokenise word by word.
 struct Words {
     splitter: WordSplitter,
-    /// Special tokens that a prompt begins and ends with.
+    /// The special tokens at the beginning and at the end of a prompt.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
 }
@@ -39,23 +39,23 @@ struct Words {
 #[derive(Clone, Copy)]
 pub struct EncodeLimit<'a> {
     pub max_tokens: usize,
-    /// Asked between words: whether nobody wants the tokens any more.
+    /// Called between words. Returns true when nobody wants the tokens any more.
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 
 impl EncodeLimit<'_> {
-    /// For texts of whoever runs the program.
+    /// No limit, for texts of the person who runs the program.
     pub const NONE: EncodeLimit<'static> = EncodeLimit {
         max_tokens: usize::MAX,
         is_abandoned: &|| false,
     };
 }
 
-/// What the vocabulary's model takes at once: a word without a place to cut it, or a whole text
-/// where words are not known. It costs some 500 bytes of memory for each byte, and the regular
-/// expressions that find words give up at a million steps.
+/// The longest piece that is tokenised at once: a word that cannot be cut, or a whole text where
+/// words are not known. Tokenising takes some 500 bytes of memory for each byte, and the regular
+/// expressions that find words give up after a million steps.
 const MAX_WORD_BYTES: usize = 1 << 20;
-/// From here on it is worth while to look for places to cut a word.
+/// Words from this length on are cut, if there is a place to cut them.
 const LONG_WORD_BYTES: usize = 16 << 10;
 
 impl Tokenizer {
@@ -84,8 +84,8 @@ impl Tokenizer {
         self.encode_within(text, add_special_tokens, EncodeLimit::NONE)
     }
 
-    /// Stops as soon as there are too many tokens or nobody wants them. A text that is too long
-    /// for the limit, whatever it says, is not looked at.
+    /// Like `encode`, but stops as soon as there are too many tokens or nobody wants them. A text
+    /// that is too long for the limit whatever it says is refused at once.
     pub fn encode_within(
         &self,
         text: &str,
@@ -104,7 +104,7 @@ impl Tokenizer {
         }
     }
 
-    /// The most bytes of a text that become one token, if there is such a bound.
+    /// The most bytes of a text that can become one token, if there is a limit.
     pub fn max_bytes_per_token(&self) -> Option<usize> {
         self.inner.max_bytes_per_token
     }
@@ -186,8 +186,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of `ids`. Ids without a token are skipped. Bytes that are not UTF-8 become
-    /// U+FFFD as Python's `bytes.decode(errors="replace")` makes them.
+    /// Decodes `ids`. Ids without a token are skipped. Bytes that are not UTF-8 become U+FFFD, as
+    /// with Python's `bytes.decode(errors="replace")`.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
         let mut detokenizer = Detokenizer::new(self.clone(), skip_special_tokens, &[]);
         let mut text = String::new();
@@ -212,7 +212,7 @@ impl Tokenizer {
         self.inner.model.id_to_token(id)
     }
 
-    /// The bytes that the token adds to a text, when it is not the text's first one.
+    /// The bytes that the token adds to a text in which it is not the first token.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.inner.pieces.bytes(id)
     }

@@ -1,8 +1,8 @@
-//! Splits a text into the words that a vocabulary's model then splits into tokens, one after the
-//! other, and into the same ones as the `tokenizers` crate.
+//! Splits a text into the words that the vocabulary's model then splits into tokens: one after the
+//! other, and the same ones as the `tokenizers` crate.
 //!
-//! The crate splits a whole text before it looks at the first word, and keeps hundreds of bytes
-//! for each byte of it. Here whoever reads the words may stop at any of them.
+//! The crate splits a whole text before the first word is tokenised, and keeps hundreds of bytes
+//! for each of its bytes. Here the caller may stop after any word.
 
 use serde_json::Value;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
@@ -13,53 +13,53 @@ use crate::byte_alphabet::char_of_byte;
 use crate::normalizer::Normalizer;
 
 pub(crate) struct WordSplitter {
-    /// Looked for in the text as it is.
+    /// Added tokens that are looked for in the text as it is.
     raw_tokens: AddedTokens,
     normalizer: Normalizer,
-    /// Looked for in the normalised text.
+    /// Added tokens that are looked for in the normalised text.
     normalized_tokens: AddedTokens,
-    stages: Vec<Stage>,
+    pre_tokenizers: Vec<PreTokenizer>,
 }
 
-enum Stage {
-    /// Matches, and what lies between them, are words.
+enum PreTokenizer {
+    /// Makes words of the matches of a pattern and of the text between them.
     Regex(Box<Split>),
-    /// Spaces are written as another character, and words may begin at each.
+    /// Replaces each space by another character, where a new word may begin.
     Metaspace {
         replacement: char,
         prepend: Prepend,
         split: bool,
     },
-    /// Each byte is written as a character.
+    /// Replaces each byte by the character of the byte alphabet that stands for it.
     ByteLevel,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Prepend {
     Never,
-    /// To a section that begins the text.
+    /// Only before a section that begins the text.
     First,
     Always,
 }
 
-/// What a text is made of.
+/// A part of a text.
 pub(crate) enum Part<'a> {
     Token(u32),
-    /// As the vocabulary spells it.
+    /// A word, spelled as in the vocabulary.
     Word(&'a str),
 }
 
-/// The pattern of `ByteLevel` with `use_regex`.
+/// The pattern that `ByteLevel` uses with `use_regex`.
 const GPT2_PATTERN: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 impl WordSplitter {
-    /// `None` for a tokenizer that splits in ways not known here.
+    /// `None` for a tokenizer that splits texts in ways not known here.
     pub(crate) fn new(model: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizer = serde_json::to_value(model.get_normalizer()).ok()?;
         let pre_tokenizer = serde_json::to_value(model.get_pre_tokenizer()).ok()?;
-        let mut stages = Vec::new();
-        append_stages(&pre_tokenizer, &mut stages)?;
+        let mut pre_tokenizers = Vec::new();
+        append_pre_tokenizers(&pre_tokenizer, &mut pre_tokenizers)?;
         let (mut raw, mut normalized) = (Vec::new(), Vec::new());
         for (&id, token) in model.get_added_vocabulary().get_added_tokens_decoder() {
             if token.single_word || token.lstrip || token.rstrip {
@@ -79,11 +79,11 @@ impl WordSplitter {
             raw_tokens: AddedTokens::new(raw),
             normalizer: Normalizer::new(&normalizer)?,
             normalized_tokens: AddedTokens::new(normalized),
-            stages,
+            pre_tokenizers,
         })
     }
 
-    /// Hands out the parts of the text in order, until one is answered with an error.
+    /// Passes the parts of the text to `sink` in order, until it returns an error.
     pub(crate) fn split<E>(
         &self,
         text: &str,
@@ -99,7 +99,7 @@ impl WordSplitter {
                         match section {
                             Section::Token(id) => sink(Part::Token(id))?,
                             Section::Text(text) => {
-                                split_stages(&self.stages, text, is_start, sink)?;
+                                split_words(&self.pre_tokenizers, text, is_start, sink)?;
                             }
                         }
                         is_start = false;
@@ -112,16 +112,16 @@ impl WordSplitter {
     }
 }
 
-fn append_stages(json: &Value, stages: &mut Vec<Stage>) -> Option<()> {
-    // Behind it a stage would see characters that stand for bytes.
-    if matches!(stages.last(), Some(Stage::ByteLevel)) {
+fn append_pre_tokenizers(json: &Value, pre_tokenizers: &mut Vec<PreTokenizer>) -> Option<()> {
+    // A further pre-tokenizer would see characters that stand for bytes.
+    if matches!(pre_tokenizers.last(), Some(PreTokenizer::ByteLevel)) {
         return None;
     }
     match json["type"].as_str() {
         None if json.is_null() => {}
         Some("Sequence") => {
             for nested in json["pretokenizers"].as_array()? {
-                append_stages(nested, stages)?;
+                append_pre_tokenizers(nested, pre_tokenizers)?;
             }
         }
         Some("Split") => {
@@ -134,9 +134,9 @@ fn append_stages(json: &Value, stages: &mut Vec<Stage>) -> Option<()> {
                 (_, Value::String(text)) => SplitPattern::String(text.clone()),
                 _ => return None,
             };
-            stages.push(regex(pattern)?);
+            pre_tokenizers.push(regex(pattern)?);
         }
-        Some("Metaspace") => stages.push(Stage::Metaspace {
+        Some("Metaspace") => pre_tokenizers.push(PreTokenizer::Metaspace {
             replacement: json["replacement"].as_str()?.chars().next()?,
             prepend: match json["prepend_scheme"].as_str()? {
                 "never" => Prepend::Never,
@@ -148,23 +148,23 @@ fn append_stages(json: &Value, stages: &mut Vec<Stage>) -> Option<()> {
         }),
         Some("ByteLevel") if json["add_prefix_space"] == false => {
             if json["use_regex"] != false {
-                stages.push(regex(SplitPattern::Regex(GPT2_PATTERN.to_owned()))?);
+                pre_tokenizers.push(regex(SplitPattern::Regex(GPT2_PATTERN.to_owned()))?);
             }
-            stages.push(Stage::ByteLevel);
+            pre_tokenizers.push(PreTokenizer::ByteLevel);
         }
         _ => return None,
     }
     Some(())
 }
 
-fn regex(pattern: SplitPattern) -> Option<Stage> {
+fn regex(pattern: SplitPattern) -> Option<PreTokenizer> {
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).ok()?;
-    Some(Stage::Regex(Box::new(split)))
+    Some(PreTokenizer::Regex(Box::new(split)))
 }
 
-/// `is_start` says that the text begins where the caller's does.
-fn split_stages<E>(
-    stages: &[Stage],
+/// Splits a text by the given pre-tokenizers. `is_start` says that it begins the caller's text.
+fn split_words<E>(
+    pre_tokenizers: &[PreTokenizer],
     text: &str,
     is_start: bool,
     sink: &mut impl FnMut(Part) -> Result<(), E>,
@@ -172,15 +172,15 @@ fn split_stages<E>(
     if text.is_empty() {
         return Ok(());
     }
-    let Some((stage, behind)) = stages.split_first() else {
+    let Some((pre_tokenizer, behind)) = pre_tokenizers.split_first() else {
         return sink(Part::Word(text));
     };
-    match stage {
-        Stage::Regex(split) => {
+    match pre_tokenizer {
+        PreTokenizer::Regex(split) => {
             let mut end = 0;
             for (start, match_end) in split.regex.find_iter(text) {
-                split_stages(behind, &text[end..start], is_start && end == 0, sink)?;
-                split_stages(
+                split_words(behind, &text[end..start], is_start && end == 0, sink)?;
+                split_words(
                     behind,
                     &text[start..match_end],
                     is_start && start == 0,
@@ -188,9 +188,9 @@ fn split_stages<E>(
                 )?;
                 end = match_end;
             }
-            split_stages(behind, &text[end..], is_start && end == 0, sink)
+            split_words(behind, &text[end..], is_start && end == 0, sink)
         }
-        Stage::Metaspace {
+        PreTokenizer::Metaspace {
             replacement,
             prepend,
             split,
@@ -209,15 +209,15 @@ fn split_stages<E>(
             let mut start = 0;
             if *split {
                 for (at, _) in text.match_indices(replacement) {
-                    split_stages(behind, &text[start..at], is_start && start == 0, sink)?;
+                    split_words(behind, &text[start..at], is_start && start == 0, sink)?;
                     start = at;
                 }
             }
-            split_stages(behind, &text[start..], is_start && start == 0, sink)
+            split_words(behind, &text[start..], is_start && start == 0, sink)
         }
-        Stage::ByteLevel => {
+        PreTokenizer::ByteLevel => {
             let word: String = text.bytes().map(char_of_byte).collect();
-            split_stages(behind, &word, is_start, sink)
+            split_words(behind, &word, is_start, sink)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Chat templates against what Jinja2, set up as in Transformers, made of them.
+//! Chat templates print what Jinja2 prints when it is set up as in Transformers.
 
 use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
 use serde_json::{Map, Value, json};
@@ -247,7 +247,7 @@ fn the_template_of_a_folder() {
     }
 }
 
-/// What a conversation prints is bounded before it is printed.
+/// The size of a prompt is limited before it is printed.
 #[test]
 fn a_template_is_stopped_when_it_prints_too_much_or_for_nobody() {
     let source = "{% for message in messages %}[{{ message.content }}]{% endfor %}";

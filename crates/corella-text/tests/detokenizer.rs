@@ -1,4 +1,4 @@
-//! Token by token, the text must be what decoding everything at once gives.
+//! Token by token, the text is the same as when everything is decoded at once.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ fn golden(file: &str) -> Vec<u8> {
     .unwrap()
 }
 
-/// Each file is read once, by this crate and by the `tokenizers` crate alone.
+/// A tokenizer, read from its file by this crate and by the `tokenizers` crate alone.
 struct Both {
     ours: Tokenizer,
     reference: tokenizers::Tokenizer,
@@ -95,7 +95,7 @@ fn texts_read_as_in_python() {
     }
 }
 
-/// The ids of a text that is mostly characters of several tokens.
+/// A text that consists mostly of characters with several tokens.
 fn text() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         Just("🦜"),
@@ -136,8 +136,8 @@ proptest! {
         prop_assert_eq!(streamed(&tokenizer("metaspace"), &ids, skip, &[]), expected);
     }
 
-    /// Runs of byte tokens that are not UTF-8 are the one place where the reference differs: it
-    /// gives up the whole run, here only the broken characters are lost, each to one U+FFFD.
+    /// The reference differs in one way: it replaces a whole run of byte tokens that is not UTF-8,
+    /// while here only the broken characters are lost, each to one U+FFFD.
     #[test]
     fn random_ids_of_a_vocabulary_with_byte_tokens(ids in prop::collection::vec(0u32..430, 0..60), skip: bool) {
         let reference = reference("byte_fallback");
@@ -186,7 +186,7 @@ proptest! {
         }
     }
 
-    /// Cut anywhere, also within a character: prompt and answer join to the whole.
+    /// Prompt and answer join to the whole text wherever it is cut, even within a character.
     #[test]
     fn an_answer_continues_its_prompt(text in text(), cut in 0usize..100) {
         for name in NAMES {
@@ -209,7 +209,8 @@ proptest! {
         let tokenizer = tokenizer("byte_level");
         let ids = tokenizer.encode(&text, false).unwrap();
 
-        // By brute force: the first end of any match, and of those that end there the first listed.
+        // Found by brute force: the first end of any match, and of the stop strings that end there
+        // the first listed.
         let ends = (1..=text.len()).filter(|&end| text.is_char_boundary(end));
         let found = ends
             .filter_map(|end| {
@@ -234,7 +235,7 @@ proptest! {
                 continue;
             }
             known.push_str(&plain.push(id));
-            // What is held back begins some stop string and is as long as it has to be.
+            // What is held back is the longest end of the text that begins some stop string.
             let held = known.strip_prefix(&streamed);
             prop_assert!(held.is_some());
             let longest = (0..=known.len())
@@ -333,7 +334,7 @@ fn broken_files_are_refused_in_one_line() {
     );
 }
 
-/// "flies" and "rrot flies" end together; "ies" ends with them, too.
+/// "flies", "rrot flies" and "ies" all end together.
 #[test]
 fn of_stop_strings_that_end_together_the_first_listed_wins() {
     let tokenizer = tokenizer("byte_level");

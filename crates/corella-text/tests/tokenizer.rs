@@ -1,5 +1,5 @@
-//! Text must have the tokens that the `tokenizers` crate finds in it as a whole, and cost no more
-//! than it may.
+//! Tokenising gives the same tokens as the `tokenizers` crate does for the whole text, and costs no
+//! more than it may.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -50,7 +50,7 @@ fn both(file: &'static str, json: &[u8]) -> Both {
     }
 }
 
-/// Kinds that no file at hand is of: each a file with some of its members changed.
+/// Kinds of tokenizers for which there is no file: each is a file with some of its members changed.
 fn made_up() -> [Both; 4] {
     let change = |name: &'static str, from: usize, changes: &[(&str, &str)]| {
         let path = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), FILES[from]);
@@ -60,7 +60,7 @@ fn made_up() -> [Both; 4] {
         }
         both(name, json.to_string().as_bytes())
     };
-    // Seven bytes of text become two by composition, and those one token.
+    // Seven bytes of text become two by composition, and those become one token.
     let bytes = (0..=255u8).map(|byte| (byte_character(byte).to_string(), Value::from(byte)));
     let vocab: Map<_, _> = bytes.chain([("ÎĲ".to_owned(), 256.into())]).collect();
     [
@@ -108,7 +108,7 @@ fn made_up() -> [Both; 4] {
     ]
 }
 
-/// GPT-2's alphabet for bytes.
+/// The character that stands for a byte in GPT-2's alphabet.
 fn byte_character(byte: u8) -> char {
     match byte {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
@@ -174,7 +174,7 @@ proptest! {
         }
     }
 
-    /// Text with so few tokens would be refused without being looked at.
+    /// A text with fewer tokens would be refused without being looked at.
     #[test]
     fn no_text_has_fewer_tokens_than_its_bytes_say(text in texts(40)) {
         for both in READ.iter() {
@@ -189,7 +189,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3))]
 
-    /// Long enough for words to be cut and for text to be normalised in pieces.
+    /// The texts are long enough for words to be cut and for normalising in chunks.
     #[test]
     fn long_texts_have_the_tokens_of_the_reference(text in texts(60), spaces in 1usize..40_000) {
         let text = format!("{}{}{}", text.repeat(1 + 60_000 / (text.len() + 1)), " ".repeat(spaces), text);
@@ -200,7 +200,7 @@ proptest! {
     }
 }
 
-/// The longest token of each vocabulary, over and over, is what comes nearest to the bound.
+/// Repeating the longest token of each vocabulary comes closest to the limit.
 #[test]
 fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
     let mut num_bounded = 0;
@@ -232,7 +232,7 @@ fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
         }
         let never = EncodeLimit {
             max_tokens: 200,
-            is_abandoned: &|| panic!("it is looked at"),
+            is_abandoned: &|| panic!("a text that cannot fit is looked at"),
         };
         let text = " ".repeat(200 * max_bytes + 1);
         assert_eq!(
@@ -242,7 +242,8 @@ fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
             both.file
         );
     }
-    // All but the two of an open vocabulary or a normalizer that may drop text.
+    // All but two are bounded: one has an open vocabulary, and the normalizer of the other may drop
+    // text.
     assert_eq!(num_bounded, READ.len() - 2);
 }
 
@@ -267,7 +268,7 @@ fn the_last_token_that_fits_counts() {
     }
 }
 
-/// Long before the end of the text.
+/// Tokenising stops long before the end of the text.
 #[test]
 fn nobody_tokenises_for_those_who_left() {
     let both = &READ[6];
