@@ -1,8 +1,8 @@
-//! Attention of a step's rows over their pages.
+//! Attention of a step's query rows over the KV pages, computed in f32.
 //!
-//! Every row walks its sequence in blocks of 64 positions counted from position 0, with a
-//! running maximum and running sums. Rows of one tile share the reads of K and V and nothing
-//! else, so prefill and decode rows go through the same arithmetic.
+//! Every row walks its sequence in blocks of 64 positions counted from position 0, with a running
+//! maximum and a running sum (online softmax). Rows of one task share the reads of K and V and
+//! nothing else, so prefill rows and decode rows go through the same arithmetic.
 
 use std::io;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use crate::kernels::{
 };
 use crate::kv_memory::{HeadPage, KvMemory, Side};
 use crate::queries::Queries;
-use crate::step_plan::{SpanPlan, StepPlan};
+use crate::step_layout::{StepLayout, StepSpan};
 use crate::thread_pool::Worker;
 use crate::tile_attention::TileScratch;
 
-/// A worker's own memory for one task.
+/// The memory in which one worker computes an attention task.
 pub enum AttentionScratch {
     Rows(Box<RowScratch>),
     Tiles(Box<TileScratch>),
@@ -36,24 +36,26 @@ impl AttentionScratch {
     }
 }
 
+/// Scratch of the f32 kernels, sized for `MAX_TILE_ROWS` query rows.
 pub struct RowScratch {
-    /// `[head_dim][row]`, scaled.
+    /// Queries, transposed to `[head_dim][row]` and multiplied by `1 / sqrt(head_dim)`.
     q: Vec<f32>,
-    /// Scores, then weights.
+    /// `[row][ATTENTION_BLOCK]`: scores, which the softmax replaces by weights.
     scores: [f32; MAX_TILE_ROWS * ATTENTION_BLOCK],
     max: [f32; MAX_TILE_ROWS],
     sums: [[f32; 16]; MAX_TILE_ROWS],
     scale: [f32; MAX_TILE_ROWS],
-    /// Rows of `head_dim` rounded up to whole vectors.
+    /// `[row][head_dim]`, with `head_dim` rounded up to whole vectors.
     out: Vec<f32>,
-    /// Of the current block.
+    /// Where the keys of the current block lie.
     groups: Vec<KeyGroup>,
+    /// Where the values of the current block lie.
     runs: Vec<ValueRun>,
-    /// Of keys and of values, where these are integers.
+    /// Scales of the current block's keys and values, used with int8 KV only.
     scales: [[f32; ATTENTION_BLOCK]; 2],
 }
 
-// SAFETY: the pointers in `groups` and `runs` are dead once a task is done.
+// SAFETY: the pointers in `groups` and `runs` are not used after the task that set them.
 unsafe impl Send for RowScratch {}
 
 impl RowScratch {
@@ -72,7 +74,7 @@ impl RowScratch {
     }
 }
 
-/// What the tasks of one layer have in common.
+/// The inputs and outputs that all attention tasks of one layer share.
 pub struct AttentionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a AttentionSpec,
@@ -84,10 +86,11 @@ pub struct AttentionLayer<'a> {
 }
 
 impl AttentionLayer<'_> {
-    pub fn run(&self, plan: &StepPlan, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
+    pub fn run(&self, plan: &StepLayout, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
         let tasks_of = |owner| plan.attention.tasks_of(owner);
         if !plan.is_prefill() {
-            // Memory is what these wait for: a worker asks for the next task's while it has one.
+            // Decode is bound by memory: each worker keeps its own list of tasks, so that it can
+            // prefetch the pages of the next task while it computes the current one.
             return self.run_tasks(plan, tasks_of(worker.index()), scratch);
         }
         worker.take_shares(
@@ -96,7 +99,12 @@ impl AttentionLayer<'_> {
         );
     }
 
-    fn run_tasks(&self, plan: &StepPlan, tasks: &[AttentionTask], scratch: &mut AttentionScratch) {
+    fn run_tasks(
+        &self,
+        plan: &StepLayout,
+        tasks: &[AttentionTask],
+        scratch: &mut AttentionScratch,
+    ) {
         match (scratch, self.queries) {
             (AttentionScratch::Rows(scratch), Queries::Rows(queries)) => {
                 for task in tasks {
@@ -108,14 +116,14 @@ impl AttentionLayer<'_> {
             (AttentionScratch::Tiles(scratch), Queries::Tiles(queries)) => {
                 self.run_tiles(plan, tasks, queries, scratch);
             }
-            _ => unreachable!("queries in another form than the scratch"),
+            _ => unreachable!("queries and scratch are for different attention kernels"),
         }
     }
 
     fn run_task(
         &self,
         task: &AttentionTask,
-        span: &SpanPlan,
+        span: &StepSpan,
         pages: &[PageId],
         scratch: &mut RowScratch,
     ) {
@@ -129,8 +137,8 @@ impl AttentionLayer<'_> {
         for block in (0..last_end).step_by(ATTENTION_BLOCK) {
             let end = last_end.min(block + ATTENTION_BLOCK);
             self.list_block(task.kv_head, pages, block..end, scratch);
-            // SAFETY: q holds head_dim * num_rows elements; the groups lie in KV memory,
-            // which no one writes during attention, and their offsets in a block.
+            // SAFETY: `q` holds `head_dim * num_rows` elements. The groups point into KV memory,
+            // which nobody writes during attention, and their offsets lie inside a block.
             unsafe {
                 (self.kernels.scores.of(self.kv.format))(
                     scratch.q.as_ptr(),
@@ -153,7 +161,7 @@ impl AttentionLayer<'_> {
                         .zip(key_scales)
                         .for_each(|(score, scale)| *score *= scale);
                 }
-                // SAFETY: one block of scores, 16 sums.
+                // SAFETY: the row has one block of scores and 16 partial sums.
                 scratch.scale[row] = unsafe {
                     (self.kernels.softmax_block)(
                         scores.as_mut_ptr(),
@@ -169,8 +177,8 @@ impl AttentionLayer<'_> {
                         .for_each(|(weight, scale)| *weight *= scale);
                 }
             }
-            // SAFETY: the runs lie in KV memory and cover no more than a block; `out` has
-            // MAX_TILE_ROWS rows of the given stride.
+            // SAFETY: the runs point into KV memory and cover at most one block; `out` has
+            // `MAX_TILE_ROWS` rows of the given stride.
             unsafe {
                 (self.kernels.values.of(self.kv.format))(
                     scratch.scores.as_ptr(),
@@ -186,16 +194,16 @@ impl AttentionLayer<'_> {
         self.store(task, span, scratch);
     }
 
-    /// Query heads that share a KV head.
+    /// The number of query heads that share one KV head.
     pub(crate) fn group_len(&self) -> usize {
         self.spec.num_heads / self.spec.num_kv_heads
     }
 
-    /// The step's row and the query head of each of the task's rows.
+    /// Yields, for each row of the task, the row of the step and the query head.
     pub(crate) fn rows<'a>(
         &self,
         task: &'a AttentionTask,
-        span: &'a SpanPlan,
+        span: &'a StepSpan,
     ) -> impl Iterator<Item = (usize, usize)> + 'a {
         let group = self.group_len();
         task.positions.clone().flat_map(move |position| {
@@ -209,7 +217,7 @@ impl AttentionLayer<'_> {
     fn load_queries(
         &self,
         task: &AttentionTask,
-        span: &SpanPlan,
+        span: &StepSpan,
         queries: &Buffer,
         scratch: &mut RowScratch,
     ) {
@@ -217,7 +225,7 @@ impl AttentionLayer<'_> {
         let num_rows = task.positions.len() * task.heads.len();
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         for (r, (row, head)) in self.rows(task, span).enumerate() {
-            // SAFETY: no one writes queries during attention.
+            // SAFETY: nobody writes queries during attention.
             let q = unsafe { queries.row(row) };
             let column = scratch.q[r..].iter_mut().step_by(num_rows);
             for (out, value) in column.zip(&q[head * head_dim..][..head_dim]) {
@@ -226,28 +234,28 @@ impl AttentionLayer<'_> {
         }
     }
 
-    fn store(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut RowScratch) {
+    fn store(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut RowScratch) {
         let head_dim = self.spec.head_dim;
         let stride = head_dim.next_multiple_of(ATTENTION_LANES);
         for (r, at) in self.rows(task, span).enumerate() {
             let values = &mut scratch.out[r * stride..][..head_dim];
             let scale = 1.0 / sum_lanes(&scratch.sums[r]);
             for value in &mut *values {
-                // Adding 0 turns -0, which a masked position could have hidden, into 0.
+                // Adding 0 turns -0 into 0, so that the sign does not depend on masked positions.
                 *value = *value * scale + 0.0;
             }
             self.write_row(at, values);
         }
     }
 
-    /// Hands a row's head to the next layer.
+    /// Writes one head of a row to the input of the output projection.
     fn write_row(&self, (row, head): (usize, usize), values: &[f32]) {
         let rows = self.tiles.rows(self.tiles.tile_of(row));
-        // SAFETY: a row's head belongs to one task.
+        // SAFETY: each (row, head) pair belongs to one task.
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }
 
-    /// Lists the keys and values of a block's positions, page by page.
+    /// Lists where the keys and values of a block's positions lie, page by page.
     fn list_block(
         &self,
         head: usize,

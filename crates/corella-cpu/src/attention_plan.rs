@@ -1,21 +1,21 @@
-//! Which query rows of a step attend together, and which worker takes them.
+//! The division of a step's attention into tasks, and of the tasks among the workers.
 
 use std::ops::Range;
 
 use corella_model::{AttentionSpec, KvFormat};
 
 use crate::kernels::{Kernels, QUERY_TILE_ROWS};
-use crate::step_plan::SpanPlan;
+use crate::step_layout::StepSpan;
 use crate::tile_attention::MAX_TASK_ROWS;
 
-/// What attention takes at once.
+/// Limits of the size of an attention task, and its cost model.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskShape {
-    /// A task has no more rows than this,
+    /// The largest number of rows of a task.
     max_rows: usize,
-    /// and no fewer than this only to keep workers busy.
+    /// The number of rows below which tasks are not split further, even if workers stay idle.
     min_rows: usize,
-    /// Reading a position costs about as much as so many rows' arithmetic on it.
+    /// The cost of reading one position, in units of the arithmetic of one row on that position.
     read_cost: usize,
 }
 
@@ -35,12 +35,12 @@ impl TaskShape {
         }
     }
 
-    /// Rows of a task, so that there are some for every worker.
-    fn rows(&self, spans: &[SpanPlan], spec: &AttentionSpec, num_threads: usize) -> usize {
+    /// Chooses the number of rows per task such that every worker gets several tasks.
+    fn rows(&self, spans: &[StepSpan], spec: &AttentionSpec, num_threads: usize) -> usize {
         const TASKS_PER_WORKER: usize = 4;
         let group = spec.num_heads / spec.num_kv_heads;
         let num_tasks = |rows: usize| -> usize {
-            let of_span = |span: &SpanPlan| (span.num_rows * group).div_ceil(rows);
+            let of_span = |span: &StepSpan| (span.num_rows * group).div_ceil(rows);
             spec.num_kv_heads * spans.iter().map(of_span).sum::<usize>()
         };
         let mut rows = self.max_rows;
@@ -51,19 +51,19 @@ impl TaskShape {
     }
 }
 
-/// Query rows that attend together: some positions of a span, times some of the query heads
-/// that share a KV head.
+/// Query rows that attend together: some positions of a span, times some of the query heads that
+/// share a KV head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionTask {
     pub span: usize,
-    /// Of the span's positions.
+    /// Positions relative to the span's first row.
     pub positions: Range<usize>,
     pub kv_head: usize,
-    /// Of the KV head's query heads.
+    /// Query heads relative to the first one of this KV head.
     pub heads: Range<usize>,
 }
 
-/// All tasks of a step, and where each worker's share begins and ends.
+/// All attention tasks of a step, and where each worker's share of them begins and ends.
 #[derive(Debug, Default)]
 pub struct AttentionPlan {
     tasks: Vec<AttentionTask>,
@@ -78,7 +78,7 @@ impl AttentionPlan {
 
     pub fn build(
         &mut self,
-        spans: &[SpanPlan],
+        spans: &[StepSpan],
         spec: &AttentionSpec,
         shape: TaskShape,
         num_threads: usize,
@@ -104,12 +104,12 @@ impl AttentionPlan {
         self.share_out(spans, shape, num_threads);
     }
 
-    /// Cuts the tasks into runs of about equal cost.
-    fn share_out(&mut self, spans: &[SpanPlan], shape: TaskShape, num_threads: usize) {
+    /// Cuts the tasks into runs of about equal cost, one per worker.
+    fn share_out(&mut self, spans: &[StepSpan], shape: TaskShape, num_threads: usize) {
         let cost = |task: &AttentionTask| {
             let Range { start, end } = task.positions;
             let num_read = spans[task.span].start + end;
-            // Of each row on average, times 2.
+            // Twice the mean number of positions that a row of the task sees.
             let num_seen = 2 * spans[task.span].start + start + end;
             let num_rows = (end - start) * task.heads.len();
             (num_seen * num_rows + 2 * num_read * shape.read_cost) as u64

@@ -1,5 +1,5 @@
-//! Layers run one at a time over a text, and what goes into their matrices summed up: what
-//! quantisation needs to know of a model besides its weights.
+//! Calibration for quantisation: runs a model one layer at a time over a text and sums the products
+//! of each matrix's inputs, which the compensation of rounding errors needs besides the weights.
 
 use std::io;
 use std::ops::Range;
@@ -14,33 +14,33 @@ use crate::forward::{Forward, Observer};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
 use crate::kv_memory::{KvForm, KvMemory};
 use crate::region::Region;
-use crate::step_plan::StepPlan;
+use crate::step_layout::StepLayout;
 use crate::thread_pool::{ThreadPool, Worker};
 use crate::weight_panel::{PackedMatrix, Packing};
 use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedWeights};
 
-/// Holds the residual stream of all tokens before a layer. Its memory is that, and what one layer
-/// needs.
+/// The residual stream of all calibration tokens in front of the next layer. Besides it, memory is
+/// needed for one layer only.
 pub struct LayerCalibration {
-    /// Of one layer.
+    /// The model's spec, cut down to one layer.
     spec: DecoderSpec,
     isa: Isa,
     kernels: &'static Kernels,
     pool: ThreadPool,
-    /// `[tokens][hidden_size]`
+    /// The residual stream, `[tokens][hidden_size]`.
     rows: Vec<f32>,
     steps: Vec<Step>,
     num_pages: usize,
 }
 
-/// Rows that are computed together: a part of one sequence, or several whole ones.
+/// Rows that are computed together: a part of one sequence, or several whole sequences.
 struct Step {
     rows: Range<usize>,
     spans: Vec<Span>,
 }
 
 struct Span {
-    /// In its sequence.
+    /// The first row's position in its sequence.
     start: usize,
     num_rows: usize,
     first_page: usize,
@@ -51,7 +51,7 @@ const MAX_ROWS: usize = 512;
 const PAGE_SIZE: usize = 16;
 
 impl LayerCalibration {
-    /// Embeds sequences of tokens, each from position 0 on.
+    /// Embeds the sequences, each of which starts at position 0.
     pub fn new(
         spec: &DecoderSpec,
         embed: &Tensor,
@@ -92,14 +92,15 @@ impl LayerCalibration {
         self.rows.len() / self.spec.hidden_size
     }
 
-    /// What goes into the matrices of the next layer, by `LayerInput`.
+    /// Returns the second moments of the inputs of the next layer's matrices, in the order of
+    /// `LayerInput`.
     pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], CpuError> {
         let sums = InputSums::new(&self.spec, self.isa).map_err(no_memory)?;
         self.run(layer, &sums, false)?;
         Ok(sums.finish())
     }
 
-    /// Takes all rows through the next layer, with the weights that it is to have.
+    /// Takes all rows through the next layer, computed with the given (already rounded) weights.
     pub fn advance(&mut self, layer: &LayerWeights) -> Result<(), CpuError> {
         self.run(layer, &(), true)
     }
@@ -112,7 +113,7 @@ impl LayerCalibration {
     ) -> Result<(), CpuError> {
         let mut forward = self.forward(layer)?;
         let len = self.spec.hidden_size;
-        let (mut plan, mut outgoing) = (StepPlan::default(), Vec::new());
+        let (mut plan, mut outgoing) = (StepLayout::default(), Vec::new());
         for step in &self.steps {
             plan.clear();
             for span in &step.spans {
@@ -142,7 +143,7 @@ impl LayerCalibration {
     fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
         let (spec, kernels) = (&self.spec, self.kernels);
         let layer = PackedLayer::pack(spec, layer, kernels, &mut self.pool)?;
-        // Rows enter and leave as they are.
+        // The residual stream enters and leaves as f32, so that embedding and head are left empty.
         let packing = Packing {
             k: spec.hidden_size,
             dtype: DType::F32,
@@ -183,7 +184,8 @@ fn no_memory(error: io::Error) -> CpuError {
     CpuError(format!("no memory for the calibration: {error}"))
 }
 
-/// Also the pages that a step needs at most.
+/// Divides sequences of the given lengths into steps. Also returns the largest number of pages that
+/// a step needs.
 fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
     let (mut steps, mut next_row, mut most_pages) = (Vec::<Step>::new(), 0, 1);
     for len in lens {
@@ -194,7 +196,7 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
             .map_or(0, |span| span.first_page + span.num_pages);
         if let Some(step) = steps.last_mut()
             && step.rows.len() + len <= MAX_ROWS
-            // A part of a longer one has pages of its own before it.
+            // A step that starts inside a sequence uses the pages from 0 on for the whole of it.
             && step.spans[0].start == 0
         {
             step.spans.push(Span {
@@ -226,21 +228,21 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
     (steps, most_pages)
 }
 
-/// Sums of products of the inputs of each kind.
+/// An observer that sums the products of inputs, for each `LayerInput`.
 struct InputSums {
     isa: Isa,
-    /// The rows of one input, side by side in memory.
+    /// The rows of the observed input in f32.
     wide: Buffer,
     inputs: [Sums; 4],
 }
 
 struct Sums {
     num_columns: usize,
-    /// `[padded][padded]`: right of the diagonal, and some beside it.
+    /// `[padded][padded]`. Only the upper triangle, in whole blocks, is computed.
     region: Region,
 }
 
-/// Rows that are summed before they are added to what was: as many as the second-level cache holds.
+/// The number of rows that are summed at once; they fit into the second-level cache.
 const SUMMED_ROWS: usize = 128;
 
 impl InputSums {
@@ -269,7 +271,7 @@ impl InputSums {
             let mut dense = vec![0.0; n * n];
             for i in 0..n {
                 for j in i..n {
-                    // SAFETY: inside the region, which nobody writes any more.
+                    // SAFETY: the element is inside the region, which nobody writes any more.
                     dense[i * n + j] = unsafe { *sums.ptr().add(i * padded + j) };
                 }
             }
@@ -294,8 +296,8 @@ impl Observer for InputSums {
         let (num_columns, padded) = (sums.num_columns, sums.padded());
         for row in worker.share(tiles.num_rows()) {
             let tile = tiles.rows(tiles.tile_of(row));
-            // SAFETY: written before the last barrier; the row of `wide` is this worker's, and was
-            // read before the barriers of the layer since.
+            // SAFETY: `rows` was written before the last barrier. This row of `wide` belongs to
+            // this worker, and its last readers have passed a barrier since.
             unsafe {
                 let wide = self.wide.row_mut(row);
                 rows.read(&tile, row, &mut wide[..num_columns]);
@@ -306,7 +308,8 @@ impl Observer for InputSums {
         let num_blocks = padded / PRODUCT_LANES;
         for first in (0..tiles.num_rows()).step_by(SUMMED_ROWS) {
             let num_rows = (tiles.num_rows() - first).min(SUMMED_ROWS);
-            // Long and short rows of the triangle by turns, so that each worker has as much.
+            // Long and short rows of the triangle alternate, so that workers get equal amounts of
+            // work.
             for turn in worker.share(num_blocks) {
                 let block = match turn % 2 {
                     0 => turn / 2,
@@ -314,8 +317,8 @@ impl Observer for InputSums {
                 };
                 let i = block * PRODUCT_LANES;
                 let x = self.wide.row_ptr(first);
-                // SAFETY: rows of `wide` with `padded` elements; these rows of sums are this
-                // worker's.
+                // SAFETY: the rows of `wide` have `padded` elements, and these rows of the sums
+                // belong to this worker.
                 unsafe {
                     let out = sums.ptr().add(i * padded);
                     let stride = self.wide.stride();

@@ -22,7 +22,7 @@ use crate::packed_image::PackedImage;
 use crate::profile::Profile;
 use crate::slot::{SlotLimits, Slots};
 use crate::stage::{CallerWaker, Command, Output, Stage};
-use crate::step_plan::StepPlan;
+use crate::step_layout::StepLayout;
 use crate::thread_pool::ThreadPool;
 use crate::weights::PackedWeights;
 
@@ -207,7 +207,7 @@ impl CpuExecutor {
                 is_first,
                 commands: std::mem::replace(&mut receiver, next_receiver),
                 output,
-                plan: StepPlan::default(),
+                plan: StepLayout::default(),
                 postponed: VecDeque::new(),
                 newest_drawn: None,
                 previous_step: None,

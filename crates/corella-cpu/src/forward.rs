@@ -1,7 +1,7 @@
-//! The forward pass: interprets a `DecoderSpec` over one step's rows.
+//! The forward pass: interprets a `DecoderSpec` for the rows of one step.
 //!
-//! All workers walk it together. Between two barriers each writes rows, heads or output lanes
-//! of its own and reads only what was written before the first of them.
+//! All workers walk through it together. Between two barriers each worker writes rows, heads or
+//! output channels of its own, and reads only what was written before the first of the two.
 
 use std::io;
 use std::ops::Range;
@@ -20,20 +20,20 @@ use crate::kv_memory::{HeadPage, KvMemory, Rows, Side};
 use crate::profile::{Operation, Profile, Walk};
 use crate::queries::Queries;
 use crate::rotary::Rotary;
-use crate::step_plan::StepPlan;
+use crate::step_layout::StepLayout;
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
 use crate::weights::{PackedLayer, PackedWeights};
 
-/// Elements of a row that are normed and packed in one go.
+/// The number of elements of a row that are normalised and packed at a time.
 const NORM_CHUNK: usize = 256;
 
 pub struct Forward {
     spec: DecoderSpec,
     kernels: &'static Kernels,
-    /// Rows that the layers' GEMMs take at once.
+    /// The number of rows in a tile of the layers' GEMMs.
     tile_rows: usize,
-    /// Rows that the head's takes at once.
+    /// The number of rows in a tile of the head's GEMM.
     head_tile_rows: usize,
     weights: PackedWeights,
     rotary: Rotary,
@@ -43,7 +43,8 @@ pub struct Forward {
     pub profile: Option<Arc<Profile>>,
 }
 
-/// Sees what goes into the dense layers, after the barrier behind it and before it is overwritten.
+/// Looks at the inputs of the dense layers, after the barrier that completes them and before they
+/// are overwritten.
 pub trait Observer: Sync {
     fn observe(&self, input: LayerInput, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>);
 }
@@ -52,19 +53,19 @@ impl Observer for () {
     fn observe(&self, _: LayerInput, _: &PackedRows, _: Tiles, _: &Worker<'_>) {}
 }
 
-/// Sized by the largest step, allocated once.
+/// Activation buffers, allocated once for the largest step.
 struct Activations {
-    /// The residual stream.
+    /// The residual stream, `[rows][hidden_size]`.
     hidden: Buffer,
-    /// Cosines and sines of each row's position.
+    /// The cosines and sines of RoPE for each row's position.
     angles: Buffer,
     normed: PackedRows,
-    /// Of each worker: queries, keys and values of a group of heads.
+    /// For each worker, the queries, keys and values of one group of heads.
     heads: Vec<Buffer>,
     queries: Queries,
     attended: PackedRows,
     gated: PackedRows,
-    /// Rows that sample, a block of them.
+    /// The final norm's output, for one block of the rows that are sampled.
     head_input: PackedRows,
     logits: Buffer,
 }
@@ -81,7 +82,8 @@ impl Forward {
     ) -> io::Result<Self> {
         let attention = &spec.attention;
         let groups = HeadGroups::new(attention);
-        // Wider than the angles: a load waits for a store that is whole pages away.
+        // The stride differs from that of the angles: a load whose address equals a recent store's
+        // in the low 12 bits waits for that store (4K aliasing).
         let heads_len = groups.num_lanes() + PANEL_LANES;
         let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
         let head_form = weights.ends.head.form;
@@ -129,7 +131,7 @@ impl Forward {
         &self.spec
     }
 
-    /// How many rows `logits` takes at once.
+    /// The largest number of rows that one call of `logits` takes.
     pub fn logit_rows(&self) -> usize {
         logit_rows(self.head_tile_rows)
     }
@@ -142,16 +144,17 @@ impl Forward {
         TaskShape::new(self.kernels, self.spec.attention.head_dim, self.kv.format)
     }
 
-    /// All layers, for all rows of the step. `incoming` is what the stage before has made of
-    /// them, `[rows][hidden_size]`; without one, they are embedded.
-    pub fn layers(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+    /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
+    /// previous pipeline stage computed, `[rows][hidden_size]`; without it, the tokens are
+    /// embedded.
+    pub fn layers(&self, plan: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         self.layers_with(plan, incoming, worker, &());
     }
 
-    /// The same before the eyes of an observer.
+    /// Does what `layers` does and shows the dense layers' inputs to an observer.
     pub fn layers_with(
         &self,
-        plan: &StepPlan,
+        plan: &StepLayout,
         incoming: Option<&[f32]>,
         worker: &Worker<'_>,
         observer: &impl Observer,
@@ -167,8 +170,9 @@ impl Forward {
         }
     }
 
-    /// Logits of up to `logit_rows` rows, in their order; all layers are done.
-    pub fn logits(&self, plan: &StepPlan, rows: &[usize], worker: &Worker<'_>) {
+    /// Computes the logits of the given rows, at most `logit_rows` of them, in the given order. All
+    /// layers must have run.
+    pub fn logits(&self, plan: &StepLayout, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
         let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
@@ -182,15 +186,15 @@ impl Forward {
     }
 
     /// # Safety
-    /// Nobody else uses the row's logits meanwhile.
+    /// Nobody else may use the row's logits while the slice is in use.
     #[expect(clippy::mut_from_ref, reason = "workers take different rows")]
     pub unsafe fn logits_mut(&self, row: usize) -> &mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises exclusive access.
         let row = unsafe { self.activations.logits.row_mut(row) };
         &mut row[..self.spec.vocab_size]
     }
 
-    /// The rows as the last layer has left them, `[rows][hidden_size]`.
+    /// Returns the residual stream after the last layer, `[rows][hidden_size]`.
     pub fn outgoing(&mut self, num_rows: usize, mut rows: Vec<f32>) -> Vec<f32> {
         let len = self.spec.hidden_size;
         rows.clear();
@@ -203,10 +207,10 @@ impl Forward {
         rows
     }
 
-    fn enter(&self, plan: &StepPlan, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+    fn enter(&self, plan: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         for r in plan.grid.own_rows(worker.index()) {
             let row = &plan.rows[r];
-            // SAFETY: the row is this worker's.
+            // SAFETY: the row belongs to this worker.
             let (hidden, angles) = unsafe {
                 (
                     self.activations.hidden.row_mut(r),
@@ -225,7 +229,7 @@ impl Forward {
 
     fn attention(
         &self,
-        plan: &StepPlan,
+        plan: &StepLayout,
         index: usize,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
@@ -238,7 +242,7 @@ impl Forward {
         walk.finish(Operation::Norm);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(plan, index, layer, walk);
-        walk.finish(Operation::Rotate);
+        walk.finish(Operation::Rope);
         AttentionLayer {
             kernels: self.kernels,
             spec: &self.spec.attention,
@@ -266,7 +270,7 @@ impl Forward {
 
     fn mlp(
         &self,
-        plan: &StepPlan,
+        plan: &StepLayout,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         observer: &impl Observer,
@@ -313,8 +317,8 @@ impl Forward {
         walk.count(operation, flops, weights.num_bytes());
     }
 
-    /// Operations, and bytes of keys and values.
-    fn attention_cost(&self, plan: &StepPlan) -> (usize, usize) {
+    /// Estimates the attention's floating-point operations and the bytes of K and V that it reads.
+    fn attention_cost(&self, plan: &StepLayout) -> (usize, usize) {
         let spec = &self.spec.attention;
         let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
         plan.spans.iter().fold((0, 0), |(flops, bytes), span| {
@@ -325,7 +329,8 @@ impl Forward {
         })
     }
 
-    /// RMS norm of rows of the residual stream, into the form dense layers read.
+    /// Writes the RMS norm of rows of the residual stream, in the layout that the dense layers
+    /// read.
     fn normalise(
         &self,
         weight: &[f32],
@@ -346,7 +351,8 @@ impl Forward {
             {
                 let to = out.row_ptr(&tile, row, 0);
                 let stride = tile.len() * TILE_K;
-                // SAFETY: as many elements, and as many weights; the row is this worker's.
+                // SAFETY: the row, its weights and the output have the same length; the row belongs
+                // to this worker.
                 unsafe {
                     (tiles.weigh)(x.as_ptr(), weight.as_ptr(), scale, x.len(), to, stride);
                 }
@@ -356,26 +362,27 @@ impl Forward {
             for first in (0..x.len()).step_by(NORM_CHUNK) {
                 let len = NORM_CHUNK.min(x.len() - first);
                 let (x, weight) = (&x[first..][..len], &weight[first..][..len]);
-                // SAFETY: `len` elements each; the row is this worker's.
+                // SAFETY: each pointer is to `len` elements; the row belongs to this worker.
                 unsafe {
                     let to = values.as_mut_ptr();
                     (self.kernels.weigh)(x.as_ptr(), weight.as_ptr(), scale, len, to);
                     out.write(self.kernels, &tile, row, first, &values[..len]);
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: the row has been written, and belongs to this worker.
             unsafe { out.quantise(self.kernels, &tile, row) };
         }
     }
 
-    /// Rows that several workers have written, where a GEMM with these weights wants them quantised.
+    /// Quantises rows to which several workers have contributed, if the GEMM with these weights
+    /// needs it.
     fn quantise(&self, rows: &PackedRows, weights: &PackedMatrix, grid: Grid, walk: &mut Walk<'_>) {
         if !rows.needs_scales() {
             return;
         }
         for row in grid.own_rows(walk.worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
-            // SAFETY: written before the last barrier; the row is this worker's.
+            // SAFETY: the row was written before the last barrier, and belongs to this worker.
             unsafe {
                 if weights.hadamard {
                     rows.hadamard(self.kernels, row);
@@ -387,14 +394,15 @@ impl Forward {
     }
 
     fn norm_scale(&self, x: &[f32]) -> f32 {
-        // SAFETY: exactly the elements of `x`.
+        // SAFETY: the pointer and the length are those of `x`.
         let sum = unsafe { (self.kernels.sum_of_squares)(x.as_ptr(), x.len()) };
         1.0 / (sum / x.len() as f32 + self.spec.norm_eps).sqrt()
     }
 
-    /// Queries, keys and values, a group of heads at a time, while their rows are in the cache.
-    /// Norms and rotates queries and keys; writes keys and values to their pages.
-    fn project(&self, plan: &StepPlan, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
+    /// Projects to queries, keys and values, one group of heads at a time, while the group's rows
+    /// are in the cache. Applies norm and RoPE to queries and keys, and writes keys and values to
+    /// their pages.
+    fn project(&self, plan: &StepLayout, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
         let spec = &self.spec.attention;
         let (act, weights) = (&self.activations, &layer.qkv);
         let (worker, grid) = (walk.worker, plan.grid);
@@ -421,17 +429,18 @@ impl Forward {
                             self.store_heads(plan, index, layer, &run, head, (worker, lane));
                         }
                     }
-                    walk.note(Operation::Rotate);
+                    walk.note(Operation::Rope);
                 }
             },
         );
         self.count_dense(Operation::Qkv, &act.normed, plan.grid, weights, walk);
     }
 
-    /// Of a run's rows, the head that begins at a lane of the worker's group of heads.
+    /// Finishes one head of a run of rows. The head starts at `lane` of the worker's group of
+    /// heads.
     fn store_heads(
         &self,
-        plan: &StepPlan,
+        plan: &StepLayout,
         index: usize,
         layer: &PackedLayer,
         run: &Range<usize>,
@@ -451,7 +460,7 @@ impl Forward {
         let act = &self.activations;
         let heads = &act.heads[worker.index()];
         assert!(run.end <= plan.rows.len() && lane + spec.head_dim <= heads.stride());
-        // SAFETY: no one else has this worker's heads.
+        // SAFETY: these heads belong to this worker.
         let rows = unsafe {
             Rows {
                 first: heads.row_ptr(run.start).add(lane),
@@ -462,7 +471,8 @@ impl Forward {
         let row_head = |weight: &Option<Vec<f32>>, r: usize| {
             let weight = weight.as_deref();
             assert!(weight.is_none_or(|weight| weight.len() == spec.head_dim));
-            // SAFETY: a row of the run; angles were written before the last barrier only.
+            // SAFETY: the row belongs to the run, and angles are not written after the first
+            // barrier.
             let (x, angles) = unsafe {
                 (
                     rows.first.add((r - run.start) * rows.stride),
@@ -480,29 +490,31 @@ impl Forward {
         if head < spec.num_heads {
             for r in run.clone() {
                 let from = row_head(&layer.q_norm, r);
-                // SAFETY: a head's elements, weights and angles; this head of a row is this worker's.
+                // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head)
+                // belongs to this worker.
                 unsafe { act.queries.store(self.kernels, from, r, head) };
             }
         } else if head < spec.num_heads + spec.num_kv_heads {
             for r in run.clone() {
                 let from = row_head(&layer.k_norm, r);
-                // SAFETY: as for queries; no one else has this worker's heads.
+                // SAFETY: the same holds as for queries; these heads belong to this worker.
                 unsafe { (self.kernels.norm_rotate)(from, from.x.cast_mut()) };
             }
             let at = at(head - spec.num_heads);
-            // SAFETY: a position of a sequence is one row, and this head of it this worker's;
-            // shared pages are written by the one span that fills them.
+            // SAFETY: each position of a sequence is one row, and this head of it belongs to this
+            // worker. Shared pages are written only by the span that fills them.
             unsafe { self.kv.write(self.kernels, Side::Keys, at, offset, rows) };
         } else {
             let at = at(head - spec.num_heads - spec.num_kv_heads);
-            // SAFETY: as for keys.
+            // SAFETY: the same holds as for keys.
             unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
         }
     }
 }
 
-/// Whole tiles of rows, so many that few steps read the head's weights twice, and so few that their
-/// logits are some 40 MB of a large vocabulary.
+/// The number of rows whose logits are computed at once: whole tiles, enough of them that few steps
+/// read the head's weights twice, and few enough that the logits take about 40 MB for a large
+/// vocabulary.
 fn logit_rows(tile_rows: usize) -> usize {
     const MAX_ROWS: usize = 64;
     (MAX_ROWS / tile_rows).max(1) * tile_rows

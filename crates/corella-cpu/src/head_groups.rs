@@ -1,4 +1,4 @@
-//! Heads that fill whole panels of lanes.
+//! Groups of heads whose output channels fill whole panels.
 
 use std::ops::Range;
 
@@ -6,7 +6,8 @@ use corella_model::AttentionSpec;
 
 use crate::kernels::PANEL_LANES;
 
-/// Queries' heads, then keys', then values', cut into groups as small as can be.
+/// The heads of queries, then keys, then values, cut into the smallest groups that fill whole
+/// panels.
 pub struct HeadGroups {
     num_heads: usize,
     head_dim: usize,
@@ -27,7 +28,7 @@ impl HeadGroups {
         self.num_heads.div_ceil(self.heads_of_group)
     }
 
-    /// Of a full group.
+    /// The number of output channels in a full group.
     pub fn num_lanes(&self) -> usize {
         self.heads_of_group * self.head_dim
     }
@@ -37,7 +38,7 @@ impl HeadGroups {
         first..self.num_heads.min(first + self.heads_of_group)
     }
 
-    /// Of a full group; the last one may have fewer.
+    /// The panels of a full group; the last group may have fewer.
     pub fn panels(&self, group: usize) -> Range<usize> {
         let num_panels = self.num_lanes() / PANEL_LANES;
         group * num_panels..(group + 1) * num_panels

@@ -1,5 +1,5 @@
-//! Kernels by themselves, through the pool and on memory of the sizes that models have: what
-//! `bench kernels` puts beside the machine's limits.
+//! Benchmarks of single kernels, run by the thread pool on matrices and KV caches of realistic
+//! sizes. `bench kernels` prints them beside the machine's limits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -20,28 +20,30 @@ use crate::grouped_matrix::GroupedPacking;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows, Side};
 use crate::queries::Queries;
-use crate::step_plan::StepPlan;
+use crate::step_layout::StepLayout;
 use crate::thread_pool::{ThreadPool, Worker};
 use crate::weight_panel::{Lane, PackedMatrix, Packing};
 
-/// A kernel in one shape, at the median of some runs.
+/// The speed of a kernel for one shape, as the median of some runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelSpeed {
     pub name: String,
     pub flops_per_s: f64,
-    /// Weights, or keys and values.
+    /// The bytes of weights, or of keys and values, that are read per second.
     pub bytes_per_s: f64,
-    /// Whose peak `flops_per_s` is judged by.
+    /// The format whose peak `flops_per_s` is to be compared with.
     pub format: WeightFormat,
 }
 
+/// The number of input channels of the dense layers.
 const K: usize = 1024;
+/// The number of output channels of the dense layers.
 const NUM_LANES: usize = 4096;
-/// Of weights in all: more than any cache holds.
+/// The size of all weights together, more than any cache holds.
 const WEIGHT_BYTES: usize = 256 << 20;
 const NUM_RUNS: usize = 7;
 
-/// Dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
+/// Measures dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
 pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<KernelSpeed>, CpuError> {
     let isa = isa.unwrap_or_else(detect_isa);
     let kernels =
@@ -95,7 +97,7 @@ impl Bench {
         let tensor = Tensor {
             dtype: DType::Bf16,
             shape: vec![NUM_LANES, K],
-            // Between -2 and 2.
+            // The bit patterns are bf16 values between -2 and 2.
             storage: Arc::new(Storage::Owned(
                 bytes
                     .flat_map(|bits| (0x3c00 | (bits & 0x83ff) as u16).to_le_bytes())
@@ -132,7 +134,7 @@ impl Bench {
             let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
             for row in 0..num_rows {
                 let tile = tiles.rows(tiles.tile_of(row));
-                // SAFETY: nobody else is here.
+                // SAFETY: no other thread uses these rows.
                 unsafe {
                     rows.write(self.kernels, &tile, row, 0, &values);
                     rows.quantise(self.kernels, &tile, row);
@@ -158,7 +160,8 @@ impl Bench {
         Ok(())
     }
 
-    /// `num_rows` rows of one sequence, the first at position `start`, in the shape of Qwen3-0.6B.
+    /// Measures attention for `num_rows` rows of one sequence, the first at position `start`, in
+    /// the shape of Qwen3-0.6B.
     fn attention(
         &mut self,
         format: KvFormat,
@@ -175,7 +178,7 @@ impl Bench {
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
         let kv =
             KvMemory::new(&spec, num_pages, PAGE_SIZE, format, kv_form).map_err(out_of_memory)?;
-        // Pages never written would all be the same zero page.
+        // Pages that were never written would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {
                 for head in 0..attention.num_kv_heads {
@@ -187,7 +190,7 @@ impl Bench {
                             stride: head_dim,
                             len: 1,
                         };
-                        // SAFETY: nobody else is here.
+                        // SAFETY: no other thread uses this memory.
                         unsafe {
                             kv.write(self.kernels, Side::Keys, at, offset, row);
                             kv.write(self.kernels, Side::Values, at, offset, row);
@@ -197,7 +200,7 @@ impl Bench {
             }
         }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
-        let mut plan = StepPlan::default();
+        let mut plan = StepLayout::default();
         plan.add_span(&vec![0; num_rows], start, &pages);
         let num_threads = self.pool.num_threads();
         let form = match self.kernels.tile_gemm.is_some() {
@@ -243,7 +246,7 @@ impl Bench {
             KvFormat::Float(_) => "bf16",
         };
         Ok(KernelSpeed {
-            name: format!("attention, {num_rows} rows behind {start}, {format_name}"),
+            name: format!("attention, {num_rows} rows from position {start}, {format_name}"),
             flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
             bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
             format: match tiles {
@@ -253,7 +256,7 @@ impl Bench {
         })
     }
 
-    /// Seconds of one run.
+    /// The median duration of the job, in seconds.
     fn median(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<f64, CpuError> {
         let mut seconds = Vec::with_capacity(NUM_RUNS);
         for _ in 0..NUM_RUNS {
@@ -266,7 +269,7 @@ impl Bench {
     }
 }
 
-/// Of which attention uses its own part only.
+/// A model of which attention uses its own part only.
 fn spec(num_layers: usize) -> DecoderSpec {
     DecoderSpec {
         vocab_size: 151_936,

@@ -1,7 +1,7 @@
-//! Asks memory for keys and values before a worker's tasks read them.
+//! Software prefetching of the keys and values that a worker's attention tasks read next.
 //!
-//! A core has room for some 16 lines that it asked for, so kernels ask for them between their other
-//! instructions, which then take about as long as memory does.
+//! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
+//! their other instructions, which takes about as long as the memory needs to answer.
 
 use corella_model::KvFormat;
 
@@ -9,18 +9,19 @@ use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::kernels::{KEY_TILE, LineQueue};
 use crate::kv_memory::{HeadPage, KvForm, Side};
-use crate::step_plan::StepPlan;
+use crate::step_layout::StepLayout;
 
-/// Positions whose lines are asked for in turn.
+/// The number of positions whose cache lines are queued together.
 const TURN: usize = LineQueue::NUM_STREAMS / 2 * KEY_TILE;
-/// How far this may be ahead of what is read.
+/// The largest number of positions between what is read and what is prefetched.
 const MAX_AHEAD: usize = 192;
 
+/// The prefetch queue of one worker, which runs ahead of its attention tasks.
 pub struct KvFetch<'a> {
     layer: &'a AttentionLayer<'a>,
-    plan: &'a StepPlan,
+    plan: &'a StepLayout,
     tasks: &'a [AttentionTask],
-    /// The queue is of this task's `TURN` positions from `position` on.
+    /// The index of the task whose positions `position..position + TURN` are in the queue.
     task: usize,
     position: usize,
     queue: LineQueue,
@@ -29,13 +30,13 @@ pub struct KvFetch<'a> {
 impl<'a> KvFetch<'a> {
     pub fn new(
         layer: &'a AttentionLayer<'a>,
-        plan: &'a StepPlan,
+        plan: &'a StepLayout,
         tasks: &'a [AttentionTask],
     ) -> Self {
         let mut fetch = Self {
             layer,
             plan,
-            // What pages cut in pieces is copied with no hurry.
+            // Keys and values in plain layout are copied, and gain nothing from this.
             tasks: match layer.kv.form {
                 KvForm::Tiles => tasks,
                 KvForm::Plain => &[],
@@ -48,7 +49,7 @@ impl<'a> KvFetch<'a> {
         fetch
     }
 
-    /// Asks for what a task reads from a position on, unless that has been done.
+    /// Prefetches all that a task reads up to `position`, unless that is done already.
     pub fn reach(&mut self, task: usize, position: usize) {
         if self.task < task {
             (self.task, self.position) = (task, 0);
@@ -60,7 +61,7 @@ impl<'a> KvFetch<'a> {
         }
     }
 
-    /// What is still to be asked for while a task works on what it reads from a position on.
+    /// The cache lines that are still to be prefetched while a task computes from `position` on.
     pub fn lines(&mut self, task: usize, position: usize) -> &mut LineQueue {
         let limit = match self.task.saturating_sub(task) {
             0 => position + MAX_AHEAD,
@@ -78,9 +79,9 @@ impl<'a> KvFetch<'a> {
         self.fill();
     }
 
-    /// Of the position, or of the next task's first.
+    /// Fills the queue from `position` of the task on, or from the start of the next task.
     fn fill(&mut self) {
-        // What kernels do for a line is the same work for fewer bytes in 8 bits.
+        // In int8, a kernel has twice the work per cache line.
         self.queue = LineQueue::new(2 / self.layer.kv.format.size());
         while let Some(task) = self.tasks.get(self.task) {
             let span = &self.plan.spans[task.span];

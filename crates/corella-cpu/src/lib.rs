@@ -1,4 +1,4 @@
-//! The CPU executor: kernels by instruction set, worker pool, paged KV memory.
+//! The CPU executor: kernels per instruction set, a worker pool, and paged KV memory.
 
 mod attention;
 mod attention_plan;
@@ -25,7 +25,7 @@ mod region;
 mod rotary;
 mod slot;
 mod stage;
-mod step_plan;
+mod step_layout;
 mod thread_pool;
 mod tile_attention;
 mod weight_panel;

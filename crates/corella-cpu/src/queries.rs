@@ -1,4 +1,4 @@
-//! A step's queries, as attention reads them.
+//! The queries of a step, in the layout that attention reads.
 
 use std::io;
 
@@ -8,9 +8,11 @@ use crate::buffer::Buffer;
 use crate::kernels::{Kernels, NormRotate};
 use crate::region::Region;
 
+/// The queries of a step's rows.
 pub enum Queries {
-    /// f32, the heads of a row side by side.
+    /// f32, `[row][head][head_dim]`, for the f32 kernels.
     Rows(Buffer),
+    /// bf16, for the kernels with matrix tiles.
     Tiles(TileQueries),
 }
 
@@ -28,12 +30,12 @@ impl Queries {
         })
     }
 
-    /// Norms and rotates a head of a row.
+    /// Applies norm and RoPE to one head of a row, and stores the result.
     ///
     /// # Safety
-    /// See [`NormRotate`]; nobody else uses this head of the row meanwhile.
+    /// See [`NormRotate`]. Nobody else may use this head of the row during the call.
     pub unsafe fn store(&self, kernels: &Kernels, from: NormRotate, row: usize, head: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             match self {
                 Self::Rows(out) => {
@@ -41,7 +43,7 @@ impl Queries {
                     (kernels.norm_rotate)(from, out.row_ptr(row).add(head * from.head_dim));
                 }
                 Self::Tiles(out) => {
-                    let tiles = kernels.tile_attention.as_ref().expect("queries for tiles");
+                    let tiles = kernels.tile_attention.as_ref().expect("no tile attention");
                     (tiles.norm_rotate_rounded)(from, out.ptr(row, head));
                 }
             }
@@ -49,8 +51,8 @@ impl Queries {
     }
 }
 
-/// bf16. KV head by KV head, row by row, the heads that share that KV head, so that the rows of an
-/// attention task lie one after the other.
+/// bf16 queries, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
+/// attention task are contiguous.
 pub struct TileQueries {
     region: Region,
     max_rows: usize,
@@ -71,12 +73,12 @@ impl TileQueries {
         })
     }
 
-    /// Dimension 0 of a row's head.
+    /// Points to the first element of a row's head.
     pub fn ptr(&self, row: usize, head: usize) -> *mut u16 {
         assert!(row < self.max_rows && head < self.num_heads);
         let (group, in_group) = (head / self.heads_of_group, head % self.heads_of_group);
         let index = (group * self.max_rows + row) * self.heads_of_group + in_group;
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the index inside the region.
         unsafe {
             self.region
                 .as_ptr()

@@ -1,4 +1,4 @@
-//! What the executor remembers of each running request.
+//! The state of each running request: sampling parameters, tokens and page table.
 
 use std::sync::Arc;
 
@@ -8,15 +8,17 @@ use corella_core::{
 };
 use corella_model::SampleRequest;
 
+/// The state of one running request.
 pub struct Slot {
     pub params: SamplingParams,
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
-    /// Every token whose KV is in the pages, or will be after the current step. Drafts stay behind
-    /// it until the next span, which starts over those that were not drawn.
+    /// Every token whose KV is in the pages, or will be after the current step. It may end in
+    /// drafts that were not drawn, until the request's next span overwrites them.
     history: Vec<TokenId>,
     pages: Vec<PageId>,
+    /// The newest token drawn for this request, and the step that drew it.
     last_drawn: Option<(StepId, TokenId)>,
 }
 
@@ -33,7 +35,7 @@ impl Slot {
         self.last_drawn = Some((step, token));
     }
 
-    /// Of the draw behind the first `num_tokens` tokens.
+    /// The input of the draw that follows the first `num_tokens` tokens.
     pub fn sample_request<'a>(
         &'a self,
         num_tokens: usize,
@@ -50,7 +52,7 @@ impl Slot {
     }
 }
 
-/// The limits that a batch is held to, because kernels trust it.
+/// The limits that a batch is checked against, because the kernels do not check it.
 #[derive(Clone, Debug)]
 pub struct SlotLimits {
     pub max_num_seqs: u32,
@@ -60,16 +62,17 @@ pub struct SlotLimits {
     pub vocab_size: usize,
 }
 
+/// The slots of all running requests.
 pub struct Slots {
     limits: SlotLimits,
     slots: Vec<Option<Slot>>,
-    /// Steps that a later one may still name as the source of a token.
+    /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// A stage between the first and the last never learns what was drawn, and need not.
+    /// Whether this pipeline stage learns which tokens were drawn. Only the first and the last do.
     knows_drawn: bool,
 }
 
-/// More steps than anyone has in flight.
+/// Larger than the number of steps that can be in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
 impl Slots {
@@ -93,7 +96,7 @@ impl Slots {
         started(&mut self.slots, slot)
     }
 
-    /// No later step gets a token that this one should have drawn.
+    /// Notes that a step has failed, so that tokens it should have drawn are replaced by token 0.
     pub fn note_failed(&mut self, step: StepId) {
         if self.failed_steps.len() == MAX_FAILED_STEPS {
             self.failed_steps.remove(0);
@@ -101,7 +104,8 @@ impl Slots {
         self.failed_steps.push(step);
     }
 
-    /// Steps behind it in flight count on its spans: those go on from tokens that mean nothing.
+    /// Keeps the histories as long as if the step had succeeded, because steps in flight behind it
+    /// continue there. What those compute for its requests is discarded.
     pub fn handle_step_failed(&mut self, batch: &Batch) {
         self.note_failed(batch.step);
         for span in &batch.spans {
@@ -114,8 +118,8 @@ impl Slots {
         }
     }
 
-    /// Releases, starts and page tables. One impossible entry does not keep the others from
-    /// being applied: they are of requests that go on.
+    /// Applies a batch's releases, starts and page tables. All entries are applied even if one is
+    /// impossible, because the others belong to requests that go on.
     pub fn apply(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         for slot in &batch.released {
@@ -179,7 +183,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Appends a span's tokens to its slot's history.
+    /// Appends a span's tokens to its slot's history, after checking them against the limits.
     pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<&Slot, String> {
         let (limits, failed_steps) = (&self.limits, &self.failed_steps);
         let knows_drawn = self.knows_drawn;
@@ -193,7 +197,7 @@ impl Slots {
         let num_drafts = span.num_drafts as usize;
         if num_drafts > 0 && !(span.sample && num_drafts < tokens.len()) {
             return Err(format!(
-                "the span of slot {id} has {num_drafts} drafts and no token before them to draw from"
+                "the span of slot {id} has {num_drafts} drafts but no token before them"
             ));
         }
         if start > slot.history.len() {
@@ -221,12 +225,12 @@ impl Slots {
                 InputToken::Known(token) => token,
                 InputToken::FromStep { step, slot: from } if from == id => match slot.last_drawn {
                     Some((drawn_in, token)) if drawn_in == step => token,
-                    // The request has ended already; nobody reads what this span computes.
+                    // The request has ended already, and nobody reads what this span computes.
                     _ if failed_steps.contains(&step) || !knows_drawn => 0,
                     _ => return Err(format!("step {step} drew no token for slot {id}")),
                 },
                 InputToken::FromStep { slot: from, .. } => {
-                    return Err(format!("slot {id} asks for a token of slot {from}"));
+                    return Err(format!("a span of slot {id} takes a token of slot {from}"));
                 }
             };
             if token as usize >= limits.vocab_size {

@@ -17,7 +17,7 @@ use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
 use crate::forward::Forward;
 use crate::profile::{Operation, Walk};
 use crate::slot::Slots;
-use crate::step_plan::{SamplePlan, StepPlan};
+use crate::step_layout::{StepLayout, StepSample};
 use crate::thread_pool::ThreadPool;
 
 pub enum Command {
@@ -81,7 +81,7 @@ pub struct Stage {
     pub is_first: bool,
     pub commands: Receiver<Command>,
     pub output: Output,
-    pub plan: StepPlan,
+    pub plan: StepLayout,
     /// What came while a step waited for something else.
     pub postponed: VecDeque<Command>,
     /// The newest step of which the first stage knows what the last one drew.
@@ -312,7 +312,7 @@ impl Stage {
     /// Logits block by block, so that their memory does not grow with the step. The first
     /// block is computed before the masks are waited for. All rows of a block are drawn at once,
     /// those behind drafts too; what counts of them is seen then.
-    fn draw(&mut self, step: StepId, samples: &[SamplePlan]) -> Result<BatchOutput, String> {
+    fn draw(&mut self, step: StepId, samples: &[StepSample]) -> Result<BatchOutput, String> {
         let mut output = BatchOutput {
             step,
             samples: Vec::with_capacity(samples.len()),
@@ -353,7 +353,7 @@ impl Stage {
 
     fn draw_block(
         &mut self,
-        block: &[SamplePlan],
+        block: &[StepSample],
         masks: &[TokenMask],
     ) -> Result<Vec<Result<Sample, String>>, String> {
         let (forward, slots) = (&self.forward, &self.slots);

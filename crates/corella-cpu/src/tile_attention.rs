@@ -1,10 +1,11 @@
-//! Attention through matrix tiles: what `attention` does, for keys, values and queries in bf16.
+//! Attention by matrix-tile instructions, with keys, values and queries in bf16.
 //!
-//! A task's rows are cut into tiles of 32. Every row walks its sequence in blocks of 256 positions
-//! counted from position 0, of which it takes the softmax 64 by 64. A block's values are copied once
-//! for all tiles, because a tile of values holds 32 positions and a page may hold 16; keys are read
-//! where they lie, unless pages cut them differently. For a few rows some processors have kernels that
-//! read both where they lie (`in_place_attention`).
+//! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256
+//! positions counted from position 0, and a softmax takes 64 of them at a time. The values of a
+//! block are copied once for all tiles, because a tile of values holds 32 positions and a page may
+//! hold only 16. Keys are read from their pages, unless these have another layout. For tasks of a
+//! few rows some processors have kernels that read keys and values from the pages
+//! (`in_place_attention`).
 
 use std::io;
 use std::ops::Range;
@@ -24,47 +25,50 @@ use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvForm, KvMemory, Side};
 use crate::queries::TileQueries;
 use crate::region::Region;
-use crate::step_plan::{SpanPlan, StepPlan};
+use crate::step_layout::{StepLayout, StepSpan};
 
-/// Rows of a task.
+/// The largest number of rows of a task.
 pub const MAX_TASK_ROWS: usize = 512;
 
-/// Of weights of a tile of rows and a block.
+/// The number of softmax weights for a tile of rows and a block of positions.
 const WEIGHTS_LEN: usize = QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK;
 
-/// A worker's own memory for one task.
+/// The memory in which one worker computes an attention task.
 pub struct TileScratch {
     _memory: Region,
-    /// Tile by tile, as `TileValues` adds to it.
+    /// Output accumulators of all rows, in tiles as `TileValues` writes them.
     out: *mut f32,
-    /// Of a tile and a softmax block.
+    /// Scores of a tile of rows and one softmax block.
     scores: *mut f32,
-    /// Of what follows, while the softmax reads the others.
+    /// Scores of the following tile or softmax block, which are computed during the softmax of
+    /// `scores`.
     next_scores: *mut f32,
-    /// Of a tile and a block, twice.
+    /// Softmax weights of a tile of rows and a block, for two tiles in turn.
     weights: *mut u16,
-    /// Of the current block.
+    /// Copied values of the current block.
     values: *mut u16,
-    /// What of the current block's keys cannot be read where it lies.
+    /// Copied keys of the current block; empty if keys are read from their pages.
     copied_keys: *mut u16,
+    /// Running maximum and sum of each row.
     rows: Vec<RowSums>,
-    /// How many positions of the sequence each row may see.
+    /// The number of positions that each row attends to.
     row_ends: Vec<usize>,
-    /// Of keys and of values of the current block, where these are integers.
+    /// Scales of the current block's keys and values, used with int8 KV only.
     scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
-    /// Of the current block, an even number.
+    /// The current block's tiles of keys, an even number.
     keys: Vec<*const u8>,
-    /// Those of its values that are read in place.
+    /// The current block's tiles of values, if they are read from their pages.
     page_values: Vec<*const u8>,
-    /// Of one softmax: scores, and values of all dimensions at most.
+    /// Matrix products that run during one softmax: scores of the next tile and values of the last.
     products: Vec<TileProduct>,
-    /// The number of rows that the thread's tiles are configured for.
+    /// The number of rows that the thread's tile registers are configured for; 0 if unknown.
     configured: usize,
+    /// One row's output, `[head_dim]`.
     row: Vec<f32>,
 }
 
-// SAFETY: the memory is the scratch's own, and the pointers in `keys`, `page_values` and
-// `products` are dead once a task is done.
+// SAFETY: the memory belongs to the scratch, and the pointers in `keys`, `page_values` and
+// `products` are not used after the task that set them.
 unsafe impl Send for TileScratch {}
 
 impl TileScratch {
@@ -86,7 +90,7 @@ impl TileScratch {
         let mut next = memory.as_ptr();
         let [out, scores, next_scores, weights, values, copied_keys] = lens.map(|len| {
             let start = next;
-            // SAFETY: inside the region, or at its end.
+            // SAFETY: the address is inside the region, or at its end.
             next = unsafe { next.add(len) };
             start
         });
@@ -109,44 +113,45 @@ impl TileScratch {
         })
     }
 
-    /// Not those of the tiles beside it.
+    /// The weights of a tile of rows. Tiles use two halves in turn, so that a tile's weights
+    /// survive the softmax of the next tile.
     fn weights_of(&self, tile: &RowTile) -> *mut u16 {
         let side = tile.rows.start / QUERY_TILE_ROWS % 2;
         self.weights.wrapping_add(side * WEIGHTS_LEN)
     }
 }
 
-/// Rows that share the processor's tiles, and what they see of a block of positions.
+/// A tile of the task's rows, and the positions of the current block that they attend to.
 struct RowTile {
     rows: Range<usize>,
     seen: Range<usize>,
 }
 
-/// One task's view of the step.
+/// An attention task and what it reads of the step.
 struct Work<'a> {
-    /// Among the worker's.
+    /// The index of the task in the worker's list.
     index: usize,
     task: &'a AttentionTask,
-    span: &'a SpanPlan,
+    span: &'a StepSpan,
     pages: &'a [PageId],
-    /// Of its first row.
+    /// The query of the task's first row.
     queries: *const u16,
-    /// How much of the sequence it reads.
+    /// The number of positions that the task reads.
     end: usize,
     has_one_tile: bool,
-    /// If it copies neither keys nor values.
+    /// The kernels that read keys and values from their pages, if the task has few enough rows.
     in_place: Option<InPlaceAttention>,
 }
 
 impl AttentionLayer<'_> {
     fn tile_kernels(&self) -> &TileAttention {
         let kernels = self.kernels.tile_attention.as_ref();
-        kernels.expect("KV memory in tiles")
+        kernels.expect("this instruction set has no tile attention")
     }
 
     pub(crate) fn run_tiles(
         &self,
-        plan: &StepPlan,
+        plan: &StepLayout,
         tasks: &[AttentionTask],
         queries: &TileQueries,
         scratch: &mut TileScratch,
@@ -177,7 +182,7 @@ impl AttentionLayer<'_> {
             self.run_work(&work, &mut fetch, scratch);
         }
         scratch.configured = 0;
-        // SAFETY: the processor has tiles.
+        // SAFETY: the kernels exist only where the processor has tiles.
         unsafe { (kernels.release)() };
     }
 
@@ -186,8 +191,8 @@ impl AttentionLayer<'_> {
         let num_rows = task.positions.len() * task.heads.len();
         assert!(num_rows <= MAX_TASK_ROWS);
         self.clear_rows(task, span, scratch);
-        // Few rows wait for memory, and take what it sends in smaller pieces: of values, the sums are
-        // the same.
+        // Tasks of a few rows are bound by memory, and smaller blocks let them start sooner. The
+        // sums of values are the same either way.
         let block_len = match num_rows {
             ..=16 => TILE_SOFTMAX_BLOCK,
             _ => TILE_ATTENTION_BLOCK,
@@ -203,8 +208,8 @@ impl AttentionLayer<'_> {
         self.store_rows(task, span, scratch);
     }
 
-    /// Hands the task's rows to the next layer.
-    fn store_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
+    /// Writes the task's rows to the input of the output projection.
+    fn store_rows(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut TileScratch) {
         let kernels = self.tile_kernels();
         let head_dim = self.spec.head_dim;
         for (r, (row, head)) in self.rows(task, span).enumerate() {
@@ -213,7 +218,7 @@ impl AttentionLayer<'_> {
             let sums = &scratch.rows[r];
             let rows = self.tiles.rows(self.tiles.tile_of(row));
             let first = head * head_dim;
-            // SAFETY: a row of `out`; a row's head belongs to one task.
+            // SAFETY: the source is a row of `out`; each (row, head) belongs to one task.
             unsafe {
                 let from = scratch.out.add(from);
                 match self.out.form() {
@@ -224,7 +229,7 @@ impl AttentionLayer<'_> {
                     }
                     Form::Int8 => {
                         let to = self.out.wide_ptr(&(row..row + 1), first);
-                        let (to, _) = to.expect("rows of 8-bit integers");
+                        let (to, _) = to.expect("rows are not in Form::Int8");
                         (kernels.store_row)(from, sums, head_dim, to.cast_mut());
                     }
                     Form::Columns => {
@@ -237,8 +242,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// What a block of positions adds to the task's rows, tile by tile. During the softmax of one, the
-    /// processor's tiles weigh values for the tile before it and score the keys that follow.
+    /// Adds a block of positions to all of the task's rows, tile by tile. During the softmax of one
+    /// tile, the tile unit adds the values of the previous tile and computes the next scores.
     fn run_block(
         &self,
         work: &Work<'_>,
@@ -252,7 +257,8 @@ impl AttentionLayer<'_> {
             let seen = block.start..scratch.row_ends[rows.end - 1].min(block.end);
             RowTile { rows, seen }
         };
-        // Another one of as many rows, so that tiles stay as they are.
+        // The previous tile, if its values are not added yet. It has as many rows as the current
+        // one, so that the tile registers need no new configuration.
         let mut before: Option<RowTile> = None;
         let mut has_scores = false;
         for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
@@ -271,7 +277,7 @@ impl AttentionLayer<'_> {
                     self.score(work, &tile, start, fetch, scratch);
                 }
                 if work.has_one_tile && work.in_place.is_none() && index == 0 {
-                    // Not earlier: reads of keys would wait for the copy to be written.
+                    // An earlier copy would delay reads of keys until its stores are done.
                     self.copy_values(work, block.clone(), fetch, scratch);
                 }
                 let scores = scratch.scores;
@@ -303,13 +309,14 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Turns scores of the positions from `start` on into weights, and computes the scratch's products
-    /// meanwhile.
+    /// Turns the scores from position `start` on into weights, and computes the products listed in
+    /// the scratch at the same time.
     fn softmax(&self, tile: &RowTile, start: usize, scores: *const f32, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
         let first = start - tile.seen.start;
         let scales = || { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
-        // SAFETY: scores, weights and sums of a tile; products lie as they do.
+        // SAFETY: scores, weights and sums belong to this tile; the products' operands do not
+        // overlap them.
         unsafe {
             (self.tile_kernels().softmax)(
                 TileSoftmax {
@@ -331,12 +338,12 @@ impl AttentionLayer<'_> {
     fn configure(&self, tile: &RowTile, scratch: &mut TileScratch) {
         if scratch.configured != tile.rows.len() {
             scratch.configured = tile.rows.len();
-            // SAFETY: the processor has tiles.
+            // SAFETY: the kernels exist only where the processor has tiles.
             unsafe { (self.tile_kernels().configure)(tile.rows.len()) };
         }
     }
 
-    /// The tiles of keys that the softmax takes from position `start` on.
+    /// The tiles of keys of the softmax block that starts at position `start`.
     fn keys<'a>(&self, tile: &RowTile, start: usize, scratch: &'a TileScratch) -> &'a [*const u8] {
         let len = (tile.seen.end - start).min(TILE_SOFTMAX_BLOCK);
         &scratch.keys[(start - tile.seen.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
@@ -349,7 +356,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Scores of the positions that the softmax takes from `start` on.
+    /// Computes the scores of the softmax block that starts at position `start`.
     fn score(
         &self,
         work: &Work<'_>,
@@ -366,8 +373,8 @@ impl AttentionLayer<'_> {
             head_dim,
         };
         let kernel = (work.in_place).map_or(self.tile_kernels().scores, |kernels| kernels.scores);
-        // SAFETY: the tiles lie among the queries or in KV memory, which no one writes during
-        // attention, or in the scratch, where scores have room for QUERY_TILE_ROWS rows.
+        // SAFETY: the operands lie among the queries and in KV memory, which nobody writes during
+        // attention, or in the scratch, whose scores have room for `QUERY_TILE_ROWS` rows.
         unsafe {
             kernel(
                 work.queries.add(tile.rows.start * head_dim),
@@ -380,7 +387,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// The same as products.
+    /// Lists what `score` computes as products, to be computed during a softmax.
     fn add_scores(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
         let stride = self.tile_key_stride(work);
@@ -405,7 +412,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Adds the block's values to a tile's output, times the weights that the softmax has left.
+    /// Multiplies the block's values by the weights that the softmax has left, and adds them to a
+    /// tile's output.
     fn weigh_values(
         &self,
         work: &Work<'_>,
@@ -421,8 +429,8 @@ impl AttentionLayer<'_> {
                 num_positions: tile.seen.len(),
                 head_dim,
             };
-            // SAFETY: values lie in KV memory, which no one writes during attention, the rest in the
-            // scratch; the work has this tile only.
+            // SAFETY: values lie in KV memory, which nobody writes during attention, and the rest
+            // in the scratch. The task has only this tile.
             unsafe {
                 let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
                 let lines = fetch.lines(work.index, tile.seen.start);
@@ -437,7 +445,7 @@ impl AttentionLayer<'_> {
             head_dim,
         };
         for dims in [0..half, half..head_dim] {
-            // SAFETY: all lies in the scratch, and has room for QUERY_TILE_ROWS rows.
+            // SAFETY: everything lies in the scratch, which has room for `QUERY_TILE_ROWS` rows.
             unsafe {
                 (self.tile_kernels().values)(
                     scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
@@ -451,7 +459,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// The same as products, one of some equal parts of them.
+    /// Lists one of `num_parts` equal parts of what `weigh_values` computes as products, to be
+    /// computed during a softmax.
     fn add_values(
         &self,
         tile: &RowTile,
@@ -483,8 +492,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Clears what the task's rows accumulate.
-    fn clear_rows(&self, task: &AttentionTask, span: &SpanPlan, scratch: &mut TileScratch) {
+    /// Resets the accumulators of the task's rows.
+    fn clear_rows(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
         for (r, (row, _)) in self.rows(task, span).enumerate() {
             scratch.rows[r] = RowSums::NONE;
@@ -492,7 +501,7 @@ impl AttentionLayer<'_> {
             let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
             let tile_start = tile * QUERY_TILE_ROWS * head_dim;
             for i in (0..head_dim).step_by(16) {
-                // SAFETY: the row's places in a tile.
+                // SAFETY: these 16 elements belong to the row's tile.
                 unsafe {
                     let out = scratch.out.add(tile_start + tile_out_index(row_in_tile, i));
                     out.cast::<[f32; 16]>().write([0.0; 16]);
@@ -509,8 +518,8 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Lists the tiles of keys of a block's positions, an even number, and those of values that are read
-    /// in place.
+    /// Lists the current block's tiles of keys, an even number, and those tiles of values that are
+    /// read from their pages.
     fn list_tiles(
         &self,
         work: &Work<'_>,
@@ -523,7 +532,7 @@ impl AttentionLayer<'_> {
         scratch.keys.clear();
         scratch.page_values.clear();
         for (index, first) in tiles(&block).enumerate() {
-            // Behind the end any keys will do: their weights are 0.
+            // Positions past the end may have any keys: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
             if self.kv.format == KvFormat::Int8 {
                 self.copy_scales(
@@ -550,13 +559,14 @@ impl AttentionLayer<'_> {
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
                     fetch.reach(work.index, first);
                     let lines = fetch.lines(work.index, first);
-                    // SAFETY: a tile of the page; room for TILE_ATTENTION_BLOCK positions.
+                    // SAFETY: the source is a tile of the page; the copy has room for
+                    // `TILE_ATTENTION_BLOCK` positions.
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
                 (KvForm::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
                 (KvForm::Plain, _) => {
-                    // SAFETY: room for TILE_ATTENTION_BLOCK positions.
+                    // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
                     let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
                     for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
                         let page = self.head_page(work, position);
@@ -568,7 +578,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Of a tile's positions, as far as they are there.
+    /// Copies the key and value scales of a tile's positions.
     fn copy_scales(
         &self,
         work: &Work<'_>,
@@ -590,7 +600,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Copies the values of a block's positions.
+    /// Copies the values of a block's positions from their pages.
     fn copy_values(
         &self,
         work: &Work<'_>,
@@ -604,12 +614,13 @@ impl AttentionLayer<'_> {
             let len = block.end.saturating_sub(first).min(KEY_TILE);
             let page = self.head_page(work, first.min(block.end - 1));
             let (tile, half) = (index / 2, index % 2);
-            // SAFETY: room for TILE_ATTENTION_BLOCK positions.
+            // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
             match self.kv.form {
                 KvForm::Tiles => {
                     let from = self.kv.tile(Side::Values, page, first % page_size);
-                    // SAFETY: so many positions of the page; half a tile of values.
+                    // SAFETY: the page has `len` positions from `first` on, and the target is half
+                    // a tile of values.
                     unsafe {
                         let to = to.add(half * KEY_TILE / 2 * 32);
                         let copy = match self.kv.format {
@@ -620,10 +631,11 @@ impl AttentionLayer<'_> {
                     }
                 }
                 KvForm::Plain => {
-                    // SAFETY: as above.
+                    // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
                     if half == 0 {
-                        // Not every 0 times what would stand there is 0.
+                        // Positions past the end have weight 0, and 0 times leftover memory may be
+                        // NaN.
                         to.fill(0);
                     }
                     for position in first..first + len {
@@ -637,12 +649,12 @@ impl AttentionLayer<'_> {
     }
 }
 
-/// Otherwise they are copied.
+/// Whether tiles of keys are read from their pages. Otherwise they are copied.
 fn reads_keys_in_place(kv: &KvMemory) -> bool {
     kv.form == KvForm::Tiles && kv.format != KvFormat::Int8
 }
 
-/// Where the tiles of a block's positions begin, an even number of them.
+/// The first positions of a block's tiles of keys, an even number of them.
 fn tiles(block: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
     let end = block.start + block.len().next_multiple_of(VALUE_TILE);
     (block.start..end).step_by(KEY_TILE)

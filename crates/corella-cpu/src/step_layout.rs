@@ -1,4 +1,5 @@
-//! One step in the form the forward pass walks: checked, flat, reused from step to step.
+//! The layout of one step: its rows, spans, page tables and work shares, as the forward pass walks
+//! them.
 
 use std::ops::Range;
 
@@ -10,49 +11,55 @@ use crate::buffer::Tiles;
 use crate::grid::Grid;
 use crate::slot::Slots;
 
+/// The rows of one step and how they are divided among workers. It is reused from step to step.
 #[derive(Default)]
-pub struct StepPlan {
-    pub rows: Vec<RowPlan>,
-    pub spans: Vec<SpanPlan>,
+pub struct StepLayout {
+    pub rows: Vec<StepRow>,
+    pub spans: Vec<StepSpan>,
     pages: Vec<PageId>,
     pub grid: Grid,
     pub attention: AttentionPlan,
-    pub samples: Vec<SamplePlan>,
+    pub samples: Vec<StepSample>,
 }
 
+/// One row of the step, which computes one token.
 #[derive(Clone, Copy, Debug)]
-pub struct RowPlan {
+pub struct StepRow {
     pub token: TokenId,
     pub position: usize,
     pub span: usize,
 }
 
+/// Consecutive rows of one sequence.
 #[derive(Clone, Debug)]
-pub struct SpanPlan {
+pub struct StepSpan {
     pub first_row: usize,
     pub num_rows: usize,
-    /// Position of the first row.
+    /// The first row's position in its sequence.
     pub start: usize,
+    /// The span's page table, as a range of the step's pages.
     pages: Range<usize>,
 }
 
-/// A draw, and those behind the drafts of its span follow it.
+/// One draw. The draws that follow the drafts of the same span come right behind it.
 #[derive(Clone, Copy, Debug)]
-pub struct SamplePlan {
+pub struct StepSample {
     pub slot: SlotId,
+    /// The row whose logits are sampled.
     pub row: usize,
-    /// Of the slot's history: what the draw goes by.
+    /// The number of the slot's tokens that precede the drawn one.
     pub num_tokens: usize,
-    /// The draft before it: it counts only if that was drawn.
+    /// The draft that the row computes. The draw counts only if the draw before it gave this token.
     pub draft: Option<TokenId>,
 }
 
-impl StepPlan {
-    pub fn pages_of(&self, span: &SpanPlan) -> &[PageId] {
+impl StepLayout {
+    /// The page table of a span's sequence.
+    pub fn pages_of(&self, span: &StepSpan) -> &[PageId] {
         &self.pages[span.pages.clone()]
     }
 
-    /// Whether a span has more than one row.
+    /// Whether any span has more than one row.
     pub fn is_prefill(&self) -> bool {
         self.rows.len() > self.spans.len()
     }
@@ -65,7 +72,7 @@ impl StepPlan {
         self.samples.clear();
     }
 
-    /// Cuts rows where a sequence ends, or a page of it.
+    /// Cuts a range of rows into runs that lie in one page of one sequence.
     pub fn page_runs(
         &self,
         rows: Range<usize>,
@@ -81,7 +88,7 @@ impl StepPlan {
         })
     }
 
-    /// Adds a batch's spans to a cleared plan. The slots' histories grow by their tokens.
+    /// Adds a batch's spans to a cleared layout, and their tokens to the histories of their slots.
     pub fn add_spans(
         &mut self,
         batch: &Batch,
@@ -106,7 +113,7 @@ impl StepPlan {
                 for behind in (0..=num_drafts).rev() {
                     let num_tokens = slot.history().len() - behind;
                     let is_draft = behind < num_drafts;
-                    self.samples.push(SamplePlan {
+                    self.samples.push(StepSample {
                         slot: span.slot,
                         row: self.rows.len() - 1 - behind,
                         num_tokens,
@@ -118,17 +125,18 @@ impl StepPlan {
         Ok(())
     }
 
+    /// Adds a span that computes `tokens` from position `start` on.
     pub fn add_span(&mut self, tokens: &[TokenId], start: usize, pages: &[PageId]) {
         let first_page = self.pages.len();
         self.pages.extend_from_slice(pages);
         let span = self.spans.len();
-        self.spans.push(SpanPlan {
+        self.spans.push(StepSpan {
             first_row: self.rows.len(),
             num_rows: tokens.len(),
             start,
             pages: first_page..self.pages.len(),
         });
-        let rows = tokens.iter().enumerate().map(|(i, &token)| RowPlan {
+        let rows = tokens.iter().enumerate().map(|(i, &token)| StepRow {
             token,
             position: start + i,
             span,
@@ -136,7 +144,7 @@ impl StepPlan {
         self.rows.extend(rows);
     }
 
-    /// Cuts the rows into tiles and shares out the work.
+    /// Divides the rows into tiles, and the work among the threads. Call it after the last span.
     pub fn finish(
         &mut self,
         spec: &AttentionSpec,
