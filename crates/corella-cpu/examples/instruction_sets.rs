@@ -1,5 +1,5 @@
-//! Names the instruction sets of this machine that there are kernels for, one a line, as `--isa`
-//! takes them. `cargo xtask isas` asks it what to run.
+//! Prints the instruction sets that this machine has kernels for, one per line and spelled as
+//! `--isa` takes them. `cargo xtask isas` runs this to learn which sets to test.
 
 use corella_cpu::{Isa, is_supported};
 

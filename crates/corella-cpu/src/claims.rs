@@ -1,29 +1,32 @@
-//! Shares of work that a worker has for itself until another one is done with its own.
+//! Work stealing: each worker owns a share of a job, and others help when they have finished
+//! theirs.
 //!
-//! An owner takes from the front of its share, others from its back: cores are not equally fast
-//! where neighbours use them too, and what is left in the end is small.
+//! An owner takes units from the front of its share, other workers from the back. Cores that other
+//! processes use too are slower, so equal shares do not end at the same time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One job, between two barriers.
+/// The claims of all workers on the units of one job, which runs between two barriers.
 pub struct Claims {
-    /// Of each worker's share.
+    /// What has been taken of each worker's share.
     shares: Vec<Taken>,
 }
 
-/// Units taken from the front (low half) and from the back. On a cache line of its own.
+/// How many units were taken from the front (low 32 bits) and from the back (high 32 bits) of a
+/// share. It has a cache line of its own.
 #[repr(align(64))]
 #[derive(Default)]
 struct Taken(AtomicU64);
 
+/// The end of a share that units are taken from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ShareEnd {
     Front,
     Back,
 }
 
-/// Of what is left, the part that is taken at once.
+/// Each claim takes this fraction (1 / `PARTS`) of what is left of a share.
 const PARTS: usize = 4;
 
 impl Claims {
@@ -32,16 +35,16 @@ impl Claims {
         Self { shares }
     }
 
-    /// Nothing is taken. Nobody takes anything meanwhile.
+    /// Marks all shares as untouched. Nobody may take units during the call.
     pub fn clear(&self) {
         for Taken(taken) in &self.shares {
             taken.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Units of an owner's share of `len` that are now the caller's alone. What an owner has written
-    /// before the last barrier is what others see.
-    pub fn take(&self, owner: usize, len: usize, side: Side) -> Option<Range<usize>> {
+    /// Claims units of `owner`'s share, which has `len` of them, for the caller alone. A claim
+    /// orders no memory accesses: others see what the owner wrote before the last barrier.
+    pub fn take(&self, owner: usize, len: usize, end: ShareEnd) -> Option<Range<usize>> {
         let Taken(taken) = &self.shares[owner];
         let mut seen = taken.load(Ordering::Relaxed);
         loop {
@@ -51,9 +54,9 @@ impl Claims {
                 return None;
             }
             let count = left.div_ceil(PARTS);
-            let (added, units) = match side {
-                Side::Front => (count as u64, front..front + count),
-                Side::Back => ((count as u64) << 32, len - back - count..len - back),
+            let (added, units) = match end {
+                ShareEnd::Front => (count as u64, front..front + count),
+                ShareEnd::Back => ((count as u64) << 32, len - back - count..len - back),
             };
             let (same, changed) = (Ordering::Relaxed, seen + added);
             match taken.compare_exchange_weak(seen, changed, same, same) {
@@ -73,7 +76,7 @@ mod tests {
         for len in [0, 1, 2, 7, 192, 100_000] {
             let claims = Claims::new(3);
             let takers: Vec<Vec<Range<usize>>> = std::thread::scope(|scope| {
-                let sides = [Side::Front, Side::Back, Side::Back];
+                let sides = [ShareEnd::Front, ShareEnd::Back, ShareEnd::Back];
                 let threads = sides.map(|side| {
                     let claims = &claims;
                     scope.spawn(move || {
@@ -85,8 +88,8 @@ mod tests {
             let mut units: Vec<usize> = takers.into_iter().flatten().flatten().collect();
             units.sort_unstable();
             assert!(units.into_iter().eq(0..len));
-            assert_eq!(claims.take(1, len, Side::Front), None);
-            assert!(len == 0 || claims.take(0, len, Side::Front).is_some());
+            assert_eq!(claims.take(1, len, ShareEnd::Front), None);
+            assert!(len == 0 || claims.take(0, len, ShareEnd::Front).is_some());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine can do at best, to judge speeds by.
+//! Measurements of the machine's peak throughput, as limits to judge other measurements by.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,22 +7,22 @@ use crate::kernels::{Isa, Kernels, Peak, kernels};
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
 
-/// Of all threads together.
+/// The peak throughput of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MachineLimits {
-    /// f32 multiply-adds from registers, each counted as two operations.
+    /// f32 operations per second, measured in registers. A multiply-add counts as two.
     pub flops_per_s: f64,
-    /// Products of bf16, where the instruction set has some.
+    /// bf16 operations per second, if the instruction set multiplies bf16.
     pub bf16_flops_per_s: Option<f64>,
-    /// The same for 8-bit integers.
+    /// 8-bit integer operations per second, if the kernels have a fast path for these.
     pub int8_ops_per_s: Option<f64>,
-    /// Reads of memory too large for any cache.
+    /// Bytes per second read from memory that is too large for any cache.
     pub read_bytes_per_s: f64,
 }
 
 impl MachineLimits {
-    /// The better one of each limit of two measurements. Clocks and neighbours change within
-    /// seconds, and neighbours only ever slow a measurement down.
+    /// The larger of each limit of two measurements. Clock rates and other processes change within
+    /// seconds, and other processes only ever slow a measurement down.
     pub fn best_of(&self, other: &Self) -> Self {
         let best = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.max(b)).or(a).or(b);
         Self {
@@ -34,7 +34,7 @@ impl MachineLimits {
     }
 }
 
-/// Measures what an instruction set could do; takes about half a second.
+/// Measures the limits of an instruction set, in about half a second.
 pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits> {
     const ITERATIONS: usize = 500_000;
     const READ_BYTES: usize = 256 << 20;
@@ -42,13 +42,13 @@ pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits>
     let kernels = kernels(isa)
         .ok_or_else(|| io::Error::other(format!("this machine has no {isa} instructions")))?;
     let peak_s = best_of(&mut pool, |_| {
-        // SAFETY: the table is of this machine's instruction set.
+        // SAFETY: the machine supports this instruction set, or `kernels` had returned `None`.
         let sum = unsafe { (kernels.peak)(ITERATIONS) };
         std::hint::black_box(sum);
     })?;
     let mut ops_per_s = |peak: Option<Peak>| match peak {
         Some(peak) => {
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             let seconds = best_of(&mut pool, |_| unsafe { (peak.run)(ITERATIONS) })?;
             let ops = pool.num_threads() * peak.ops * ITERATIONS;
             Ok::<_, io::Error>(Some(ops as f64 / seconds))
@@ -59,18 +59,19 @@ pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits>
     let int8_ops_per_s = ops_per_s(kernels.int8_peak)?;
     let region = Region::new(pool.num_threads() * READ_BYTES)?;
     let part = |worker: &Worker<'_>| {
-        // SAFETY: each worker has a part of its own.
+        // SAFETY: the region has one part per worker.
         unsafe { region.as_ptr().add(worker.index() * READ_BYTES) }
     };
     pool.run(&|worker| {
-        // SAFETY: the worker's part. Pages never written would all be the same zero page.
+        // SAFETY: this part belongs to the worker. Pages that were never written would all be the
+        // same zero page.
         unsafe { part(worker).write_bytes(1, READ_BYTES) };
     })
     .map_err(io::Error::other)?;
     let mut read_s = f64::INFINITY;
     for fetch_ahead in [false, true] {
         let seconds = best_of(&mut pool, |worker| {
-            // SAFETY: the worker's part, which nobody writes any more.
+            // SAFETY: this part belongs to the worker, and nobody writes it any more.
             let mixed = unsafe { (kernels.read)(part(worker), READ_BYTES, fetch_ahead) };
             std::hint::black_box(mixed);
         })?;
@@ -89,8 +90,8 @@ fn operations(kernels: &Kernels, iterations: usize) -> f64 {
     kernels.peak_flops as f64 * iterations as f64
 }
 
-/// Seconds of the fastest of some runs: others on the machine only ever slow a run down. A core takes
-/// some milliseconds to raise its clock, so that runs go on for longer than that.
+/// Seconds of the fastest run, because other processes only ever slow a run down. Runs go on for
+/// much longer than a core takes to raise its clock rate, which is some milliseconds.
 fn best_of(pool: &mut ThreadPool, job: impl Fn(&Worker<'_>) + Sync) -> io::Result<f64> {
     const MIN_RUNS: usize = 5;
     const MIN_DURATION: Duration = Duration::from_millis(100);

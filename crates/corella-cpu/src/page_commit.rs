@@ -1,26 +1,28 @@
-//! Which memory of KV pages to ask the system for before a sequence needs it.
+//! Commits the memory of KV pages ahead of use.
 //!
-//! The system clears memory when it is first written: milliseconds for a huge page, and a step may
-//! touch one in every layer. An executor without work has some of it cleared ahead.
+//! The operating system clears memory when it is first written, which takes milliseconds for a huge
+//! page, and a step may touch a new one in every layer. An idle executor has memory cleared in
+//! advance.
 
 use std::ops::Range;
 
-/// Of pages that no sequence has used yet, so much is ready.
+/// How much memory beyond the pages in use is committed, in bytes.
 const AHEAD_BYTES: usize = 512 << 20;
-/// What is asked for at once.
+/// How much memory is committed per call, in bytes.
 const CHUNK_BYTES: usize = 2 << 20;
 
-/// Pages are used from the first on, and each has a part in every layer.
+/// Decides which bytes of KV memory to commit next. Pages are used in ascending order, and each has
+/// a part in every layer.
 pub struct PageCommit {
     num_layers: usize,
     num_pages: usize,
-    /// Of a page, in one layer.
+    /// Bytes of a page in one layer.
     part_bytes: usize,
-    /// Pages up to the highest that was used.
+    /// One more than the highest page that was used.
     num_used: usize,
-    /// Ready in all layers.
+    /// The number of pages that are committed in all layers.
     num_ready: usize,
-    /// Layers in which the chunk behind is ready too.
+    /// The number of layers in which the next chunk of pages is committed too.
     num_ready_layers: usize,
 }
 
@@ -36,6 +38,7 @@ impl PageCommit {
         }
     }
 
+    /// Notes that a sequence uses `page`, and so all pages before it.
     pub fn note_used(&mut self, page: usize) {
         self.num_used = self.num_used.max(page + 1);
         if self.num_ready < self.num_used {
@@ -43,7 +46,8 @@ impl PageCommit {
         }
     }
 
-    /// The bytes to ask for next, counted from the first layer's first page.
+    /// The bytes to commit next, counted from the first layer's first page; `None` if enough are
+    /// committed.
     pub fn next(&self) -> Option<Range<usize>> {
         let num_ahead = AHEAD_BYTES / (self.part_bytes * self.num_layers);
         let wanted = self.num_pages.min(self.num_used + num_ahead);
@@ -55,7 +59,7 @@ impl PageCommit {
         Some((first + self.num_ready) * self.part_bytes..(first + end) * self.part_bytes)
     }
 
-    /// Whether it worked, what `next` has named is done.
+    /// Notes that the bytes which `next` returned were committed, or that the system refused.
     pub fn finish_next(&mut self, is_ready: bool) {
         if !is_ready {
             self.num_ready = self.num_pages;
@@ -80,7 +84,7 @@ mod tests {
 
     #[test]
     fn pages_are_readied_in_the_order_in_which_they_will_be_used() {
-        // Chunks of 2 pages, of which there are 5, in 3 layers.
+        // There are 3 layers of 5 pages, and a chunk has 2 pages.
         let mut commit = PageCommit::new(3, 5, MIB);
         let mut asked = Vec::new();
         while let Some(bytes) = commit.next() {
@@ -107,7 +111,7 @@ mod tests {
         commit.note_used(9);
         commit.note_used(3);
         assert_eq!(finish(&mut commit), AHEAD_BYTES + 10 * 2 * part_bytes);
-        // A sequence got ahead of it: what it has used is not asked for.
+        // Sequences have used more than was committed; that needs no commit any more.
         commit.note_used(499);
         assert_eq!(commit.next(), Some(500 * part_bytes..501 * part_bytes));
     }

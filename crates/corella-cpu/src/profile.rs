@@ -1,17 +1,18 @@
-//! Where the time of steps goes, operation by operation.
+//! Profiling: how the time of steps divides among operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::thread_pool::Worker;
 
+/// The operations that a step's time is divided into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Embed,
     Norm,
     Quantise,
     Qkv,
-    Rotate,
+    Rope,
     Attention,
     Output,
     GateUp,
@@ -26,7 +27,7 @@ impl Operation {
         Self::Norm,
         Self::Quantise,
         Self::Qkv,
-        Self::Rotate,
+        Self::Rope,
         Self::Attention,
         Self::Output,
         Self::GateUp,
@@ -41,7 +42,7 @@ impl Operation {
             Self::Norm => "norms",
             Self::Quantise => "quantise rows",
             Self::Qkv => "dense q k v",
-            Self::Rotate => "rotate, store",
+            Self::Rope => "rope, store",
             Self::Attention => "attention",
             Self::Output => "dense output",
             Self::GateUp => "dense gate up",
@@ -52,7 +53,8 @@ impl Operation {
     }
 }
 
-/// Two accounts: of steps with a span of several rows, and of all others. Workers add to it.
+/// Time accounts of prefill steps, which have a span of several rows, and of decode steps, which
+/// are all others. Workers add to them.
 #[derive(Debug, Default)]
 pub struct Profile {
     prefill: Account,
@@ -74,30 +76,33 @@ struct Entry {
     bytes: AtomicU64,
 }
 
-/// What steps of a kind have cost.
+/// The cost of all prefill steps, or of all decode steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileReport {
     pub num_steps: u64,
-    /// From the first operation's beginning to the last one's end.
+    /// The time from the start of the first operation to the end of the last, summed over the
+    /// steps.
     pub duration: Duration,
-    /// Those that took any time.
+    /// The operations that took any time.
     pub operations: Vec<OperationReport>,
 }
 
+/// The cost of one operation, summed over the steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperationReport {
     pub operation: Operation,
-    /// The mean of all workers.
+    /// Mean over the workers of the time spent on the operation.
     pub busy: Duration,
-    /// For others to finish the same operation, the mean again.
+    /// Mean over the workers of the time spent waiting for other workers to finish the operation.
     pub waiting: Duration,
     pub flops: f64,
-    /// Of weights, keys and values.
+    /// Bytes of weights, keys and values that the operation reads.
     pub bytes: f64,
 }
 
 impl Profile {
-    /// Of steps that computed several rows of a span, prefill, and of those that did not.
+    /// Reports on prefill steps, which computed several rows of a span, and on decode steps, all
+    /// others.
     pub fn report(&self, num_threads: usize) -> [ProfileReport; 2] {
         [&self.prefill, &self.decode].map(|account| account.report(num_threads))
     }
@@ -135,8 +140,8 @@ impl Account {
     }
 }
 
-/// A worker's way through a step: operation after operation, all workers together. Without a
-/// profile it is the barriers alone.
+/// One worker's progress through a step's operations, which all workers go through together.
+/// Without a profile it passes the barriers only.
 pub struct Walk<'a> {
     pub worker: &'a Worker<'a>,
     account: Option<&'a Account>,
@@ -152,19 +157,21 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// This worker's part is done; waits for the others'.
+    /// Ends this worker's part of an operation, and waits until the other workers have ended
+    /// theirs.
     pub fn finish(&mut self, operation: Operation) {
         self.note(operation);
         self.worker.barrier();
         self.lap(operation, |entry| &entry.waiting);
     }
 
-    /// Some of this worker's part is done.
+    /// Accounts the time since the last call to an operation, which may go on.
     pub fn note(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.busy);
     }
 
-    /// What an operation does at least, all workers together.
+    /// Counts the least number of operations and bytes that all workers together need for an
+    /// operation.
     pub fn count(&self, operation: Operation, flops: usize, bytes: usize) {
         if let Some(account) = self.account
             && self.worker.index() == 0

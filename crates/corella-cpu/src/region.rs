@@ -1,20 +1,21 @@
-//! Memory straight from the system: zero, huge pages where it is large, untouched until used.
+//! Memory mapped from the system: zeroed, in huge pages if it is large, and not resident until
+//! used.
 
 use std::io;
 use std::ptr::NonNull;
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that threads share. Who may touch what, and when, is up to the owner.
+/// Bytes that threads share. The owner decides who may access which of them, and when.
 pub struct Region {
     start: NonNull<u8>,
     map: NonNull<libc::c_void>,
     map_len: usize,
 }
 
-// SAFETY: a region is plain memory; every access to it is unsafe and argued for where it is.
+// SAFETY: a region is plain memory. Every access to it is unsafe and justified where it happens.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -26,7 +27,7 @@ impl Region {
             len
         };
         let map_len = len.max(1) + if is_large { HUGE_PAGE } else { 0 };
-        // SAFETY: an anonymous private mapping at an address of the system's choice.
+        // SAFETY: this makes an anonymous private mapping at an address of the system's choice.
         let map = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -44,10 +45,11 @@ impl Region {
         let mut start = map.cast::<u8>();
         if is_large {
             let skip = start.as_ptr().align_offset(HUGE_PAGE);
-            // SAFETY: the mapping has room for the alignment.
+            // SAFETY: the mapping is `HUGE_PAGE` longer than the region, which leaves room for the
+            // alignment.
             start = unsafe { start.add(skip) };
             #[cfg(target_os = "linux")]
-            // SAFETY: advice on our own mapping; failing to follow it is harmless.
+            // SAFETY: this is advice on our own mapping, and harmless if it is not followed.
             unsafe {
                 libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
             }
@@ -59,14 +61,14 @@ impl Region {
         })
     }
 
-    /// Has the system give the memory of some bytes now rather than when they are written; what they
-    /// are stays as it is. Whether it has.
+    /// Makes the system provide the memory of a range now, not when it is first written. The
+    /// contents stay as they are. Returns whether the system did so.
     pub fn commit(&self, bytes: std::ops::Range<usize>) -> bool {
         const PAGE: usize = 4096;
         let first = bytes.start / PAGE * PAGE;
         assert!(first <= bytes.end && self.offset() + bytes.end <= self.map_len);
         #[cfg(target_os = "linux")]
-        // SAFETY: pages of our own mapping, whose contents stay.
+        // SAFETY: the pages belong to our own mapping, and keep their contents.
         unsafe {
             let start = self.start.as_ptr().add(first);
             libc::madvise(start.cast(), bytes.end - first, libc::MADV_POPULATE_WRITE) == 0
@@ -75,12 +77,12 @@ impl Region {
         false
     }
 
-    /// Of the first byte in the mapping.
+    /// The distance from the start of the mapping to the first byte, in bytes.
     fn offset(&self) -> usize {
         self.start.as_ptr().addr() - self.map.as_ptr().addr()
     }
 
-    /// Aligned to a page, at least.
+    /// The first byte, aligned to a memory page at least.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -88,7 +90,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, not used again.
+        // SAFETY: this is our own mapping, which nobody uses any more.
         unsafe {
             libc::munmap(self.map.as_ptr(), self.map_len);
         }
@@ -106,7 +108,7 @@ mod tests {
         let region = Region::new(4 * HUGE_PAGE).unwrap();
         let is_there = |at: usize| {
             let mut there = [0u8];
-            // SAFETY: one page of the region, and a byte for it.
+            // SAFETY: `mincore` reads one page of the region and writes one byte.
             let result = unsafe {
                 let page = region.as_ptr().add(at);
                 libc::mincore(page.cast(), PAGE, there.as_mut_ptr())
@@ -115,7 +117,7 @@ mod tests {
             there[0] & 1 == 1
         };
         let last = 3 * HUGE_PAGE - PAGE;
-        // SAFETY: inside the region, which nobody else has.
+        // SAFETY: the address is inside the region, which nobody else uses.
         unsafe { *region.as_ptr().add(HUGE_PAGE + 5) = 7 };
         assert!(!is_there(0) && !is_there(last));
         if !region.commit(HUGE_PAGE + 5..last + 1) {
@@ -123,7 +125,7 @@ mod tests {
         }
         assert!(is_there(HUGE_PAGE) && is_there(last));
         assert!(!is_there(0) && !is_there(3 * HUGE_PAGE));
-        // SAFETY: as above.
+        // SAFETY: the same as above.
         assert_eq!(unsafe { *region.as_ptr().add(HUGE_PAGE + 5) }, 7);
     }
 }

@@ -1,7 +1,7 @@
-//! Threads that run one job together and meet at barriers inside it.
+//! A thread pool whose workers run one job together and meet at barriers inside it.
 //!
-//! The calling thread is worker 0. Waiting spins briefly, then yields, then parks, because a
-//! neighbour may need the core. A panic in one worker releases the others from their
+//! The calling thread is worker 0. A waiting worker spins briefly, then yields, then parks, because
+//! other processes may need the core. A panic in one worker releases the others from their
 //! barriers, and the pool stays usable.
 
 use std::any::Any;
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::claims::{Claims, Side};
+use crate::claims::{Claims, ShareEnd};
 use crate::core_affinity;
 
 pub struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Of each worker; empty where the system may choose.
+    /// The core of each worker; empty if the system may choose.
     cores: Vec<usize>,
 }
 
@@ -27,7 +27,7 @@ pub struct ThreadPool {
 pub struct Worker<'a> {
     index: usize,
     shared: &'a Shared,
-    /// Barriers passed.
+    /// The number of barriers that this worker has passed.
     round: Cell<usize>,
 }
 
@@ -36,7 +36,7 @@ impl ThreadPool {
         Self::with_cores(num_threads, Vec::new())
     }
 
-    /// Each worker on a core of its own: the first where `pin_caller` is called.
+    /// Starts a pool that pins each worker to a core. Worker 0 is pinned by `pin_caller`.
     pub fn pinned(cores: Vec<usize>) -> io::Result<Self> {
         Self::with_cores(cores.len(), cores)
     }
@@ -72,7 +72,8 @@ impl ThreadPool {
             match thread {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) => {
-                    // The threads that exist wait for ones that never come.
+                    // The threads that exist wait at the start barrier, which can no longer fill
+                    // up.
                     pool.shared.start.release();
                     return Err(error);
                 }
@@ -85,19 +86,19 @@ impl ThreadPool {
         self.shared.num_threads
     }
 
-    /// To be called by the thread that runs jobs, if workers have cores of their own.
+    /// Pins the calling thread to the core of worker 0. The thread that runs jobs must call this.
     pub fn pin_caller(&self) {
         if let Some(&core) = self.cores.first() {
             core_affinity::pin_to(core);
         }
     }
 
-    /// Runs `job` once in every worker. The first panic's message is the error.
+    /// Runs `job` once in every worker. If one panics, the message of the first panic is the error.
     pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<(), String> {
-        // SAFETY: only the lifetime changes. The workers use the job between the start and
-        // the end barrier, and this function does not return before the latter.
+        // SAFETY: only the lifetime changes. Workers use the job between the start and the end
+        // barrier, and this function returns after the latter.
         let job: Job = unsafe { std::mem::transmute(job) };
-        // SAFETY: the other workers wait at the start barrier and read the cell behind it.
+        // SAFETY: the other workers wait at the start barrier, and read the cell after it.
         unsafe { *self.shared.job.get() = Some(job) };
         self.shared.claims.iter().for_each(Claims::clear);
         self.shared.start.wait();
@@ -116,7 +117,7 @@ impl Drop for ThreadPool {
             self.shared.start.wait();
         }
         for thread in self.threads.drain(..) {
-            // A helper catches its panics, so there is nothing to learn from it.
+            // The worker catches its panics, so the result says nothing.
             let _ = thread.join();
         }
     }
@@ -127,11 +128,11 @@ impl Worker<'_> {
         self.index
     }
 
-    /// Waits until every worker is here. What they wrote before is visible after.
+    /// Waits until every worker is here. What they wrote before is visible afterwards.
     pub fn barrier(&self) {
         let round = self.round.get() + 1;
         if self.index == 0 {
-            // Used last in the round before this one, which all have left.
+            // These claims were last used in the previous round, which all workers have left.
             self.shared.claims[round % 2].clear();
         }
         if !self.shared.middle.wait() {
@@ -140,8 +141,9 @@ impl Worker<'_> {
         self.round.set(round);
     }
 
-    /// Takes this worker's share of something, and then of others' what they have not begun:
-    /// `work(owner, units)`, with units of `0..len_of(owner)`. Once between two barriers.
+    /// Works through this worker's share of a job, and then helps with the shares of others: calls
+    /// `work(owner, units)` with ranges of `0..len_of(owner)`. May be called once between two
+    /// barriers.
     pub fn take_shares(
         &self,
         len_of: impl Fn(usize) -> usize,
@@ -151,15 +153,19 @@ impl Worker<'_> {
         let count = self.shared.num_threads;
         for next in 0..count {
             let owner = (self.index + next) % count;
-            let side = if next == 0 { Side::Front } else { Side::Back };
+            let end = if next == 0 {
+                ShareEnd::Front
+            } else {
+                ShareEnd::Back
+            };
             let len = len_of(owner);
-            while let Some(units) = claims.take(owner, len, side) {
+            while let Some(units) = claims.take(owner, len, end) {
                 work(owner, units);
             }
         }
     }
 
-    /// This worker's part of `0..n`.
+    /// This worker's equal share of `0..n`.
     pub fn share(&self, n: usize) -> Range<usize> {
         let count = self.shared.num_threads;
         self.index * n / count..(self.index + 1) * n / count
@@ -168,7 +174,7 @@ impl Worker<'_> {
 
 type Job = &'static (dyn Fn(&Worker<'_>) + Sync);
 
-/// Panic payload of a worker that was waiting when another one panicked.
+/// The panic payload of a worker that was waiting when another one panicked.
 struct Released;
 
 struct Shared {
@@ -179,14 +185,14 @@ struct Shared {
     middle: Barrier,
     end: Barrier,
     panic: Mutex<Option<String>>,
-    /// Of this round, and of the next.
+    /// The claims of the current round and of the next, indexed by the parity of the round.
     claims: [Claims; 2],
 }
 
-// SAFETY: `job` is written only while all other workers wait at the start barrier, and read
-// only between that and the end barrier.
+// SAFETY: `job` is written only while all other workers wait at the start barrier, and read only
+// between that and the end barrier.
 unsafe impl Sync for Shared {}
-// SAFETY: the job behind the reference is `Sync`; the rest is `Send`.
+// SAFETY: the job behind the reference is `Sync`, and everything else is `Send`.
 unsafe impl Send for Shared {}
 
 fn help(shared: &Shared, index: usize) {
@@ -201,7 +207,7 @@ fn help(shared: &Shared, index: usize) {
 
 impl Shared {
     fn take_part(&self, index: usize) {
-        // SAFETY: between the start and the end barrier, see `Sync`.
+        // SAFETY: the caller is between the start and the end barrier, as the `Sync` impl demands.
         let Some(job) = (unsafe { *self.job.get() }) else {
             return;
         };
@@ -234,10 +240,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Some ten microseconds: what a balanced region's stragglers need.
+/// The number of spins, about ten microseconds: by then, most workers with equal shares have come.
 const NUM_SPINS: u32 = 300;
-/// Then about a millisecond in which the core is anyone's: waking up costs more than most
-/// regions differ by.
+/// The number of yields, about a millisecond: parking and waking up would cost more than most
+/// shares differ by.
 const NUM_YIELDS: u32 = 3000;
 
 struct Barrier {
@@ -263,7 +269,7 @@ impl Barrier {
         }
     }
 
-    /// False: released before all had come.
+    /// Returns false if the barrier was released before all workers had come.
     fn wait(&self) -> bool {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
@@ -298,20 +304,20 @@ impl Barrier {
         !self.is_released.load(Ordering::SeqCst)
     }
 
-    /// Lets everyone through, now and until `reset`.
+    /// Lets all workers through, now and until `reset`.
     fn release(&self) {
         self.is_released.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Only while nobody waits.
+    /// Makes a released barrier usable again. Nobody may wait at it during the call.
     fn reset(&self) {
         self.arrived.store(0, Ordering::SeqCst);
         self.is_released.store(false, Ordering::SeqCst);
     }
 
-    /// A sleeper counts itself before it looks, and the waker looks after it has written, so
-    /// one of them sees the other.
+    /// A sleeper counts itself before it looks at the generation, and the waker looks at the count
+    /// after it has changed the generation, so at least one of them notices the other.
     fn wake(&self) {
         if self.num_parked.load(Ordering::SeqCst) > 0 {
             let _guard = lock(&self.mutex);
@@ -395,7 +401,7 @@ mod tests {
                 |_, units| {
                     if worker.index() == 0 {
                         by_owner.fetch_add(units.len(), Ordering::Relaxed);
-                        // Until another one has begun on what is left.
+                        // Gives the other worker time to begin on what is left.
                         std::thread::sleep(std::time::Duration::from_millis(50));
                     }
                 },
@@ -435,7 +441,7 @@ mod tests {
         let cores = core_affinity::allowed_cores().unwrap();
         let mut pool = ThreadPool::pinned(cores.clone()).unwrap();
         let seen: Vec<_> = cores.iter().map(|_| Mutex::new(Vec::new())).collect();
-        // A thread of its own, because it stays pinned.
+        // This needs a thread of its own, because it stays pinned.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 pool.pin_caller();
