@@ -1,4 +1,4 @@
-//! Activations: rows that workers write between barriers, each its own part.
+//! Activation buffers. Between two barriers each worker writes its own part of them.
 
 use std::io;
 use std::ops::Range;
@@ -7,8 +7,8 @@ use crate::kernels::grouped::{CHUNK_K, SummedRows};
 use crate::kernels::{INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
 use crate::region::Region;
 
-/// Rows of f32, one after the other, the stride off a power of two so that rows do not fight
-/// for the same cache sets.
+/// Rows of f32. The stride is kept off powers of two, so that rows do not compete for the same
+/// cache sets.
 pub struct Buffer {
     region: Region,
     stride: usize,
@@ -16,7 +16,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Rows have room for `len` elements, rounded up to whole panels.
+    /// Allocates rows of `len` elements each, rounded up to whole panels.
     pub fn new(num_rows: usize, len: usize) -> io::Result<Self> {
         let stride = len.next_multiple_of(PANEL_LANES) + 16;
         Ok(Self {
@@ -27,58 +27,58 @@ impl Buffer {
     }
 
     /// # Safety
-    /// Nobody writes the row meanwhile.
+    /// Nobody may write the row while the slice is in use.
     pub unsafe fn row(&self, row: usize) -> &[f32] {
-        // SAFETY: inside the region, which is zeroed f32s from the start.
+        // SAFETY: the row lies inside the region, which holds zeroed f32s from the start.
         unsafe { std::slice::from_raw_parts(self.row_ptr(row), self.stride) }
     }
 
     /// # Safety
-    /// Nobody else uses the row meanwhile.
+    /// Nobody else may use the row while the slice is in use.
     #[expect(clippy::mut_from_ref, reason = "workers write different rows")]
     pub unsafe fn row_mut(&self, row: usize) -> &mut [f32] {
-        // SAFETY: inside the region, which is zeroed f32s from the start.
+        // SAFETY: the row lies inside the region, which holds zeroed f32s from the start.
         unsafe { std::slice::from_raw_parts_mut(self.row_ptr(row), self.stride) }
     }
 
     pub fn row_ptr(&self, row: usize) -> *mut f32 {
         assert!(row < self.num_rows);
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.region.as_ptr().cast::<f32>().add(row * self.stride) }
     }
 }
 
 impl Buffer {
-    /// From one row to the next, in elements.
+    /// The distance between rows, in elements.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// The lanes of a panel in the first of some rows.
+    /// Points to a panel's columns in the first of the given rows.
     pub fn lanes_ptr(&self, rows: &Range<usize>, panel: usize) -> *mut f32 {
         assert!(rows.end <= self.num_rows && (panel + 1) * PANEL_LANES <= self.stride);
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.row_ptr(rows.start).add(panel * PANEL_LANES) }
     }
 }
 
-/// How a dense layer's input and weights lie.
+/// The memory layout of a dense layer's input rows and weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As `Kernels::gemm` reads them. Rows are f32, tile by tile, in a tile k by k, and for each k
-    /// the tile's rows side by side.
+    /// The layout of `Kernels::gemm`: f32 rows in tiles of several rows, each tile transposed to
+    /// `[k][row]`.
     Columns,
-    /// As `Kernels::tile_gemm` does. Rows are bf16, tile by tile, in a tile 32 k by 32 k, and for
-    /// those one row after the other.
+    /// The layout of `Kernels::tile_gemm`: bf16 rows in tiles, each tile stored as `[k /
+    /// 32][row][32]`.
     MatrixTiles,
-    /// As `Kernels::int8_gemm` and `Kernels::grouped_gemm` do. Rows are 8-bit integers, in a tile 64 k
-    /// by 64 k, and for those one row after the other; a row has a scale, which is known once the
-    /// row is complete, and the sums of its chunks.
+    /// The layout of `Kernels::int8_gemm` and `Kernels::grouped_gemm`: int8 rows in tiles, each
+    /// tile stored as `[k / 64][row][64]`. Beside them lie each row's scale, which is known once
+    /// the row is complete, and the sums of its chunks.
     Int8,
 }
 
 impl Form {
-    /// Inputs that lie together.
+    /// The number of consecutive elements of a row that are contiguous in memory.
     pub fn block_k(self) -> usize {
         match self {
             Self::Columns => 1,
@@ -88,7 +88,7 @@ impl Form {
     }
 }
 
-/// Rows in the form that a GEMM reads.
+/// Input rows of a dense layer, in the layout that its GEMM reads.
 pub struct PackedRows {
     region: Region,
     form: Form,
@@ -97,16 +97,16 @@ pub struct PackedRows {
     quantised: Option<Quantised>,
 }
 
-/// What rows of 8-bit integers need beside them.
+/// What rows in `Form::Int8` need besides their integers.
 struct Quantised {
-    /// Rows as they are written.
+    /// The rows in f32, before they are quantised.
     wide: Buffer,
-    /// One f32 a row.
+    /// One f32 scale per row.
     scales: Region,
-    /// Of a row's integers, one i32 each.
+    /// The sum of each row's integers, one i32 per row.
     row_sums: Region,
-    /// Tile by tile, in a tile chunk by chunk, for each chunk the tile's rows: one i32 each. Only
-    /// for weights in groups.
+    /// Sums of each row's chunks of `CHUNK_K` integers, one i32 each, stored per tile as
+    /// `[chunk][row]`. Present only if the weights are quantised in groups.
     sums: Option<Region>,
 }
 
@@ -139,7 +139,7 @@ impl PackedRows {
         self.form
     }
 
-    /// From one row to the next, or what each adds to its tile.
+    /// Bytes that a row takes, alone or as its part of a tile.
     pub fn row_bytes(&self) -> usize {
         let k = self.k.next_multiple_of(self.form.block_k());
         match self.form {
@@ -149,20 +149,20 @@ impl PackedRows {
         }
     }
 
-    /// Whether rows, once written, must still be quantised before a GEMM reads them.
+    /// Whether rows have to be quantised between `write` and the GEMM.
     pub fn needs_scales(&self) -> bool {
         self.quantised.is_some()
     }
 
-    /// In `Form::Int8`: of a tile's first row.
+    /// Points to the scale of the first of the given rows (`Form::Int8` only).
     pub fn scales_ptr(&self, rows: &Range<usize>) -> *const f32 {
         assert!(rows.end <= self.max_rows);
-        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
-        // SAFETY: just checked.
+        let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { quantised.scales.as_ptr().cast::<f32>().add(rows.start) }
     }
 
-    /// In `Form::Int8`: the rows of a tile.
+    /// The integers of a tile of rows and their sums (`Form::Int8` only).
     pub fn int8_rows(&self, rows: &Range<usize>) -> Int8Rows {
         Int8Rows {
             rows: self.tile_ptr(rows),
@@ -173,61 +173,64 @@ impl PackedRows {
 
     fn row_sums_ptr(&self, rows: &Range<usize>) -> *mut i32 {
         assert!(rows.end <= self.max_rows);
-        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
-        // SAFETY: just checked.
+        let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { quantised.row_sums.as_ptr().cast::<i32>().add(rows.start) }
     }
 
-    /// The same, for weights in groups.
+    /// The integers of a tile of rows and the sums of their chunks, for weights in groups.
     pub fn summed_rows(&self, rows: &Range<usize>) -> SummedRows {
         SummedRows {
             rows: self.tile_ptr(rows),
             num_rows: rows.len(),
-            sums: self.sums_ptr(rows).expect("rows for weights in groups"),
+            sums: self
+                .sums_ptr(rows)
+                .expect("rows have no sums for weights in groups"),
         }
     }
 
     fn sums_ptr(&self, rows: &Range<usize>) -> Option<*mut i32> {
         assert!(rows.end <= self.max_rows);
-        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+        let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
         let start = rows.start * num_chunks(self.k);
         let sums = quantised.sums.as_ref()?.as_ptr().cast::<i32>();
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         Some(unsafe { sums.add(start) })
     }
 
     /// Multiplies a row by the Hadamard matrix, before it is quantised.
     ///
     /// # Safety
-    /// All of the row has been written, and nobody else uses it meanwhile.
+    /// The whole row has been written, and nobody else uses it during the call.
     pub unsafe fn hadamard(&self, kernels: &Kernels, row: usize) {
-        let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
-        // SAFETY: exclusive by the caller's promise; k elements.
+        let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
+        // SAFETY: the caller promises exclusive access; the row has `k` elements.
         unsafe { (kernels.hadamard)(quantised.wide.row_ptr(row), self.k) };
     }
 
-    /// Quantises a row of a tile, if its form asks for that: to ±127 times its largest magnitude.
+    /// Quantises a row of a tile to integers from -127 to 127, with the scale `max |x| / 127`. Does
+    /// nothing in the other forms.
     ///
     /// # Safety
-    /// All of the row has been written, and nobody else uses it meanwhile.
+    /// The whole row has been written, and nobody else uses it during the call.
     pub unsafe fn quantise(&self, kernels: &Kernels, tile: &Range<usize>, row: usize) {
         const INFINITE: u32 = f32::INFINITY.to_bits();
         let Some(quantised) = &self.quantised else {
             return;
         };
         assert!(tile.contains(&row));
-        // SAFETY: exclusive by the caller's promise; blocks lie inside the tile.
+        // SAFETY: the caller promises exclusive access; the row's blocks lie inside the tile.
         unsafe {
             let values = &quantised.wide.row(row)[..self.k];
             let most = (kernels.largest_bits)(values.as_ptr(), values.len());
-            // What is no number, or no finite one, spoils all outputs of its row.
+            // One NaN or infinity makes all outputs of its row NaN.
             let (scale, inverse) = match most {
                 0 => (0.0, 0.0),
                 1..INFINITE => (f32::from_bits(most) / 127.0, 127.0 / f32::from_bits(most)),
                 _ => (f32::NAN, 0.0),
             };
             *self.scales_ptr(&(row..row + 1)).cast_mut() = scale;
-            // Of the smallest numbers the inverse is infinite.
+            // The inverse of a subnormal maximum overflows; such a row becomes zeros.
             let inverse = if inverse.is_finite() { inverse } else { 0.0 };
             let start = self.tile_ptr(tile).cast::<i8>();
             let sums = self.sums_ptr(tile).map(|sums| sums.add(row - tile.start));
@@ -243,48 +246,48 @@ impl PackedRows {
         }
     }
 
-    /// Of a tile's first row.
+    /// Points to the tile of the given rows.
     pub fn tile_ptr(&self, rows: &Range<usize>) -> *mut u8 {
         assert!(rows.end <= self.max_rows);
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.region.as_ptr().add(rows.start * self.row_bytes()) }
     }
 
-    /// In `Form::MatrixTiles`: element `k` of a tile's first row. The same elements of the others
-    /// follow `TILE_K` elements after each other.
+    /// Points to element `k` of a tile's first row (`Form::MatrixTiles` only). The same element of
+    /// the next row is `TILE_K` elements further on.
     pub fn block_ptr(&self, tile: &Range<usize>, k: usize) -> *mut u16 {
         assert!(self.form == Form::MatrixTiles && k < self.k);
         let at = k / TILE_K * tile.len() * TILE_K + k % TILE_K;
-        // SAFETY: inside the tile.
+        // SAFETY: the position is inside the tile.
         unsafe { self.tile_ptr(tile).cast::<u16>().add(at) }
     }
 
-    /// In `Form::MatrixTiles`: `TILE_K` elements of a row of a tile from element `k` on; the next
-    /// are `tile.len() * TILE_K` elements on.
+    /// Points to the block of `TILE_K` elements from element `k` on of a row (`Form::MatrixTiles`
+    /// only). The row's next block is `tile.len() * TILE_K` elements further on.
     pub fn row_ptr(&self, tile: &Range<usize>, row: usize, k: usize) -> *mut u16 {
         assert!(tile.contains(&row));
-        // SAFETY: inside the tile.
+        // SAFETY: the row is inside the tile.
         unsafe { self.block_ptr(tile, k).add((row - tile.start) * TILE_K) }
     }
 
-    /// Where `write` puts element `k` of a tile's first row before it is quantised, and elements
-    /// from row to row. `None` in other forms.
+    /// Points to element `k` of a tile's first row as `write` leaves it before quantisation, and
+    /// gives the distance between rows in elements. `None` in other forms than `Form::Int8`.
     pub fn wide_ptr(&self, tile: &Range<usize>, k: usize) -> Option<(*const f32, usize)> {
         let wide = &self.quantised.as_ref()?.wide;
         assert!(k < self.k);
-        // SAFETY: an element of the row.
+        // SAFETY: the element is inside the row.
         let first = unsafe { wide.row_ptr(tile.start).add(k) };
         Some((first, wide.stride()))
     }
 
-    /// The elements of a row of a tile, as they are before they are quantised.
+    /// Reads a row of a tile back as f32; in `Form::Int8`, as it was before quantisation.
     ///
     /// # Safety
-    /// Nobody writes the row meanwhile.
+    /// Nobody may write the row during the call.
     pub unsafe fn read(&self, tile: &Range<usize>, row: usize, out: &mut [f32]) {
         assert!(tile.contains(&row) && out.len() == self.k);
         let (start, row_in_tile) = (self.tile_ptr(tile), row - tile.start);
-        // SAFETY: inside the tile; not written by the caller's promise.
+        // SAFETY: the row is inside the tile, and the caller promises that nobody writes it.
         unsafe {
             match self.form {
                 Form::Columns => {
@@ -301,17 +304,17 @@ impl PackedRows {
                     }
                 }
                 Form::Int8 => {
-                    let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
+                    let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
                     out.copy_from_slice(&quantised.wide.row(row)[..self.k]);
                 }
             }
         }
     }
 
-    /// Writes elements `first..` of row `row` of a tile.
+    /// Writes `values` as the elements of a row of a tile from `first` on.
     ///
     /// # Safety
-    /// Nobody else uses these elements meanwhile.
+    /// Nobody else may use these elements during the call.
     pub unsafe fn write(
         &self,
         kernels: &Kernels,
@@ -327,7 +330,7 @@ impl PackedRows {
                 let column = start.cast::<f32>();
                 for (i, value) in values.iter().enumerate() {
                     let at = (first + i) * tile.len() + row - tile.start;
-                    // SAFETY: inside the tile; exclusive by the caller's promise.
+                    // SAFETY: the element is inside the tile; the caller promises exclusive access.
                     unsafe { *column.add(at) = *value };
                 }
             }
@@ -338,7 +341,8 @@ impl PackedRows {
                     let in_block = k % TILE_K;
                     let (part, rest) = values.split_at((TILE_K - in_block).min(values.len()));
                     let at = (k / TILE_K * tile.len() + row - tile.start) * TILE_K + in_block;
-                    // SAFETY: inside the tile; exclusive by the caller's promise.
+                    // SAFETY: the elements are inside the tile; the caller promises exclusive
+                    // access.
                     unsafe {
                         let out = start.cast::<u16>().add(at);
                         (kernels.round)(part.as_ptr(), part.len(), out);
@@ -348,8 +352,8 @@ impl PackedRows {
                 }
             }
             Form::Int8 => {
-                let quantised = self.quantised.as_ref().expect("rows of 8-bit integers");
-                // SAFETY: exclusive by the caller's promise.
+                let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
+                // SAFETY: the caller promises exclusive access.
                 let row = unsafe {
                     let row = quantised.wide.row_ptr(row).add(first);
                     std::slice::from_raw_parts_mut(row, values.len())
@@ -364,7 +368,8 @@ fn num_chunks(k: usize) -> usize {
     k.div_ceil(CHUNK_K)
 }
 
-/// How a step's rows are cut into tiles: as few as possible, as even as possible.
+/// The division of a step's rows into tiles: as few tiles as possible, of sizes as equal as
+/// possible.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tiles {
     num_rows: usize,

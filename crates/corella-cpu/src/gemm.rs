@@ -1,7 +1,7 @@
-//! Dense layers: rows times panels of weights, shared out by panel.
+//! Dense layers: the GEMM of packed rows and packed weight panels.
 //!
-//! An output is one worker's, who walks k in order, so neither the number of workers nor the rows
-//! around a row reach its result.
+//! Each output is computed by one worker, which accumulates over k in order. Neither the number of
+//! workers nor the rows beside a row affect its result.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -17,38 +17,43 @@ use crate::kernels::{
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
 
-/// Where the outputs of a dense layer go.
+/// What happens to the outputs of a dense layer.
 #[derive(Clone, Copy)]
 pub enum Epilogue<'a> {
-    /// `out[row][lane] = value`
+    /// `out[row][channel] = value`
     Store(&'a Buffer),
-    /// `out[row][lane] += value`
+    /// `out[row][channel] += value`
     Add(&'a Buffer),
-    /// Lanes 0–15 of a panel are gates, 16–31 the values they gate; `out` is the next
-    /// layer's input.
+    /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
+    /// input of the next layer.
     SiluMul(&'a PackedRows),
 }
 
-/// Packed rows that a worker keeps in its second-level cache while all its panels pass by.
+/// The size of a block of packed rows, which stays in the second-level cache while all panels of a
+/// worker pass by.
 const ROWS_BYTES: usize = 3 << 19;
-/// Tiles of rows from which on a panel is taken in parts, and at most at once.
+/// The numbers of tiles in a block of rows with which k is taken part by part.
 const PART_TILES: RangeInclusive<usize> = PANEL_BLOCK_BYTES / 64 / NEXT_LINES..=MAX_PART_TILES;
+/// The largest number of tiles in a block of rows.
 const MAX_PART_TILES: usize = 16;
-/// Blocks of k of a part: 32 KiB of a panel, two thirds of a first-level cache.
+/// The number of k blocks in a part: 32 KiB of a panel, two thirds of a first-level cache.
 const PART_BLOCKS: usize = 16;
-/// Of a block of k, in tiles of any kind.
+/// Bytes that one row has in a block of k, in every form that matrix tiles read.
 const ROW_BLOCK_BYTES: usize = TILE_K * 2;
 const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
-/// What one worker has to compute of a dense layer. A unit is a panel times a block of rows.
+/// One worker's part of a dense layer. Its units of work are a panel times a block of rows each.
 pub struct Part {
-    /// Of all rows.
+    /// The tiles of all rows of the step.
     pub tiles: Tiles,
+    /// The tiles whose rows belong to this part.
     pub taken: Range<usize>,
+    /// The panels that belong to this part.
     pub panels: Range<usize>,
-    /// The panel whose outputs are lanes 0 and on.
+    /// The panel whose outputs go to channel 0 of an `Epilogue::Store` or `Epilogue::Add` buffer.
     pub first_panel: usize,
-    /// Blocks of the taken tiles, one after the other for all panels.
+    /// The number of blocks into which the tiles are cut. Units go through all panels of one block
+    /// first.
     num_blocks: usize,
 }
 
@@ -83,7 +88,7 @@ impl Part {
     }
 }
 
-/// Some units of a part. `next` is the panel that the worker goes on with, if it is known.
+/// Computes some units of a part. `next` is the panel that the worker reads afterwards, if known.
 pub fn gemm(
     kernels: &Kernels,
     a: &PackedRows,
@@ -124,12 +129,12 @@ pub fn gemm(
         }
     }
     if let Some(unit) = call.tile_unit() {
-        // SAFETY: the processor has tiles.
+        // SAFETY: a tile unit exists only where the processor has tiles.
         unsafe { (unit.release)() };
     }
 }
 
-/// All of a dense layer, by all workers together. Once between two barriers.
+/// Computes a dense layer with all workers together. May be called once between two barriers.
 pub fn shared_gemm(
     kernels: &Kernels,
     a: &PackedRows,
@@ -164,12 +169,12 @@ struct Call<'a> {
     configured_rows: Cell<usize>,
 }
 
-/// Where a tile's outputs go at first.
+/// Where a GEMM kernel writes the outputs of a tile.
 struct Place {
     to: *mut f32,
-    /// In elements, from row to row.
+    /// The distance between rows, in elements.
     stride: usize,
-    /// Whether that is where they belong, since nothing is to be done to them.
+    /// Whether this is the final place. Otherwise `finish` processes the outputs.
     is_final: bool,
 }
 
@@ -178,12 +183,13 @@ impl Call<'_> {
         self.tile_rows?.unit
     }
 
-    /// Of many rows a kernel reads two lines of a panel by turns, which no hardware runs ahead of.
+    /// Whether to prefetch panels in software: with many rows a kernel alternates between two cache
+    /// lines of a panel, a pattern that hardware prefetchers do not follow.
     fn fetches_ahead(&self) -> bool {
         self.tiles.num_rows() > FEW_ROWS || wants_requests()
     }
 
-    /// Of a tile of a block of rows.
+    /// What to prefetch while a tile of a block of rows is computed.
     fn requests(&self, block: &Range<usize>, tile: usize, next: Option<usize>) -> Requests {
         let index = tile - block.start;
         let takes_halves = self.tile_rows.is_some_and(|tiles| tiles.unit.is_none());
@@ -202,6 +208,7 @@ impl Call<'_> {
         }
     }
 
+    /// Computes the product of a tile of rows and a panel.
     fn tile(&self, panel: usize, tile: usize, requests: Requests) {
         let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
@@ -211,9 +218,9 @@ impl Call<'_> {
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
         self.prepare(panel, &rows, true);
         let place = self.place(panel, &rows, values);
-        // SAFETY: the tile holds num_rows rows of k elements, written before the last barrier; the
-        // panel holds k rows; there is room for num_rows rows of 32 values, which in a buffer
-        // belong to this worker.
+        // SAFETY: the tile holds `num_rows` rows of k elements, written before the last barrier,
+        // and the panel holds k rows. The target has room for `num_rows` rows of 32 values; in a
+        // buffer, these belong to this worker.
         unsafe {
             match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
@@ -241,7 +248,8 @@ impl Call<'_> {
         }
     }
 
-    /// Some tiles of rows times a panel of weights in groups, of which a kernel takes part by part itself.
+    /// Computes the products of some tiles of rows and a panel with group-wise scales. The kernel
+    /// divides k into parts itself.
     fn grouped_tiles(&self, panel: usize, tiles: Range<usize>, shape: GroupedShape) {
         let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
         let sums = sums.as_mut_ptr().cast::<[Lanes; MAX_MATRIX_ROWS]>();
@@ -250,19 +258,20 @@ impl Call<'_> {
         for ((index, tile), call) in tiles.clone().enumerate().zip(&mut *calls) {
             *call = GroupedTile {
                 rows: self.a.summed_rows(&self.tiles.rows(tile)),
-                // SAFETY: there is one for each tile.
+                // SAFETY: `sums` has one element per tile.
                 out: unsafe { sums.add(index).cast() },
             };
         }
         let b = self.weights.panel(panel);
-        // SAFETY: tiles were written before the last barrier; the panel is of this shape.
+        // SAFETY: the tiles were written before the last barrier, and the panel has this shape.
         unsafe { (self.kernels.grouped_gemm)(calls, b, shape, self.fetches_ahead()) };
         for (tile, call) in tiles.zip(calls) {
             let rows = self.tiles.rows(tile);
             let values = call.out;
             let place = self.place(panel, &rows, values.cast());
             let (by_row, by_lane) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
-            // SAFETY: as many rows as were written; in a buffer they belong to this worker.
+            // SAFETY: there are as many rows as the kernel wrote; in a buffer, they belong to this
+            // worker.
             unsafe {
                 let scale = self.kernels.scale_rows;
                 scale(values, rows.len(), by_row, by_lane, place.to, place.stride);
@@ -273,8 +282,8 @@ impl Call<'_> {
         }
     }
 
-    /// Some tiles of rows times a panel, part by part of k, while the next panel is on its way to
-    /// the second-level cache.
+    /// Computes the products of some tiles of rows and a panel, k part by part, and prefetches the
+    /// next panel to the second-level cache meanwhile.
     fn parts(&self, unit: &TileUnit, panel: usize, tiles: Range<usize>, next: Option<usize>) {
         const ENOUGH_TILES: usize = *PART_TILES.start();
         let mut sums = MaybeUninit::<[[Lanes; MAX_MATRIX_ROWS]; MAX_PART_TILES]>::uninit();
@@ -299,7 +308,7 @@ impl Call<'_> {
             for (index, tile) in tiles.clone().enumerate() {
                 let rows = self.tiles.rows(tile);
                 self.prepare(panel, &rows, is_last);
-                // SAFETY: there is one for each tile.
+                // SAFETY: `sums` has one element per tile.
                 let sums = unsafe { sums.add(index) };
                 let place = self.place(panel, &rows, values);
                 let (out, stride) = match self.weights.form {
@@ -308,8 +317,8 @@ impl Call<'_> {
                 };
                 let next = next.filter(|_| index < ENOUGH_TILES);
                 let ahead = index * NEXT_LINES * 64 * num_blocks;
-                // SAFETY: the blocks of a tile and of a panel lie one after the other; there is
-                // room for rows of 32 values, which in a buffer belong to this worker.
+                // SAFETY: the blocks of a tile and of a panel are contiguous. The target has room
+                // for rows of 32 values; in a buffer, these belong to this worker.
                 unsafe {
                     let skipped = first * rows.len() * ROW_BLOCK_BYTES;
                     gemm(&TilePart {
@@ -337,7 +346,8 @@ impl Call<'_> {
         }
     }
 
-    /// Before a tile is computed, whose outputs are perhaps written then.
+    /// Configures the tile unit for a tile of rows, and prefetches the outputs if the kernel writes
+    /// them.
     fn prepare(&self, panel: usize, rows: &Range<usize>, are_written: bool) {
         let Some(tiles) = &self.tile_rows else {
             return;
@@ -345,7 +355,7 @@ impl Call<'_> {
         if let Some(unit) = &tiles.unit
             && self.configured_rows.replace(rows.len()) != rows.len()
         {
-            // SAFETY: the processor has tiles.
+            // SAFETY: a tile unit exists only where the processor has tiles.
             unsafe { (unit.configure)(rows.len()) };
         }
         if are_written && let Some((first, stride, num_lines)) = self.written_lines(rows, panel) {
@@ -369,17 +379,17 @@ impl Call<'_> {
     }
 
     /// # Safety
-    /// `sums` are those of the rows, and there is room at the place for as many values.
+    /// `sums` holds the sums of all `rows`, and the place has room for as many values.
     unsafe fn scale(&self, panel: usize, rows: &Range<usize>, sums: *const i32, place: &Place) {
         let (by_row, by_lane) = (self.a.scales_ptr(rows), self.weights.scales_ptr(panel));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             (self.kernels.scale_sums)(sums, rows.len(), by_row, by_lane, place.to, place.stride);
         }
     }
 
-    /// The first of the cache lines that a tile's outputs go to, elements from row to row, and
-    /// lines of each row.
+    /// Where the outputs of a tile end up: the first cache line, the distance between rows in
+    /// elements, and the number of lines per row.
     fn written_lines(
         &self,
         rows: &Range<usize>,
@@ -398,8 +408,9 @@ impl Call<'_> {
         }
     }
 
+    /// Adds the bias to a tile's outputs and puts them where the epilogue says.
     fn finish(&self, panel: usize, rows: Range<usize>, values: *mut Lanes) {
-        // SAFETY: just written.
+        // SAFETY: the kernel has just written these rows.
         let values = unsafe { std::slice::from_raw_parts_mut(values, rows.len()) };
         if let Some(bias) = &self.weights.bias {
             let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
@@ -414,13 +425,13 @@ impl Call<'_> {
             Epilogue::Store(out) => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 for (i, values) in values.iter().enumerate() {
-                    // SAFETY: a panel's lanes of a row belong to one worker.
+                    // SAFETY: each panel's channels of a row belong to one worker.
                     unsafe { *to.add(i * out.stride()).cast::<[f32; PANEL_LANES]>() = values.0 };
                 }
             }
             Epilogue::Add(out) => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
-                // SAFETY: as above.
+                // SAFETY: each panel's channels of a row belong to one worker.
                 unsafe { (self.kernels.add_lanes)(from, rows.len(), to, out.stride()) };
             }
             Epilogue::SiluMul(out) => {
@@ -429,7 +440,8 @@ impl Call<'_> {
                 if let Some(tiles) = &self.tile_rows
                     && num_lanes == PANEL_LANES / 2
                 {
-                    // SAFETY: a panel's lanes belong to one worker; half a block is 16 lanes.
+                    // SAFETY: each panel's channels belong to one worker; half a block has room for
+                    // 16 of them.
                     unsafe {
                         if let Some((to, stride)) = out.wide_ptr(&rows, first) {
                             (tiles.silu_mul_wide)(from, rows.len(), to.cast_mut(), stride);
@@ -440,14 +452,15 @@ impl Call<'_> {
                     return;
                 }
                 let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
-                // SAFETY: rows of 32 in, rows of 16 out, at most a tile of them.
+                // SAFETY: the input has rows of 32, the output rows of 16, and a tile at most this
+                // many.
                 unsafe {
                     let to = products.as_mut_ptr().cast();
                     (self.kernels.silu_mul)(from, rows.len(), to);
                 }
                 for (row, products) in rows.clone().zip(&products) {
                     let products = &products[..num_lanes];
-                    // SAFETY: a panel's lanes belong to one worker.
+                    // SAFETY: each panel's channels of a row belong to one worker.
                     unsafe { out.write(self.kernels, &rows, row, first, products) };
                 }
             }

@@ -1,12 +1,14 @@
-//! How workers share out a step: some of the rows times some of the lanes each.
+//! The division of a step's work among workers by rows and output channels.
 
 use std::ops::Range;
 
 use crate::buffer::Tiles;
 
-/// With few rows, workers take lanes of all rows, so that each weight is read once. With many they
-/// take rows, all lanes of them: weights are read by each, but what a worker reads of its rows lies
-/// in its own cache, where it has written it.
+/// Each worker computes some output channels of some rows.
+///
+/// With few rows, every worker takes all rows and some of the channels, so that each weight is read
+/// by one worker only. With many rows, every worker takes some rows and all channels: all of them
+/// read the weights, but a worker's rows stay in its own cache from one operation to the next.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grid {
     pub tiles: Tiles,
@@ -14,7 +16,7 @@ pub struct Grid {
     lane_parts: usize,
 }
 
-/// Fewer do not keep a worker busy while the weights of the next panel come.
+/// The smallest number of rows with which a worker is busy while the next panel's weights arrive.
 const MIN_ROWS: usize = 256;
 
 impl Grid {
@@ -30,13 +32,13 @@ impl Grid {
         }
     }
 
-    /// The tiles that a worker computes lanes of.
+    /// The tiles of rows in which a worker computes outputs.
     pub fn tiles_of(&self, worker: usize) -> Range<usize> {
         let (part, len) = (worker / self.lane_parts, self.tiles.len());
         part * len / self.row_parts..(part + 1) * len / self.row_parts
     }
 
-    /// The rows of those.
+    /// The rows of `tiles_of`.
     pub fn rows_of(&self, worker: usize) -> Range<usize> {
         let tiles = self.tiles_of(worker);
         match tiles.is_empty() {
@@ -45,13 +47,13 @@ impl Grid {
         }
     }
 
-    /// A worker's share of `0..n`, which those of the same rows have between them.
+    /// A worker's share of `0..n`, which is divided among the workers that have the same rows.
     pub fn share(&self, worker: usize, n: usize) -> Range<usize> {
         let part = worker % self.lane_parts;
         part * n / self.lane_parts..(part + 1) * n / self.lane_parts
     }
 
-    /// The rows that a worker has for itself, in work that is done row by row.
+    /// The rows that a worker has for itself in row-by-row operations.
     pub fn own_rows(&self, worker: usize) -> Range<usize> {
         let rows = self.rows_of(worker);
         let share = self.share(worker, rows.len());

@@ -1,9 +1,9 @@
-//! Matrices of weights in groups: integers and scales that a checkpoint stores, or that are worked
-//! out here, brought into panels.
+//! Packing of weights quantised in groups: integers and scales that the checkpoint stores, or that
+//! are computed here.
 //!
-//! Scales are kept as f16 times a power of two of their output, which gives them the range of f32:
-//! those that a checkpoint has as f16 are not rounded again, others lose less than a thousandth of
-//! what 4 bits have lost.
+//! Group scales are stored as f16, divided by a power of two per output channel, which gives them
+//! the range of f32. Scales that the checkpoint stores as f16 stay exact; the rounding of others
+//! adds less than a thousandth of the error of 4-bit weights.
 
 use corella_model::{GroupFormat, GroupedRow};
 use half::f16;
@@ -12,15 +12,17 @@ use crate::kernels::Kernels;
 use crate::kernels::grouped::{CHUNK_K, GroupedShape, LANE_F16_BYTES, middle};
 use crate::weight_panel::{Lane, Packing, decode_lane, round_to_bytes};
 
-/// How a matrix gets into groups, and how it then lies.
+/// The source of a matrix's groups, and their shape in the panels.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedPacking {
     pub shape: GroupedShape,
+    /// Whether the checkpoint's integers and scales are kept. Otherwise weights are quantised here.
     pub is_stored: bool,
 }
 
 impl GroupedPacking {
-    /// Rounded to the nearest, a scale for each `group_len` weights of an output: 32, 64 or 128.
+    /// Quantises to nearest, with one scale per `group_len` weights of an output channel: 32, 64 or
+    /// 128.
     pub fn rounded(bits: usize, k: usize, group_len: usize) -> Self {
         assert!(matches!(bits, 4 | 8) && matches!(group_len, 32 | 64 | 128));
         Self {
@@ -34,8 +36,9 @@ impl GroupedPacking {
         }
     }
 
-    /// As the checkpoint has all lanes; `None` if it has one of them otherwise, in other bits, or in
-    /// groups that are no multiples of 32.
+    /// Keeps the integers of the checkpoint. Returns `None` if one of the matrix's channels is
+    /// stored in another way, with another number of bits, or in groups whose length is not a
+    /// multiple of 32.
     pub fn stored(bits: usize, lanes: &[Option<Lane<'_>>], k: usize) -> Option<Self> {
         let mut shape = GroupedShape {
             bits,
@@ -57,7 +60,7 @@ impl GroupedPacking {
         })
     }
 
-    /// Fills a panel of zeros, and for each lane what its scales are still to be multiplied by.
+    /// Fills a panel of zeros, and for each lane the factor of its group scales.
     pub fn pack_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
@@ -90,18 +93,19 @@ impl GroupedPacking {
     }
 }
 
+/// The largest number of chunks in a group of a panel.
 const MAX_GROUP_CHUNKS: usize = 4;
 pub const MAX_GROUP_LEN: usize = MAX_GROUP_CHUNKS * CHUNK_K;
 
-/// Of the panel's groups, each of which lies inside one of the checkpoint's.
+/// The number of chunks in a panel's groups, each of which lies within one group of the checkpoint.
 fn group_chunks(format: GroupFormat, k: usize) -> Option<usize> {
     let mut lens = [MAX_GROUP_CHUNKS, 2, 1].into_iter();
     lens.find(|chunks| format.group_len >= k || format.group_len.is_multiple_of(chunks * CHUNK_K))
 }
 
-/// One output on its way into a panel.
+/// One output channel on its way into a panel.
 struct PackedLane {
-    /// As panels store them.
+    /// The integers as panels store them, offset to be unsigned.
     q: Vec<u8>,
     scales: Vec<f32>,
     minimums: Vec<f32>,
@@ -125,18 +129,19 @@ impl PackedLane {
             self.scales[group] = scale;
             self.minimums[group] = match stored.minimums.get(from) {
                 Some(minimum) => *minimum,
-                // Beside lanes with minimums.
+                // Other lanes of the panel have minimums, so this one needs them too.
                 None => -(lowest as f32) * scale,
             };
         }
     }
 
-    /// Whole groups, each by its largest magnitude in 8 bits, with the least error in 4.
+    /// Quantises whole groups: 8-bit ones by their largest magnitude, 4-bit ones with the least
+    /// error.
     fn round(&mut self, row: &[f32], shape: GroupedShape, kernels: &Kernels) {
         let group_len = shape.group_chunks * CHUNK_K;
         if shape.bits == 4 {
             let (q, scales) = (self.q.as_mut_ptr(), self.scales.as_mut_ptr());
-            // SAFETY: whole groups, and a scale for each.
+            // SAFETY: the row consists of whole groups, and there is a scale for each.
             unsafe {
                 (kernels.quantise_groups)(row.as_ptr(), self.scales.len(), group_len, q, scales)
             };
@@ -144,7 +149,7 @@ impl PackedLane {
         }
         let groups = row.chunks(group_len).zip(self.q.chunks_mut(group_len));
         for ((row, q), scale) in groups.zip(&mut self.scales) {
-            // SAFETY: as many numbers as integers.
+            // SAFETY: there are as many weights as integers.
             *scale = unsafe { round_to_bytes(row, kernels, q.as_mut_ptr().cast()) };
             for q in q {
                 *q ^= 0x80;
@@ -152,7 +157,8 @@ impl PackedLane {
         }
     }
 
-    /// Returns what scales and minimums are divided by.
+    /// Writes the lane into a panel. Returns the factor by which its stored scales and minimums
+    /// were divided.
     fn write(&self, shape: GroupedShape, lane: usize, out: &mut [u8]) -> f32 {
         let eights = self.q.as_chunks::<8>().0.iter();
         for (i, eight) in eights.take(shape.num_chunks * CHUNK_K / 8).enumerate() {
@@ -186,7 +192,7 @@ impl PackedLane {
     }
 }
 
-/// The power of two that brings `largest` to the upper end of what f16 holds.
+/// The power of two that brings `largest` to the upper end of f16's range.
 fn factor(largest: f32) -> f32 {
     let power = f32::from_bits(largest.to_bits() & f32::INFINITY.to_bits());
     let factor = power / 16384.0;
@@ -197,14 +203,14 @@ fn factor(largest: f32) -> f32 {
     }
 }
 
-/// The weights of a lane, back from a panel.
+/// Decodes the weights of one lane of a panel.
 pub fn read_lane(panel: &[u8], shape: GroupedShape, lane: usize, factor: f32, out: &mut [f32]) {
-    let number = |at: usize| f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32() * factor;
+    let scale_at = |at: usize| f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32() * factor;
     let group_len = shape.group_chunks * CHUNK_K;
     for (group, out) in out.chunks_mut(group_len).enumerate() {
         let at = shape.scale_position(group, lane);
-        let scale = number(at);
-        let minimum = shape.has_minimum.then(|| number(at + LANE_F16_BYTES));
+        let scale = scale_at(at);
+        let minimum = shape.has_minimum.then(|| scale_at(at + LANE_F16_BYTES));
         for (i, value) in out.iter_mut().enumerate() {
             let (at, bit) = shape.position(group * group_len + i, lane);
             let q = i32::from(panel[at]) >> bit & ((1 << shape.bits) - 1);
@@ -233,7 +239,7 @@ mod tests {
         Checkpoint::open(golden.join(name)).unwrap()
     }
 
-    /// Rows of the parts in their order, back from groups.
+    /// Packs all rows of the parts, in their order, and reads them back.
     fn packed(parts: &[&Tensor], k: usize, packing: Option<GroupedPacking>) -> Vec<Vec<f32>> {
         let lanes = parts.iter().flat_map(|weight| {
             let rows = 0..weight.shape[0];
@@ -263,8 +269,8 @@ mod tests {
         rows.collect()
     }
 
-    /// What groups say, which for those of blocks is tested beside them, and the magnitude of what it
-    /// is the sum of.
+    /// The weights of a row as its groups encode them, each with the magnitude of the terms it is
+    /// the sum of. The decoding of blocks is tested beside their formats.
     fn stored(weight: &Tensor, row: usize) -> Vec<(f32, f32)> {
         let mut groups = GroupedRow::default();
         weight.read_groups(row, &mut groups);
@@ -283,12 +289,13 @@ mod tests {
         let weights = checkpoint("llama-q4-gguf/model.gguf").weights().unwrap();
         let layer = &weights.layers[0];
         let bytes = checkpoint("../quantized/int8-g32").weights().unwrap();
-        // Alone, and beside others with minimums; what Q4_K multiplies is no f16 any more.
+        // Lanes with and without minimums in one panel. The scales of Q4_K are products, which f16
+        // cannot hold.
         let alone = [(vec![&layer.q], 0.0), (vec![&layer.o], 0.0)];
         let others = [
             (vec![&layer.q, &layer.k, &layer.v], 0.0),
             (vec![&layer.down], 5e-4),
-            // Scales in f32.
+            // Scales in f32, which are rounded to f16.
             (vec![&bytes.layers[0].q], 5e-4),
         ];
         for (parts, tolerance) in alone.into_iter().chain(others) {
@@ -309,7 +316,8 @@ mod tests {
         }
     }
 
-    /// Lengths that are no multiples of groups, and magnitudes that f16 has not.
+    /// Covers lengths that are not multiples of the group length, and magnitudes that f16 cannot
+    /// hold.
     #[test]
     fn rounded_weights_are_within_a_step() {
         let mut weights = checkpoint("llama-mha-untied").weights().unwrap();

@@ -1,5 +1,5 @@
-//! Packed weights outside the process that packed them: what rounding and repacking gave, matrix by
-//! matrix as it lies in memory, so that a later start reads it instead.
+//! Images of packed weights: files that hold quantised and repacked matrices as they lie in memory,
+//! so that a later start can read them instead of computing them again.
 
 use std::fs::File;
 use std::io;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::region::Region;
 use crate::weight_panel::{Origin, PackedMatrix};
 
-/// The bytes of matrices that were not just copied. Holds on to their memory.
+/// The bytes of all matrices that had to be computed. It keeps their memory alive.
 pub struct PackedImage {
-    /// With the bytes in use.
+    /// Memory regions, each with the number of bytes in use.
     parts: Vec<(Arc<Region>, usize)>,
     is_read: bool,
 }
@@ -29,33 +29,34 @@ impl PackedImage {
         }
     }
 
-    /// Whether all of it came from an image.
+    /// Whether all of these matrices were read from an image.
     pub fn is_read(&self) -> bool {
         self.is_read
     }
 
-    /// 0 if all matrices were copied: they would be read from an image no faster.
+    /// The size in bytes; 0 if all matrices were merely copied, because reading an image would be
+    /// no faster.
     pub fn num_bytes(&self) -> u64 {
         self.parts.iter().map(|(_, len)| *len as u64).sum()
     }
 
-    /// What is to be written, one after the other, at most `max_len` bytes a piece.
+    /// The image's content in order, in pieces of at most `max_len` bytes.
     pub fn pieces(&self, max_len: usize) -> impl Iterator<Item = &[u8]> {
         let parts = self.parts.iter().map(|(region, len)| {
-            // SAFETY: panels are not written once they are packed.
+            // SAFETY: panels are not written any more once they are packed.
             unsafe { std::slice::from_raw_parts(region.as_ptr(), *len) }
         });
         parts.flat_map(move |part| part.chunks(max_len))
     }
 }
 
-/// An image, read in the order in which it was written.
+/// An image file, read in the order in which it was written.
 pub struct ImageReader {
     file: File,
     at: u64,
 }
 
-/// The part of an image that is a matrix.
+/// The part of an image that belongs to one matrix.
 pub struct ImagePart<'a> {
     file: &'a File,
     start: u64,

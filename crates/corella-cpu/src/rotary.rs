@@ -1,9 +1,10 @@
-//! Rotary position embedding: angles in f64, tables in f32.
+//! Rotary position embedding (RoPE), computed in f64 and rounded to f32.
 
 use corella_model::{RotaryScaling, RotarySpec};
 
+/// The frequencies of a model's RoPE.
 pub struct Rotary {
-    /// Radians per position, for each pair of dimensions.
+    /// The angle per position for each pair of dimensions, in radians.
     frequencies: Vec<f64>,
 }
 
@@ -18,7 +19,7 @@ impl Rotary {
         Self { frequencies }
     }
 
-    /// Cosines, then sines.
+    /// Writes the cosines and then the sines of a position's angles, `head_dim / 2` of each.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(self.frequencies.len());
         for (i, frequency) in self.frequencies.iter().enumerate() {
@@ -29,6 +30,7 @@ impl Rotary {
     }
 }
 
+/// Applies the checkpoint's context extension to the frequency of a pair of dimensions.
 fn scale(frequency: f64, pair: usize, scaling: &RotaryScaling) -> f64 {
     match *scaling {
         RotaryScaling::None => frequency,

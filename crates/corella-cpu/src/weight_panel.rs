@@ -1,4 +1,7 @@
-//! Weights in panels, packed once.
+//! Weight matrices packed into panels for the GEMM kernels.
+//!
+//! A panel holds the weights of 32 output channels, k-major. A lane is one of these output
+//! channels.
 
 use std::io;
 use std::sync::Arc;
@@ -17,53 +20,55 @@ use crate::packed_image::ImageReader;
 use crate::region::Region;
 use crate::thread_pool::ThreadPool;
 
-/// A matrix `[out, in]` as panels of 32 outputs, each contiguous and k-major.
+/// A weight matrix `[out, in]` as panels of 32 output channels, each contiguous and k-major.
 pub struct PackedMatrix {
     pub dtype: DType,
     pub form: Form,
+    /// The number of input channels (GEMM's k dimension).
     pub k: usize,
     pub num_panels: usize,
     panels: Arc<Region>,
-    /// By lane, as the panels.
+    /// One value per output channel, in the order of the panels' lanes.
     pub bias: Option<Vec<f32>>,
-    /// In `Form::Int8`: what each lane's integers, or the scales of their groups, are multiplied by,
-    /// one f32 a lane.
+    /// One f32 per output channel (`Form::Int8` only), by which the channel's integers, or the
+    /// scales of their groups, are multiplied.
     scales: Arc<Region>,
-    /// In `Form::Int8`, of weights in groups.
+    /// The shape of the groups, if weights are quantised in groups (`Form::Int8` only).
     pub groups: Option<GroupedShape>,
     /// See [`Packing::hadamard`].
     pub hadamard: bool,
     pub origin: Origin,
 }
 
-/// How a matrix's panels came to be.
+/// Where a matrix's panels come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The checkpoint's elements in another order, which is no slower than reading them in this one.
+    /// The checkpoint's elements, merely reordered. Reading an image of them would be no faster.
     Copied,
-    /// Rounded, or worked out of what the checkpoint stores.
+    /// The checkpoint's elements, quantised or converted.
     Computed,
-    /// Read from an image of panels that were computed before.
+    /// An image of panels that an earlier start computed.
     Image,
 }
 
-/// How a matrix `[out, in]` gets into panels.
+/// How to pack a matrix `[out, in]` into panels.
 #[derive(Clone, Copy)]
 pub struct Packing {
-    /// Inputs.
+    /// The number of input channels.
     pub k: usize,
     pub dtype: DType,
     pub form: Form,
-    /// Of weights that are packed in groups, in `Form::Int8`.
+    /// How weights are quantised in groups (`Form::Int8` only).
     pub groups: Option<GroupedPacking>,
-    /// Whether outputs' weights are multiplied by a Hadamard matrix before they are rounded. Rows must
-    /// be, too.
+    /// Whether each row of the matrix is multiplied by a Hadamard matrix before it is quantised.
+    /// The activations must then be multiplied by it too.
     pub hadamard: bool,
 }
 
 impl Packing {
-    /// Weights that are rounded here may be transformed first. So may integers of 8 bits, which are then
-    /// rounded again: that costs them less than rows lose by not being transformed.
+    /// Turns on the Hadamard transform where it helps: for weights that are quantised here, and for
+    /// stored 8-bit integers, which are then requantised. Requantising these loses less than
+    /// activations lose without the transform; for stored 4-bit integers it would lose more.
     pub fn with_hadamard(mut self) -> Self {
         let is_kept = |groups: GroupedPacking| groups.is_stored && groups.shape.bits == 4;
         self.hadamard = self.form == Form::Int8
@@ -78,7 +83,7 @@ impl Packing {
         self
     }
 
-    /// Whether panels have the checkpoint's own elements.
+    /// Whether the panels hold the checkpoint's own elements, unconverted.
     pub fn copies(&self, lanes: &[Option<Lane<'_>>]) -> bool {
         let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
         self.form != Form::Int8
@@ -86,7 +91,7 @@ impl Packing {
     }
 }
 
-/// What one output lane computes.
+/// The source of one output channel.
 #[derive(Clone, Copy)]
 pub struct Lane<'a> {
     pub weight: &'a Tensor,
@@ -95,9 +100,9 @@ pub struct Lane<'a> {
 }
 
 impl PackedMatrix {
-    /// `lanes[i]` says what lane i computes; lanes without a source give 0. In `Form::Int8` weights
-    /// are rounded to ±127 times their lane's largest magnitude, whatever the type, unless they are
-    /// integers of 8 bits with a scale for each output, or packed in groups.
+    /// Packs a matrix: `lanes[i]` is the source of output channel i, and channels without a source
+    /// give 0. In `Form::Int8`, weights are quantised per output channel with the scale `max |w| /
+    /// 127`, unless they are stored as 8-bit integers with per-channel scales, or packed in groups.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -120,9 +125,9 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// What `pack` would give, from the image of what it gave before; `None` if this is not in it. A
-    /// panel is packed and compared: weights that have changed since show in it, if all have, and so
-    /// does another order or rounding.
+    /// Reads from an image what `pack` would compute. Returns `None` if the image does not hold
+    /// this matrix: one panel is packed and compared, which detects other weights, another layout
+    /// and another rounding.
     pub fn read(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -144,7 +149,7 @@ impl PackedMatrix {
             let panels = worker.share(packed.num_panels);
             for (region, at, stride) in parts {
                 let (start, len) = (panels.start * stride, panels.len() * stride);
-                // SAFETY: inside the region; each worker fills what belongs to its own panels.
+                // SAFETY: the range is inside the region, and belongs to this worker's panels.
                 let bytes =
                     unsafe { std::slice::from_raw_parts_mut(region.as_ptr().add(start), len) };
                 if image.read(at + start, bytes).is_err() {
@@ -157,6 +162,7 @@ impl PackedMatrix {
         Ok(is_same.then_some(packed))
     }
 
+    /// Packs the panel in the middle and compares it with the one that was read.
     fn has_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
@@ -169,7 +175,7 @@ impl PackedMatrix {
         let panel = self.num_panels / 2;
         let lanes = panel_lanes(lanes, panel);
         let expected = Self::unfilled(lanes, packing)?;
-        // SAFETY: the workers are done, and nobody knows of the other panel.
+        // SAFETY: the workers are done, and nobody else has the new panel.
         unsafe {
             let (bytes, scales) = self.panel_mut(panel);
             let (expected, expected_scales) = expected.panel_mut(0);
@@ -179,7 +185,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Panels of zeros.
+    /// Allocates a matrix whose panels and scales are all zeros.
     fn unfilled(lanes: &[Option<Lane<'_>>], packing: Packing) -> io::Result<Self> {
         let num_panels = lanes.len().div_ceil(PANEL_LANES);
         let has_bias = lanes.iter().flatten().any(|lane| lane.bias.is_some());
@@ -214,16 +220,16 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// A panel, and the scales of its lanes, of which there are none in forms without scales.
+    /// The bytes of a panel and the scales of its lanes; no scales in forms that have none.
     ///
     /// # Safety
-    /// Nobody else uses the panel meanwhile.
+    /// Nobody else may use the panel while the slices are in use.
     #[expect(clippy::mut_from_ref, reason = "workers fill different panels")]
     unsafe fn panel_mut(&self, panel: usize) -> (&mut [u8], &mut [f32]) {
         assert!(panel < self.num_panels);
         let (panel_bytes, num_scales) = (self.panel_bytes(), self.num_scales());
-        // SAFETY: panels lie one after the other, and so do their scales; exclusive by the caller's
-        // promise.
+        // SAFETY: panels lie one after the other, and so do their scales; the caller promises
+        // exclusive access.
         unsafe {
             let bytes = self.panels.as_ptr().add(panel * panel_bytes);
             let scales = self.scales.as_ptr().cast::<f32>().add(panel * num_scales);
@@ -234,7 +240,7 @@ impl PackedMatrix {
         }
     }
 
-    /// Of a panel.
+    /// The number of scales per panel.
     fn num_scales(&self) -> usize {
         match self.form {
             Form::Columns | Form::MatrixTiles => 0,
@@ -242,12 +248,13 @@ impl PackedMatrix {
         }
     }
 
-    /// Of all panels, in bytes.
+    /// The size of all panels' scales, in bytes.
     fn scales_len(&self) -> usize {
         self.num_panels * self.num_scales() * size_of::<f32>()
     }
 
-    /// Scales and panels, as they lie in an image.
+    /// The scales and the panels with their sizes in bytes, in the order in which an image holds
+    /// them.
     pub fn image_parts(&self) -> [(Arc<Region>, usize); 2] {
         [
             (Arc::clone(&self.scales), self.scales_len()),
@@ -263,29 +270,29 @@ impl PackedMatrix {
         self.num_panels * self.panel_bytes()
     }
 
-    /// The weights of one output, back from the panels: a row of the matrix, unless it is multiplied by
-    /// a Hadamard matrix.
+    /// Decodes the weights of one output channel: a row of the matrix, times the Hadamard matrix if
+    /// `hadamard` is set.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
         let panel = self.panel(row / PANEL_LANES);
         if self.form == Form::Int8 {
-            // SAFETY: the scale of a lane.
+            // SAFETY: each lane has a scale.
             let scale = unsafe { *self.scales_ptr(row / PANEL_LANES).add(row % PANEL_LANES) };
             if let Some(shape) = self.groups {
-                // SAFETY: the whole panel.
+                // SAFETY: a panel has this many bytes.
                 let panel = unsafe { std::slice::from_raw_parts(panel, shape.panel_bytes()) };
                 return grouped_matrix::read_lane(panel, shape, row % PANEL_LANES, scale, out);
             }
             for (i, value) in out.iter_mut().enumerate() {
                 let at = int8_position(i, row % PANEL_LANES);
-                // SAFETY: an element of the panel.
+                // SAFETY: the element is inside the panel.
                 *value = f32::from(unsafe { *panel.cast::<i8>().add(at) }) * scale;
             }
             return;
         }
         for (i, value) in out.iter_mut().enumerate() {
             let at = position(self.dtype, self.form, i, row % PANEL_LANES);
-            // SAFETY: an element of the panel.
+            // SAFETY: the element is inside the panel.
             unsafe {
                 let element = panel.add(at * self.dtype.size());
                 *value = match self.dtype {
@@ -310,13 +317,13 @@ impl PackedMatrix {
 
     pub fn scales_ptr(&self, panel: usize) -> *const f32 {
         assert!(panel < self.num_panels && self.form == Form::Int8);
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.scales.as_ptr().cast::<f32>().add(panel * PANEL_LANES) }
     }
 
     pub fn panel(&self, panel: usize) -> *const u8 {
         assert!(panel < self.num_panels);
-        // SAFETY: just checked.
+        // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.panels.as_ptr().add(panel * self.panel_bytes()) }
     }
 }
@@ -326,7 +333,7 @@ fn panel_lanes<'a, 'b>(lanes: &'b [Option<Lane<'a>>], panel: usize) -> &'b [Opti
     &lanes[..lanes.len().min(PANEL_LANES)]
 }
 
-/// Fills a panel of zeros, which begins a cache line.
+/// Fills a panel that is all zeros and aligned to a cache line.
 fn fill_panel(
     lanes: &[Option<Lane<'_>>],
     packing: Packing,
@@ -349,7 +356,7 @@ fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
     k.next_multiple_of(form.block_k()) * PANEL_LANES * element
 }
 
-/// Where element k of a lane stands in its panel.
+/// The index of the element for input channel `k` of a lane in its panel.
 fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
     match form {
         Form::Columns => k * PANEL_LANES + panel_position(dtype, lane),
@@ -360,10 +367,10 @@ fn position(dtype: DType, form: Form, k: usize, lane: usize) -> usize {
 
 fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, out: &mut [u8]) {
     let Packing { k, dtype, form, .. } = packing;
-    // Blocks of k, so that both sides stay in the first-level cache.
+    // Source and panel both stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();
-    // Filled only of tensors that are stored as something else.
+    // Used only for tensors that are stored in another form.
     let mut scratch = [const { Vec::new() }; PANEL_LANES];
     let lanes = lanes.iter().zip(&mut scratch).map(|(lane, scratch)| {
         let source = (*lane)?;
@@ -383,7 +390,7 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, o
     {
         assert_eq!(out.len(), PANEL_LANES * k * size);
         for (half, rows) in [low, high].into_iter().enumerate() {
-            // SAFETY: k elements of each lane, and room for all of them.
+            // SAFETY: each row has k elements, and the panel has room for all of them.
             unsafe { (tiles.pack)(*rows, k / TILE_K, out.as_mut_ptr().add(half * 1024)) };
         }
         return;
@@ -394,7 +401,7 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, o
             let Some((from, row)) = *source else { continue };
             let row = &row[block.start * from.size()..block.end * from.size()];
             let block = block.clone();
-            // Lengths are constants where nothing is converted: this runs for every weight.
+            // Without conversion, lengths are constants: this runs for every weight.
             if from != dtype {
                 for (k, element) in block.zip(row.chunks_exact(from.size())) {
                     let at = position(dtype, form, k, lane) * size;
@@ -420,7 +427,7 @@ fn quantise_panel(
 ) {
     let k = packing.k;
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
-    // Filled only of tensors that are stored as something else.
+    // Used only for tensors that are stored in another form.
     let mut scratch = Vec::new();
     let mut groups = GroupedRow::default();
     for (lane, source) in lanes.iter().enumerate() {
@@ -432,18 +439,18 @@ fn quantise_panel(
             continue;
         }
         decode_lane(source, packing, kernels, &mut scratch, &mut row);
-        // SAFETY: k elements each.
+        // SAFETY: row and output have k elements each.
         scales[lane] = unsafe { round_to_bytes(&row, kernels, quantised.as_mut_ptr()) };
         write_integers(&quantised, lane, out);
     }
 }
 
-/// Rounds to ±127 times the scale that is returned.
+/// Rounds to integers from -127 to 127 and returns their scale, `max |x| / 127`.
 ///
 /// # Safety
-/// There is room for as many integers.
+/// `out` has room for `row.len()` integers.
 pub unsafe fn round_to_bytes(row: &[f32], kernels: &Kernels, out: *mut i8) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that there is room.
     unsafe {
         let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), row.len()));
         let scale = most / 127.0;
@@ -456,6 +463,7 @@ pub unsafe fn round_to_bytes(row: &[f32], kernels: &Kernels, out: *mut i8) -> f3
     }
 }
 
+/// Writes one lane's integers to their places in a panel.
 fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     let (quads, rest) = row.as_chunks::<4>();
     for (quad, values) in quads.iter().enumerate() {
@@ -467,7 +475,7 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
 }
 
-/// All weights of a lane, as they are to be rounded.
+/// Decodes the weights of one output channel to f32, transformed as `packing` says.
 pub fn decode_lane(
     source: &Lane<'_>,
     packing: Packing,
@@ -479,7 +487,7 @@ pub fn decode_lane(
     let bytes = source.weight.row(source.row, scratch);
     assert_eq!(bytes.len(), out.len() * dtype.size());
     if dtype == DType::Bf16 {
-        // Most checkpoints: a loop that becomes vectors.
+        // Most checkpoints are bf16; the compiler vectorises this loop.
         for (value, &[low, high]) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
             *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
         }
@@ -489,12 +497,13 @@ pub fn decode_lane(
         }
     }
     if packing.hadamard {
-        // SAFETY: exactly the elements of `out`, as many as the matrix wants.
+        // SAFETY: the pointer and the length are those of `out`, a multiple of the transform's
+        // order.
         unsafe { (kernels.hadamard)(out.as_mut_ptr(), out.len()) };
     }
 }
 
-/// Copies `N` bytes of a row for each k to the place that `at` says; fewer at its end.
+/// Copies `N` bytes of a row for each k to the place that `at` gives; fewer for the last one.
 fn copy_elements<const N: usize>(
     row: &[u8],
     ks: impl Iterator<Item = usize>,
@@ -510,13 +519,13 @@ fn copy_elements<const N: usize>(
     }
 }
 
-/// Element `index` of a tensor, in row-major order.
+/// Element `index` of a tensor, in row-major order, as f32.
 fn element(tensor: &Tensor, index: usize) -> f32 {
     let size = tensor.dtype.size();
     decode(&tensor.bytes()[index * size..][..size], tensor.dtype)
 }
 
-/// All elements of a tensor.
+/// All elements of a tensor as f32, in row-major order.
 pub fn elements(tensor: &Tensor) -> Vec<f32> {
     tensor
         .bytes()
@@ -530,11 +539,11 @@ fn decode(bytes: &[u8], dtype: DType) -> f32 {
         (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
         (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
-        _ => unreachable!("{} bytes of {dtype:?}", bytes.len()),
+        _ => unreachable!("a {dtype:?} element cannot have {} bytes", bytes.len()),
     }
 }
 
-/// Rounds to nearest even.
+/// Stores a value as `dtype`, rounded to nearest even.
 fn encode(value: f32, dtype: DType, out: &mut [u8]) {
     match dtype {
         DType::F32 => out.copy_from_slice(&value.to_ne_bytes()),

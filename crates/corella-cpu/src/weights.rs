@@ -1,4 +1,4 @@
-//! A checkpoint's tensors in the form the forward pass reads, checked and packed once.
+//! The weights of a model in the form that the forward pass reads, checked and packed once.
 
 use std::fs::File;
 use std::io;
@@ -14,42 +14,48 @@ use crate::packed_image::{ImageReader, PackedImage};
 use crate::thread_pool::ThreadPool;
 use crate::weight_panel::{Lane, PackedMatrix, Packing, elements};
 
+/// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
     pub layers: Vec<PackedLayer>,
-    /// Shared by the stages of a pipeline.
+    /// Shared by all pipeline stages.
     pub ends: Arc<PackedEnds>,
 }
 
-/// What comes before the first layer and after the last.
+/// The weights before the first layer and after the last one.
 pub struct PackedEnds {
     pub embedding: Embedding,
     pub norm: Vec<f32>,
-    /// Also the embedding, when tied.
+    /// The output head; also the embedding if the two are tied.
     pub head: PackedMatrix,
 }
 
+/// Where token embeddings are read from.
 pub enum Embedding {
+    /// The embedding is the output head.
     Tied,
-    /// Read where the checkpoint lies.
+    /// The checkpoint's own tensor, read in place.
     Own(Tensor),
 }
 
+/// The weights of one layer.
 pub struct PackedLayer {
     pub attention_norm: Vec<f32>,
-    /// Queries, keys, values.
+    /// The projections to queries, keys and values.
     pub qkv: PackedMatrix,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
     pub output: PackedMatrix,
     pub mlp_norm: Vec<f32>,
-    /// 16 gates, then the 16 values they gate, in each panel.
+    /// The projections to gates and gated values: each panel has 16 gates, then the 16 values they
+    /// gate.
     pub gate_up: PackedMatrix,
     pub down: PackedMatrix,
 }
 
 impl PackedWeights {
-    /// With an image of the same weights, packed before in the same way, what is in it is read
-    /// instead.
+    /// Checks and packs a checkpoint's weights. `format` overrides the checkpoint's own. `image`,
+    /// if given, holds weights packed by an earlier start; matrices that it does not match are
+    /// packed anew.
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
@@ -64,12 +70,12 @@ impl PackedWeights {
             && !matches!(group_len, 32 | 64 | 128)
         {
             return Err(CpuError(format!(
-                "groups of {group_len} weights; there are kernels for 32, 64 and 128"
+                "groups of {group_len} weights are not supported; supported lengths are 32, 64 and 128"
             )));
         }
         if weights.layers.len() != spec.num_layers {
             return Err(CpuError(format!(
-                "the model has {} layers, the checkpoint {}",
+                "the model has {} layers, but the checkpoint has {}",
                 spec.num_layers,
                 weights.layers.len()
             )));
@@ -82,7 +88,7 @@ impl PackedWeights {
             Some(head) => head,
             None => {
                 return Err(CpuError(String::from(
-                    "the checkpoint has no lm_head, and the model does not tie it",
+                    "the checkpoint has no lm_head, and the model does not tie its embeddings",
                 )));
             }
         };
@@ -108,7 +114,7 @@ impl PackedWeights {
             match format {
                 Some(format) if format.has_integers() => Form::Int8,
                 None if matrices.iter().any(is_grouped) => Form::Int8,
-                // Whoever kept some of them as numbers wants those not to be rounded.
+                // A checkpoint that keeps some matrices as floats wants those not to be rounded.
                 None if matrices.iter().all(|matrix| matrix.is_quantised()) => Form::Int8,
                 _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
                     Form::MatrixTiles
@@ -151,7 +157,7 @@ impl PackedWeights {
         })
     }
 
-    /// Takes the first `num_layers` layers, for a stage of its own.
+    /// Splits off the first `num_layers` layers, for a pipeline stage of its own.
     pub fn take_layers(&mut self, num_layers: usize) -> Self {
         Self {
             layers: self.layers.drain(..num_layers).collect(),
@@ -159,7 +165,7 @@ impl PackedWeights {
         }
     }
 
-    /// In the order in which they are packed.
+    /// All matrices, in the order in which they are packed.
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(PackedLayer::matrices);
         layers.chain([&self.ends.head])
@@ -179,7 +185,7 @@ impl PackedWeights {
 }
 
 impl PackedLayer {
-    /// A layer by itself, in a form of floating point.
+    /// Packs one layer in a floating-point form.
     pub fn pack(
         spec: &DecoderSpec,
         layer: &LayerWeights,
@@ -202,12 +208,12 @@ impl PackedLayer {
         packer.layer(spec, layer)
     }
 
-    /// Of all its matrices, and of what they are multiplied with.
+    /// The form of all of the layer's matrices, and of their input rows.
     pub fn form(&self) -> Form {
         self.qkv.form
     }
 
-    /// In the order in which they are packed.
+    /// The layer's matrices, in the order in which they are packed.
     fn matrices(&self) -> [&PackedMatrix; 4] {
         [&self.qkv, &self.output, &self.gate_up, &self.down]
     }
@@ -223,7 +229,7 @@ impl PackedEnds {
         match &self.embedding {
             Embedding::Tied => self.head.read_row(token, out),
             Embedding::Own(tensor) => {
-                // Of a tensor in blocks, a row is dequantised here, into memory of its own.
+                // Rows of a quantised tensor are dequantised into this memory.
                 let mut scratch = Vec::new();
                 tensor.read_row(token, &mut scratch, out);
             }
@@ -232,29 +238,30 @@ impl PackedEnds {
 }
 
 struct Packer<'a> {
-    /// `None`: as the checkpoint has it.
+    /// The type of floating-point weights; `None` keeps the checkpoint's.
     dtype: Option<DType>,
-    /// Of the layers, and then of the head.
+    /// The form of the layers' matrices, and later that of the head.
     form: Form,
     grouping: Grouping,
-    /// Gone once it turned out to be of other weights.
+    /// The image of packed weights; `None` once it turned out to hold other weights.
     image: Option<ImageReader>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
 }
 
-/// Which matrices are kept in groups.
+/// Which matrices are packed with group-wise scales.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grouping {
     None,
-    /// All are rounded, but for those that a checkpoint has in groups of 4 bits if these are asked for.
+    /// All of them. They are quantised here, except that 4-bit groups of the checkpoint are kept if
+    /// 4 bits are asked for.
     All {
         bits: usize,
         group_len: usize,
     },
-    /// Those that a checkpoint has in groups worth keeping. The others are rounded to 8 bits, for
-    /// rows come in one form only. So is a matrix of several of the checkpoint's, if these differ in
-    /// bits.
+    /// Those that the checkpoint stores in groups worth keeping. All others are quantised to 8
+    /// bits, because all matrices share one form of input rows. So are matrices that combine
+    /// several of the checkpoint's with different numbers of bits.
     Stored,
 }
 
@@ -275,16 +282,16 @@ impl Packer<'_> {
         check_shape("up", &layer.up, &[mlp, hidden])?;
         check_shape("down", &layer.down, &[hidden, mlp])?;
         let has_bias = attention.qkv_bias;
-        let q_bias = bias("q_bias", &layer.q_bias, has_bias, num_q)?;
-        let k_bias = bias("k_bias", &layer.k_bias, has_bias, num_kv)?;
-        let v_bias = bias("v_bias", &layer.v_bias, has_bias, num_kv)?;
-        let o_bias = bias("o_bias", &layer.o_bias, attention.output_bias, hidden)?;
-        let gate_bias = bias("gate_bias", &layer.gate_bias, spec.mlp.bias, mlp)?;
-        let up_bias = bias("up_bias", &layer.up_bias, spec.mlp.bias, mlp)?;
-        let down_bias = bias("down_bias", &layer.down_bias, spec.mlp.bias, hidden)?;
+        let q_bias = optional_vector("q_bias", &layer.q_bias, has_bias, num_q)?;
+        let k_bias = optional_vector("k_bias", &layer.k_bias, has_bias, num_kv)?;
+        let v_bias = optional_vector("v_bias", &layer.v_bias, has_bias, num_kv)?;
+        let o_bias = optional_vector("o_bias", &layer.o_bias, attention.output_bias, hidden)?;
+        let gate_bias = optional_vector("gate_bias", &layer.gate_bias, spec.mlp.bias, mlp)?;
+        let up_bias = optional_vector("up_bias", &layer.up_bias, spec.mlp.bias, mlp)?;
+        let down_bias = optional_vector("down_bias", &layer.down_bias, spec.mlp.bias, hidden)?;
         let (qk_norm, head_dim) = (attention.qk_norm, attention.head_dim);
-        let q_norm = bias("q_norm", &layer.q_norm, qk_norm, head_dim)?;
-        let k_norm = bias("k_norm", &layer.k_norm, qk_norm, head_dim)?;
+        let q_norm = optional_vector("q_norm", &layer.q_norm, qk_norm, head_dim)?;
+        let k_norm = optional_vector("k_norm", &layer.k_norm, qk_norm, head_dim)?;
         Ok(PackedLayer {
             attention_norm: elements(&layer.attention_norm),
             qkv: self.matrix(
@@ -300,7 +307,7 @@ impl Packer<'_> {
         })
     }
 
-    /// The outputs of all parts, one after the other.
+    /// Packs a matrix whose output channels are those of all parts, one after the other.
     fn matrix(
         &mut self,
         parts: &[(&Tensor, Option<&Tensor>)],
@@ -312,8 +319,8 @@ impl Packer<'_> {
         packed
     }
 
-    /// What gated layers put out has a few large elements, which rounding to 8 bits would make the
-    /// others pay for.
+    /// Packs the down projection. Its input, the output of the gated layer, has a few large
+    /// elements that make 8-bit rounding of the others coarse; a Hadamard transform spreads them.
     fn down(
         &mut self,
         weight: &Tensor,
@@ -327,7 +334,7 @@ impl Packer<'_> {
         packed
     }
 
-    /// Outputs of two parts side by side, 16 and 16.
+    /// Packs gate and up projections into common panels: 16 output channels of each in turn.
     fn pairs(
         &mut self,
         gate: (&Tensor, Option<&Tensor>),
@@ -394,7 +401,7 @@ fn lanes_of<'a>(
     (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
 }
 
-/// The parts' format; f32, which holds every other, if they differ.
+/// The type that all lanes share, or f32, which holds every other type, if they differ.
 fn common_dtype(lanes: &[Option<Lane<'_>>]) -> DType {
     let mut dtypes = lanes.iter().flatten().map(|lane| lane.weight.dtype);
     let first = dtypes.next().unwrap_or(DType::F32);
@@ -420,12 +427,14 @@ fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
     }
     if attention.head_dim == 0 || !attention.head_dim.is_multiple_of(2) {
         return wrong(format!(
-            "a head of {} dimensions has no two halves to rotate",
+            "head_dim is {}; rotary embedding needs a positive even number",
             attention.head_dim
         ));
     }
     if spec.vocab_size == 0 || spec.hidden_size == 0 || spec.mlp.intermediate_size == 0 {
-        return wrong(String::from("a size of the model is 0"));
+        return wrong(String::from(
+            "vocab_size, hidden_size and intermediate_size must not be 0",
+        ));
     }
     Ok(())
 }
@@ -434,7 +443,7 @@ fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuEr
     let num_bytes = shape.iter().product::<usize>() * tensor.dtype.size();
     if tensor.shape != shape || tensor.num_bytes() != num_bytes {
         return Err(CpuError(format!(
-            "{name} has shape {:?} and {} bytes; the model wants {shape:?}",
+            "{name} has shape {:?} and {} bytes; the model needs shape {shape:?}",
             tensor.shape,
             tensor.num_bytes()
         )));
@@ -442,8 +451,8 @@ fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuEr
     Ok(())
 }
 
-/// A vector that the model has or has not.
-fn bias<'a>(
+/// Checks a one-dimensional tensor that the model has only if `wanted`.
+fn optional_vector<'a>(
     name: &str,
     tensor: &'a Option<Tensor>,
     wanted: bool,
@@ -452,7 +461,9 @@ fn bias<'a>(
     match tensor {
         Some(tensor) if wanted => check_shape(name, tensor, &[len]).map(|()| Some(tensor)),
         None if wanted => Err(CpuError(format!("{name} is missing"))),
-        Some(_) => Err(CpuError(format!("{name} is there, but the model has none"))),
+        Some(_) => Err(CpuError(format!(
+            "the checkpoint has {name}, but the model does not use it"
+        ))),
         None => Ok(None),
     }
 }
