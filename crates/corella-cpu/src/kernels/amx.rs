@@ -1,7 +1,9 @@
-//! bf16 and 8-bit weights through AMX matrix tiles; everything else as in `avx512_bf16.rs`.
+//! Dense layers with bf16 and 8-bit weights through AMX tiles; everything else as in
+//! `avx512_bf16.rs`.
 //!
-//! A tile instruction adds, for each of its rows by itself, the products of 32 consecutive k to
-//! 16 lanes in f32, pair by pair in a fixed order: how many rows a tile has reaches no result.
+//! A tile instruction adds the products of 32 consecutive k to 16 channels in f32, pair by pair in
+//! a fixed order, for each of its rows separately. So the number of rows in a tile does not affect
+//! a result.
 
 use std::arch::asm;
 use std::sync::OnceLock;
@@ -38,7 +40,7 @@ pub static KERNELS: Kernels = Kernels {
     ..avx512_bf16::KERNELS
 };
 
-/// Whether the processor has tiles of both kinds and the system lets this process use them.
+/// Whether the processor has bf16 and int8 tiles, and the system lets this process use them.
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {
@@ -60,12 +62,12 @@ fn has_tiles() -> bool {
     most >= 7 && features & ALL == ALL
 }
 
-/// Linux gives tile data to a process that asks for it, and to all its threads.
+/// Asks Linux for the permission to use tile data, for all threads of the process.
 #[cfg(target_os = "linux")]
 fn may_use_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-    // SAFETY: takes two numbers and changes nothing but the permission.
+    // SAFETY: the call takes two integers, and changes nothing but the permission.
     let refused = unsafe {
         libc::syscall(
             libc::SYS_arch_prctl,
@@ -81,6 +83,7 @@ fn may_use_tiles() -> bool {
     false
 }
 
+/// The length of a tile register's row.
 const TILE_ROW_BYTES: usize = 64;
 
 /// The operand of `ldtilecfg`, palette 1.
@@ -93,8 +96,8 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// Sums in tiles 0–3, `num_rows` rows of `k` elements of bf16 in 4 and 5, k times 16 lanes of
-/// weights in 6 and 7.
+/// A tile configuration: sums in tiles 0–3, `num_rows` rows of `k` bf16 elements in tiles 4 and 5,
+/// and weights of `k` inputs and 16 channels in tiles 6 and 7.
 #[derive(Clone, Copy)]
 pub struct TileShape {
     pub num_rows: usize,
@@ -123,51 +126,52 @@ fn tile_config(TileShape { num_rows, k }: TileShape) -> TileConfig {
 }
 
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 pub unsafe fn configure(shape: TileShape) {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { load_config(&tile_config(shape)) };
 }
 
-/// Tiles 0–7 of so many rows of 64 bytes.
+/// Configures tiles 0–7 with the given numbers of rows, of 64 bytes each.
 ///
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 pub unsafe fn configure_full(rows: [usize; 8]) {
     let mut config = tile_config(TileShape { num_rows: 0, k: 0 });
     for (tile, num_rows) in rows.into_iter().enumerate() {
         config.rows[tile] = num_rows as u8;
         config.row_bytes[tile] = if num_rows > 0 { 64 } else { 0 };
     }
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { load_config(&config) };
 }
 
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 unsafe fn load_config(config: &TileConfig) {
-    // SAFETY: a valid configuration; no tile holds anything between two kernels.
+    // SAFETY: the configuration is valid, and no tile holds data between two kernels.
     unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
 }
 
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 unsafe fn configure_rows(num_rows: usize) {
     let k = TILE_K;
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { configure(TileShape { num_rows, k }) };
 }
 
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 pub unsafe fn release() {
-    // SAFETY: no tile holds anything between two kernels.
+    // SAFETY: no tile holds data between two kernels.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Behind every tile instruction of a loop. A hardware thread that shares its core with a busy one gets
-/// more of the core's turns for them when other instructions stand between: the loops of dense layers
-/// ran 1.3 to 1.5 times as fast on a Sapphire Rapids core, and as fast as without where nobody shared it.
+/// Follows every tile instruction of a loop by eight `nop`s. A hardware thread that shares its core
+/// with a busy one gets more of the core's cycles if other instructions separate the tile
+/// instructions. On a Sapphire Rapids core, dense layers ran 1.3 to 1.5 times as fast this way, and
+/// as fast as without the `nop`s on a core that was not shared.
 macro_rules! apart {
     ($instruction:expr) => {
         concat!($instruction, "\n", apart!())
@@ -178,7 +182,7 @@ macro_rules! apart {
 }
 pub(super) use apart;
 
-/// Where `line_ahead` of the first line of the block of weights at `b` is.
+/// Computes `line_ahead` of the first cache line of the block of weights at `b`.
 macro_rules! find_ahead {
     () => {
         concat!(
@@ -193,7 +197,7 @@ macro_rules! find_ahead {
     };
 }
 
-/// Eight lines of one of four pages: a quarter of what `line_ahead` names for a block's lines.
+/// Prefetches eight lines of one of four pages: a quarter of what `line_ahead` gives for a block.
 macro_rules! fetch_page {
     ($page:literal) => {
         fetch_page!($page: "0" "64" "128" "192" "256" "320" "384" "448")
@@ -203,7 +207,7 @@ macro_rules! fetch_page {
     };
 }
 
-/// Up to 16 rows: two sums. What is fetched ahead is spread over the block.
+/// Computes up to 16 rows, which need two tiles of sums. Prefetches are spread over the block.
 macro_rules! multiply_low {
     ($multiply:literal, [$f0:expr, $f1:expr, $f2:expr, $f3:expr, $f4:expr], $call:ident) => {
         asm!(
@@ -232,7 +236,7 @@ macro_rules! multiply_low {
     };
 }
 
-/// More than 16: four sums, and every tile that is loaded used twice.
+/// Computes more than 16 rows, with four tiles of sums. Every tile that is loaded is used twice.
 macro_rules! multiply_both {
     ($multiply:literal, [$f0:expr, $f1:expr, $f2:expr, $f3:expr, $f4:expr], $call:ident) => {
         asm!(
@@ -268,7 +272,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// Calls a kernel, which perhaps asks for what lies behind the weights.
+/// Runs a kernel with or without prefetches of the weights behind its own.
 macro_rules! with_fetches {
     ($fetch_ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
         match $fetch_ahead {
@@ -298,7 +302,8 @@ struct Call<T> {
     out_bytes: usize,
 }
 
-/// Both kinds of numbers go by the same steps: a row of a tile is 64 bytes.
+/// Defines a GEMM kernel. bf16 and int8 need the same steps, because a row of a tile is 64 bytes in
+/// both.
 macro_rules! tile_gemm {
     ($name:ident, $multiply:literal, $sum:ty) => {
         /// # Safety
@@ -321,9 +326,9 @@ macro_rules! tile_gemm {
                 out,
                 out_bytes,
             };
-            // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each
-            // block, and writes `num_rows` rows of 32, `out_bytes` apart, to `out`; prefetches may
-            // name any address.
+            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes
+            // of the panel. It writes `num_rows` rows of 32, `out_bytes` apart, to `out`.
+            // Prefetches may name any address.
             unsafe {
                 if num_rows > 16 {
                     with_fetches!(requests.is_ahead(), multiply_both, $multiply, call);
@@ -348,7 +353,7 @@ unsafe fn int8_gemm(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { int8_gemm_rows(rows, num_rows, panel, num_blocks, requests, out, out_bytes) };
 }
 
@@ -359,9 +364,9 @@ const _: () = {
 macro_rules! peak {
     ($name:ident, $multiply:literal) => {
         /// # Safety
-        /// The process may use tiles.
+        /// The process must have permission to use tiles.
         unsafe fn $name(iterations: usize) {
-            // SAFETY: touches tiles only, and none holds anything between two kernels.
+            // SAFETY: this uses tiles only, and none holds data between two kernels.
             unsafe {
                 configure_rows(32);
                 asm!(

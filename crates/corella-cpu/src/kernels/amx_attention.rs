@@ -1,7 +1,8 @@
-//! Attention over bf16 keys and values through AMX matrix tiles.
+//! Attention with bf16 keys and values through AMX tiles.
 //!
-//! As in dense layers, a tile instruction works on each of its rows by itself: which rows share a
-//! tile reaches no result. Weights of positions that a row may not see are 0 and add nothing.
+//! As in dense layers, a tile instruction computes each of its rows separately: which rows share a
+//! tile does not affect a result. Positions that a row must not attend to have weight 0, which adds
+//! nothing.
 
 use std::arch::asm;
 use std::ops::Range;
@@ -25,27 +26,29 @@ pub const TILE_ATTENTION: TileAttention = TileAttention {
     ..avx512_bf16_attention::TILE_ATTENTION
 };
 
-/// Sums in tiles 0–3. More than 16 rows have two tiles, 4 and 5, against two of keys or values, 6 and
-/// 7; up to 16 rows have one, 4, against four in 5, 6, 7 and 5 again.
+/// Configures the tiles: sums are in tiles 0–3. More than 16 rows occupy two tiles, 4 and 5, which
+/// are multiplied by two tiles of keys or values, 6 and 7. Up to 16 rows occupy tile 4, which is
+/// multiplied by four tiles in turn: 5, 6, 7 and 5 again.
 ///
 /// # Safety
-/// The process may use tiles.
+/// The process must have permission to use tiles.
 unsafe fn configure(num_rows: usize) {
     let (low, high) = (num_rows.min(16), num_rows.saturating_sub(16));
     let rows = match high {
         0 => [low, low, low, low, low, 16, 16, 16],
         _ => [low, low, high, high, low, high, 16, 16],
     };
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { configure_full(rows) };
 }
 
-/// Bytes of a row of a tile.
+/// The length of a row of a tile, in bytes.
 const LINE: usize = 64;
 const ROW_TILE_BYTES: usize = ROW_TILE_LEN * 2;
 const SCORE_ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
 
-/// Instructions for tiles one by one: nothing else touches tiles between them.
+/// Loads a tile. Single tile instructions are safe here because nothing else uses tiles between
+/// them.
 macro_rules! load {
     ($tile:tt, $from:expr, $stride:expr) => {
         asm!(
@@ -66,7 +69,7 @@ macro_rules! store {
     };
 }
 
-/// Adds tile 4 times what is loaded.
+/// Loads a tile and adds its product with tile 4 to the sums, with prefetches in between.
 macro_rules! multiply {
     ($sums:tt, $tile:tt, $from:expr, $stride:expr, $lines:ident) => {
         load!($tile, $from, $stride);
@@ -81,10 +84,10 @@ macro_rules! multiply {
 }
 
 /// # Safety
-/// Tiles 0–3 are configured.
+/// Tiles 0–3 must be configured.
 #[inline(always)]
 unsafe fn zero() {
-    // SAFETY: touches tiles only.
+    // SAFETY: this uses tiles only.
     unsafe {
         asm!(
             "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
@@ -114,8 +117,8 @@ unsafe fn scores(
     let num_blocks = head_dim / TILE_K;
     let key_bytes = 16 * stride;
     let mut out = out;
-    // SAFETY: reads `num_rows` queries and, of each group, `head_dim / 2` rows of 64 bytes; writes
-    // `num_rows` rows of 16 scores for each group.
+    // SAFETY: this reads `num_rows` queries, and of each tile of keys `head_dim / 2` rows of 64
+    // bytes. It writes `num_rows` rows of 16 scores for each tile of keys.
     unsafe {
         while let [k0, k1, rest @ ..] = keys {
             if num_rows > 16 {
@@ -200,7 +203,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let steps_of_row = Products::num_steps(products).div_ceil(num_rows);
     let mut products = Products::new(products);
     for row in 0..num_rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             for _ in 0..steps_of_row {
                 products.step();
@@ -208,7 +211,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
             softmax_row(&mut block, row);
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe { products.finish() };
 }
 
@@ -228,12 +231,12 @@ unsafe fn values(
         head_dim,
     } = values;
     debug_assert!(head_dim.is_multiple_of(32) && num_tiles > 0);
-    /// Bytes of a tile.
+    /// The size of a tile, in bytes.
     const TILE: usize = 1024;
     let step = head_dim * VALUE_TILE * 2;
     let mut dim = dims.start;
-    // SAFETY: `weights` has `num_rows` rows in each of the tiles, `values` and `out` have `head_dim`
-    // dimensions.
+    // SAFETY: `weights` has `num_rows` rows in each of its tiles; `values` and `out` have
+    // `head_dim` dimensions.
     unsafe {
         while dim < dims.end {
             let (v, out) = (values.add(dim * VALUE_TILE), out.add(dim * 32));

@@ -1,8 +1,8 @@
-//! Products of many rows, a part of k at a time: the part of a panel stays in the first-level
-//! cache while all rows pass by it.
+//! GEMM of many rows with AMX tiles, one part of k at a time, so that the part's weights stay in
+//! the first-level cache while all rows pass by.
 //!
-//! Rows are loaded with the hint that they are not soon used again: without it they would drive
-//! the panel out. Sums go to memory between two parts and come back as they were.
+//! Rows are loaded with a non-temporal hint, which keeps them from evicting the weights. Between
+//! two parts, sums are stored to memory and loaded again, which changes no bit of them.
 
 use std::arch::asm;
 
@@ -80,7 +80,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// Sums from before are rows of 32, one after the other: two lines a row.
+/// Runs a kernel that starts from zeros or from earlier sums, which are contiguous rows of 32.
 macro_rules! with_start {
     ($multiply:literal, $fetch:expr, $part:ident) => {
         match ($part.num_rows > 16, $part.sums.is_null()) {
@@ -122,9 +122,9 @@ macro_rules! part_gemm {
         /// See [`TilePart`].
         pub unsafe fn $name(part: &TilePart) {
             debug_assert!((1..=32).contains(&part.num_rows) && part.num_blocks > 0);
-            // SAFETY: reads `num_rows` times 64 bytes of the rows and 2,048 of the panel in each
-            // block, `num_rows` rows of 32 sums, and writes as many to `out`; prefetches may name
-            // any address.
+            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes
+            // of the panel. It reads `num_rows` rows of 32 sums and writes as many to `out`.
+            // Prefetches may name any address.
             unsafe {
                 match part.next.is_null() {
                     true => with_start!($multiply, "", part),

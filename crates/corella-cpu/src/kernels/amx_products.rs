@@ -1,27 +1,29 @@
-//! Products of matrix tiles, a few instructions at a time between those of something else: the tiles
-//! multiply while the vector units work, which a processor does not find by itself when either takes
-//! more instructions than it looks ahead.
+//! Tile products in small steps, to be interleaved with vector code: the tile unit multiplies while
+//! the vector units work. A processor does not overlap the two by itself when either takes more
+//! instructions than it looks ahead.
 
 use std::arch::asm;
 
 use super::TileProduct;
 use super::amx::apart;
 
-/// Sums are in tiles 0–3, rows in 4 and 5, columns in 6 and 7.
+/// A queue of products. Sums are in tiles 0–3, rows in tiles 4 and 5, columns in tiles 6 and 7.
 pub struct Products<'a> {
-    /// Not yet begun.
+    /// Products that have not been started.
     waiting: std::slice::Iter<'a, TileProduct>,
     current: Option<Progress<'a>>,
-    /// What tiles 0–3 are to be stored to: later than they are complete, so that nothing waits.
+    /// The product whose sums are still in tiles 0–3. They are stored one step later, when they are
+    /// complete, so that nothing waits for them.
     finished: Option<&'a TileProduct>,
 }
 
+/// How far the current product has been computed.
 struct Progress<'a> {
     product: &'a TileProduct,
     a: *const u8,
     b: [*const u8; 2],
     num_blocks: usize,
-    /// Whether the first half of a block has been done.
+    /// Whether the first half of the current block is done.
     is_half: bool,
 }
 
@@ -34,18 +36,19 @@ impl<'a> Products<'a> {
         }
     }
 
-    /// How often `step` has something to do.
+    /// The number of `step` calls that the products need.
     pub fn num_steps(products: &[TileProduct]) -> usize {
         products.iter().map(|product| 2 * product.num_blocks).sum()
     }
 
-    /// Half a block.
+    /// Computes half a block of the current product, or starts the next one.
     ///
     /// # Safety
-    /// See [`TileProduct`]. From the first step to `finish`, nothing else uses the thread's tiles.
+    /// See [`TileProduct`]. From the first step to `finish`, nothing else may use the thread's
+    /// tiles.
     #[inline(always)]
     pub unsafe fn step(&mut self) {
-        // SAFETY: the caller's promise; nothing else touches tiles between two steps.
+        // SAFETY: the caller promises as much, and nothing else uses tiles between two steps.
         unsafe {
             let Some(progress) = &mut self.current else {
                 return self.begin();
@@ -62,13 +65,13 @@ impl<'a> Products<'a> {
         }
     }
 
-    /// Stores what is finished, and begins with the next product, if there is one.
+    /// Stores the sums of the finished product, and starts the next one if there is one.
     ///
     /// # Safety
-    /// As for `step`.
+    /// See `step`.
     #[inline(always)]
     unsafe fn begin(&mut self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             if let Some(finished) = self.finished.take() {
                 store(finished);
@@ -89,12 +92,12 @@ impl<'a> Products<'a> {
         }
     }
 
-    /// What is left.
+    /// Computes all products that are left and stores their sums.
     ///
     /// # Safety
-    /// As for `step`.
+    /// See `step`.
     pub unsafe fn finish(&mut self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             while self.current.is_some() || self.finished.is_some() || self.waiting.len() > 0 {
                 self.step();
@@ -108,7 +111,7 @@ impl Progress<'_> {
     /// See [`Products::step`].
     #[inline(always)]
     unsafe fn first_half(&mut self) {
-        // SAFETY: reads a tile of 16 columns and two of rows.
+        // SAFETY: this reads one tile of 16 columns and two tiles of rows.
         unsafe {
             asm!(
                 apart!("tileloadd tmm4, [{a} + {a_stride}]"),
@@ -130,7 +133,7 @@ impl Progress<'_> {
     /// See [`Products::step`].
     #[inline(always)]
     unsafe fn second_half(&mut self) {
-        // SAFETY: reads a tile of 16 columns; the rows are in tiles 4 and 5.
+        // SAFETY: this reads one tile of 16 columns; the rows are in tiles 4 and 5.
         unsafe {
             asm!(
                 apart!("tileloaddt1 tmm7, [{b} + {b_stride}]"),
@@ -148,7 +151,7 @@ impl Progress<'_> {
     }
 }
 
-/// Where tiles 0–3 of a product's sums are: rows 0–15 and 16–31, of each the left columns first.
+/// Where the sums of tiles 0–3 belong: rows 0–15 and 16–31, each with the left 16 columns first.
 fn places(product: &TileProduct) -> [*mut f32; 4] {
     let TileProduct { right, below, .. } = *product;
     [0, right, below, right + below].map(|at| product.out.wrapping_byte_add(at))
@@ -159,7 +162,7 @@ fn places(product: &TileProduct) -> [*mut f32; 4] {
 #[inline(always)]
 unsafe fn load(product: &TileProduct) {
     let places = places(product);
-    // SAFETY: sums of the product.
+    // SAFETY: these are the sums of the product.
     unsafe {
         if product.adds {
             asm!(
@@ -187,7 +190,7 @@ unsafe fn load(product: &TileProduct) {
 #[inline(always)]
 unsafe fn store(product: &TileProduct) {
     let places = places(product);
-    // SAFETY: room for the sums of the product.
+    // SAFETY: `out` has room for the sums of the product.
     unsafe {
         asm!(
             "tilestored [{p0} + {stride}], tmm0",

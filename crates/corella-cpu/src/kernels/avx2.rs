@@ -1,4 +1,4 @@
-//! Kernels for AVX2 with FMA and F16C: 8 f32 lanes, fused multiply-add, 6-row tiles.
+//! Kernels for AVX2 with FMA and F16C: vectors of 8 f32, fused multiply-add, tiles of 6 rows.
 
 use std::arch::x86_64::*;
 
@@ -61,7 +61,7 @@ unsafe fn gemm<const FORMAT: u8>(
     fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe {
         match num_rows {
             ..=3 => with_rows!(num_rows, M in [1 2 3],
@@ -74,7 +74,7 @@ unsafe fn gemm<const FORMAT: u8>(
     }
 }
 
-/// `Q` quarters of the panel, from quarter `first` on. Quarter q is lanes 8q..8q+8 of each
+/// Computes `Q` quarters of the panel, from quarter `first` on. Quarter q is lanes 8q..8q+8 of each
 /// of the two 16-lane halves.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const Q: usize>(
@@ -86,8 +86,8 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const Q: usize>(
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32; prefetches may
-    // name any address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any
+    // address.
     unsafe {
         let mut acc = [[[_mm256_setzero_ps(); 2]; Q]; M];
         for i in 0..k {
@@ -117,11 +117,11 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const Q: usize>(
     }
 }
 
-/// Lanes 8q..8q+8 and 16+8q..24+8q.
+/// Loads quarter q of a panel row: lanes 8q..8q+8 and 16+8q..24+8q.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_panel_quarter<const FORMAT: u8>(row: *const u8, q: usize) -> [__m256; 2] {
-    // SAFETY: the caller vouches for one panel row.
+    // SAFETY: the caller promises one panel row.
     unsafe {
         match FORMAT {
             F32 => [
@@ -146,11 +146,11 @@ unsafe fn load_panel_quarter<const FORMAT: u8>(row: *const u8, q: usize) -> [__m
     }
 }
 
-/// 8 consecutive elements.
+/// Loads 8 consecutive elements as f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m256 {
-    // SAFETY: the caller vouches for 8 elements.
+    // SAFETY: the caller promises 8 elements.
     unsafe {
         match FORMAT {
             F32 => _mm256_loadu_ps(elements.cast()),
@@ -180,7 +180,7 @@ pub unsafe fn int8_gemm(
     for first in (0..num_rows).step_by(4) {
         let m = (num_rows - first).min(4);
         let (fetch_ahead, bytes) = (requests.is_ahead() && first == 0, num_rows * INT8_TILE_K);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe {
             let (rows, out) = (
                 rows.add(first * INT8_TILE_K),
@@ -192,8 +192,8 @@ pub unsafe fn int8_gemm(
     }
 }
 
-/// The halves of a panel one after the other, so that the sums of 4 rows stay in registers; of fewer rows
-/// both together, so that memory is read line after line.
+/// Computes M rows. With 3 or 4 rows, it takes the halves of the panel one after the other, so that
+/// all sums stay in registers; with fewer, both together, so that memory is read line after line.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_gemm_tile<const M: usize>(
     rows: *const u8,
@@ -204,7 +204,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: 64 bytes of each row and 1,024 of each tile in each block; `out` has M rows of 32.
+    // SAFETY: each block has 64 bytes of each row and 1,024 of each tile; `out` has M rows of 32.
     unsafe {
         let x = |block: usize| rows.add(block * block_bytes);
         let tile = |block: usize, half: usize| panel.add((block * 2 + half) * 1024);
@@ -236,11 +236,11 @@ unsafe fn int8_gemm_tile<const M: usize>(
     }
 }
 
-/// Magnitudes of weights as unsigned bytes, times rows with the weights' signs: pairs of these
-/// products always fit in 16 bits.
+/// Multiplies the weights' magnitudes, as unsigned bytes, by rows with the weights' signs. The sum
+/// of two such products always fits in 16 bits.
 ///
 /// # Safety
-/// 64 bytes of each row, and 1,024 of the tile.
+/// Each row must have 64 bytes, and the tile 1,024.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_int8_tile<const M: usize>(
@@ -251,7 +251,7 @@ unsafe fn add_int8_tile<const M: usize>(
 ) {
     let ones = _mm256_set1_epi16(1);
     for i in 0..16 {
-        // SAFETY: the caller's promise; prefetches may name any address.
+        // SAFETY: the caller promises as much; prefetches may name any address.
         unsafe {
             let w = tile.add(i * 64);
             if fetch_ahead {
@@ -274,7 +274,7 @@ unsafe fn add_int8_tile<const M: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
-    // SAFETY: `x` has n elements; the last ones go through a copy filled up with zeros.
+    // SAFETY: `x` has n elements; the last ones are read from a copy padded with zeros.
     unsafe {
         let mut sums = [_mm256_setzero_ps(); 2];
         let mut i = 0;
@@ -301,7 +301,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantise_row(row: QuantiseRow) -> i32 {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { elementwise::quantise_row(row) }
 }
 
@@ -312,7 +312,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
     let one = _mm256_set1_ps(1.0);
     for row in 0..num_rows {
         for h in 0..2 {
-            // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+            // SAFETY: rows of `x` have 32 elements, rows of `out` have 16.
             unsafe {
                 let gate = _mm256_loadu_ps(x.add(row * 32 + h * 8));
                 let up = _mm256_loadu_ps(x.add(row * 32 + 16 + h * 8));
@@ -328,7 +328,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn exp_lanes(x: __m256) -> __m256 {
-    // The operand order keeps a NaN in `x`.
+    // This operand order keeps a NaN in `x`.
     let x = _mm256_min_ps(
         _mm256_set1_ps(exp::MAX),
         _mm256_max_ps(_mm256_set1_ps(exp::MIN), x),
@@ -362,7 +362,7 @@ unsafe fn scores<const FORMAT: u8>(
     out: *mut f32,
 ) {
     for group in groups {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4 5 6],
                 scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
@@ -379,8 +379,8 @@ unsafe fn scores_tile<const FORMAT: u8, const M: usize>(
     out: *mut f32,
 ) {
     let half_bytes = 8 * element_size(FORMAT);
-    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
-    // only the group's own lanes are written.
+    // SAFETY: `q` has head_dim * M elements. KV memory may be read 16 lanes from any key on. Only
+    // the group's own lanes are written.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); 2]; M];
         for i in 0..head_dim {
@@ -455,7 +455,7 @@ unsafe fn values<const FORMAT: u8>(
     out_stride: usize,
 ) {
     for lane in (0..out_stride).step_by(ATTENTION_LANES) {
-        // SAFETY: the caller's promise, passed on; a vector pair of lanes is left.
+        // SAFETY: the caller promises as much; the row has two more vectors from `lane` on.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4 5 6],
                 values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
@@ -474,8 +474,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize>(
     out_stride: usize,
 ) {
     let size = element_size(FORMAT);
-    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
-    // may be read 16 lanes from any value on.
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
+    // be read 16 lanes from any value on.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); 2]; M];
         for r in 0..M {
@@ -530,15 +530,17 @@ pub const INT8_PEAK: Peak = Peak {
     ops: NUM_SUMS * 32 * 2,
 };
 
-/// The least that 32 products take: the instruction that multiplies and adds pairs, and an addition
-/// of its 16-bit sums. Weights in 4 bits need little more; those in 8 bits widen sums every time.
+/// Runs the fewest instructions that 32 products can take: one that multiplies and adds pairs, and
+/// an addition of its 16-bit sums. 4-bit weights need little more; 8-bit weights widen their sums
+/// every time.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_peak(iterations: usize) {
     let factors = std::hint::black_box([_mm256_set1_epi8(1); 2]);
     let mut sums = [_mm256_setzero_si256(); NUM_SUMS];
     for _ in 0..iterations {
         for sum in &mut sums {
-            // Each product depends on the one before, or it would be taken out of the loop.
+            // Each product depends on the one before, or the compiler would move it out of the
+            // loop.
             *sum = _mm256_add_epi16(_mm256_maddubs_epi16(*sum, factors[0]), factors[1]);
         }
     }
@@ -549,7 +551,7 @@ unsafe fn int8_peak(iterations: usize) {
 unsafe fn read(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32 {
     let mut acc = [_mm256_setzero_si256(); 4];
     for offset in (0..len).step_by(64) {
-        // SAFETY: inside `len` bytes; prefetches may name any address.
+        // SAFETY: the offset is inside `len` bytes; prefetches may name any address.
         unsafe {
             let line = bytes.add(offset);
             if fetch_ahead {

@@ -1,4 +1,4 @@
-//! Kernels for AVX-512 (F, BW, DQ, VL): 16 f32 lanes, fused multiply-add, 14-row tiles.
+//! Kernels for AVX-512 (F, BW, DQ, VL): vectors of 16 f32, fused multiply-add, tiles of 14 rows.
 
 use std::arch::x86_64::*;
 
@@ -64,7 +64,7 @@ unsafe fn gemm<const FORMAT: u8>(
     fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             gemm_tile::<FORMAT, M>(a, panel, k, fetch_ahead, out));
@@ -80,8 +80,8 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32; prefetches may
-    // name any address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any
+    // address.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; M];
         for i in 0..k {
@@ -107,11 +107,11 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     }
 }
 
-/// Lanes 0–15 and 16–31.
+/// Loads lanes 0–15 and 16–31 of a panel row as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn load_panel_row<const FORMAT: u8>(row: *const u8) -> [__m512; 2] {
-    // SAFETY: the caller vouches for one panel row.
+    // SAFETY: the caller promises one panel row.
     unsafe {
         match FORMAT {
             F32 => [
@@ -133,11 +133,11 @@ unsafe fn load_panel_row<const FORMAT: u8>(row: *const u8) -> [__m512; 2] {
     }
 }
 
-/// 16 consecutive elements.
+/// Loads 16 consecutive elements as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn load_lanes<const FORMAT: u8>(elements: *const u8) -> __m512 {
-    // SAFETY: the caller vouches for 16 elements.
+    // SAFETY: the caller promises 16 elements.
     unsafe {
         match FORMAT {
             F32 => _mm512_loadu_ps(elements.cast()),
@@ -163,7 +163,8 @@ unsafe fn int8_gemm(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller's promise, passed on; sums are exact, so that both give the same.
+    // SAFETY: the caller promises as much. Both kernels give the same results, because sums are
+    // exact.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
             return avx2::int8_gemm(rows, panel, num_blocks, requests, out, out_bytes);
@@ -173,8 +174,8 @@ unsafe fn int8_gemm(
     }
 }
 
-/// The instruction takes one side unsigned: weights are raised by 128, and 128 times the sum of
-/// the row is taken off again.
+/// Computes M rows. The instruction takes one operand unsigned, so 128 is added to the weights, and
+/// 128 times the sum of the row is subtracted from the result.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn int8_gemm_tile<const M: usize>(
     rows: Int8Rows,
@@ -184,7 +185,8 @@ unsafe fn int8_gemm_tile<const M: usize>(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: 64 bytes of each row, of which there are M, and two tiles of 1,024 in each block; `out` has M rows of 32.
+    // SAFETY: each block has 64 bytes of each of the M rows, and two tiles of 1,024 bytes. `out`
+    // has M rows of 32.
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
         if M > FEW_ROWS {
@@ -203,13 +205,13 @@ unsafe fn int8_gemm_tile<const M: usize>(
     }
 }
 
-/// Of a tile of 8-bit integers.
+/// The number of cache lines in a tile of 8-bit integers.
 const LINES: usize = INT8_TILE_K / 4;
 
-/// M rows times blocks of weights raised by 128, a line of both tiles of a block at a time.
+/// Adds the products of M rows and blocks of weights, one line of both tiles of a block at a time.
 ///
 /// # Safety
-/// 64 bytes of each row, and 2,048 of the panel, in each block.
+/// Each block has 64 bytes of each row, and 2,048 bytes of the panel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn add_int8_blocks<const M: usize>(
@@ -221,7 +223,7 @@ unsafe fn add_int8_blocks<const M: usize>(
 ) -> [[__m512i; M]; 2] {
     let others = requests.only_ahead();
     for block in 0..num_blocks {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             let x = rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
@@ -242,10 +244,10 @@ unsafe fn add_int8_blocks<const M: usize>(
     acc
 }
 
-/// The same, line by line.
+/// Does what `add_int8_blocks` does, one line of one tile after the other.
 ///
 /// # Safety
-/// As there.
+/// See `add_int8_blocks`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn add_int8_lines<const M: usize>(
@@ -259,7 +261,7 @@ unsafe fn add_int8_lines<const M: usize>(
     for tile in 0..2 * num_blocks {
         let requests = requests.of_tile(tile);
         for line in lines.clone() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises as much.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
                 requests.ask(weights, tile / 2 * LINES + line);
@@ -276,14 +278,14 @@ unsafe fn add_int8_lines<const M: usize>(
     [low, high]
 }
 
-/// Signed bytes, raised by 128.
+/// Loads signed bytes and adds 128 to each, which makes them unsigned.
 ///
 /// # Safety
-/// 64 of them.
+/// At `bytes` there are 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn load_raised(bytes: *const u8) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     let bytes = unsafe { _mm512_loadu_si512(bytes.cast()) };
     _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN))
 }
@@ -291,9 +293,9 @@ unsafe fn load_raised(bytes: *const u8) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
-    // SAFETY: `x` has n elements; the mask keeps the last load inside.
+    // SAFETY: `x` has n elements, and the mask keeps the last load inside.
     unsafe {
-        // Four, because a sum waits for the one before it.
+        // Four sums, because each addition waits for the previous one of its sum.
         let mut sums = [_mm512_setzero_ps(); 4];
         let mut i = 0;
         while i < n {
@@ -310,6 +312,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
     }
 }
 
+/// A mask of the first `n` lanes, or of all.
 pub fn first_lanes(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
 }
@@ -320,7 +323,8 @@ unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     let mut sums = _mm512_setzero_si512();
     for block in 0..row.n.div_ceil(INT8_TILE_K) {
         let first = block * INT8_TILE_K;
-        // SAFETY: the masks keep loads inside the row; a block, and places for its chunks' sums.
+        // SAFETY: the masks keep loads inside the row; `out` has room for the block, `sums` for its
+        // chunks.
         unsafe {
             let quants: [__m512i; INT8_TILE_K / 16] = std::array::from_fn(|v| {
                 let at = first + v * 16;
@@ -353,7 +357,7 @@ elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
     let one = _mm512_set1_ps(1.0);
     for row in 0..num_rows {
-        // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+        // SAFETY: rows of `x` have 32 elements, rows of `out` have 16.
         unsafe {
             let gate = _mm512_loadu_ps(x.add(row * 32));
             let up = _mm512_loadu_ps(x.add(row * 32 + 16));
@@ -368,7 +372,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 fn exp_lanes(x: __m512) -> __m512 {
-    // The operand order keeps a NaN in `x`.
+    // This operand order keeps a NaN in `x`.
     let x = _mm512_min_ps(
         _mm512_set1_ps(exp::MAX),
         _mm512_max_ps(_mm512_set1_ps(exp::MIN), x),
@@ -407,7 +411,7 @@ unsafe fn scores<const FORMAT: u8>(
             (_, 2..) => 2,
             _ => 1,
         };
-        // SAFETY: the caller's promise, passed on; `at_once` groups are there.
+        // SAFETY: the caller promises as much, and `at_once` groups are left.
         unsafe {
             match at_once {
                 4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
@@ -430,8 +434,8 @@ unsafe fn scores_tile<const FORMAT: u8, const M: usize, const P: usize>(
     head_dim: usize,
     out: *mut f32,
 ) {
-    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
-    // only a group's own lanes are written.
+    // SAFETY: `q` has head_dim * M elements. KV memory may be read 16 lanes from any key on. Only a
+    // group's own lanes are written.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); P]; M];
         for i in 0..head_dim {
@@ -507,7 +511,7 @@ unsafe fn values<const FORMAT: u8>(
             (_, 2..) => 2,
             _ => 1,
         };
-        // SAFETY: the caller's promise, passed on; `at_once` vectors of lanes are left.
+        // SAFETY: the caller promises as much, and `at_once` vectors of lanes are left.
         unsafe {
             match at_once {
                 4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
@@ -533,8 +537,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize, const P: usize>(
     out_stride: usize,
 ) {
     let size = element_size(FORMAT);
-    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
-    // may be read 16 lanes from any value on.
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
+    // be read 16 lanes from any value on.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); P]; M];
         for r in 0..M {
@@ -585,13 +589,14 @@ unsafe fn peak(iterations: usize) -> f32 {
     _mm512_reduce_add_ps(sum)
 }
 
-/// Sums that do not wait for each other.
+/// The number of independent sums in a peak measurement.
 const NUM_SUMS: usize = 24;
 
 unsafe fn int8_peak(iterations: usize) {
-    // Iterations of AVX2 that do as much as one of these.
+    // The number of AVX2 iterations that do as much as one of these.
     const AVX2_ITERATIONS: usize = NUM_SUMS * 16 * 8 / avx2::INT8_PEAK.ops;
-    // SAFETY: the table's instruction set, and VNNI where it was found, as for `int8_gemm`.
+    // SAFETY: the caller promises this table's instruction set, and VNNI is used only if it was
+    // detected.
     unsafe {
         match is_x86_feature_detected!("avx512vnni") {
             true => vnni_peak(iterations),
@@ -616,7 +621,7 @@ unsafe fn vnni_peak(iterations: usize) {
 unsafe fn read(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32 {
     let mut acc = [_mm512_setzero_si512(); 4];
     for offset in (0..len).step_by(64) {
-        // SAFETY: inside `len` bytes; prefetches may name any address.
+        // SAFETY: the offset is inside `len` bytes; prefetches may name any address.
         unsafe {
             let line = bytes.add(offset);
             if fetch_ahead {

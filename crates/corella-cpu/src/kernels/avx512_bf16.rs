@@ -1,7 +1,9 @@
-//! bf16 weights through products of pairs, rows rounded to bf16; everything else as in AVX-512.
+//! bf16 weights with instructions that multiply pairs of bf16 values, and rows rounded to bf16;
+//! everything else as in AVX-512.
 //!
-//! An instruction adds the products of a pair of k to 16 lanes, each lane by itself. Rows and weights
-//! lie as for matrix tiles, whose kernels' helpers are those of this file.
+//! An instruction adds the products of a pair of k to 16 lanes, each lane separately. Rows and
+//! weights have the layout of matrix tiles. The kernels for matrix tiles use the other functions of
+//! this file.
 
 use std::arch::x86_64::*;
 
@@ -50,7 +52,7 @@ unsafe fn gemm(
     out: *mut f32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
@@ -66,7 +68,8 @@ unsafe fn gemm_tile<const M: usize>(
     out: *mut f32,
     out_bytes: usize,
 ) {
-    // SAFETY: 64 bytes of each row and two tiles of 1,024 in each block; `out` has M rows of 32.
+    // SAFETY: each block has 64 bytes of each row and two tiles of 1,024 bytes; `out` has M rows of
+    // 32.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
         if M > FEW_ROWS {
@@ -84,13 +87,13 @@ unsafe fn gemm_tile<const M: usize>(
     }
 }
 
-/// Of a tile, a pair of k each.
+/// The number of cache lines in a tile, each of which holds a pair of k.
 const LINES: usize = TILE_K / 2;
 
-/// M rows times blocks of weights, a line of both tiles of a block at a time.
+/// Adds the products of M rows and blocks of weights, one line of both tiles of a block at a time.
 ///
 /// # Safety
-/// 64 bytes of each row, and 2,048 of the panel, in each block.
+/// Each block has 64 bytes of each row, and 2,048 bytes of the panel.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn add_blocks<const M: usize>(
@@ -102,7 +105,7 @@ unsafe fn add_blocks<const M: usize>(
 ) -> [[__m512; M]; 2] {
     let others = requests.only_ahead();
     for block in 0..num_blocks {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             let x = rows.add(block * M * TILE_K * 2);
             let tiles = panel.add(block * 2048);
@@ -122,10 +125,10 @@ unsafe fn add_blocks<const M: usize>(
     acc
 }
 
-/// The same, line by line.
+/// Does what `add_blocks` does, one line of one tile after the other.
 ///
 /// # Safety
-/// As there.
+/// See `add_blocks`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn add_lines<const M: usize>(
@@ -139,7 +142,7 @@ unsafe fn add_lines<const M: usize>(
     for tile in 0..2 * num_blocks {
         let requests = requests.of_tile(tile);
         for line in lines.clone() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises as much.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
                 requests.ask(weights, tile / 2 * LINES + line);
@@ -155,25 +158,25 @@ unsafe fn add_lines<const M: usize>(
     [low, high]
 }
 
-/// A pair of each of 16 lanes.
+/// Loads one pair for each of 16 lanes.
 ///
 /// # Safety
-/// 64 bytes.
+/// At `pairs` there are 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub unsafe fn load_pairs(pairs: *const u8) -> __m512bh {
-    // SAFETY: the caller's promise; both types are 64 bytes.
+    // SAFETY: the caller promises as much; both types are 64 bytes.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(pairs.cast())) }
 }
 
-/// The same pair in all lanes.
+/// Loads one pair into all 16 lanes.
 ///
 /// # Safety
-/// 4 bytes.
+/// At `pair` there are 4 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub unsafe fn spread_pair(pair: *const u8) -> __m512bh {
-    // SAFETY: the caller's promise; both types are 64 bytes.
+    // SAFETY: the caller promises as much; both types are 64 bytes.
     unsafe {
         let pair = pair.cast::<i32>().read_unaligned();
         std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair))
@@ -183,7 +186,7 @@ pub unsafe fn spread_pair(pair: *const u8) -> __m512bh {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
     for row in 0..num_rows {
-        // SAFETY: rows of `x` have 32 elements, those of `out` are 32 apart.
+        // SAFETY: rows of `x` have 32 elements, and rows of `out` are 32 elements apart.
         unsafe {
             let rounded = _mm512_cvtneps_pbh(silu_mul_lanes(x.add(row * 32)));
             _mm256_storeu_si256(
@@ -197,19 +200,20 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut u16) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
     for row in 0..num_rows {
-        // SAFETY: rows of `x` have 32 elements, those of `out` are `stride` apart.
+        // SAFETY: rows of `x` have 32 elements, and rows of `out` are `stride` elements apart.
         unsafe { _mm512_storeu_ps(out.add(row * stride), silu_mul_lanes(x.add(row * 32))) };
     }
 }
 
-/// As exact as bf16 and 8-bit integers can tell: the reciprocal and the power of two are within 1e-4.
+/// Computes `silu(x) * up` for 16 gates. The reciprocal and the power of two have relative errors
+/// of up to 1e-4, less than the rounding to bf16 or 8 bits that follows.
 ///
 /// # Safety
-/// 16 gates, and 16 values behind them.
+/// At `x` there are 16 gates, and 16 values behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     let (gate, up) = unsafe { (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))) };
     let power = _mm512_mul_ps(gate, _mm512_set1_ps(-std::f32::consts::LOG2_E));
     let denominator = _mm512_add_ps(_mm512_set1_ps(1.0), exp2_lanes(power));
@@ -227,12 +231,12 @@ fn fetch_to_write(first: *const f32, num_rows: usize, stride: usize, num_lines: 
     }
 }
 
-/// Sums that do not wait for each other.
+/// The number of independent sums in a peak measurement.
 const NUM_SUMS: usize = 24;
 
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn peak(iterations: usize) {
-    // SAFETY: zeros, of the same size.
+    // SAFETY: both types have the same size, and zeros are valid in both.
     let zeros = unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_setzero_ps()) };
     let factors = std::hint::black_box([zeros; 2]);
     let mut sums = [_mm512_setzero_ps(); NUM_SUMS];

@@ -1,4 +1,5 @@
-//! Attention over bf16 keys and values through products of pairs: what matrix tiles do, in loops.
+//! Attention with bf16 keys and values by products of pairs: vector loops that do what matrix tiles
+//! do.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -44,7 +45,7 @@ unsafe fn scores(
 ) {
     const ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
     let (pairs, []) = keys.tiles.as_chunks::<2>() else {
-        unreachable!("{} tiles of keys", keys.tiles.len());
+        unreachable!("{} key tiles, but they come in pairs", keys.tiles.len());
     };
     for (index, pair) in pairs.iter().enumerate() {
         let product = TileProduct {
@@ -61,7 +62,7 @@ unsafe fn scores(
             below: 16 * ROW_BYTES,
             adds: false,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe { multiply(&product, num_rows, lines) };
     }
 }
@@ -76,7 +77,7 @@ unsafe fn values(
     out: *mut f32,
     lines: &mut LineQueue,
 ) {
-    /// Of 16 rows, or positions, and 16 dimensions.
+    /// The size of a tile of 16 rows or positions and 16 dimensions.
     const TILE_BYTES: usize = 16 * 64;
     for dim in dims.step_by(32) {
         let first = values.first.wrapping_add(dim * VALUE_TILE).cast::<u8>();
@@ -94,19 +95,19 @@ unsafe fn values(
             below: TILE_BYTES,
             adds: true,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe { multiply(&product, num_rows, lines) };
     }
 }
 
-/// One after the other: both take the same units.
+/// Computes the softmax and then the products: both need the vector units.
 ///
 /// # Safety
 /// See [`TileSoftmax`] and [`TileProduct`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let num_rows = block.ends.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         for row in 0..num_rows {
             softmax_row(&mut block, row);
@@ -117,11 +118,11 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     }
 }
 
-/// Rows whose sums stay in registers; of a tile's 16 there are whole blocks.
+/// The largest number of rows whose sums stay in registers. It divides a tile's 16.
 const ROWS: usize = 8;
 
 /// # Safety
-/// See [`TileProduct`], of which here may be any number of rows.
+/// See [`TileProduct`]; here any number of rows is allowed.
 unsafe fn multiply(product: &TileProduct, num_rows: usize, lines: &mut LineQueue) {
     for first in (0..num_rows).step_by(ROWS) {
         let mut block = *product;
@@ -129,7 +130,7 @@ unsafe fn multiply(product: &TileProduct, num_rows: usize, lines: &mut LineQueue
         let row = first % 16 * product.out_stride + first / 16 * product.below;
         block.out = product.out.wrapping_byte_add(row);
         let num_rows = ROWS.min(num_rows - first);
-        // SAFETY: the caller's promise; rows of one half of the tile.
+        // SAFETY: the caller promises as much, and these rows are in one half of the tile.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4 5 6 7 8], multiply_rows::<M>(&block, lines));
         }
@@ -137,11 +138,11 @@ unsafe fn multiply(product: &TileProduct, num_rows: usize, lines: &mut LineQueue
 }
 
 /// # Safety
-/// See [`TileProduct`], of which there are M rows.
+/// See [`TileProduct`]; there are M rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn multiply_rows<const M: usize>(product: &TileProduct, lines: &mut LineQueue) {
-    // SAFETY: M rows of `num_blocks` blocks of `TILE_K` elements, as many pairs of 32 columns, and
-    // sums of both.
+    // SAFETY: there are M rows of `num_blocks` blocks of `TILE_K` elements, as many pairs of 32
+    // columns, and sums for both.
     unsafe {
         let place = |row: usize, half: usize| {
             let at = row * product.out_stride + half * product.right;

@@ -1,14 +1,15 @@
-//! Loops over one row that a compiler turns into vectors by itself: each instruction set has its
-//! own copy, and all copies compute the same bits.
+//! Loops over one row that the compiler vectorises by itself. Each instruction set has its own
+//! compiled copy, and all copies compute the same bits.
 
 use super::grouped::CHUNK_K;
 use super::{INT8_TILE_K, NormRotate, PANEL_LANES, QuantiseRow, sum_lanes};
 
-/// Elements read before the first of them is written, so that results may replace their inputs.
+/// The number of elements read before the first of them is written, so that results may replace
+/// inputs.
 const CHUNK: usize = 16;
 
-/// A chunk is a vector. Without this the compiler may take several chunks at a time, element by
-/// element, with gathers and scatters.
+/// Separates chunks, each of which is a vector. Otherwise the compiler may take several chunks at a
+/// time, element by element, with gathers and scatters.
 #[inline(always)]
 fn end_chunk() {
     std::hint::black_box(());
@@ -19,7 +20,7 @@ fn end_chunk() {
 #[inline(always)]
 pub unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
     let mut i = 0;
-    // SAFETY: the caller's promise; chunks end at n.
+    // SAFETY: the caller promises as much; chunks end at n.
     unsafe {
         while i + CHUNK <= n {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -53,7 +54,7 @@ pub unsafe fn norm_rotate(
     out: *mut f32,
     sum_of_squares: impl Fn(*const f32, usize) -> f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         if weight.is_null() {
             std::ptr::copy(x, out, head_dim);
@@ -65,12 +66,14 @@ pub unsafe fn norm_rotate(
     }
 }
 
+/// Applies RoPE to a head in place.
+///
 /// # Safety
 /// See [`NormRotate`].
 #[inline(always)]
 unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
     let mut i = 0;
-    // SAFETY: the caller's promise; chunks end at `half`.
+    // SAFETY: the caller promises as much; chunks end at `half`.
     unsafe {
         while i + CHUNK <= half {
             let read = |p: *const f32| p.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -102,7 +105,7 @@ unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
 #[inline(always)]
 pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
     let mut i = 0;
-    // SAFETY: the caller's promise; chunks end at n.
+    // SAFETY: the caller promises as much; chunks end at n.
     unsafe {
         while i + CHUNK <= n {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -126,7 +129,7 @@ pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
 #[inline(always)]
 pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
     for row in 0..num_rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             let x = x.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>();
             let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
@@ -145,7 +148,7 @@ pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: u
 #[inline(always)]
 pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
     const SIGN: u32 = 1 << 31;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     let x = unsafe { std::slice::from_raw_parts(x, n) };
     let mut lanes = [0; CHUNK];
     let chunks = x.chunks_exact(CHUNK);
@@ -165,11 +168,12 @@ pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
 /// See `Kernels::quantise`.
 #[inline(always)]
 pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
-    // Adding 1.5 * 2^23 leaves no room for a fraction: the sum is rounded, and ends in the integer.
+    // Adding 1.5 * 2^23 rounds to an integer, because the sum has no bits for a fraction. Its low
+    // byte is that integer.
     const SHIFT: f32 = 12_582_912.0;
     let quantised = |x: f32| (x * scale + SHIFT).to_bits() as i8;
     let mut i = 0;
-    // SAFETY: the caller's promise; chunks end at n.
+    // SAFETY: the caller promises as much; chunks end at n.
     unsafe {
         while i + CHUNK <= n {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -200,10 +204,10 @@ pub unsafe fn scale_rows<T: Copy>(
     out: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     let lane_scales = unsafe { lane_scales.cast::<[f32; PANEL_LANES]>().read_unaligned() };
     for row in 0..num_rows {
-        // SAFETY: the caller's promise; a row is read before it is written.
+        // SAFETY: the caller promises as much, and each row is read before it is written.
         unsafe {
             let x = x.add(row * PANEL_LANES).cast::<[T; PANEL_LANES]>();
             let (x, row_scale) = (x.read_unaligned(), *row_scales.add(row));
@@ -234,7 +238,7 @@ pub unsafe fn quantise_row(
     const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
     let mut total = 0;
     for block in 0..n.div_ceil(INT8_TILE_K) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             let len = INT8_TILE_K.min(n - block * INT8_TILE_K);
             let out = out.add(block * num_rows * INT8_TILE_K);
@@ -244,7 +248,7 @@ pub unsafe fn quantise_row(
             quantise(x.add(block * INT8_TILE_K), len, scale, out);
             for chunk in 0..len.div_ceil(CHUNK_K) {
                 let x = *out.add(chunk * CHUNK_K).cast::<[u8; CHUNK_K]>();
-                // Of bytes without a sign there is an instruction for sums.
+                // There is an instruction that sums unsigned bytes, but none for signed ones.
                 let sum = x.iter().map(|&x| u32::from(x ^ 0x80)).sum::<u32>();
                 let sum = sum as i32 - 0x80 * CHUNK_K as i32;
                 total += sum;
@@ -257,12 +261,13 @@ pub unsafe fn quantise_row(
     total
 }
 
-/// Steps that a group's number of greatest magnitude is away from 0, on the side that has 8 of them.
-/// As large a scale as clips nothing by more than half a step: what is lost of the largest weights
-/// costs a model more than its share of the squared error says.
+/// To how many steps a group's element of largest magnitude is scaled: to the side that has 8
+/// steps, and to the largest scale that clips nothing by more than half a step. Errors of the
+/// largest weights cost a model more than their share of the squared error.
 const EXTREME: f32 = -7.5;
 
-/// Integers are the nearest; the scale is then the one that leaves the least squared error.
+/// Rounds to the nearest integers, and then chooses the scale with the least squared error for
+/// these.
 ///
 /// # Safety
 /// See `Kernels::quantise_groups`.
@@ -274,10 +279,10 @@ pub unsafe fn quantise_groups(
     q: *mut u8,
     scales: *mut f32,
 ) {
-    // As in `quantise`; the lowest byte of the sum is then the integer.
+    // As in `quantise`, the lowest byte of the sum is then the integer.
     const SHIFT: f32 = 12_582_912.0;
     for group in 0..num_groups {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         let (x, q, scale) = unsafe {
             let (x, q) = (x.add(group * group_len), q.add(group * group_len));
             let num_chunks = group_len / CHUNK;
@@ -313,7 +318,7 @@ pub unsafe fn quantise_groups(
         } else {
             least[0]
         };
-        // Of the smallest numbers the inverse is infinite.
+        // The inverse of subnormal magnitudes overflows; such groups become zeros.
         let inverse = match extreme.abs() < 16.0 * f32::MIN_POSITIVE {
             true => 0.0,
             false => EXTREME / extreme,
@@ -330,7 +335,7 @@ pub unsafe fn quantise_groups(
                 q[j] = (nearest + (SHIFT + 8.0)).to_bits() as u8;
             }
         }
-        // Of what is no number, or no finite one, the products are none.
+        // If the group has a NaN or an infinity, the products are NaN, and so is the scale.
         let (products, squares) = (sum_lanes(&products), sum_lanes(&squares));
         *scale = match products == 0.0 {
             true => 0.0,
@@ -339,7 +344,7 @@ pub unsafe fn quantise_groups(
     }
 }
 
-/// To nearest even. Branchless, so that a loop of it becomes vectors.
+/// Rounds to nearest even. It has no branches, so that a loop over it can be vectorised.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -348,18 +353,18 @@ fn round_to_bf16(value: f32) -> u16 {
     (if value.is_nan() { quiet_nan } else { rounded }) as u16
 }
 
-/// The loops of this file, compiled with the given features.
+/// Defines the functions of this file for an instruction set, compiled with its features.
 macro_rules! elementwise {
     ($($features:literal)?) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::weigh(x, weight, scale, n, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn norm_rotate(head: super::NormRotate, out: *mut f32) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe {
                 super::elementwise::norm_rotate(head, out, |x, n| sum_of_squares(x, n));
             }
@@ -367,31 +372,31 @@ macro_rules! elementwise {
 
         $(#[target_feature(enable = $features)])?
         unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::round(x, n, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::add_lanes(x, num_rows, out, stride) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::largest_bits(x, n) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::quantise(x, n, scale, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn hadamard(x: *mut f32, n: usize) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::hadamard::hadamard(x, n) }
         }
 
@@ -404,7 +409,7 @@ macro_rules! elementwise {
             out: *mut f32,
             stride: usize,
         ) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe {
                 super::elementwise::scale_rows(
                     sums,
@@ -427,7 +432,7 @@ macro_rules! elementwise {
             out: *mut f32,
             stride: usize,
         ) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe {
                 super::elementwise::scale_rows(
                     x,
@@ -449,7 +454,7 @@ macro_rules! elementwise {
             q: *mut u8,
             scales: *mut f32,
         ) {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: the caller promises as much.
             unsafe { super::elementwise::quantise_groups(x, num_groups, group_len, q, scales) }
         }
     };

@@ -1,10 +1,10 @@
-//! AMX tiles in software: on a machine with AVX-512 that lacks tiles, kernels for them can be tested, if
-//! not timed.
+//! Software emulation of AMX tiles, so that AMX kernels can be tested (not timed) on machines that
+//! have AVX-512 but no tiles.
 //!
-//! A processor without tiles refuses their instructions, and the system turns that into a signal. Its
-//! handler does what Intel's manual says of them (Software Developer's Manual, volume 2; rounding and
-//! subnormal numbers too) and goes on behind them. What the manual forbids ends the process, as it
-//! would on hardware.
+//! A processor without tiles raises an illegal-instruction signal for their instructions. The
+//! signal handler does what Intel's manual says of the instruction (Software Developer's Manual,
+//! volume 2), rounding and subnormal numbers included, and continues behind it. What the manual
+//! forbids ends the process, as it would on hardware.
 
 use std::arch::x86_64::*;
 use std::cell::UnsafeCell;
@@ -14,14 +14,15 @@ const NUM_TILES: usize = 8;
 const MAX_ROWS: usize = 16;
 const ROW_BYTES: usize = 64;
 
-/// Whether every instruction that AMX kernels are made of works from now on.
+/// Installs the signal handler. Returns whether all instructions of the AMX kernels work from now
+/// on.
 pub fn install() -> bool {
-    // SAFETY: all of it is valid as zeros.
+    // SAFETY: all zeros are a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = handle;
     action.sa_sigaction = handler as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler allocates nothing, takes no lock, and touches what its thread alone has.
+    // SAFETY: the handler does not allocate or lock, and touches only data of its own thread.
     unsafe { libc::sigaction(libc::SIGILL, &action, null_mut()) == 0 }
 }
 
@@ -30,19 +31,21 @@ thread_local! {
 }
 
 extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the system's third argument, which is the handler's alone while it runs.
+    // SAFETY: this is the context that the system passes; nobody else uses it while the handler
+    // runs.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     TILES.with(|tiles| {
-        // SAFETY: nothing here is refused as an instruction, so the handler never meets itself.
+        // SAFETY: the handler executes no tile instruction, so it is never entered recursively.
         let tiles = unsafe { &mut *tiles.get() };
-        // SAFETY: where the thread was about to go on, as what it met is no jump.
+        // SAFETY: the thread was about to continue there, since a tile instruction is no jump.
         unsafe {
             if !tiles.step(registers) {
-                // The instruction is met again, with nobody to handle it.
+                // The thread meets the instruction again, and the default action ends the process.
                 libc::signal(libc::SIGILL, libc::SIG_DFL);
                 return;
             }
-            // A signal takes longer than an instruction: those that follow are done with it.
+            // A signal takes much longer than an instruction, so those that follow are emulated
+            // here too.
             while tiles.step(registers) {}
         }
     });
@@ -80,12 +83,14 @@ enum Numbers {
     SignedBytes,
 }
 
-/// The instruction at `code` and its length; `None` if it is not about tiles.
+/// Decodes the instruction at `code`. Returns it with its length, or `None` if it has nothing to do
+/// with tiles.
 ///
 /// # Safety
-/// `code` is about to be executed.
+/// `code` is an address that is about to be executed.
 unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction, usize)> {
-    // SAFETY: bytes of one instruction, of which no more are read than those before say there are.
+    // SAFETY: no byte is read before the previous ones have shown that it belongs to the
+    // instruction.
     let byte = |at: usize| unsafe { *code.add(at) };
     const VEX: u8 = 0xc4;
     const MAP_0F38: u8 = 2;
@@ -109,7 +114,7 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
         (0x5c, XF3, false) => Numbers::Bf16Pairs,
         (0x5e, XF2, false) => Numbers::SignedBytes,
         (0x49, NONE, true) | (0x4b, X66 | XF2 | XF3, true) => {
-            // SAFETY: the bytes that follow are of the same instruction.
+            // SAFETY: the bytes that follow belong to the same instruction.
             let place = unsafe { Place::decode(code.add(4), extend, registers) };
             let Place { base, stride, .. } = place;
             let instruction = match (opcode, prefix) {
@@ -138,11 +143,11 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
     (vvvv < NUM_TILES).then_some((instruction, 5))
 }
 
-/// An operand in memory: rows begin `stride` bytes apart, by the index register.
+/// An operand in memory, whose rows are `stride` bytes apart, as the index register says.
 struct Place {
     base: *const u8,
     stride: usize,
-    /// Of ModRM and what belongs to it.
+    /// The length of ModRM and the bytes that belong to it.
     num_bytes: usize,
 }
 
@@ -150,7 +155,8 @@ impl Place {
     /// # Safety
     /// `modrm` is where an instruction's ModRM is, and names memory.
     unsafe fn decode(modrm: *const u8, extend: u8, registers: &Registers) -> Self {
-        // SAFETY: bytes of one instruction, of which no more are read than those before say there are.
+        // SAFETY: no byte is read before the previous ones have shown that it belongs to the
+        // instruction.
         let byte = |at: usize| unsafe { *modrm.add(at) };
         let (mode, rm) = (byte(0) >> 6, byte(0) & 7);
         let has_index = rm == 4;
@@ -188,7 +194,7 @@ impl Place {
     }
 }
 
-/// Where the system keeps a register that instructions know by a number.
+/// Where the system stores the register with this number in instructions.
 fn place_of(register: u8) -> usize {
     use libc::*;
     let places = [
@@ -214,13 +220,14 @@ impl Tiles {
         tiles: [[[0; ROW_BYTES]; MAX_ROWS]; NUM_TILES],
     };
 
-    /// Does the next instruction but nops, if it is about tiles and allowed.
+    /// Skips `nop`s and executes the next instruction, if it is a tile instruction and allowed.
+    /// Returns whether it was.
     ///
     /// # Safety
-    /// The registers are those of a thread about to go on.
+    /// The registers are those of a thread that is about to continue.
     unsafe fn step(&mut self, registers: &mut Registers) -> bool {
         const NOP: u8 = 0x90;
-        // SAFETY: the caller's promise: code that is about to be executed.
+        // SAFETY: the caller promises that the code is about to be executed.
         let next = unsafe {
             while *(registers[RIP] as *const u8) == NOP {
                 registers[RIP] += 1;
@@ -230,7 +237,7 @@ impl Tiles {
         let Some((instruction, num_bytes)) = next else {
             return false;
         };
-        // SAFETY: the thread's own instruction.
+        // SAFETY: the thread would execute this instruction itself.
         let is_done = unsafe { self.execute(instruction) };
         if is_done {
             registers[RIP] += num_bytes as i64;
@@ -239,11 +246,11 @@ impl Tiles {
     }
 
     /// # Safety
-    /// What the instruction names may be read, or written.
+    /// The memory that the instruction names may be read, or written.
     unsafe fn execute(&mut self, instruction: Instruction) -> bool {
         match instruction {
             Instruction::Release => *self = Self::RELEASED,
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises as much.
             Instruction::LoadConfig(config) => return unsafe { self.configure(config) },
             Instruction::Zero(tile) => {
                 if !self.is_configured(tile) {
@@ -259,7 +266,8 @@ impl Tiles {
                 for row in 0..self.rows[tile] {
                     let from = from.wrapping_add(row.wrapping_mul(stride));
                     let to = self.tiles[tile][row].as_mut_ptr();
-                    // SAFETY: the caller's promise; a row of a tile has no more bytes.
+                    // SAFETY: the caller promises as much, and a row of a tile has at least as many
+                    // bytes.
                     unsafe { from.copy_to(to, self.row_bytes[tile]) };
                 }
             }
@@ -270,7 +278,7 @@ impl Tiles {
                 for row in 0..self.rows[tile] {
                     let to = to.wrapping_add(row.wrapping_mul(stride));
                     let from = self.tiles[tile][row].as_ptr();
-                    // SAFETY: as above.
+                    // SAFETY: the same as above.
                     unsafe { from.copy_to(to, self.row_bytes[tile]) };
                 }
             }
@@ -292,7 +300,7 @@ impl Tiles {
                 if !fits {
                     return false;
                 }
-                // SAFETY: kernels for tiles are taken with AVX-512 only.
+                // SAFETY: AMX kernels are used only if AVX-512 is there.
                 unsafe { self.multiply(numbers, sums, a, b) };
             }
         }
@@ -306,7 +314,7 @@ impl Tiles {
     /// # Safety
     /// `config` has 64 bytes.
     unsafe fn configure(&mut self, config: *const u8) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         let config = unsafe { config.cast::<[u8; 64]>().read_unaligned() };
         *self = Self::RELEASED;
         if config[0] == 0 {
@@ -341,13 +349,14 @@ impl Tiles {
                 Numbers::Bf16Pairs => add_bf16_pairs(sum, a, b),
                 Numbers::SignedBytes => add_signed_bytes(sum, a, b),
             };
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             unsafe { _mm512_storeu_si512(self.tiles[sums][row].as_mut_ptr().cast(), sum) };
         }
     }
 }
 
-/// Four bytes of `a` in every lane, and as many of each lane's column of `b`.
+/// Returns four bytes of `a` repeated in every lane, and the four bytes of each lane's column of
+/// `b`.
 #[target_feature(enable = "avx512f")]
 fn operands(a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]], step: usize) -> (__m512i, __m512i) {
     let bytes = [0, 1, 2, 3].map(|at| a[4 * step + at]);
@@ -356,7 +365,8 @@ fn operands(a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]], step: usize) -> (__m512i
     (_mm512_set1_epi32(i32::from_le_bytes(bytes)), b)
 }
 
-/// First and second of each pair are summed by themselves, then with each other, then with the sum.
+/// Sums the products of first elements and of second elements separately, adds the two sums, and
+/// adds that to `sum`, which is the order that the manual gives.
 #[target_feature(enable = "avx512f")]
 fn add_bf16_pairs(sum: __m512i, a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]]) -> __m512i {
     let mut firsts = _mm512_setzero_ps();
@@ -382,7 +392,7 @@ fn second(pairs: __m512i) -> __m512 {
     flushed(_mm512_castsi512_ps(_mm512_and_si512(pairs, high)))
 }
 
-/// Zeros of the same sign for subnormal numbers.
+/// Replaces subnormal numbers by zeros of the same sign.
 #[target_feature(enable = "avx512f")]
 fn flushed(x: __m512) -> __m512 {
     const EXPONENT: i32 = 0x7f80_0000;
@@ -408,7 +418,7 @@ fn add_signed_bytes(mut sum: __m512i, a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]]
     sum
 }
 
-/// Of the bytes that are on top when lanes are shifted up so far.
+/// Multiplies one byte of each 32-bit lane: the one that is on top after a shift by `SHIFT` bits.
 #[target_feature(enable = "avx512f")]
 fn product_of_top<const SHIFT: u32>(a: __m512i, b: __m512i) -> __m512i {
     let a = _mm512_srai_epi32(_mm512_slli_epi32(a, SHIFT), 24);

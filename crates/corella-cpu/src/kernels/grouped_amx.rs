@@ -1,6 +1,6 @@
-//! Weights in groups through AMX matrix tiles, for more than a few rows: a section of a panel is
-//! written out as signed bytes in the order of tiles, multiplied group by group, and the sums are
-//! scaled as in AVX-512.
+//! GEMM with group-wise scaled weights through AMX tiles, for more than a few rows: a section of a
+//! panel is expanded to signed bytes in tile order and multiplied group by group, and the sums are
+//! scaled as in the AVX-512 kernels.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,14 +13,14 @@ use super::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, chun
 use super::grouped_avx512::{self, load_f16, quads};
 use super::{INT8_TILE_K, MAX_MATRIX_ROWS, PANEL_LANES, line_ahead};
 
-/// So many are faster without tiles.
+/// Up to this many rows, the AVX-512 kernels are faster than tiles.
 const FEW_ROWS: usize = 6;
-/// Chunks that are written out together, whole groups: with a tile's rows and sums they fit in the
-/// first-level cache.
+/// The number of chunks (always whole groups) that are expanded together: with a tile's rows and
+/// sums they fit into the first-level cache.
 const SECTION_CHUNKS: usize = 16;
-/// Of 16 lanes, a byte each.
+/// The size of a chunk's weights for 16 lanes, one byte each.
 const HALF_CHUNK_BYTES: usize = chunk_bytes(8) / NUM_HALVES;
-/// Rows, and lanes, of a tile of sums.
+/// The number of rows, and of lanes, in a tile of sums.
 const TILE_LEN: usize = 16;
 const NUM_HALVES: usize = PANEL_LANES / TILE_LEN;
 
@@ -32,7 +32,7 @@ pub unsafe fn gemm(
     shape: GroupedShape,
     fetch_ahead: bool,
 ) {
-    // SAFETY: the caller's promise, passed on; the process may use tiles.
+    // SAFETY: the caller promises as much, and the process may use tiles.
     unsafe {
         if let [tile] = tiles
             && tile.rows.num_rows <= FEW_ROWS
@@ -47,15 +47,16 @@ pub unsafe fn gemm(
     }
 }
 
-/// What is kept of a section while it is multiplied.
+/// The buffers for one section of a panel.
 #[repr(C, align(64))]
 struct Section {
-    /// Bytes of lanes 0–15, chunk by chunk, then those of lanes 16–31.
+    /// Expanded weights: the chunks of lanes 0–15, then those of lanes 16–31.
     weights: [[[u8; HALF_CHUNK_BYTES]; SECTION_CHUNKS]; NUM_HALVES],
-    /// Of two groups by turns: of each half of the lanes, row by row.
+    /// Integer sums of two groups in turn, `[group % 2][half of the lanes][row][lane]`.
     sums: [[[[i32; TILE_LEN]; MAX_MATRIX_ROWS]; NUM_HALVES]; 2],
 }
 
+/// Computes all tiles section by section.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
     tiles: &[GroupedTile],
@@ -65,13 +66,13 @@ unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
 ) {
     let mut section = MaybeUninit::<Section>::uninit();
     let section = section.as_mut_ptr();
-    // What is asked of memory while weights are written out should come while they are multiplied: one
-    // tile multiplies for a short time only.
+    // Memory should deliver what is prefetched during the expansion while the section is
+    // multiplied. With one tile the multiplication is short, so sections are shorter.
     let section_chunks = if tiles.len() == 1 { 4 } else { SECTION_CHUNKS };
     let groups_at_once = section_chunks / shape.group_chunks;
     let num_groups = shape.num_groups();
     let mut configured_rows = 0;
-    // SAFETY: sections are of whole groups; extents are those of the caller's promise.
+    // SAFETY: sections consist of whole groups, and the caller promises the extents.
     unsafe {
         for tile in tiles {
             tile.out.write_bytes(0, tile.rows.num_rows * PANEL_LANES);
@@ -82,7 +83,7 @@ unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
             for tile in tiles {
                 let num_rows = tile.rows.num_rows;
                 if configured_rows != num_rows {
-                    // Counted in pairs of bytes.
+                    // AMX counts a tile row's length in pairs of bytes here.
                     let k = if shape.group_chunks == 1 { 16 } else { 32 };
                     configure(TileShape { num_rows, k });
                     configured_rows = num_rows;
@@ -93,7 +94,7 @@ unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
     }
 }
 
-/// Weights of some groups, as bytes in the order that tiles have.
+/// Expands the weights of some groups to bytes in tile order.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
     panel: *const u8,
@@ -104,7 +105,7 @@ unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
 ) {
     let middle = _mm512_set1_epi8(if HAS_MINIMUM { 0 } else { middle(BITS) as i8 });
     let mut chunk = 0;
-    // SAFETY: groups of the panel, and no more chunks than the section has.
+    // SAFETY: the groups belong to the panel, and have at most as many chunks as the section.
     unsafe {
         let weights = &mut (*section).weights;
         for group in groups {
@@ -135,7 +136,7 @@ unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
                 chunk += 1;
             }
         }
-        // The other half of the last tile, which meets zeros of the rows.
+        // The last tile's other half is multiplied by zeros of the rows, but must be defined.
         if chunk % 2 == 1 {
             for half in weights {
                 half[chunk] = [0; HALF_CHUNK_BYTES];
@@ -144,7 +145,8 @@ unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
     }
 }
 
-/// Adds a section to a tile's sums. While those of a group are scaled, the tiles have the next one.
+/// Adds a section's products to a tile's sums. While one group's sums are scaled, the tile unit
+/// multiplies the next group.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn multiply<const HAS_MINIMUM: bool>(
     tile: &GroupedTile,
@@ -153,7 +155,7 @@ unsafe fn multiply<const HAS_MINIMUM: bool>(
     groups: Range<usize>,
     section: *mut Section,
 ) {
-    // SAFETY: extents are those of the section, the panel's groups and `out`.
+    // SAFETY: the extents are those of the section, the panel's groups and `out`.
     unsafe {
         multiply_group(&tile.rows, shape, groups.clone(), 0, section);
         for index in 0..groups.len() {
@@ -171,10 +173,11 @@ unsafe fn multiply<const HAS_MINIMUM: bool>(
     }
 }
 
+/// Adds a group's integer sums, times the group's scales, to the outputs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn scale_group(num_rows: usize, sums: *const i32, scales: *const u8, out: *mut f32) {
     for half in 0..NUM_HALVES {
-        // SAFETY: the scales of 16 lanes; so many rows of sums and outputs.
+        // SAFETY: there are scales for 16 lanes, and `num_rows` rows of sums and outputs.
         unsafe {
             let scale = load_f16(scales.add(half * TILE_LEN * 2));
             let sums = sums.add(half * MAX_MATRIX_ROWS * TILE_LEN);
@@ -188,10 +191,12 @@ unsafe fn scale_group(num_rows: usize, sums: *const i32, scales: *const u8, out:
     }
 }
 
+/// Adds a group's minimums, times the sums of the rows' integers, to the outputs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn add_minimum(rows: &SummedRows, chunks: Range<usize>, minimums: *const u8, out: *mut f32) {
     let mut row_sums = [0.0_f32; MAX_MATRIX_ROWS];
-    // SAFETY: the rows' chunks, the minimums of 32 lanes, and rows of `out`.
+    // SAFETY: the rows have these chunks, the panel has the minimums of 32 lanes, and `out` has the
+    // rows.
     unsafe {
         for first_row in (0..rows.num_rows).step_by(16) {
             let mask = first_lanes(rows.num_rows - first_row);
@@ -214,7 +219,7 @@ unsafe fn add_minimum(rows: &SummedRows, chunks: Range<usize>, minimums: *const 
     }
 }
 
-/// Exact sums of one of the section's groups, counted from its first.
+/// Computes the exact sums of one of the section's groups; `index` counts from the section's first.
 #[inline(always)]
 unsafe fn multiply_group(
     rows: &SummedRows,
@@ -224,8 +229,8 @@ unsafe fn multiply_group(
     section: *mut Section,
 ) {
     let chunks = shape.chunks(groups.start + index);
-    // SAFETY: tiles are configured for the rows and for a group's chunk, or for two; a group
-    // of the section.
+    // SAFETY: tiles are configured for the rows and for one or two chunks, as the shape says. The
+    // group belongs to the section.
     unsafe {
         let row = rows.chunk(chunks.start, 0);
         let weights = &raw const (*section).weights[0][index * shape.group_chunks];
@@ -286,6 +291,6 @@ const HALF_BYTES: usize = SECTION_CHUNKS * HALF_CHUNK_BYTES;
 
 const _: () = {
     assert!(MAX_MATRIX_ROWS == 2 * TILE_LEN && INT8_TILE_K == 64);
-    // A tile of two chunks.
+    // A tile holds two chunks of weights.
     assert!(2 * HALF_CHUNK_BYTES == 1024);
 };

@@ -1,13 +1,15 @@
-//! Weights in groups, in AVX2. Of 4 bits: products of unsigned halves of bytes, at most 15, and
-//! bytes, summed over a chunk in 16 bits, which 32 of them never fill. Of 8 bits: products of
-//! magnitudes, of which only two fit in 16 bits.
+//! GEMM with group-wise scaled weights in AVX2.
+//!
+//! 4-bit weights are multiplied as unsigned values of at most 15: the products of a whole chunk of
+//! 32 can be summed in 16 bits. 8-bit weights are multiplied by magnitude, and only two products
+//! fit in 16 bits.
 
 use std::arch::x86_64::*;
 
 use super::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle};
 use super::{INT8_TILE_K, PANEL_LANES, line_ahead, with_rows};
 
-/// Rows whose sums stay in registers.
+/// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 3;
 
 /// # Safety
@@ -20,7 +22,7 @@ pub unsafe fn gemm(
     fetch_ahead: bool,
 ) {
     for (index, GroupedTile { rows, out }) in tiles.iter().enumerate() {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe { gemm_tile(rows, panel, shape, fetch_ahead && index == 0, *out) };
     }
 }
@@ -38,7 +40,7 @@ unsafe fn gemm_tile(
         let first = part * rows.num_rows / num_parts;
         let end = (part + 1) * rows.num_rows / num_parts;
         let fetch_ahead = fetch_ahead && part == 0;
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe {
             let out = out.add(first * PANEL_LANES);
             with_rows!(end - first, M in [1 2 3], match shape.bits {
@@ -58,10 +60,10 @@ unsafe fn gemm_rows<const M: usize, const BITS: usize>(
     fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // SAFETY: groups of the panel, and what the rows have for their chunks; `out` has M rows of 32;
-    // prefetches may name any address.
+    // SAFETY: the groups belong to the panel, and the rows have their chunks. `out` has M rows of
+    // 32. Prefetches may name any address.
     unsafe {
-        // A quarter is 8 lanes.
+        // Each of the four quarters has 8 lanes.
         let mut acc = [[_mm256_setzero_ps(); 4]; M];
         for group in 0..shape.num_groups() {
             let head = panel.add(group * shape.group_bytes());
@@ -116,14 +118,15 @@ unsafe fn gemm_rows<const M: usize, const BITS: usize>(
     }
 }
 
-/// Of 8 lanes, whose bytes of the chunk's four pairs of quads are 128 bytes apart.
+/// Products of a chunk's 4-bit weights for 8 lanes. The lanes' bytes of the chunk's four pairs of
+/// quads are 128 bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
     let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let mut pairs = [_mm256_setzero_si256(); M];
     for p in 0..4 {
-        // SAFETY: inside the chunk, of weights and of each row.
+        // SAFETY: the address is inside the chunk, of the weights and of each row.
         unsafe {
             let bytes = _mm256_loadu_si256(lines.add(p * 128).cast());
             let low = _mm256_and_si256(bytes, low_half);
@@ -141,14 +144,15 @@ unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> 
     pairs.map(|pairs| _mm256_madd_epi16(pairs, ones))
 }
 
-/// Of 8 lanes, whose bytes of the chunk's eight quads are 128 bytes apart.
+/// Products of a chunk's 8-bit weights for 8 lanes. The lanes' bytes of the chunk's eight quads are
+/// 128 bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products_of_bytes<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
     let (middle, ones) = (_mm256_set1_epi8(i8::MIN), _mm256_set1_epi16(1));
     let mut sums = [_mm256_setzero_si256(); M];
     for q in 0..8 {
-        // SAFETY: inside the chunk, of weights and of each row.
+        // SAFETY: the address is inside the chunk, of the weights and of each row.
         unsafe {
             let w = _mm256_xor_si256(_mm256_loadu_si256(lines.add(q * 128).cast()), middle);
             let magnitude = _mm256_abs_epi8(w);
@@ -163,10 +167,10 @@ unsafe fn products_of_bytes<const M: usize>(x: *const i8, lines: *const u8) -> [
     sums
 }
 
-/// 8 consecutive ones.
+/// Loads 8 consecutive f16 values as f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_f16(at: *const u8) -> __m256 {
-    // SAFETY: the caller vouches for them.
+    // SAFETY: the caller promises 8 values.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
 }

@@ -1,12 +1,12 @@
-//! Weights in groups, in AVX-512 with VNNI: sums of four products of unsigned bytes, or halves of
-//! bytes, and bytes.
+//! GEMM with group-wise scaled weights in AVX-512 with VNNI, whose instruction sums four products
+//! of an unsigned and a signed byte.
 
 use std::arch::x86_64::*;
 
 use super::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, chunk_bytes, middle};
 use super::{INT8_TILE_K, PANEL_LANES, grouped_avx2, with_rows};
 
-/// Rows whose sums stay in registers.
+/// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 6;
 
 /// # Safety
@@ -17,8 +17,8 @@ pub unsafe fn gemm(
     shape: GroupedShape,
     fetch_ahead: bool,
 ) {
-    // SAFETY: the caller's promise, passed on; sums are exact, and what is done to them is the
-    // same, so that both give the same.
+    // SAFETY: the caller promises as much. Both kernels give the same results, because integer sums
+    // are exact and the rest is computed in the same order.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
             return grouped_avx2::gemm(tiles, panel, shape, fetch_ahead);
@@ -51,7 +51,7 @@ pub unsafe fn gemm(
     }
 }
 
-/// Some rows of a tile times a panel.
+/// The product of some rows of a tile and a panel.
 struct Part<'a> {
     rows: &'a SummedRows,
     first: usize,
@@ -61,13 +61,14 @@ struct Part<'a> {
     out: *mut f32,
 }
 
-/// What rows ask for while they are multiplied.
+/// What a kernel prefetches while it multiplies.
 #[derive(Clone, Copy)]
 enum Ahead {
     Nothing,
-    /// For each chunk as many lines behind it, of this panel and of the next.
+    /// For each chunk, as many lines further on, of this panel and the next.
     Chunks,
-    /// Some of the next panel's lines, for the others ask for the rest: so many for each chunk.
+    /// A slice of the next panel, `num_lines` per chunk. The other parts of the tile prefetch the
+    /// rest.
     Slice {
         first: *const u8,
         num_lines: usize,
@@ -84,7 +85,7 @@ impl Ahead {
         }
     }
 
-    /// Beside the lines of a chunk.
+    /// Issues the prefetches that go with a chunk, whose weights are at `lines`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn ask<const BITS: usize>(self, chunk: usize, lines: *const u8) {
@@ -103,10 +104,10 @@ impl Ahead {
 
 impl Part<'_> {
     /// # Safety
-    /// There are M rows from the first on, of which `out` has as many.
+    /// From the first row on there are M rows, and `out` has room for as many.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
     unsafe fn run<const M: usize, const BITS: usize, const HAS_MINIMUM: bool>(&self) {
-        // SAFETY: groups of the panel, and what the rows have for their chunks.
+        // SAFETY: the groups belong to the panel, and the rows have their chunks.
         unsafe {
             let mut acc = [[_mm512_setzero_ps(); 2]; M];
             for group in 0..self.shape.num_groups() {
@@ -117,7 +118,7 @@ impl Part<'_> {
                     head: self.panel.add(group * self.shape.group_bytes()),
                     requests: self.requests,
                 };
-                // A number that is known beforehand keeps what is summed in registers.
+                // A constant number of chunks keeps the sums in registers.
                 match self.shape.num_chunks - group.chunk {
                     4.. if self.shape.group_chunks == 4 => group.add(4, &mut acc),
                     2.. if self.shape.group_chunks == 2 => group.add(2, &mut acc),
@@ -133,23 +134,27 @@ impl Part<'_> {
     }
 }
 
+/// One group of a panel, to be multiplied by M rows.
 struct Group<'a, const M: usize, const BITS: usize, const HAS_MINIMUM: bool> {
     rows: &'a SummedRows,
-    /// Of M rows.
+    /// The first of the M rows.
     first: usize,
+    /// The group's first chunk.
     chunk: usize,
+    /// The start of the group in the panel.
     head: *const u8,
     requests: Ahead,
 }
 
 impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BITS, HAS_MINIMUM> {
     /// # Safety
-    /// The group has so many chunks.
+    /// The group has `num_chunks` chunks.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
     unsafe fn add(&self, num_chunks: usize, acc: &mut [[__m512; 2]; M]) {
         let head_bytes = LANE_F16_BYTES * (1 + usize::from(HAS_MINIMUM));
-        // SAFETY: the caller's promise, of the rows too; prefetches may name any address.
+        // SAFETY: the caller promises as much, and the rows have these chunks. Prefetches may name
+        // any address.
         unsafe {
             let mut row_sums = [0; M];
             for (r, sum) in row_sums.iter_mut().enumerate() {
@@ -162,7 +167,8 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
                 false => _mm512_set1_epi32(-middle(BITS) * row_sums[r]),
             };
             let mut sums: [[__m512i; 2]; M] = std::array::from_fn(|r| [start(r); 2]);
-            // Of every second quad, so that fewer sums wait for each other.
+            // With few rows, every second quad has sums of its own, so that fewer additions wait
+            // for each other.
             let mut odd_sums = [[_mm512_setzero_si512(); 2]; M];
             for chunk in 0..num_chunks {
                 let lines = self.head.add(head_bytes + chunk * chunk_bytes(BITS));
@@ -204,12 +210,12 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
     }
 }
 
-/// Quads `2 p` and `2 p + 1`, a byte each, of both halves of the lanes.
+/// Loads quads `2 p` and `2 p + 1` of a chunk, one byte per weight, for both halves of the lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub unsafe fn quads<const BITS: usize>(lines: *const u8, p: usize) -> [[__m512i; 2]; 2] {
     let load = |line: usize| {
-        // SAFETY: the caller vouches for a chunk.
+        // SAFETY: the caller promises a chunk.
         unsafe { _mm512_loadu_si512(lines.add(line * 64).cast()) }
     };
     if BITS == 8 {
@@ -229,7 +235,8 @@ pub unsafe fn quads<const BITS: usize>(lines: *const u8, p: usize) -> [[__m512i;
     ]
 }
 
-/// As many lines as a chunk has, as many of each of four pages, as [`super::line_ahead`] would name them.
+/// Prefetches as many lines as a chunk has, evenly from four pages, in the pattern of
+/// [`super::line_ahead`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fetch_chunk<const BITS: usize>(lines: *const u8) {
@@ -244,10 +251,10 @@ fn fetch_chunk<const BITS: usize>(lines: *const u8) {
     }
 }
 
-/// 16 consecutive ones.
+/// Loads 16 consecutive f16 values as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub unsafe fn load_f16(at: *const u8) -> __m512 {
-    // SAFETY: the caller vouches for them.
+    // SAFETY: the caller promises 16 values.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }

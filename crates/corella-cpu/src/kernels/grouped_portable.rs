@@ -1,4 +1,4 @@
-//! Weights in groups, in plain Rust.
+//! GEMM with group-wise scaled weights in plain Rust.
 
 use half::f16;
 
@@ -14,7 +14,7 @@ pub unsafe fn gemm(
     _fetch_ahead: bool,
 ) {
     for GroupedTile { rows, out } in tiles {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe { gemm_tile(rows, panel, shape, *out) };
     }
 }
@@ -26,7 +26,7 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
             let chunks = shape.chunks(group);
             let mut sums = [0_i32; PANEL_LANES];
             let mut row_sum = 0;
-            // SAFETY: a group of the panel, and what the rows have for its chunks.
+            // SAFETY: the group belongs to the panel, and the rows have its chunks.
             let head = unsafe {
                 let head = panel.add(group * shape.group_bytes());
                 for (i, chunk) in chunks.enumerate() {
@@ -40,7 +40,8 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
                 }
                 head
             };
-            // SAFETY: the lanes' scales, and their minimums if there are any.
+            // SAFETY: the group begins with the lanes' scales, and with their minimums if it has
+            // any.
             unsafe {
                 if shape.has_minimum {
                     let minimums = lanes_of_f16(head.add(LANE_F16_BYTES));
@@ -58,14 +59,14 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
                 }
             }
         }
-        // SAFETY: `out` has a row of 32 for each row.
+        // SAFETY: `out` has 32 elements for each row.
         unsafe {
             *out.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>() = acc;
         }
     }
 }
 
-/// Of both halves of the lanes, and of each lane, four bytes.
+/// A pair of cache lines, `[half of the lanes][lane][four bytes]`.
 type Line = [[[u8; 4]; 16]; 2];
 
 fn add_halves(x: &[i8; CHUNK_K], lines: &[Line; CHUNK_K / 8], sums: &mut [i32; PANEL_LANES]) {
@@ -90,7 +91,7 @@ fn add_bytes(x: &[i8; CHUNK_K], lines: &[Line; CHUNK_K / 4], sums: &mut [i32; PA
 }
 
 unsafe fn lanes_of_f16(at: *const u8) -> [f32; PANEL_LANES] {
-    // SAFETY: 32 numbers.
+    // SAFETY: the caller promises 32 values.
     let bits = unsafe { at.cast::<[u16; PANEL_LANES]>().read_unaligned() };
     bits.map(|bits| f16::from_bits(bits).to_f32())
 }

@@ -1,14 +1,18 @@
-//! Rounding a row to 8 bits by its largest magnitude costs most where few elements are large, as in
-//! what gated layers put out. A Hadamard matrix spreads each over 16 elements: rows times the matrix
-//! and weights times its inverse give the same products (QuaRot, arXiv 2404.00456).
+//! The Hadamard transform of rows before quantisation.
+//!
+//! Quantising a row to 8 bits by its largest magnitude loses most where a few elements are much
+//! larger than the rest, as in the output of gated layers. A Hadamard matrix spreads each element
+//! over 16. Rows times the matrix, and weights times its inverse, give the same products (QuaRot,
+//! arXiv 2404.00456).
 
-/// Order of the matrix. Its entries are ±1/4, and it is its own inverse.
+/// The order of the matrix. Its entries are ±1/4, and it is its own inverse.
 pub const HADAMARD_ORDER: usize = 16;
-/// Transforms side by side.
+/// The number of transforms that are computed side by side.
 const LANES: usize = 16;
 
-/// Element i of each transform lies `n / HADAMARD_ORDER` behind element i - 1: vectors never mix
-/// their own lanes, and neighbours, which are often large together, part.
+/// Transforms a row in place. Element i of each transform lies `n / HADAMARD_ORDER` behind element
+/// i - 1. So vectors never mix their own lanes, and neighbouring elements, which are often large
+/// together, go to different transforms.
 ///
 /// # Safety
 /// See `Kernels::hadamard`.
@@ -16,7 +20,7 @@ const LANES: usize = 16;
 pub unsafe fn hadamard(x: *mut f32, n: usize) {
     let stride = n / HADAMARD_ORDER;
     let mut i = 0;
-    // SAFETY: the caller's promise; vectors end at `stride`.
+    // SAFETY: the caller promises `n` elements, and vectors end at `stride`.
     unsafe {
         while i + LANES <= stride {
             transform::<LANES>(x.add(i), stride);
@@ -30,12 +34,12 @@ pub unsafe fn hadamard(x: *mut f32, n: usize) {
 }
 
 /// # Safety
-/// `HADAMARD_ORDER` vectors, `stride` apart.
+/// At `x` there are `HADAMARD_ORDER` vectors of N elements, `stride` apart.
 #[inline(always)]
 unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
     let mut vectors = [[0.0; N]; HADAMARD_ORDER];
     for (i, vector) in vectors.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         *vector = unsafe { x.add(i * stride).cast::<[f32; N]>().read_unaligned() };
     }
     add_and_subtract::<1, N>(&mut vectors);
@@ -44,7 +48,7 @@ unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
     add_and_subtract::<8, N>(&mut vectors);
     for (i, vector) in vectors.iter_mut().enumerate() {
         vector.iter_mut().for_each(|value| *value *= 0.25);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         unsafe {
             x.add(i * stride)
                 .cast::<[f32; N]>()
@@ -53,8 +57,8 @@ unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
     }
 }
 
-/// Pairs of vectors that are `HALF` apart. All indices are known when this is compiled, so that vectors
-/// stay in registers.
+/// Replaces pairs of vectors that are `HALF` apart by their sums and differences. All indices are
+/// compile-time constants, so that the vectors stay in registers.
 #[inline(always)]
 fn add_and_subtract<const HALF: usize, const N: usize>(vectors: &mut [[f32; N]; HADAMARD_ORDER]) {
     for i in 0..HADAMARD_ORDER {

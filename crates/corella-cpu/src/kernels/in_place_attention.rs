@@ -1,9 +1,9 @@
-//! Attention of a few rows over keys and values where they lie in pages, through products of bf16 pairs.
+//! Attention of a few rows that reads keys and values in their pages, by products of bf16 pairs.
 //!
-//! A decoding row is done with a key in a handful of instructions, so it has none to spare for a copy.
-//! Lane by lane the sums are those of `avx512_bf16_attention`. What differs is how many of them are
-//! under way at once: an instruction waits for the one before it of the same sum, six cycles on Zen 4.
-//! Lines are asked for as fast as they are read.
+//! A decode row spends only a handful of instructions on a key, too few to pay for a copy. Each
+//! output is accumulated in the same order as in `avx512_bf16_attention`, with the same bits. What
+//! differs is how many sums are computed at once, because each instruction waits for the previous
+//! one of its sum, six cycles on Zen 4. Prefetches keep pace with reads.
 
 use std::arch::x86_64::*;
 
@@ -14,10 +14,12 @@ use super::{
     TILE_SOFTMAX_BLOCK, VALUE_TILE, tile_out_index, with_rows,
 };
 
+/// The kernels for bf16 pages.
 pub const IN_PLACE: InPlaceAttention = InPlaceAttention {
     scores: scores::<false>,
     values: values::<false>,
 };
+/// The kernels for int8 pages.
 pub const INT8_IN_PLACE: InPlaceAttention = InPlaceAttention {
     scores: scores::<true>,
     values: values::<true>,
@@ -34,7 +36,7 @@ unsafe fn scores<const INT8: bool>(
     lines: &mut LineQueue,
 ) {
     const { assert!(IN_PLACE_ROWS == 8) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8],
             score_rows::<M, INT8>(q, q_stride, keys, out, lines));
@@ -50,7 +52,7 @@ unsafe fn score_rows<const M: usize, const INT8: bool>(
     lines: &mut LineQueue,
 ) {
     let mut tiles = keys.tiles;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         while !tiles.is_empty() {
             match tiles {
@@ -63,13 +65,13 @@ unsafe fn score_rows<const M: usize, const INT8: bool>(
                     score_tiles::<M, 2, INT8>(q, q_stride, [*a, *b], keys, out, lines);
                     (tiles, out) = (rest, out.add(2 * KEY_TILE));
                 }
-                _ => unreachable!("an odd number of tiles"),
+                _ => unreachable!("the number of key tiles is odd"),
             }
         }
     }
 }
 
-/// M rows of queries times N tiles of keys.
+/// Computes the scores of M queries for N tiles of keys.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
@@ -80,7 +82,8 @@ unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
     out: *mut f32,
     lines: &mut LineQueue,
 ) {
-    // SAFETY: M rows of `head_dim` elements, and of each tile as many, an even number of pairs.
+    // SAFETY: there are M rows of `head_dim` elements, and each tile has as many, an even number of
+    // pairs.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); N]; M];
         for pair in (0..keys.head_dim / 2).step_by(2) {
@@ -105,11 +108,11 @@ unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
     }
 }
 
-/// 16 pairs from each address, which are 64 bytes, or 32 of integers.
+/// Loads 16 pairs from each address as bf16: 64 bytes, or 32 bytes of 8-bit integers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn two_pairs<const INT8: bool>(first: *const u8, second: *const u8) -> [__m512bh; 2] {
-    // SAFETY: the caller's promise; both types are 64 bytes.
+    // SAFETY: the caller promises as much; both types are 64 bytes.
     unsafe {
         match INT8 {
             false => [load_pairs(first), load_pairs(second)],
@@ -131,14 +134,14 @@ unsafe fn values<const INT8: bool>(
     out: *mut f32,
     lines: &mut LineQueue,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8],
             weigh_values::<M, INT8>(weights, values, out, lines));
     }
 }
 
-/// As many dimensions at once as there are registers for.
+/// Adds weighted values to the outputs, for as many dimensions at once as there are registers for.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn weigh_values<const M: usize, const INT8: bool>(
     weights: *const u16,
@@ -148,7 +151,7 @@ unsafe fn weigh_values<const M: usize, const INT8: bool>(
 ) {
     let mut dim = 0;
     while dim < values.head_dim {
-        // SAFETY: the caller's promise; so many dimensions are left, a multiple of 32.
+        // SAFETY: the caller promises as much, and this many dimensions are left, a multiple of 32.
         dim += unsafe {
             match values.head_dim - dim {
                 128.. if M <= 2 => weigh_dims::<M, 8, INT8>(weights, values, dim, out, lines),
@@ -159,7 +162,7 @@ unsafe fn weigh_values<const M: usize, const INT8: bool>(
     }
 }
 
-/// Of M rows, N vectors of dimensions. Returns how many dimensions these are.
+/// Adds weighted values for M rows and N vectors of dimensions. Returns the number of dimensions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
@@ -170,7 +173,7 @@ unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
     lines: &mut LineQueue,
 ) -> usize {
     let pair_bytes = if INT8 { 2 } else { 4 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         let out = out.add(tile_out_index(0, dim));
         let place = |row: usize, vector: usize| out.add(tile_out_index(row, vector * 16));
@@ -216,7 +219,8 @@ unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
     16 * N
 }
 
-/// Not every 0 times what stands behind the last position is 0.
+/// Clears the second element of each pair. Its weight is 0, but memory behind the last position may
+/// hold NaN, and 0 times NaN is not 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn without_second(pairs: __m512bh) -> __m512bh {

@@ -1,4 +1,4 @@
-//! The instruction sets that there are kernels for, and which of them this machine has.
+//! The instruction sets that have kernels, and the choice among those of this machine.
 
 use std::fmt;
 
@@ -6,14 +6,18 @@ use super::{Kernels, portable, processor};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512, avx512_bf16};
 
+/// An instruction set that has kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
+    /// Plain Rust, for any processor.
     Portable,
+    /// AVX2 with FMA and F16C.
     Avx2,
+    /// AVX-512 (F, BW, DQ and VL).
     Avx512,
-    /// AVX-512, and products of pairs for bf16 weights, keys and values.
+    /// AVX-512 with instructions that multiply pairs of bf16 values.
     Avx512Bf16,
-    /// AVX-512, and matrix tiles for bf16 and integers.
+    /// AVX-512 with matrix tiles for bf16 and 8-bit integers.
     Amx,
 }
 
@@ -26,7 +30,7 @@ impl Isa {
         Self::Amx,
     ];
 
-    /// Whether rows are rounded to bf16 before bf16 weights are multiplied with them.
+    /// Whether rows are rounded to bf16 before they are multiplied by bf16 weights.
     pub fn rounds_rows(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
@@ -44,7 +48,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The best instruction set of this machine that there are kernels for.
+/// The fastest instruction set of this machine.
 pub fn detect_isa() -> Isa {
     let is_worthwhile = |isa| isa != Isa::Avx512Bf16 || processor::has_fast_pairs();
     let mut best_first = Isa::ALL.into_iter().rev();
@@ -53,6 +57,7 @@ pub fn detect_isa() -> Isa {
         .unwrap_or(Isa::Portable)
 }
 
+/// Whether this machine has an instruction set.
 pub fn is_supported(isa: Isa) -> bool {
     match isa {
         Isa::Portable => true,
@@ -79,7 +84,7 @@ pub fn is_supported(isa: Isa) -> bool {
     }
 }
 
-/// The kernels of an instruction set; `None` if this machine lacks it.
+/// The kernels of an instruction set; `None` if this machine does not have it.
 pub fn kernels(isa: Isa) -> Option<&'static Kernels> {
     if !is_supported(isa) {
         return None;

@@ -1,29 +1,31 @@
-//! What kernels ask of memory between their other instructions.
+//! A queue of cache lines that kernels prefetch between their other instructions.
 
 use super::wants_requests;
 
-/// Cache lines to be asked for some time before they are read: of some streams, which may be anywhere,
-/// one after the other, or a line of each in turn, where the hardware runs ahead of each page that it
-/// sees touched.
+/// Cache lines that will be read soon, as up to four streams. Depending on the processor, they are
+/// prefetched one stream after the other, or one line of each stream in turn; the latter suits
+/// hardware that itself prefetches ahead in every page it sees touched.
 pub struct LineQueue {
-    /// Of each stream, its next line and the bytes to the one after.
+    /// The next line of each stream, and the distance to the one after in bytes.
     streams: [(*const u8, usize); Self::NUM_STREAMS],
     num_streams: usize,
+    /// Whether lines are prefetched from all streams in turn.
     is_in_turn: bool,
-    /// Where it is not in turn: the stream that lines are asked for of, and how often still.
+    /// Otherwise, the stream that is being prefetched, and how often `ask` still takes lines of it.
     current: usize,
     num_left_of_current: usize,
+    /// The number of lines in each stream.
     num_lines: usize,
-    /// Of each stream.
+    /// The number of lines left in each stream.
     num_left: usize,
-    /// It takes so many calls of `ask_some` to ask for a line of each.
+    /// Every `period`-th call of `ask_some` prefetches.
     period: usize,
     num_calls: usize,
 }
 
 impl LineQueue {
     pub const NUM_STREAMS: usize = 4;
-    /// Without streams.
+    /// Makes a queue without streams.
     pub fn new(period: usize) -> Self {
         Self {
             streams: [(std::ptr::null(), 0); Self::NUM_STREAMS],
@@ -38,10 +40,10 @@ impl LineQueue {
         }
     }
 
-    /// Another stream, as long as those that are there, of which nothing has been asked for: a multiple
-    /// of four lines.
+    /// Adds a stream. All streams have the same number of lines, a multiple of four, and must be
+    /// added before the first prefetch.
     pub fn add(&mut self, first: *const u8, stride: usize, num_lines: usize) {
-        // Those that are missing are some other one again.
+        // Missing streams repeat this one.
         self.streams[self.num_streams..].fill((first, stride));
         self.num_streams += 1;
         debug_assert!(num_lines.is_multiple_of(Self::NUM_STREAMS));
@@ -59,7 +61,7 @@ impl LineQueue {
         }
     }
 
-    /// Now and then asks for as many lines as there may be streams.
+    /// Prefetches `NUM_STREAMS` lines in every `period`-th call.
     #[inline(always)]
     pub fn ask_some(&mut self) {
         self.num_calls += 1;
@@ -92,8 +94,8 @@ fn ask_next((line, stride): &mut (*const u8, usize)) {
     *line = line.wrapping_add(*stride);
 }
 
-/// Asks for a line, wherever it is, into the second cache: the first one is full of what is being
-/// worked on.
+/// Prefetches a line into the second-level cache, because the first-level cache is full of the
+/// current operands.
 #[inline(always)]
 pub fn fetch_line(line: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! Kernels in plain Rust, for any machine: multiply, then add; 4-row tiles.
+//! Kernels in plain Rust, for any machine: multiplication and addition are rounded separately, and
+//! tiles have 4 rows.
 
 use half::{bf16, f16};
 
@@ -61,14 +62,14 @@ unsafe fn gemm<const FORMAT: u8>(
     out: *mut f32,
 ) {
     for q in 0..PANEL_LANES / 8 {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4], gemm_tile::<FORMAT, M>(a, panel, q, k, out));
         }
     }
 }
 
-/// Words 8q..8q+8 of a panel row: few enough for the registers of a plain machine.
+/// Computes words 8q..8q+8 of a panel row, whose sums fit into the registers of any processor.
 unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     a: *const f32,
     panel: *const u8,
@@ -103,11 +104,11 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     }
 }
 
-/// `N` consecutive elements.
+/// Loads `N` consecutive elements as f32.
 #[inline]
 unsafe fn load_lanes<const FORMAT: u8, const N: usize>(elements: *const u8) -> [f32; N] {
     let mut lanes = [0.0; N];
-    // SAFETY: the caller vouches for N elements, perhaps unaligned.
+    // SAFETY: the caller promises N elements, which may be unaligned.
     unsafe {
         match FORMAT {
             F32 => {
@@ -148,7 +149,7 @@ unsafe fn int8_gemm(
     for row in 0..num_rows {
         let mut sums = [0_i32; PANEL_LANES];
         for block in 0..num_blocks {
-            // SAFETY: 64 bytes of each row and two tiles of the panel in each block.
+            // SAFETY: each block has 64 bytes of each row, and two tiles of the panel.
             let (x, tiles) = unsafe {
                 let x = rows.add((block * num_rows + row) * INT8_TILE_K);
                 let tiles = panel.add(block * INT8_TILE_K * PANEL_LANES);
@@ -189,14 +190,14 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 }
 
 unsafe fn quantise_row(row: QuantiseRow) -> i32 {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller promises as much.
     unsafe { elementwise::quantise_row(row) }
 }
 
 elementwise!();
 
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
-    // SAFETY: rows of `x` have 32 elements, rows of `out` 16.
+    // SAFETY: rows of `x` have 32 elements, rows of `out` have 16.
     let (x, out) = unsafe {
         (
             std::slice::from_raw_parts(x, num_rows * 32),
@@ -215,7 +216,7 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
 fn exp_lane(x: f32) -> f32 {
     // `clamp` keeps a NaN.
     let x = x.clamp(exp::MIN, exp::MAX);
-    // Adding and taking away 1.5 · 2²³ rounds to the nearest integer.
+    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let n = x * exp::LOG2_E + ROUND - ROUND;
     let r = x - n * exp::LN_2_HIGH;
@@ -238,7 +239,7 @@ unsafe fn scores<const FORMAT: u8>(
     out: *mut f32,
 ) {
     for group in groups {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller promises as much.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4],
                 scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
@@ -253,8 +254,8 @@ unsafe fn scores_tile<const FORMAT: u8, const M: usize>(
     head_dim: usize,
     out: *mut f32,
 ) {
-    // SAFETY: `q` has head_dim * M elements; KV memory may be read 16 lanes from any key on;
-    // only the group's own lanes are written.
+    // SAFETY: `q` has head_dim * M elements. KV memory may be read 16 lanes from any key on. Only
+    // the group's own lanes are written.
     unsafe {
         let mut acc = [[0.0f32; ATTENTION_LANES]; M];
         for i in 0..head_dim {
@@ -314,7 +315,7 @@ unsafe fn values<const FORMAT: u8>(
     out_stride: usize,
 ) {
     for lane in (0..out_stride).step_by(ATTENTION_LANES) {
-        // SAFETY: the caller's promise, passed on; 16 lanes are left.
+        // SAFETY: the caller promises as much, and 16 lanes are left.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4],
                 values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
@@ -331,8 +332,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize>(
     out: *mut f32,
     out_stride: usize,
 ) {
-    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes; KV memory
-    // may be read 16 lanes from any value on.
+    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
+    // be read 16 lanes from any value on.
     unsafe {
         let mut acc = [[0.0f32; ATTENTION_LANES]; M];
         for r in 0..M {
@@ -375,7 +376,7 @@ unsafe fn peak(iterations: usize) -> f32 {
 }
 
 unsafe fn read(bytes: *const u8, len: usize, _fetch_ahead: bool) -> u32 {
-    // SAFETY: `len` bytes, a multiple of 8, at least 8-aligned.
+    // SAFETY: there are `len` bytes, a multiple of 8, and `bytes` is aligned to 8 at least.
     let words = unsafe { std::slice::from_raw_parts(bytes.cast::<u64>(), len / 8) };
     let mut acc = [0u64; 8];
     for chunk in words.chunks_exact(8) {

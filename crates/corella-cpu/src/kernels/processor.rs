@@ -1,8 +1,8 @@
-//! What to know of a processor beside its instructions.
+//! Properties of the processor that its instruction set does not tell.
 
 use std::sync::OnceLock;
 
-/// Whether its maker is Intel.
+/// Whether the processor is made by Intel.
 #[cfg(target_arch = "x86_64")]
 pub fn is_intel() -> bool {
     static IS_INTEL: OnceLock<bool> = OnceLock::new();
@@ -17,14 +17,15 @@ pub fn is_intel() -> bool {
     false
 }
 
-/// Whether memory is read faster when kernels ask for what lies ahead, as `line_ahead` says. A Sapphire
-/// Rapids core leaves most of its bandwidth unused without; a Zen 4 core read 17 GB/s with, and 28 without.
+/// Whether memory is read faster with software prefetches as `line_ahead` computes them. A Sapphire
+/// Rapids core leaves most of its bandwidth unused without them; a Zen 4 core read 17 GB/s with
+/// them, and 28 GB/s without.
 pub fn wants_requests() -> bool {
     is_intel()
 }
 
-/// Whether a product of pairs of bf16 does more in its time than two multiply-adds of f32: on Zen 4 it
-/// does; on a Sapphire Rapids core it did half as much.
+/// Whether an instruction that multiplies bf16 pairs does more work per time than two f32
+/// multiply-adds. On Zen 4 it does; on a Sapphire Rapids core it did half as much.
 pub fn has_fast_pairs() -> bool {
     !is_intel()
 }

@@ -1,19 +1,20 @@
-//! Sums of products of a matrix's columns with each other. Not in the table: only calibration asks
-//! for them.
+//! Sums of products of a matrix's columns with each other. They are not in the kernel table,
+//! because only calibration needs them.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use super::Isa;
 
-/// Columns that `add_products` takes at once.
+/// The number of columns that `add_products` takes at once.
 pub const PRODUCT_LANES: usize = 32;
 
 /// `out[a][j] += Σ_row x[row][first + a] * x[row][j]` for a below 32 and j from `first` to `len`,
-/// both multiples of 32. Rows of `x` are `stride` apart, those of `out` `len`.
+/// both multiples of 32. Rows of `x` are `stride` elements apart, rows of `out` `len` elements.
 ///
 /// # Safety
-/// The machine has the instruction set, `x` has `num_rows` rows of `len` elements, and `out` 32.
+/// The machine has the instruction set, `x` has `num_rows` rows of `len` elements, and `out` has 32
+/// rows.
 pub unsafe fn add_products(
     isa: Isa,
     x: *const f32,
@@ -23,7 +24,7 @@ pub unsafe fn add_products(
     len: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -50,7 +51,7 @@ unsafe fn avx512(
     const ROWS: usize = 8;
     for j in (first..len).step_by(32) {
         for a in (0..PRODUCT_LANES).step_by(ROWS) {
-            // SAFETY: columns below `len` of x, and 32 rows of `out`.
+            // SAFETY: all columns of `x` are below `len`, and `out` has 32 rows.
             unsafe {
                 let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
                 for row in 0..num_rows {
@@ -83,11 +84,11 @@ unsafe fn avx2(
     len: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe { tiles::<4, 16, true>(x, stride, num_rows, first, len, out) };
 }
 
-/// In shapes whose sums fit in a processor's registers.
+/// Computes the products in tiles whose sums fit into the processor's registers.
 #[inline(always)]
 unsafe fn tiles<const ROWS: usize, const LANES: usize, const FUSED: bool>(
     x: *const f32,
@@ -99,7 +100,7 @@ unsafe fn tiles<const ROWS: usize, const LANES: usize, const FUSED: bool>(
 ) {
     for j in (first..len).step_by(LANES) {
         for a in (0..PRODUCT_LANES).step_by(ROWS) {
-            // SAFETY: columns below `len` of x, and 32 rows of `out`.
+            // SAFETY: all columns of `x` are below `len`, and `out` has 32 rows.
             unsafe {
                 let mut sums = [[0.0f32; LANES]; ROWS];
                 for row in 0..num_rows {
@@ -143,7 +144,7 @@ mod tests {
             }
             for first in [0, 32, 64] {
                 let mut out = vec![1.0; PRODUCT_LANES * len];
-                // SAFETY: sizes as said.
+                // SAFETY: the sizes are those that the function demands.
                 unsafe {
                     let out = out.as_mut_ptr();
                     add_products(isa, x.as_ptr(), stride, num_rows, first, len, out);
@@ -154,7 +155,7 @@ mod tests {
                         let row = &x[row * stride..];
                         row[first + a] * row[j]
                     });
-                    // Whole numbers: exact in any order.
+                    // Integers are summed exactly in any order.
                     let expected = if j < first {
                         0.0
                     } else {

@@ -1,13 +1,14 @@
-//! What kernels ask of memory before they read it.
+//! Software prefetches that GEMM kernels issue.
 
-/// What a kernel asks of memory while it multiplies.
+/// What a kernel prefetches while it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
     Nothing,
-    /// As with `fetch_ahead` in [`super::Gemm`].
+    /// The lines ahead of the current one, as with `fetch_ahead` in [`super::Gemm`].
     Ahead,
-    /// Half as many bytes as the panel has, of the panel to come, while this one is in a cache. Of some
-    /// tiles of rows that take a panel one after the other, two ask for a half each. Kernels need not.
+    /// Half of the next panel, from this address on, while the current panel comes from a cache.
+    /// Where several tiles of rows take a panel one after the other, two of them prefetch a half
+    /// each. Kernels may ignore this.
     Half(*const u8),
 }
 
@@ -16,7 +17,8 @@ impl Requests {
         self == Self::Ahead
     }
 
-    /// While a kernel reads this tile, of which a block has two.
+    /// The prefetches to issue during the given tile, of which a block has two: each line of a half
+    /// is prefetched once.
     pub fn of_tile(self, tile: usize) -> Self {
         match tile % 2 {
             0 => self,
@@ -24,7 +26,7 @@ impl Requests {
         }
     }
 
-    /// For what else a kernel reads beside the lines that it asks for halves with.
+    /// The prefetches for lines that are read beside those that advance a half.
     pub fn only_ahead(self) -> Self {
         match self {
             Self::Half(_) => Self::Nothing,
@@ -32,7 +34,7 @@ impl Requests {
         }
     }
 
-    /// When a kernel reads `line`, the `index`th of half a panel.
+    /// Issues the prefetch that goes with `line`, line `index` of half a panel.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub fn ask(self, line: *const u8, index: usize) {
@@ -42,7 +44,7 @@ impl Requests {
             match self {
                 Self::Nothing => {}
                 Self::Ahead => _mm_prefetch::<_MM_HINT_T0>(line_ahead(line).cast()),
-                // The first cache is full of this panel.
+                // The first-level cache is full of the current panel.
                 Self::Half(half) => {
                     _mm_prefetch::<_MM_HINT_T1>(half.wrapping_add(index * 64).cast());
                 }
@@ -51,17 +53,17 @@ impl Requests {
     }
 }
 
-/// `0..n` for a loop that compilers leave as it is. Unrolled, it would read the second half of a block
-/// of weights before the first, and a Zen 4 core reads one and a half times as fast in order.
+/// `0..n` for a loop that the compiler must not unroll. Unrolled, it would read the second half of
+/// a block of weights before the first, and a Zen 4 core reads 1.5 times as fast in order.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn in_steps(n: usize) -> std::ops::Range<usize> {
     0..std::hint::black_box(n)
 }
 
-/// The line to fetch when `line` is read: some 16 KiB ahead, four pages in turn. The hardware
-/// runs ahead of each page it sees touched, but never out of it, so one page at a time would
-/// leave most of a core's bandwidth unused.
+/// The line to prefetch when `line` is read: about 16 KiB ahead, alternating among four pages.
+/// Hardware prefetchers run ahead in each page they see touched, but never beyond it, so one page
+/// at a time would leave most of a core's bandwidth unused.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn line_ahead(line: *const u8) -> *const u8 {

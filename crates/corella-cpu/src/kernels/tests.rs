@@ -1,4 +1,4 @@
-//! Every kernel of every instruction set of this machine against arithmetic in f64.
+//! Compares every kernel of every instruction set of this machine with arithmetic in f64.
 
 use half::{bf16, f16};
 
@@ -17,7 +17,7 @@ const KV_FORMATS: [KvFormat; 4] = [
     KvFormat::Int8,
 ];
 
-/// The last names memory that nobody may read.
+/// All requests. The last one names memory that nobody may read.
 const REQUESTS: [Requests; 3] = [
     Requests::Nothing,
     Requests::Ahead,
@@ -34,7 +34,7 @@ fn gemm_sums_products_whatever_rows_stand_beside() {
                 let tile = |a: &[f32], num_rows, fetch_ahead| {
                     let mut out = vec![f32::NAN; num_rows * PANEL_LANES];
                     let panel = panel.bytes.as_ptr().cast();
-                    // SAFETY: extents as the kernel wants them.
+                    // SAFETY: the extents are those that the kernel demands.
                     unsafe {
                         gemm(
                             a.as_ptr(),
@@ -78,7 +78,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
             let num_blocks = k.div_ceil(TILE_K);
             let values = random(k * PANEL_LANES, 1);
             let weight = |i: usize, lane: usize| bf16::from_f32(values[i * PANEL_LANES + lane]);
-            // As a region: aligned, and zero beyond k.
+            // The panel is aligned, and zero beyond k, like those in a region.
             let mut panel = vec![[0_u16; 2048 / 2]; num_blocks + 1];
             let skip = panel.as_ptr().cast::<u8>().align_offset(64) / 2;
             let panel = &mut panel.as_flattened_mut()[skip..];
@@ -88,7 +88,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                 }
             }
             let row_len = num_blocks * TILE_K;
-            // Rows one after the other here, and for the kernel block by block.
+            // `a` has row after row; the kernel needs block after block.
             let tile = |a: &[u16], requests| {
                 let num_rows = a.len() / row_len;
                 let mut rows = vec![0; a.len()];
@@ -100,7 +100,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                 }
                 let mut out = vec![f32::NAN; num_rows * PANEL_LANES];
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
-                // SAFETY: extents as the kernel wants them.
+                // SAFETY: the extents are those that the kernel demands.
                 unsafe {
                     if let Some(unit) = &tiles.unit {
                         (unit.configure)(num_rows);
@@ -151,10 +151,11 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
     }
 }
 
-/// Sums that go to memory after the first half of k, and in the end to rows further apart.
+/// Runs a GEMM in two parts of k: the sums go to memory after the first half, and in the end to
+/// rows that are further apart.
 ///
 /// # Safety
-/// As for the kernel over all of k.
+/// The same as for the kernel over all of k.
 unsafe fn in_parts(
     gemm: unsafe fn(&TilePart),
     rows: *const u8,
@@ -171,7 +172,7 @@ unsafe fn in_parts(
             continue;
         }
         let is_last = end == num_blocks;
-        // SAFETY: the caller's promise; there is room for the sums and for the outputs.
+        // SAFETY: the caller promises as much, and there is room for the sums and the outputs.
         unsafe {
             gemm(&TilePart {
                 rows: rows.add(first * num_rows * 64),
@@ -203,7 +204,8 @@ fn sums_of_8_bit_integers_are_exact() {
     for (isa, kernels) in tables() {
         for k in [1_usize, 63, 64, 200, 1024] {
             let num_blocks = k.div_ceil(INT8_TILE_K);
-            // The largest in some places, so that anything narrower than 32 bits overflows.
+            // Some integers are the largest possible, so that anything narrower than 32 bits would
+            // overflow.
             let weights = integers(k * PANEL_LANES, 1);
             let mut panel = vec![0_i8; num_blocks * INT8_TILE_K * PANEL_LANES];
             for i in 0..k {
@@ -234,7 +236,7 @@ fn sums_of_8_bit_integers_are_exact() {
                 for requests in REQUESTS {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
-                    // SAFETY: extents as the kernel wants them.
+                    // SAFETY: the extents are those that the kernel demands.
                     unsafe {
                         let unit = kernels.tile_gemm.and_then(|tiles| tiles.unit);
                         if let Some(unit) = unit {
@@ -267,7 +269,7 @@ fn rows_are_quantised_to_the_nearest() {
             let mut x = random(n, 3);
             x[n / 2] = -1.0;
             let mut out = vec![0_i8; n];
-            // SAFETY: n elements each.
+            // SAFETY: input and output have n elements each.
             let most = unsafe {
                 (kernels.quantise)(x.as_ptr(), n, 127.0, out.as_mut_ptr());
                 (kernels.largest_bits)(x.as_ptr(), n)
@@ -278,7 +280,7 @@ fn rows_are_quantised_to_the_nearest() {
             }
             for odd in [f32::NAN, -f32::NAN, f32::NEG_INFINITY] {
                 x[n - 1] = odd;
-                // SAFETY: n elements.
+                // SAFETY: the slice has n elements.
                 let most = unsafe { (kernels.largest_bits)(x.as_ptr(), n) };
                 assert!(most >= f32::INFINITY.to_bits(), "{isa} {odd} of {n}");
             }
@@ -295,10 +297,11 @@ fn hadamard_spreads_each_element_and_is_its_own_inverse() {
             for i in 0..n {
                 spread.fill(0.0);
                 spread[i] = 4.0;
-                // SAFETY: n elements.
+                // SAFETY: the slice has n elements.
                 unsafe { (kernels.hadamard)(spread.as_mut_ptr(), n) };
                 for (j, value) in spread.iter().enumerate() {
-                    // Entries have the sign that the common bits of row and column say (Sylvester).
+                    // The sign of an entry is given by the bits that row and column have in common
+                    // (Sylvester).
                     let sign = ((i / stride) & (j / stride)).count_ones() % 2;
                     let expected = match i % stride == j % stride {
                         true => 1.0 - 2.0 * sign as f32,
@@ -307,10 +310,10 @@ fn hadamard_spreads_each_element_and_is_its_own_inverse() {
                     assert_eq!(*value, expected, "{isa} {i} to {j} of {n}");
                 }
             }
-            // Of whole numbers every step is exact.
+            // With integers every step is exact.
             let x: Vec<f32> = (0..n).map(|i| (i * i % 1001) as f32 - 500.0).collect();
             let mut twice = x.clone();
-            // SAFETY: n elements.
+            // SAFETY: the slice has n elements.
             unsafe {
                 (kernels.hadamard)(twice.as_mut_ptr(), n);
                 (kernels.hadamard)(twice.as_mut_ptr(), n);
@@ -328,7 +331,7 @@ fn sums_are_scaled_by_row_and_lane() {
             .collect();
         let (rows, lanes) = (random(3, 4), random(PANEL_LANES, 5));
         let mut out = vec![0.0_f32; 3 * 40];
-        // SAFETY: three rows of 32 in, three rows 40 apart out.
+        // SAFETY: there are three input rows of 32, and three output rows that are 40 apart.
         unsafe {
             let (rows, lanes) = (rows.as_ptr(), lanes.as_ptr());
             (kernels.scale_sums)(sums.as_ptr(), 3, rows, lanes, out.as_mut_ptr(), 40);
@@ -371,7 +374,7 @@ fn heads_are_normed_and_rotated() {
             };
             let mut out = x.clone();
             let mut rounded = vec![0; head_dim];
-            // SAFETY: as many elements as the head has.
+            // SAFETY: all slices have as many elements as the head.
             unsafe {
                 (kernels.norm_rotate)(
                     NormRotate {
@@ -405,7 +408,7 @@ fn squares_are_summed_to_the_last_element() {
     for (isa, kernels) in tables() {
         for n in (1..70).chain([1000]) {
             let x = random(n, n as u64);
-            // SAFETY: exactly the elements of `x`.
+            // SAFETY: the pointer and the length are those of `x`.
             let actual = unsafe { (kernels.sum_of_squares)(x.as_ptr(), n) };
             assert_dot(actual, x.iter().map(|&x| (x, x)), &format!("{isa} n {n}"));
         }
@@ -419,7 +422,7 @@ fn silu_is_right_from_end_to_end_of_the_range() {
         for scale in [1.0, 30.0, 200.0] {
             let x: Vec<f32> = random(num_rows * 32, 5).iter().map(|x| x * scale).collect();
             let mut out = vec![f32::NAN; num_rows * 16];
-            // SAFETY: rows of 32 in, rows of 16 out.
+            // SAFETY: input rows have 32 elements, output rows 16.
             unsafe { (kernels.silu_mul)(x.as_ptr(), num_rows, out.as_mut_ptr()) };
             for (i, &actual) in out.iter().enumerate() {
                 let (gate, up) = (x[i / 16 * 32 + i % 16], x[i / 16 * 32 + 16 + i % 16]);
@@ -440,7 +443,7 @@ fn scores_fill_their_own_places_only() {
     for (isa, kernels) in tables() {
         for format in KV_FORMATS {
             for (page_size, head_dim) in [(16, 64), (5, 6), (1, 20), (40, 18)] {
-                // Room for reads of 16 lanes from the last key on.
+                // There is room for reads of 16 lanes from the last key on.
                 let keys = Elements::of_kv(format, head_dim * page_size + ATTENTION_LANES, 3);
                 let at = |i: usize| {
                     keys.bytes
@@ -457,7 +460,7 @@ fn scores_fill_their_own_places_only() {
                 for num_rows in 1..=kernels.tile_rows {
                     let q = random(head_dim * num_rows, 4);
                     let mut out = vec![f32::INFINITY; num_rows * ATTENTION_BLOCK];
-                    // SAFETY: extents as the kernel wants them.
+                    // SAFETY: the extents are those that the kernel demands.
                     unsafe {
                         (kernels.scores.of(format))(
                             q.as_ptr(),
@@ -495,10 +498,10 @@ fn softmax_weighs_what_may_be_seen() {
                 .map(|s| s * 40.0)
                 .collect();
             let mut weights = scores.clone();
-            // What must not be seen may be anything.
+            // Masked positions may hold anything.
             weights[limit..].fill(f32::NAN);
             let (mut max, mut sums) = (-3.0, [0.25; 16]);
-            // SAFETY: a block of scores, 16 sums.
+            // SAFETY: there is a block of scores, and there are 16 sums.
             let scale = unsafe {
                 let (weights, sums) = (weights.as_mut_ptr(), sums.as_mut_ptr());
                 (kernels.softmax_block)(weights, limit, &mut max, sums)
@@ -542,7 +545,7 @@ fn values_are_weighed_on_top_of_what_was() {
                     let scale = random(num_rows, 9);
                     let before = random(num_rows * stride, 10);
                     let mut out = before.clone();
-                    // SAFETY: extents as the kernel wants them.
+                    // SAFETY: the extents are those that the kernel demands.
                     unsafe {
                         (kernels.values.of(format))(
                             weights.as_ptr(),
@@ -576,7 +579,7 @@ fn values_are_weighed_on_top_of_what_was() {
 fn read_reaches_every_line() {
     for (isa, kernels) in tables() {
         let mut bytes = vec![0u64; 4 * 4096 / 8];
-        // SAFETY: all of `bytes`.
+        // SAFETY: the pointer and the length are those of `bytes`.
         let read = |bytes: &[u64], fetch_ahead| unsafe {
             (kernels.read)(bytes.as_ptr().cast(), bytes.len() * 8, fetch_ahead)
         };
@@ -609,9 +612,9 @@ fn tables() -> Vec<(Isa, &'static Kernels)> {
     isas.filter_map(|isa| Some((isa, kernels(isa)?))).collect()
 }
 
-/// Numbers as a format stores them, and what they are.
+/// Elements in some format, and their values.
 struct Elements {
-    /// Aligned for every format.
+    /// The bytes of the elements, aligned for every format.
     bytes: Vec<u64>,
     values: Vec<f32>,
 }
@@ -659,13 +662,13 @@ impl Elements {
     }
 }
 
-/// Between -127 and 127, both included.
+/// Pseudo-random integers from -127 to 127.
 fn integers(len: usize, seed: u64) -> Vec<i8> {
     let scaled = |x: f32| (x * 160.0).clamp(-127.0, 127.0) as i8;
     random(len, seed).into_iter().map(scaled).collect()
 }
 
-/// Between -1 and 1.
+/// Pseudo-random numbers between -1 and 1.
 fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let next = || {
@@ -687,13 +690,13 @@ fn assert_dot(actual: f32, terms: impl Iterator<Item = (f32, f32)>, what: &str) 
     let error = (f64::from(actual) - sum).abs();
     assert!(
         error <= 2e-6 * magnitude,
-        "{what}: {actual} instead of {sum}"
+        "{what}: {actual}, expected {sum}"
     );
 }
 
 fn assert_near(actual: f32, expected: f64, what: &str) {
     let error = (f64::from(actual) - expected).abs();
-    // Below e^-87.3 everything is as good as 0.
+    // Numbers below e^-87.3 count as 0.
     let tolerance = 4e-7 * expected + 1.3e-38;
-    assert!(error <= tolerance, "{what}: {actual} instead of {expected}");
+    assert!(error <= tolerance, "{what}: {actual}, expected {expected}");
 }

@@ -1,4 +1,4 @@
-//! Rows, keys and values on their way into the forms that products of bf16 read, which is pairs.
+//! Conversion of rows, keys and values to the layouts that bf16 pair products read.
 
 use std::arch::x86_64::*;
 
@@ -17,18 +17,18 @@ pub unsafe fn store_keys(
 ) {
     debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
     if positions.len() == 1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises as much.
         return unsafe { store_key(rows, positions.start, head_dim, tile, tile_stride) };
     }
     let written = ((1_u32 << positions.end) - (1 << positions.start)) as __mmask16;
     for first in (0..head_dim).step_by(TILE_K) {
         let mut pairs = [_mm512_setzero_si512(); KEY_TILE];
         for (row, position) in positions.clone().enumerate() {
-            // SAFETY: `head_dim` elements of a row.
+            // SAFETY: each row has `head_dim` elements.
             pairs[position] = unsafe { round_block(rows.add(row * stride + first)) };
         }
         for (pair, line) in transpose(pairs).into_iter().enumerate() {
-            // SAFETY: the positions of a pair of dimensions.
+            // SAFETY: the tile has these positions of the pair of dimensions.
             unsafe {
                 let to = tile.add((first / 2 + pair) * tile_stride);
                 _mm512_mask_storeu_epi32(to.cast(), written, line);
@@ -37,10 +37,10 @@ pub unsafe fn store_keys(
     }
 }
 
-/// What a decoding row does: nothing to transpose, and pairs that are far apart.
+/// Stores the key of one position, as decode rows do. There is nothing to transpose.
 ///
 /// # Safety
-/// See [`super::StoreRows`], of one position.
+/// See [`super::StoreRows`]; there is one position.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn store_key(
@@ -52,7 +52,8 @@ unsafe fn store_key(
 ) {
     for first in (0..head_dim).step_by(TILE_K) {
         let mut pairs = [0_u32; TILE_K / 2];
-        // SAFETY: `head_dim` elements; the position of a pair of dimensions.
+        // SAFETY: the row has `head_dim` elements, and the tile has this position of the pair of
+        // dimensions.
         unsafe {
             _mm512_storeu_si512(pairs.as_mut_ptr().cast(), round_block(row.add(first)));
             for (index, pair) in pairs.into_iter().enumerate() {
@@ -77,7 +78,7 @@ pub unsafe fn store_values(
     debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
     let mut position = positions.start;
     while position < positions.end {
-        // The second of a pair, the first, or both.
+        // Writes the second position of a pair, the first one, or both.
         let is_second = position % 2 == 1;
         let has_both = !is_second && position + 1 < positions.end;
         let written = match (is_second, has_both) {
@@ -85,7 +86,7 @@ pub unsafe fn store_values(
             (false, false) => 0x5555_5555,
             (false, true) => !0,
         };
-        // SAFETY: `head_dim` elements of each row; the pair's elements in the tile.
+        // SAFETY: each row has `head_dim` elements, and the tile has this pair of positions.
         unsafe {
             let row = rows.add((position - positions.start) * stride);
             let other = if has_both { row.add(stride) } else { row };
@@ -109,7 +110,7 @@ pub unsafe fn store_values(
 /// See [`super::Kernels::norm_rotate`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub unsafe fn norm_rotate(head: NormRotate, out: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         if !head.head_dim.is_multiple_of(TILE_K) {
             return (avx512::KERNELS.norm_rotate)(head, out);
@@ -122,7 +123,7 @@ pub unsafe fn norm_rotate(head: NormRotate, out: *mut f32) {
 /// See [`super::TileAttention::norm_rotate_rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
-    // SAFETY: the caller's promise; both types are 32 bytes.
+    // SAFETY: the caller promises as much; both types are 32 bytes.
     unsafe {
         for_rotated(head, |i, values| {
             let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values));
@@ -131,8 +132,9 @@ pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
     }
 }
 
-/// Calls `store` with the elements from each multiple of 16 on. What it has not yet been called with
-/// is still to be read.
+/// Applies norm and RoPE to a head, and calls `store` with each 16 elements and the index of the
+/// first. Elements that have not been stored yet may still be read, so `store` may overwrite the
+/// head.
 ///
 /// # Safety
 /// See [`NormRotate`].
@@ -141,7 +143,7 @@ pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
 unsafe fn for_rotated(head: NormRotate, store: impl Fn(usize, __m512)) {
     let half = head.head_dim / 2;
     debug_assert!(half.is_multiple_of(16));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); 2];
         for i in (0..half).step_by(16) {
@@ -196,7 +198,7 @@ pub unsafe fn copy_values(
             if i % 32 == 0 {
                 lines.ask_some();
             }
-            // SAFETY: rows of `head_dim` pairs; what is masked is not read.
+            // SAFETY: there are rows of `head_dim` pairs, and masked elements are not read.
             unsafe {
                 let row = from.cast::<i16>().add((pair * head_dim + i) * 2);
                 let elements = _mm512_maskz_loadu_epi16(mask, row);
@@ -226,7 +228,8 @@ pub unsafe fn widen_values(
             if i % 64 == 0 {
                 lines.ask_some();
             }
-            // SAFETY: rows of `head_dim` pairs, a multiple of 32; what is masked is not read.
+            // SAFETY: there are rows of `head_dim` pairs, a multiple of 32, and masked elements are
+            // not read.
             unsafe {
                 let row = from.cast::<i8>().add((pair * head_dim + i) * 2);
                 let wide = widen(_mm512_maskz_loadu_epi8(mask, row));
@@ -253,7 +256,7 @@ pub unsafe fn widen_keys(
         if pair % 4 == 0 {
             lines.ask_some();
         }
-        // SAFETY: 16 positions of a pair of dimensions each, of which there is an even number.
+        // SAFETY: each pair of dimensions has 16 positions, and the number of pairs is even.
         unsafe {
             let row = |pair: usize| _mm256_loadu_si256(from.add(pair * stride).cast());
             let rows = _mm512_castsi256_si512(row(pair));
@@ -265,8 +268,9 @@ pub unsafe fn widen_keys(
     }
 }
 
-/// Of bf16, which has 8 bits of precision: enough for what is at most 127.
+/// The low bytes of 0..128 in bf16, whose 8 bits of precision represent them exactly.
 const LOW_BYTES: [u8; 128] = bytes_of_bf16(0);
+/// The high bytes of 0..128 in bf16.
 const HIGH_BYTES: [u8; 128] = bytes_of_bf16(1);
 
 const fn bytes_of_bf16(byte: usize) -> [u8; 128] {
@@ -279,17 +283,17 @@ const fn bytes_of_bf16(byte: usize) -> [u8; 128] {
     bytes
 }
 
-/// 64 integers, none of them -128.
+/// Converts 64 integers, none of them -128, to bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub fn widen(bytes: __m512i) -> [__m512i; 2] {
     let look_up = |table: &[u8; 128], index| {
-        // SAFETY: both halves of the table.
+        // SAFETY: both halves of the table have 64 bytes.
         let [low, high] =
             [0, 64].map(|at| unsafe { _mm512_loadu_si512(table[at..].as_ptr().cast()) });
         _mm512_permutex2var_epi8(low, index, high)
     };
-    // What an instruction interleaves lies in pieces of 16 bytes.
+    // The instructions below interleave within 16-byte lanes.
     let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     let bytes = _mm512_permutexvar_epi64(order, bytes);
     let magnitudes = _mm512_abs_epi8(bytes);
@@ -308,11 +312,11 @@ pub fn widen(bytes: __m512i) -> [__m512i; 2] {
 pub unsafe fn pack(lanes: [*const u8; 16], num_blocks: usize, to: *mut u8) {
     const PANEL_BLOCK_BYTES: usize = 2 * 16 * 64;
     for block in 0..num_blocks {
-        // SAFETY: 64 bytes of each lane and of each pair of k.
+        // SAFETY: each lane has 64 bytes per block, and so has each pair of k in the panel.
         unsafe {
             let rows = lanes.map(|lane| _mm512_loadu_si512(lane.add(block * 64).cast()));
             for (pair, line) in transpose(rows).into_iter().enumerate() {
-                // Past the caches: there are more weights than these hold.
+                // The stores bypass the caches, which could not hold all weights anyway.
                 _mm512_stream_si512(to.add(block * PANEL_BLOCK_BYTES + pair * 64).cast(), line);
             }
         }
@@ -334,7 +338,7 @@ pub unsafe fn weigh(
     debug_assert!(n.is_multiple_of(TILE_K));
     let scale = _mm512_set1_ps(scale);
     for first in (0..n).step_by(TILE_K) {
-        // SAFETY: `n` elements each; a line of each block.
+        // SAFETY: `x` and `weight` have `n` elements, and `out` has a line per block.
         unsafe {
             let product = |i: usize| {
                 let x = _mm512_mul_ps(_mm512_loadu_ps(x.add(i)), scale);
@@ -348,31 +352,32 @@ pub unsafe fn weigh(
 }
 
 /// # Safety
-/// 16 elements.
+/// `x` has 16 elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round(x: *const f32) -> __m256i {
-    // SAFETY: the caller's promise; both types are 32 bytes.
+    // SAFETY: the caller promises as much; both types are 32 bytes.
     unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x))) }
 }
 
 /// # Safety
-/// `TILE_K` elements.
+/// `x` has `TILE_K` elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round_block(x: *const f32) -> __m512i {
-    // SAFETY: the caller's promise; both types are 64 bytes.
+    // SAFETY: the caller promises as much; both types are 64 bytes.
     unsafe {
         let (low, high) = (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16)));
         std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
     }
 }
 
-/// Of 16 rows of 16 elements.
+/// Transposes 16 rows of 16 elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
-    // Pairs, then fours of rows, in lanes of 128 bits; then those lanes.
+    // First pairs, then fours of rows are interleaved within 128-bit lanes; then the lanes are
+    // rearranged.
     let mut pairs = r;
     for i in (0..16).step_by(2) {
         pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -414,7 +419,8 @@ mod tests {
         (0..KEY_TILE * HEAD_DIM).map(value).collect()
     }
 
-    /// Stores rows at some positions, and compares all elements with those that `place` says.
+    /// Stores rows at some positions, and checks that all elements are where `place` says and
+    /// nothing else was written.
     fn check(
         store: impl Fn(&[f32], std::ops::Range<usize>, &mut [u16]),
         place: impl Fn(usize, usize) -> usize,
@@ -443,7 +449,7 @@ mod tests {
     fn keys_stand_by_pairs_of_dimensions() {
         check(
             |rows, positions, tile| {
-                // SAFETY: 64 bytes for each pair of dimensions.
+                // SAFETY: the tile has 64 bytes for each pair of dimensions.
                 unsafe {
                     let to = tile.as_mut_ptr().cast();
                     store_keys(rows.as_ptr(), HEAD_DIM, positions, HEAD_DIM, to, 64);
@@ -457,7 +463,7 @@ mod tests {
     fn values_stand_by_pairs_of_positions() {
         check(
             |rows, positions, tile| {
-                // SAFETY: a tile of values.
+                // SAFETY: the pointer is to a tile of values.
                 unsafe {
                     let to = tile.as_mut_ptr().cast();
                     store_values(
@@ -483,7 +489,7 @@ mod tests {
         let (x, weight) = (rows(), rows().split_off(HEAD_DIM));
         let mut out = vec![UNTOUCHED; HEAD_DIM / TILE_K * STRIDE];
         let mut expected = out.clone();
-        // SAFETY: room for two blocks.
+        // SAFETY: `out` has room for two blocks.
         unsafe {
             weigh(
                 x.as_ptr(),

@@ -1,4 +1,4 @@
-//! What attention does to scores between its products of bf16, a row at a time.
+//! The softmax of attention with bf16 pair products, one row at a time.
 
 use std::arch::x86_64::*;
 
@@ -9,7 +9,7 @@ use super::{
 };
 
 const VECTORS: usize = TILE_SOFTMAX_BLOCK / 16;
-/// What a score may exceed its row's reference by, in powers of 2.
+/// By how many powers of 2 a score may exceed its row's reference before that is raised.
 const HEADROOM: f32 = 16.0;
 
 /// Turns a row's scores into weights.
@@ -42,19 +42,19 @@ pub unsafe fn softmax_row(block: &mut TileSoftmax<'_>, row: usize) {
     }
 }
 
-/// Tiles of weights of the same block before these.
+/// The number of tiles of weights in the same attention block that precede this softmax block.
 fn first_tile(block: &TileSoftmax<'_>) -> usize {
     block.start % TILE_ATTENTION_BLOCK / VALUE_TILE
 }
 
-/// 32 weights of a row.
+/// Where 32 consecutive weights of a row are stored.
 #[inline(always)]
 fn weight_row(block: &TileSoftmax<'_>, row: usize, tile: usize) -> *mut __m512i {
     let at = (first_tile(block) + tile) * ROW_TILE_LEN + row * VALUE_TILE;
     block.weights.wrapping_add(at).cast()
 }
 
-/// In powers of two, so that no range needs a check: too small ones are 0.
+/// Computes weights as powers of two, whose exponents need no range check: underflow gives 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn weigh_scores(
@@ -66,7 +66,7 @@ unsafe fn weigh_scores(
 ) {
     let s = match block.scales {
         None => s,
-        // SAFETY: `TILE_SOFTMAX_BLOCK` scales, of which those that are masked may be anything.
+        // SAFETY: there are `TILE_SOFTMAX_BLOCK` scales; those of masked positions may be anything.
         Some([keys, _]) => unsafe {
             std::array::from_fn(|v| {
                 let scales = _mm512_loadu_ps(keys.add(v * 16));
@@ -78,7 +78,7 @@ unsafe fn weigh_scores(
     let max = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
     let max = _mm512_mul_ps(max, factor);
     let limit = _mm512_set1_ps(block.rows[row].reference + HEADROOM);
-    // SAFETY: weights and sums of the row.
+    // SAFETY: the row has weights and sums.
     unsafe {
         if _mm512_cmp_ps_mask::<_CMP_GT_OQ>(max, limit) != 0 {
             raise(block, row, _mm512_reduce_max_ps(max).ceil());
@@ -107,7 +107,8 @@ unsafe fn weigh_scores(
     }
 }
 
-/// Shrinks what a row has accumulated, and the weights of this block that are still to be used.
+/// Raises a row's reference. Rescales what the row has accumulated, and those weights of the
+/// attention block that have not been used yet.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
@@ -117,12 +118,12 @@ unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
         return;
     }
     let difference = _mm512_set1_ps(sums.reference - reference);
-    // Of whole numbers: exact, and the same for weights as for what they have been used for. Beyond
-    // that range nothing is left.
+    // Both references are integers, so the factor is a power of two: rescaling is exact, and the
+    // same for sums as for weights. Beyond 2⁻¹⁰⁰ nothing would be left.
     let kept = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(difference, _mm512_set1_ps(-100.0));
     let shrink = _mm512_maskz_scalef_ps(kept, _mm512_set1_ps(1.0), difference);
     sums.reference = reference;
-    // SAFETY: the row's sums, output, and weights.
+    // SAFETY: the row has sums, an output, and weights in all tiles.
     unsafe {
         let scale = |at: *mut f32| {
             _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), shrink));
@@ -146,8 +147,8 @@ unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
     }
 }
 
-/// 2ˣ: 2ⁿ · p(x - n), n = ⌊x⌋. p is the polynomial of degree 3 with the smallest relative error,
-/// 8e-5 on that interval, far below the half percent of bf16.
+/// Computes 2ˣ as 2ⁿ · p(x - n), n = ⌊x⌋. p is the polynomial of degree 3 with the smallest
+/// relative error on that interval, 8e-5, which is far below bf16's half percent.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub fn exp2_lanes(x: __m512) -> __m512 {
@@ -157,7 +158,7 @@ pub fn exp2_lanes(x: __m512) -> __m512 {
     for c in &COEFFICIENTS[1..] {
         p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
     }
-    // Rounds x down too.
+    // `scalef` rounds x down too.
     _mm512_scalef_ps(p, x)
 }
 
@@ -167,7 +168,7 @@ pub fn exp2_lanes(x: __m512) -> __m512 {
 pub unsafe fn store_row(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32) {
     let scale = row_scale(sums);
     for i in (0..head_dim).step_by(16) {
-        // SAFETY: `head_dim` dimensions each.
+        // SAFETY: the row and the output have `head_dim` dimensions.
         unsafe { _mm512_storeu_ps(to.add(i), scaled(out, i, scale)) };
     }
 }
@@ -185,7 +186,7 @@ pub unsafe fn store_rounded(
     let scale = row_scale(sums);
     for block in 0..head_dim / TILE_K {
         let i = block * TILE_K;
-        // SAFETY: `head_dim` dimensions; a line of each block.
+        // SAFETY: the row has `head_dim` dimensions, and `to` has a line per block.
         unsafe {
             let rounded = _mm512_cvtne2ps_pbh(scaled(out, i + 16, scale), scaled(out, i, scale));
             let rounded = std::mem::transmute::<__m512bh, __m512i>(rounded);
@@ -197,19 +198,19 @@ pub unsafe fn store_rounded(
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn row_scale(sums: &RowSums) -> __m512 {
-    // SAFETY: 16 sums.
+    // SAFETY: there are 16 sums.
     let sum = _mm512_reduce_add_ps(unsafe { _mm512_load_ps(sums.sums.as_ptr()) });
     _mm512_set1_ps(1.0 / sum)
 }
 
-/// 16 dimensions of a row, from `i` on. Adding 0 makes 0 of -0.
+/// Loads 16 dimensions of a row from `i` on and scales them. Adding 0 turns -0 into 0.
 ///
 /// # Safety
-/// They are there.
+/// The row has these dimensions.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn scaled(out: *const f32, i: usize, scale: __m512) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises as much.
     let values = unsafe { _mm512_loadu_ps(out.add(tile_out_index(0, i))) };
     _mm512_fmadd_ps(values, scale, _mm512_setzero_ps())
 }

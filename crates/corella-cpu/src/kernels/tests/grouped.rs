@@ -1,4 +1,4 @@
-//! Weights in groups.
+//! Tests of the kernels for group-wise scaled weights.
 
 use half::f16;
 
@@ -9,12 +9,12 @@ use super::super::{INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 use crate::buffer::Form;
 
-/// Groups of all lengths and a last one that is shorter, against sums in integers and the same
+/// Compares groups of all lengths, with a shorter last one, with exact integer sums and the same
 /// steps in f32.
 #[test]
 fn sums_of_groups_are_scaled_in_their_order() {
     for (isa, kernels) in tables() {
-        // Plain Rust multiplies, then adds.
+        // The portable kernels multiply, then add.
         let multiply_add = |a: f32, b: f32, c: f32| match isa {
             Isa::Portable => a * b + c,
             _ => a.mul_add(b, c),
@@ -44,7 +44,7 @@ fn sums_of_groups_are_scaled_in_their_order() {
             let k_len = num_chunks * CHUNK_K;
             let random = |len: usize, seed: usize| random(len, seed as u64);
             let weights = random(k_len * PANEL_LANES, num_chunks);
-            // Up to the greatest magnitude on both sides.
+            // The integers include the largest magnitudes of both signs.
             let half = middle(bits);
             let stored = |w: &f32| (w * half as f32 * 1.2 + half as f32) as i32;
             let weights = weights
@@ -85,7 +85,8 @@ fn sums_of_groups_are_scaled_in_their_order() {
                 let mut sums = vec![0_i32; num_rows * num_chunks];
                 for (row, values) in a.chunks(k_len).enumerate() {
                     let values: Vec<f32> = values.iter().map(|&x| f32::from(x)).collect();
-                    // SAFETY: room for the row in each block, and for a sum of each chunk.
+                    // SAFETY: there is room for the row in each block, and for the sum of each
+                    // chunk.
                     let sum = unsafe {
                         (kernels.quantise_row)(QuantiseRow {
                             x: values.as_ptr(),
@@ -119,7 +120,7 @@ fn sums_of_groups_are_scaled_in_their_order() {
                 }
                 all.push((rows, sums, expected));
             }
-            // One by one, and all together.
+            // The tiles are computed one by one, and all together.
             let alone = all.iter().map(std::slice::from_ref);
             for tiles in alone.chain([all.as_slice()]) {
                 for fetch_ahead in [false, true] {
@@ -137,7 +138,7 @@ fn sums_of_groups_are_scaled_in_their_order() {
                                 out: out.as_mut_ptr(),
                             });
                     let calls: Vec<_> = calls.collect();
-                    // SAFETY: extents as the kernel wants them.
+                    // SAFETY: the extents are those that the kernel demands.
                     unsafe {
                         (kernels.grouped_gemm)(&calls, panel.as_ptr(), shape, fetch_ahead);
                         if let Some(unit) = kernels.tile_gemm.and_then(|tiles| tiles.unit) {
@@ -155,7 +156,8 @@ fn sums_of_groups_are_scaled_in_their_order() {
     }
 }
 
-/// Of every group: no weight is off by a step, and all together by little more than rounding costs.
+/// No weight may be off by a whole step, and the squared error of a group may be little more than
+/// that of rounding.
 #[test]
 fn groups_are_quantised_with_small_errors() {
     for (isa, kernels) in tables() {
@@ -169,7 +171,7 @@ fn groups_are_quantised_with_small_errors() {
             let quantise = |x: &[f32]| {
                 let (mut q, mut scales) = (vec![u8::MAX; x.len()], vec![f32::NAN; NUM_GROUPS]);
                 let (to, to_scales) = (q.as_mut_ptr(), scales.as_mut_ptr());
-                // SAFETY: whole groups.
+                // SAFETY: the slices consist of whole groups.
                 unsafe {
                     (kernels.quantise_groups)(x.as_ptr(), NUM_GROUPS, group_len, to, to_scales);
                 }

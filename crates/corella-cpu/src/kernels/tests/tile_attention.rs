@@ -1,4 +1,4 @@
-//! Attention through matrix tiles.
+//! Tests of the attention kernels with matrix tiles.
 
 use half::bf16;
 
@@ -16,13 +16,15 @@ fn integers_are_themselves_in_bf16() {
         };
         let mut wide = [bf16::NAN; KEY_TILE * HEAD_DIM];
         let (from, to) = (integers.as_ptr().cast(), wide.as_mut_ptr().cast());
-        // SAFETY: a tile of pairs of dimensions, one after the other, and room for as many.
+        // SAFETY: the source is a tile whose pairs of dimensions are contiguous, and the target is
+        // as large.
         unsafe { (tiles.widen_keys)(from, KEY_TILE * 2, HEAD_DIM, to, &mut LineQueue::new(1)) };
         assert_eq!(wide.map(f32::from), integers.map(f32::from));
     }
 }
 
-/// Queries, keys and values of attention through tiles against sums in f64, and each row alone.
+/// Compares queries, keys and values of attention with tiles to sums in f64, and rows together to
+/// each row alone.
 #[test]
 fn tile_attention_weighs_what_may_be_seen() {
     for (isa, kernels) in tables() {
@@ -107,7 +109,7 @@ fn products_during_a_softmax_are_what_the_kernels_give() {
                 head_dim: HEAD_DIM,
                 out: own_out.as_mut_ptr(),
             };
-            // SAFETY: extents as the kernels want them.
+            // SAFETY: the extents are those that the kernels demand.
             unsafe {
                 (tiles.configure)(num_rows);
                 (tiles.scores)(
@@ -148,7 +150,8 @@ fn products_during_a_softmax_are_what_the_kernels_give() {
     }
 }
 
-/// What reads pages where they lie, against what reads copies, bit for bit.
+/// Compares the kernels that read keys and values in pages with those that read copies, bit for
+/// bit.
 #[test]
 fn in_place_attention_is_the_same() {
     const PAGE_SIZE: usize = 2 * KEY_TILE;
@@ -177,7 +180,7 @@ fn in_place_attention_is_the_same() {
         }
     }
 
-    /// Keys and values of up to 64 positions, in pages of two tiles, and what follows them.
+    /// Keys and values of up to 64 positions in pages of two tiles, followed by NaN.
     struct Page {
         keys: Vec<u8>,
         values: Vec<u8>,
@@ -202,7 +205,7 @@ fn in_place_attention_is_the_same() {
             for position in num_positions..TILE_SOFTMAX_BLOCK {
                 for i in 0..head_dim {
                     let at = (position / 2 * head_dim + i) * 2 + position % 2;
-                    // Of bf16, not a number.
+                    // In bf16 this is NaN.
                     values[at * element_bytes..][..element_bytes].fill(0xff);
                 }
             }
@@ -240,7 +243,7 @@ fn in_place_attention_is_the_same() {
             };
             let queries = round(random(num_rows * head_dim, 3));
             let weights = round(random(QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK, 4));
-            // Of positions that are not there, weights are 0.
+            // Positions that do not exist have weight 0.
             let weights: Vec<u16> = (weights.into_iter().enumerate())
                 .map(|(at, weight)| {
                     let position = at / ROW_TILE_LEN * VALUE_TILE + at % VALUE_TILE;
@@ -256,7 +259,7 @@ fn in_place_attention_is_the_same() {
             let mut copied_keys = vec![0_u16; keys.len() * KEY_TILE * head_dim];
             let mut copied_values = copied_keys.clone();
             let lines = &mut LineQueue::new(1);
-            // SAFETY: extents as the kernels want them.
+            // SAFETY: the extents are those that the kernels demand.
             unsafe {
                 let (q, q_stride) = (queries.as_ptr(), head_dim * 2);
                 let mut key_tiles = KeyTiles {
@@ -322,7 +325,7 @@ fn in_place_attention_is_the_same() {
     }
 }
 
-/// Keys and values in bf16, or in 8-bit integers times scales.
+/// Checks attention over keys and values in bf16, or in 8-bit integers with scales.
 fn check_tile_attention(
     isa: Isa,
     tiles: &TileAttention,
@@ -344,7 +347,7 @@ fn check_tile_attention(
         let scale = |x: f32| if is_int8 { (x + 1.5) / 127.0 } else { 1.0 };
         random(padded, seed).into_iter().map(scale).collect()
     });
-    // Beyond the last position stands what may not reach a result.
+    // What is stored beyond the last position must not affect a result.
     let mut key_tiles = vec![bf16::NAN; padded * head_dim];
     let mut value_tiles = key_tiles.clone();
     for position in 0..num_positions {
@@ -368,7 +371,8 @@ fn check_tile_attention(
         if is_int8 {
             let (keys, values) = (bytes(keys), bytes(values));
             let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-            // SAFETY: a tile of each; half a tile of values.
+            // SAFETY: there is a tile of keys, a tile of values, and half a tile for the copied
+            // values.
             unsafe {
                 let copied = copied_keys[at].as_mut_ptr();
                 (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied, &mut LineQueue::new(1));
@@ -381,14 +385,14 @@ fn check_tile_attention(
                 .zip(keys)
                 .for_each(|(to, key)| *to = key);
             let (values, lines) = (values.as_ptr().cast(), &mut LineQueue::new(1));
-            // SAFETY: half a tile of values each.
+            // SAFETY: source and target are half a tile of values each.
             unsafe { (tiles.copy_values)(values, len, head_dim, to, lines) };
         }
     }
     let key_tiles: Vec<*const u8> = (copied_keys.chunks(KEY_TILE * head_dim))
         .map(|tile| tile.as_ptr().cast())
         .collect();
-    // A row may see so many positions.
+    // `limits` has the number of positions that each row attends to.
     let attend = |q: &[Vec<bf16>], limits: &[usize]| -> Vec<Vec<f32>> {
         let num_rows = q.len();
         let queries: Vec<bf16> = q.concat();
@@ -396,7 +400,7 @@ fn check_tile_attention(
         let mut weights = vec![0_u16; QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK];
         let mut out = vec![0.0; QUERY_TILE_ROWS * head_dim];
         let mut rows = vec![RowSums::NONE; num_rows];
-        // SAFETY: extents as the kernels want them.
+        // SAFETY: the extents are those that the kernels demand.
         unsafe {
             (tiles.configure)(num_rows);
             for first in (0..num_positions).step_by(TILE_SOFTMAX_BLOCK) {
@@ -449,10 +453,10 @@ fn check_tile_attention(
         })
         .collect()
     };
-    // Weights have 8 bits; values are at most 1, or 2.5.
+    // Weights have 8 bits of precision; values are 1 at most, or 2.5.
     let tolerance = if is_int8 { 1e-2 } else { 4e-3 };
     for num_rows in [1, 2, 15, 16, 17, 32] {
-        // Some rows' scores are far apart, so that a later one raises what weights refer to.
+        // The scores of some rows are far apart, so that a later one raises the row's reference.
         let rows = random(num_rows * head_dim, 3);
         let q: Vec<Vec<bf16>> = (rows.chunks(head_dim).enumerate())
             .map(|(row, q)| round(q.iter().map(|q| q * (1 + row % 5 * 20) as f32).collect()))

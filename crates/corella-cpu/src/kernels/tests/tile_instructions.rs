@@ -1,5 +1,5 @@
-//! Tile instructions against the steps that Intel's manual gives for them: of the processor, or of what
-//! stands in for it.
+//! Compares tile instructions, the processor's or the emulated ones, with the steps that Intel's
+//! manual describes.
 
 use std::arch::asm;
 
@@ -7,7 +7,7 @@ use super::super::{Isa, is_supported};
 use super::random;
 
 const LANES: usize = 16;
-/// What separates rows in memory beside their elements: tiles must leave it alone.
+/// Elements between the rows in memory, which tile instructions must leave alone.
 const GAP: usize = 12;
 
 #[test]
@@ -15,7 +15,7 @@ fn tiles_multiply_pairs_of_bf16_as_the_manual_says() {
     if !is_supported(Isa::Amx) {
         return;
     }
-    // The small numbers of the second size, and many of their products and sums, are subnormal.
+    // With the second size, the small numbers and many of their products and sums are subnormal.
     let shapes = [(16, 16), (1, 16), (5, 3), (16, 1)];
     let cases = shapes
         .into_iter()
@@ -69,7 +69,7 @@ fn tiles_multiply_bytes_exactly() {
     for (num_rows, num_steps) in [(16, 16), (1, 16), (7, 2), (16, 1)] {
         let words = |len: usize, seed| -> Vec<u32> {
             let numbers = random(len, seed).into_iter();
-            // Of one in four numbers all bytes are -128, whose square is the largest.
+            // In one of four words, all bytes are -128, whose square is the largest product.
             let word = |x: f32| {
                 if x > 0.5 {
                     0x8080_8080
@@ -109,7 +109,7 @@ fn flushed(x: f32) -> f32 {
     }
 }
 
-/// `sums` and the products of `a` with `b`, whose rows lie apart in memory.
+/// Returns `sums` plus the products of `a` and `b`, whose rows are not contiguous in memory.
 fn multiplied<const IS_BYTES: bool>(
     num_rows: usize,
     num_steps: usize,
@@ -131,8 +131,9 @@ fn multiplied<const IS_BYTES: bool>(
         config[48 + tile] = rows as u8;
     }
     let apart = |row_len: usize| 4 * (row_len + GAP);
-    // The numbers of registers reach into every field of an instruction.
-    // SAFETY: tiles of the shapes of the three matrices; tiles may be used where there are kernels.
+    // The register numbers use every field of an instruction.
+    // SAFETY: the tiles have the shapes of the three matrices, and tiles may be used where their
+    // kernels exist.
     unsafe {
         asm!("ldtilecfg [{}]", in(reg) &config);
         asm!("tilezero tmm0", "tileloadd tmm0, [r13 + r9]", in("r13") out.as_ptr(), in("r9") apart(LANES));
