@@ -1,4 +1,4 @@
-//! What the conformance suite cannot ask: pages of any size, batches that make no sense,
+//! Tests of what the conformance suite cannot ask for: pages of any size, impossible batches, and
 //! checkpoints that do not fit.
 
 mod held_isa;
@@ -68,7 +68,7 @@ fn stages_reach_no_bit() {
     }
 }
 
-/// Rows that are dequantised while they are packed are those of the whole tensor.
+/// Rows that are dequantised during packing must equal those of the whole dequantised tensor.
 #[test]
 fn blocks_reach_no_bit() {
     let prompt: Vec<TokenId> = (0..100).map(|i| i * 37 % 61).collect();
@@ -160,7 +160,7 @@ fn impossible_batches_fail_alone() {
         ("impossible copy", &|b| {
             b.copy(3, 16, 1);
         }),
-        ("no token before them to draw from", &|b| {
+        ("drafts but no token before them", &|b| {
             b.start(1, 1, &greedy)
                 .pages(1, 0, &[3])
                 .span_with_drafts(1, 0, &[], &[5, 6]);
@@ -183,7 +183,7 @@ fn impossible_batches_fail_alone() {
     assert_eq!(play_on(&mut executor, &mut builder, 16, &prompt), expected);
 }
 
-/// A token whose embedding is no number, beside a request that does not use it.
+/// A token whose embedding is NaN fails alone, beside a request that does not use it.
 #[test]
 fn a_row_without_numbers_fails_alone() {
     a_row_without_numbers_fails_alone_in(None);
@@ -226,7 +226,7 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     assert_eq!(output.samples[0].1.token, expected[0].0);
     assert_eq!(output.undrawn.len(), 1);
     assert_eq!(output.undrawn[0].0.0, 3);
-    // What was planned before this was known still runs.
+    // A step that was planned before the failure was known still runs.
     builder.span_from_step(3, 2, output.step.0);
     builder.span(0, prompt.len(), &[expected[0].0], true);
     let output = run(&mut executor, &builder.build()).unwrap();
@@ -234,8 +234,8 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     assert_eq!(output.undrawn.len(), 1);
 }
 
-/// A draft of such a token may spoil the row before it, for nothing times a weight of 0 is no
-/// number either. Then nothing is drawn; what is drawn is right.
+/// A draft of such a token may spoil the row before it, because NaN times a weight of 0 is NaN.
+/// Then nothing is drawn; whatever is drawn is correct.
 #[test]
 fn a_draft_without_numbers_draws_nothing_wrong() {
     const BAD: TokenId = 77;
@@ -268,7 +268,7 @@ fn a_draft_without_numbers_draws_nothing_wrong() {
             usize::from(drawn.is_empty()),
             "{drafts:?}"
         );
-        // Again without, over what the drafts have left.
+        // The rows that the drafts have left are now computed without drafts.
         builder.release(0).start(0, prompt.len(), &sampling());
         builder.pages(0, 0, &[5, 9]).span(0, 0, &prompt, true);
         let output = run(&mut executor, &builder.build()).unwrap();
@@ -287,7 +287,8 @@ fn pages_go_out_position_by_position() {
     run(&mut executor, &builder.build()).unwrap();
     let mut copy = vec![1; layout.page_bytes];
     executor.read_page(PageId(5), &mut copy).unwrap();
-    // [layer][K, V][head][position][dimension]: the first 7 positions of each head.
+    // A page is [layer][K, V][head][position][dimension]; these are the first 7 positions of each
+    // head.
     let head_dim = checkpoint().config().spec.attention.head_dim;
     let position_bytes = head_dim * 4;
     let positions = pattern
@@ -302,7 +303,7 @@ fn pages_go_out_position_by_position() {
     }
 }
 
-/// A page of integers with its scales, read, written elsewhere and copied in part.
+/// An int8 page keeps its scales when it is read, written elsewhere, and copied in part.
 #[test]
 fn pages_of_integers_keep_their_scales() {
     let prompt: Vec<TokenId> = (0..24).map(|i| i * 37 % 251).collect();
@@ -321,7 +322,8 @@ fn pages_of_integers_keep_their_scales() {
     executor.read_page(PageId(4), &mut pages[2]).unwrap();
     executor.read_page(PageId(5), &mut pages[3]).unwrap();
     assert_eq!(pages[0], pages[2]);
-    // Each layer has [K, V][head][position][dimension] and then [head][K, V][position].
+    // Each layer has [K, V][head][position][dimension] and then [head][K, V][position] for the
+    // scales.
     let spec = checkpoint().config().spec.clone();
     let num_rows = 2 * spec.num_layers * spec.attention.num_kv_heads * 16;
     let num_elements = num_rows * spec.attention.head_dim / spec.num_layers;
@@ -338,7 +340,7 @@ fn pages_of_integers_keep_their_scales() {
     }
 }
 
-/// More than a block of what attention takes at once, and more than one of its tasks.
+/// The prompt is longer than an attention block, and has more rows than an attention task.
 #[test]
 fn chunks_of_a_long_prompt_reach_no_bit() {
     let prompt: Vec<TokenId> = (0..700).map(|i| i * 37 % 251).collect();
@@ -382,7 +384,7 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
     let checkpoint = checkpoint();
     let spec = checkpoint.config().spec.clone();
     let build = |spec, weights| match CpuExecutor::new(spec, weights, config(F32, 16)) {
-        Ok(_) => panic!("an executor was built"),
+        Ok(_) => panic!("an executor was built from a checkpoint that does not fit"),
         Err(error) => error.to_string(),
     };
     let mut weights = checkpoint.weights().unwrap();
@@ -417,7 +419,7 @@ fn page_memory_is_what_the_layout_says() {
                 * page_size as usize
                 * match format {
                     KvFormat::Float(dtype) => spec.attention.head_dim * dtype.size(),
-                    // An f32 is the scale.
+                    // The scale is an f32.
                     KvFormat::Int8 => spec.attention.head_dim + 4,
                 };
             assert_eq!(kv_page_bytes(&spec, page_size, format), expected);
@@ -474,7 +476,8 @@ fn play(kv_format: KvFormat, page_size: u32, prompt: &[TokenId]) -> Vec<(TokenId
     play_on(&mut executor, &mut BatchBuilder::new(0), page_size, prompt)
 }
 
-/// The prompt and five tokens more: tokens and the bits of their log-probabilities.
+/// Plays the prompt and five more tokens; returns the tokens and the bits of their
+/// log-probabilities.
 fn play_on(
     executor: &mut CpuExecutor,
     builder: &mut BatchBuilder,
@@ -499,7 +502,7 @@ fn play_on(
     drawn
 }
 
-/// The bits of the log-probabilities behind a prompt that is computed in chunks.
+/// Returns the bits of the log-probabilities behind a prompt that is computed in chunks.
 fn draw_behind(
     executor: &mut CpuExecutor,
     prompt: &[TokenId],

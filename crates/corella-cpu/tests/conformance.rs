@@ -1,5 +1,5 @@
-//! The conformance suite on the CPU executor: every instruction set of this machine, every
-//! KV format, page sizes that divide nothing.
+//! The conformance suite for the CPU executor, with every instruction set of this machine, every KV
+//! format, and page sizes that divide nothing else.
 
 mod held_isa;
 
@@ -44,7 +44,7 @@ fn avx2_kernels() {
     }
 }
 
-/// A key's and a value's scale must not depend on what stands beside it.
+/// The scales of a key and a value must not depend on their neighbours.
 #[test]
 fn pages_in_8_bits() {
     for isa in isas() {
@@ -90,7 +90,8 @@ fn weights_in_8_bits() {
     }
 }
 
-/// As they are stored: of 8 bits the layers, not the head.
+/// Checkpoints with quantised layers run as they are stored; the head of the 8-bit one is not
+/// quantised.
 #[test]
 fn quantised_checkpoints() {
     let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
@@ -101,7 +102,7 @@ fn quantised_checkpoints() {
     }
 }
 
-/// Rows have sums too, and tiles take other steps for few of them.
+/// Rows also have sums of chunks, and the AMX kernels treat few rows differently.
 #[test]
 fn weights_in_4_bits() {
     for isa in isas() {

@@ -1,5 +1,5 @@
-//! Logits and greedy tokens against Hugging Face Transformers, on tiny models of every kind.
-//! `tests/golden` holds them and the script that makes them.
+//! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every kind.
+//! `tests/golden` has them, and the script that makes them.
 
 mod held_isa;
 
@@ -14,22 +14,23 @@ use serde_json::Value;
 
 const PAGE_SIZE: usize = 16;
 
-/// Of the largest magnitude among a position's logits. With f32 throughout, the two sides
-/// round differently and nothing else.
+/// The tolerance with f32 throughout, relative to the largest magnitude among a position's logits:
+/// the two sides differ in the order of roundings only.
 const F32_TOLERANCE: f32 = 1e-4;
 
-/// Both sides round K and V to bf16, but a value that lies between two of them may go either
-/// way, by 2^-8 of itself.
+/// The tolerance with bf16 KV. Both sides round K and V to bf16, but a value halfway between two
+/// bf16 values may go either way, by 2^-8 of itself.
 const BF16_KV_TOLERANCE: f32 = 5e-3;
 
-/// Matrix tiles round what goes into every dense layer to bf16, by up to 2^-9 of itself.
+/// The tolerance if inputs of dense layers are rounded to bf16, by up to 2^-9 of themselves.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
 
-/// Rows of 8-bit integers are off by up to 2^-8 of their largest magnitude, each element by itself,
-/// and rows here are short. It is as much with weights in 8 bits.
+/// The tolerance if rows are rounded to 8 bits: each element is off by up to 2^-8 of the row's
+/// largest magnitude, and rows are short here. 8-bit weights add no more than that.
 const INT8_ROWS_TOLERANCE: f32 = 7e-2;
 
-/// Groups of 8-bit weights are rounded again, to one scale an output: by as much once more.
+/// The tolerance if groups of 8-bit weights are requantised with per-channel scales, which adds as
+/// much again.
 const INT8_AGAIN_TOLERANCE: f32 = 1e-1;
 
 #[test]
@@ -52,11 +53,12 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
     }
 }
 
-/// The golden tokens are fed: rounding K and V moves logits by more than their margins.
+/// The golden tokens are fed in, because rounding K and V changes logits by more than their
+/// margins.
 #[test]
 fn bf16_kv_stays_close() {
     for isa in isas() {
-        // Queries and attention's weights are rounded to bf16 as well.
+        // With these sets, queries and softmax weights are rounded to bf16 as well.
         let tolerance = match isa.rounds_rows() {
             true => BF16_ROWS_TOLERANCE,
             false => BF16_KV_TOLERANCE,
@@ -75,7 +77,7 @@ fn bf16_kv_stays_close() {
     }
 }
 
-/// The golden tokens are fed, for the same reason.
+/// The golden tokens are fed in for the same reason as with bf16 KV.
 #[test]
 fn rounded_rows_stay_close() {
     for isa in isas() {
@@ -91,7 +93,7 @@ fn rounded_rows_stay_close() {
     }
 }
 
-/// In f32 nothing but the order of sums can differ: this is about the numbers in the files.
+/// In f32 only the order of sums can differ, so this tests the dequantised weights.
 #[test]
 fn quantised_checkpoints_hold_the_golden_numbers() {
     for folder in quantised() {
@@ -106,7 +108,7 @@ fn quantised_checkpoints_hold_the_golden_numbers() {
     }
 }
 
-/// As they are served.
+/// Runs quantised checkpoints in the format in which they are served.
 #[test]
 fn quantised_checkpoints_stay_close() {
     for isa in isas() {
@@ -124,8 +126,8 @@ fn quantised_checkpoints_stay_close() {
     }
 }
 
-/// Blocks of 4 bits are not rounded again, but rows are, to 8 bits, and so are the matrices with more
-/// than 4.
+/// 4-bit blocks are kept, but activations are rounded to 8 bits, and so are matrices of more than 4
+/// bits.
 #[test]
 fn blocks_in_4_bits_stay_close() {
     let in_4_bits = folders().filter(|folder| {
@@ -160,7 +162,7 @@ struct Model {
     cases: Vec<Case>,
 }
 
-/// What is computed after a drawn token.
+/// Which token is computed after a drawn one.
 #[derive(Clone, Copy)]
 enum Next {
     Drawn,
@@ -169,13 +171,13 @@ enum Next {
 
 struct Run {
     tokens: Vec<TokenId>,
-    /// Where the first and where the last token was drawn.
+    /// The log-probabilities at the first and at the last drawn token.
     logprobs: [Vec<f32>; 2],
 }
 
 impl Model {
-    /// With weights as the checkpoint has them; but those in 4 bits are written out, for rows would
-    /// be rounded to 8 bits for them.
+    /// Opens a model with weights as the checkpoint stores them, except that those of GGUF files
+    /// become f32, because 4-bit weights would make activations be rounded to 8 bits.
     fn open(folder: &Path, isa: Isa, kv_format: KvFormat) -> Self {
         let is_gguf = folder.join("model.gguf").exists();
         let format = is_gguf.then_some(WeightFormat::Float(DType::F32));
@@ -194,7 +196,7 @@ impl Model {
         let spec = checkpoint.config().spec.clone();
         let cases = read_cases(folder);
         let config = CpuConfig {
-            // A step here is too short to share.
+            // Steps here are too short to share.
             num_threads: 1,
             weight_format,
             kv_format: kv_format.into(),
@@ -217,7 +219,7 @@ impl Model {
         }
     }
 
-    /// All cases at once: prompts of some share batches with tokens of others.
+    /// Runs all cases at once, so that prompts of some share batches with tokens of others.
     fn run(mut self, chunk: usize, next: Next) -> Vec<(Case, Run)> {
         let sampling = SamplingParams {
             logprobs: Some(self.vocab_size as u32),
@@ -226,7 +228,7 @@ impl Model {
         let mut builder = BatchBuilder::new(0);
         let mut first_page = 0;
         for (slot, case) in self.cases.iter().enumerate() {
-            // From the end, for pages have no order.
+            // Pages are taken from the end, because their order must not matter.
             let pages: Vec<u32> = (first_page..first_page + case.num_pages()).rev().collect();
             first_page += case.num_pages();
             builder.start(slot as u32, case.prompt.len(), &sampling);
@@ -287,14 +289,14 @@ impl Run {
             for (token, (expected, actual)) in log_softmax(logits).iter().zip(actual).enumerate() {
                 assert!(
                     (expected - actual).abs() <= tolerance * largest,
-                    "{name}: token {token} has {actual}, not {expected}"
+                    "{name}: token {token} has log-probability {actual}, expected {expected}"
                 );
             }
         }
     }
 }
 
-/// By token.
+/// All log-probabilities, indexed by token.
 fn all_logprobs(sample: &Sample, vocab_size: usize) -> Vec<f32> {
     let top = &sample.logprobs.as_ref().unwrap().top;
     assert_eq!(top.len(), vocab_size);
@@ -305,12 +307,13 @@ fn all_logprobs(sample: &Sample, vocab_size: usize) -> Vec<f32> {
     logprobs
 }
 
-/// What Transformers says.
+/// The results of Transformers for one prompt.
 struct Case {
     prompt: Vec<TokenId>,
     tokens: Vec<TokenId>,
-    /// Where the first and where the last token is drawn.
+    /// The logits at the first and at the last drawn token.
     logits: [Vec<f32>; 2],
+    /// The same with K and V rounded to bf16.
     logits_bf16_kv: [Vec<f32>; 2],
 }
 

@@ -1,4 +1,4 @@
-//! A pipeline of stages under the real scheduler: whoever asks gets what one stage answers.
+//! A pipeline under the real scheduler must answer every request as a single stage does.
 
 mod held_isa;
 
@@ -28,7 +28,7 @@ fn stages_reach_no_bit_of_any_answer() {
         let actual = Run::new(num_stages, num_threads).play();
         let what = format!("{num_stages} stages on {num_threads} threads");
         assert_eq!(actual.answers, expected.answers, "{what}");
-        // Otherwise this proves nothing.
+        // Without such steps, this test would prove nothing.
         assert!(
             actual.num_mixed_steps > 5 && actual.num_chunks > 5,
             "{what}"
@@ -37,7 +37,7 @@ fn stages_reach_no_bit_of_any_answer() {
     }
 }
 
-/// Those that are rewarded for repeating themselves do.
+/// Requests that reward repetition repeat themselves, so their drafts are accepted.
 #[test]
 fn guesses_reach_no_bit_of_any_answer() {
     let expected = Run::new(1, 1).play();
@@ -57,7 +57,7 @@ fn guesses_reach_no_bit_of_any_answer() {
     }
 }
 
-/// A page that leaves a pipeline may enter an executor of another number of stages.
+/// A page from a pipeline may enter an executor with another number of stages.
 #[test]
 fn pages_leave_as_they_do_from_one_stage() {
     for kv_format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
@@ -87,7 +87,7 @@ fn check_pages(kv_format: KvFormat) {
     assert!(pages[2] == pages[0], "3 stages, {kv_format:?}");
 }
 
-/// Each returns, with the words of one stage, and the pipeline goes on.
+/// Each impossible batch returns with the message of a single stage, and the pipeline goes on.
 #[test]
 fn impossible_batches_fail_alone_in_a_pipeline() {
     type Make = fn(&mut BatchBuilder);
@@ -95,7 +95,7 @@ fn impossible_batches_fail_alone_in_a_pipeline() {
         ("beyond the vocabulary", |b| {
             b.span(0, 0, &[60_000], true);
         }),
-        // A step that is yet to come, and one of which nobody knows.
+        // One case names a step that is yet to come, and one a step that never was.
         ("drew no token", |b| {
             b.span_from_step(0, 0, 77);
         }),
@@ -113,7 +113,7 @@ fn impossible_batches_fail_alone_in_a_pipeline() {
             make(&mut builder);
             let mut batch = Batch::clone(&builder.build());
             if words == "panicked" {
-                // A table that names pages which the batch has not.
+                // The tables name pages that the batch does not have.
                 batch.pages.clear();
             }
             let step = batch.step;
@@ -131,7 +131,7 @@ fn impossible_batches_fail_alone_in_a_pipeline() {
     }
 }
 
-/// Masks may come when later steps have been submitted already.
+/// Masks may arrive when later steps have been submitted already.
 #[test]
 fn steps_may_be_sampled_after_all_are_submitted() {
     let mut one = executor(1, 1);
@@ -146,7 +146,7 @@ fn steps_may_be_sampled_after_all_are_submitted() {
     }
 }
 
-/// Steps that wait for each other, and for masks that never come.
+/// The steps wait for each other, and for masks that never arrive.
 #[test]
 fn an_executor_with_steps_in_flight_can_be_dropped() {
     for num_stages in [1, 2, 3] {
@@ -155,7 +155,7 @@ fn an_executor_with_steps_in_flight_can_be_dropped() {
     }
 }
 
-/// A prompt and three tokens, each from the step before, all in flight at once.
+/// Computes a prompt and three tokens, each from the step before, with all steps in flight at once.
 fn decode(executor: &mut CpuExecutor, builder: &mut BatchBuilder) -> Vec<TokenId> {
     let steps = submit(executor, builder);
     for step in steps {
@@ -217,7 +217,7 @@ impl Run {
         }
     }
 
-    /// Requests come in two at a time, so that prompts share steps with tokens of others.
+    /// Requests arrive two at a time, so that prompts share steps with tokens of others.
     fn play(mut self) -> Self {
         let mut requests = (0..NUM_REQUESTS).map(request);
         loop {
@@ -253,8 +253,8 @@ fn bits(sample: &Sample) -> (TokenId, Vec<u32>) {
     (sample.token, bits.collect())
 }
 
-/// Some are greedy, the others are drawn from seeds of their own, some of them penalised for
-/// tokens that they repeat, some rewarded.
+/// Some requests are greedy and the others sample with seeds of their own. Of these, some are
+/// penalised and some rewarded for repeating tokens.
 fn request(id: u64) -> Request {
     let len = 3 + id * 37 % 90;
     let prompt = (0..len).map(|i| ((id * 31 + i * i * 7 + i) % 251) as TokenId);
