@@ -1,4 +1,4 @@
-//! Batches by hand, for tests of executors and of what reads batches.
+//! Builds batches by hand, for tests of executors and of whatever reads batches.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use corella_core::{
     SlotId, SlotStart, Span, StepId, TokenId,
 };
 
-/// Ids are bare numbers here and get their types in the batch. Parts go in in any order;
-/// page-table entries and spans keep the order of the calls.
+/// Assembles batches step by step. Ids are plain numbers here and get their types in the batch.
+/// Parts may be added in any order; page-table entries and spans keep the order of the calls.
 pub struct BatchBuilder {
     batch: Batch,
 }
 
 impl BatchBuilder {
+    /// Starts with an empty batch for `step`.
     pub fn new(step: u64) -> Self {
         Self {
             batch: Batch {
@@ -23,12 +24,13 @@ impl BatchBuilder {
         }
     }
 
+    /// Releases a slot.
     pub fn release(&mut self, slot: u32) -> &mut Self {
         self.batch.released.push(SlotId(slot));
         self
     }
 
-    /// A request that has no KV yet, named after slot and step.
+    /// Starts a request without cached KV. Its id is made of the slot and the step.
     pub fn start(
         &mut self,
         slot: u32,
@@ -38,7 +40,7 @@ impl BatchBuilder {
         self.start_cached(slot, num_prompt_tokens, sampling, &[])
     }
 
-    /// A request whose first tokens have their KV in the pages it is given.
+    /// Starts a request whose first tokens have their KV in pages already.
     pub fn start_cached(
         &mut self,
         slot: u32,
@@ -57,12 +59,13 @@ impl BatchBuilder {
         })
     }
 
+    /// Starts a slot.
     pub fn start_slot(&mut self, start: SlotStart) -> &mut Self {
         self.batch.started.push(start);
         self
     }
 
-    /// Entries of the slot's page table from `first` on.
+    /// Sets the entries of a slot's page table from `first` on.
     pub fn pages(&mut self, slot: u32, first: usize, pages: &[u32]) -> &mut Self {
         let begin = self.batch.pages.len() as u32;
         self.batch.pages.extend(pages.iter().copied().map(PageId));
@@ -75,6 +78,7 @@ impl BatchBuilder {
         self
     }
 
+    /// Copies the first `num_rows` rows of a page to another.
     pub fn copy(&mut self, from: u32, to: u32, num_rows: usize) -> &mut Self {
         let num_rows = num_rows as u32;
         self.batch.copies.push(PageCopy {
@@ -85,6 +89,7 @@ impl BatchBuilder {
         self
     }
 
+    /// Adds a span of known tokens from position `start` on.
     pub fn span(&mut self, slot: u32, start: usize, tokens: &[TokenId], sample: bool) -> &mut Self {
         self.inputs(
             slot,
@@ -94,7 +99,7 @@ impl BatchBuilder {
         )
     }
 
-    /// A span that samples, with guesses behind its tokens.
+    /// Adds a span that samples, with drafts behind its tokens.
     pub fn span_with_drafts(
         &mut self,
         slot: u32,
@@ -109,7 +114,7 @@ impl BatchBuilder {
         self
     }
 
-    /// A span of the one token that `step` draws for the slot.
+    /// Adds a span of one token, which is the one that `step` draws for the slot.
     pub fn span_from_step(&mut self, slot: u32, start: usize, step: u64) -> &mut Self {
         let input = InputToken::FromStep {
             step: StepId(step),
@@ -137,7 +142,7 @@ impl BatchBuilder {
         self
     }
 
-    /// The batch so far; the builder starts on the next step.
+    /// Returns the batch so far, and begins one for the next step.
     pub fn build(&mut self) -> Arc<Batch> {
         let next = Batch {
             step: StepId(self.batch.step.0 + 1),

@@ -1,12 +1,13 @@
-//! How GGUF files store numbers, most of them in blocks that share a scale, and what they are.
+//! The number formats of GGUF files, most of which store blocks of values with common scales.
 //!
-//! The layouts are those of ggml's types of the same names. Values are computed in f32 in the
-//! order of ggml's reference code, so that they agree with it to the last bit.
+//! The layouts are those of ggml's types of the same names. Values are computed in f32 in the order
+//! of ggml's reference code, so that they agree with it to the last bit.
 
 use half::{bf16, f16};
 
 use crate::{GroupFormat, GroupedRow};
 
+/// A number format of GGUF files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFormat {
     F32,
@@ -26,9 +27,9 @@ pub enum BlockFormat {
     Iq4Xs,
 }
 
-/// Elements of the larger, K, blocks.
+/// The number of elements in a block of a K format (and of IQ4_XS).
 const K_LEN: usize = 256;
-/// Elements of the others.
+/// The number of elements in a block of the other formats.
 const LEN: usize = 32;
 
 impl BlockFormat {
@@ -50,7 +51,7 @@ impl BlockFormat {
         Self::Iq4Xs,
     ];
 
-    /// By the number that a tensor's entry has.
+    /// The format with the number that GGUF uses in a tensor's entry.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.id() == id)
     }
@@ -75,7 +76,7 @@ impl BlockFormat {
         }
     }
 
-    /// As ggml calls it.
+    /// The name that ggml uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -96,7 +97,7 @@ impl BlockFormat {
         }
     }
 
-    /// Elements of a block. A block never spans rows.
+    /// The number of elements in a block. A block never spans rows.
     pub fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
@@ -105,6 +106,7 @@ impl BlockFormat {
         }
     }
 
+    /// The size of a block, in bytes.
     pub fn block_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -123,7 +125,7 @@ impl BlockFormat {
         }
     }
 
-    /// The values of whole blocks; both slices are of the same number of them.
+    /// Dequantises whole blocks. `values` has exactly as many elements as the blocks.
     pub fn dequantise(self, blocks: &[u8], values: &mut [f32]) {
         assert_eq!(
             (
@@ -131,7 +133,7 @@ impl BlockFormat {
                 values.len() * self.block_bytes()
             ),
             (0, blocks.len() * self.block_len()),
-            "blocks and values differ in number"
+            "the number of values is not that of the blocks"
         );
         let blocks = blocks.chunks_exact(self.block_bytes());
         let values = values.chunks_exact_mut(self.block_len());
@@ -190,7 +192,8 @@ impl BlockFormat {
         }
     }
 
-    /// Of formats whose values are even steps of at most 4 or of 8 bits.
+    /// How blocks can be read as groups of integers. `None` for formats whose values are not evenly
+    /// spaced or have other than 4 or 8 bits.
     pub fn group_format(self) -> Option<GroupFormat> {
         let (bits, has_minimum) = match self {
             Self::Q4_0 => (4, false),
@@ -205,7 +208,8 @@ impl BlockFormat {
         })
     }
 
-    /// The integers of whole blocks of a format that has them, which give what `dequantise` does.
+    /// Reads the integers and scales of whole blocks, which stand for exactly the values of
+    /// `dequantise`. Panics if `group_format` is `None`.
     pub fn read_groups(self, blocks: &[u8], out: &mut GroupedRow) {
         let num_blocks = blocks.len() / self.block_bytes();
         out.quants.resize(num_blocks * self.block_len(), 0);
@@ -241,13 +245,13 @@ impl BlockFormat {
                         *q = byte as i8;
                     }
                 }
-                _ => panic!("{} has no groups", self.name()),
+                _ => panic!("{} blocks cannot be read as groups", self.name()),
             }
         }
     }
 }
 
-/// What the 16 codes of IQ4_NL and IQ4_XS stand for.
+/// The values of the 16 codes of IQ4_NL and IQ4_XS, before scaling.
 const UNEVEN_LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
@@ -256,7 +260,8 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// The low halves of all bytes are the first values, the high halves the others.
+/// Decodes 4-bit codes: the low halves of all bytes are the first values, the high halves the
+/// others.
 fn nibbles<T>(bytes: &[u8], values: &mut [T], value: impl Fn(u8, usize) -> T) {
     let (low, high) = values.split_at_mut(values.len() / 2);
     let half = low.len();
@@ -266,13 +271,14 @@ fn nibbles<T>(bytes: &[u8], values: &mut [T], value: impl Fn(u8, usize) -> T) {
     }
 }
 
-/// Each value's bit of the first four bytes, in its place above a nibble.
+/// Reads the fifth bit of each value from the first four bytes, shifted to its place above a
+/// nibble.
 fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u8 {
     let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     move |i| ((bits >> i) as u8 & 1) << 4
 }
 
-/// Of the 8 parts of a block: 6-bit scales and offsets, squeezed into 12 bytes.
+/// The 6-bit scale and offset of one of a block's 8 parts, unpacked from 12 bytes.
 fn scale_and_least(packed: &[u8], part: usize) -> (f32, f32) {
     let (scale, least) = match part {
         0..4 => (packed[part] & 63, packed[part + 4] & 63),
@@ -284,7 +290,8 @@ fn scale_and_least(packed: &[u8], part: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(least))
 }
 
-/// Two halves of 128; in each, 4 parts of 32 share bytes. Every 16 have a scale and an offset.
+/// A block has two halves of 128 values, whose 4 parts of 32 share bytes. Each 16 values have a
+/// scale and an offset.
 fn q2_k(block: &[u8], values: &mut [f32]) {
     let (scales, codes) = (&block[..16], &block[16..80]);
     let (scale_of_scales, scale_of_leasts) = (half_at(block, 80), half_at(block, 82));
@@ -298,7 +305,7 @@ fn q2_k(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// As Q2_K, with a third bit of all parts in the first 32 bytes, and 6-bit scales.
+/// Q2_K with a third bit of all parts in the first 32 bytes, and 6-bit scales without offsets.
 fn q3_k(block: &[u8], values: &mut [f32]) {
     let (third, codes, scales) = (&block[..32], &block[32..96], &block[96..108]);
     let scale_of_scales = half_at(block, 108);
@@ -341,7 +348,7 @@ fn parts_of_32(block: &[u8], packed: &[u8], values: &mut [f32], code: impl Fn(us
     }
 }
 
-/// Two halves of 128; in each, 4 parts of 32 share bytes of the upper two bits.
+/// A block has two halves of 128 values, whose 4 parts of 32 share the bytes of the upper two bits.
 fn q6_k(block: &[u8], values: &mut [f32]) {
     let (low, rest) = block.split_at(K_LEN / 2);
     let (high, rest) = rest.split_at(K_LEN / 4);

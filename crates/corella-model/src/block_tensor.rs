@@ -1,4 +1,4 @@
-//! A tensor as a GGUF file stores it: rows of blocks, perhaps in another order.
+//! Tensors as GGUF files store them: rows of blocks, possibly in another order.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,8 @@ use half::bf16;
 
 use crate::{BlockFormat, DType, Storage, Tensor};
 
-/// Kernels that compute with blocks read `stored_row`; `write_rows` is for all others.
+/// A tensor in blocks. Kernels that compute with blocks read `stored_row`; all others use
+/// `write_rows`.
 pub struct BlockTensor {
     pub format: BlockFormat,
     pub row_order: RowOrder,
@@ -19,18 +20,18 @@ pub struct BlockTensor {
     values: OnceLock<Vec<u8>>,
 }
 
-/// Which stored row is row r.
+/// The order in which a file stores the rows of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
+    /// Row r is stored at r.
     AsStored,
-    /// In each head the rows that are rotated against each other lie side by side, for an
-    /// executor that rotates neighbours; ours rotates halves.
-    InterleavedHalves {
-        head_dim: usize,
-    },
+    /// Within each head, the rows that RoPE rotates together are stored next to each other, for
+    /// executors that rotate neighbours. Ours rotates row i with row `i + head_dim / 2`.
+    InterleavedHalves { head_dim: usize },
 }
 
 impl RowOrder {
+    /// The stored position of a row.
     fn stored(self, row: usize) -> usize {
         match self {
             Self::AsStored => row,
@@ -44,7 +45,8 @@ impl RowOrder {
 }
 
 impl BlockTensor {
-    /// `range` of `file` holds whole rows of whole blocks; a vector is rows of one element.
+    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks. A vector has
+    /// rows of one element.
     pub fn tensor(
         file: &Arc<Storage>,
         range: Range<usize>,
@@ -88,7 +90,7 @@ impl BlockTensor {
         }
     }
 
-    /// The blocks of a row, as the file has them.
+    /// The blocks of a row, as the file stores them.
     pub fn stored_row(&self, row: usize) -> &[u8] {
         let row_bytes = self.stored_row_bytes();
         let start = self.row_order.stored(row) * row_bytes;
@@ -99,14 +101,14 @@ impl BlockTensor {
         self.num_columns / self.format.block_len() * self.format.block_bytes()
     }
 
-    /// Of a row's values, in the tensor's type.
+    /// The size of a row in the tensor's type, in bytes.
     pub fn row_bytes(&self) -> usize {
         self.num_columns * self.dtype.size()
     }
 
-    /// The values of some rows, one row after the other.
+    /// Writes the values of some rows in the tensor's type, one row after the other.
     pub fn write_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        // Some blocks at a time, so that the f32 values stay in the first-level cache.
+        // Rows are converted piece by piece, so that the f32 values stay in the first-level cache.
         const MAX_VALUES: usize = 1024;
         let mut values = [0.0; MAX_VALUES];
         let stored_step = MAX_VALUES / self.format.block_len() * self.format.block_bytes();

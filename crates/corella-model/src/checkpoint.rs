@@ -1,5 +1,5 @@
-//! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or
-//! one GGUF file.
+//! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or one
+//! GGUF file.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -12,6 +12,7 @@ use crate::gguf::{self, GgufFile};
 use crate::safetensors_file::SafetensorsFile;
 use crate::{CheckpointError, DecoderWeights, ModelConfig, Storage, json_object};
 
+/// A model's files, and the configuration read from them.
 pub struct Checkpoint {
     source: Source,
     config: ModelConfig,
@@ -29,7 +30,7 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
-    /// Reads the configuration of a folder or a GGUF file. Weights are touched by `weights` only.
+    /// Reads the configuration of a folder or a GGUF file. Only `weights` reads weights.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         let problem = match fs::metadata(path) {
@@ -57,7 +58,7 @@ impl Checkpoint {
             Err(error) => return Err(CheckpointError::new(label, error.to_string())),
         };
         if !storage.bytes().starts_with(&gguf::MAGIC) {
-            let problem = "is no GGUF file; a model is one, or a folder with config.json and \
+            let problem = "is not a GGUF file; a model is one, or a folder with config.json and \
                            safetensors";
             return Err(CheckpointError::new(label, problem));
         }
@@ -69,7 +70,8 @@ impl Checkpoint {
         })
     }
 
-    /// Names as in a folder.
+    /// Reads files that are part of the binary. They have the names that they would have in a
+    /// folder.
     pub fn from_static(files: &[(&str, &'static [u8])]) -> Result<Self, CheckpointError> {
         let files = files
             .iter()
@@ -101,13 +103,14 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Any other file of the checkpoint, such as `tokenizer.json`; `None` when there is none.
-    /// A GGUF file has `tokenizer.json` and `tokenizer_config.json`, made from its metadata.
+    /// Reads another file of the checkpoint, such as `tokenizer.json`; `None` if there is none. For
+    /// a GGUF file, `tokenizer.json` and `tokenizer_config.json` are made from its metadata.
     pub fn file(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         self.source.read(name)
     }
 
-    /// The files that weights and configuration are read from; none if they are inside the binary.
+    /// The files that weights and configuration are read from. There are none if they are part of
+    /// the binary.
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
         match &self.source {
             Source::Folder(folder) => {
@@ -126,8 +129,8 @@ impl Checkpoint {
         }
     }
 
-    /// Maps the weights and checks every name, shape and type. The files must not change
-    /// while the weights are in use.
+    /// Maps the weights into memory, and checks every name, shape and type. The files must not
+    /// change while the weights are in use.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {
         if let Source::Gguf(file) = &self.source {
             let tensors = gguf::Tensors::new(file, &self.config);
@@ -160,7 +163,7 @@ impl Checkpoint {
     }
 }
 
-/// The files that an index spreads the tensors over.
+/// The files over which an index distributes the tensors.
 fn shards(label: &str, index: &[u8]) -> Result<BTreeSet<String>, CheckpointError> {
     let index = json_object::parse(label, index)?;
     let map = index.get("weight_map").and_then(|map| map.as_object());
@@ -172,7 +175,7 @@ fn shards(label: &str, index: &[u8]) -> Result<BTreeSet<String>, CheckpointError
     };
     map.iter()
         .map(|(tensor, shard)| match shard.as_str() {
-            // Nothing outside the checkpoint's own folder.
+            // An index may not name files outside the checkpoint's folder.
             Some(name) if !name.contains(['/', '\\']) => Ok(name.to_string()),
             _ => Err(CheckpointError::new(
                 label,
@@ -183,7 +186,7 @@ fn shards(label: &str, index: &[u8]) -> Result<BTreeSet<String>, CheckpointError
 }
 
 impl Source {
-    /// For error messages.
+    /// The name of a file in error messages.
     fn label(&self, name: &str) -> String {
         match self {
             Self::Folder(folder) => folder.join(name).display().to_string(),
@@ -219,7 +222,7 @@ impl Source {
         }
     }
 
-    /// Of a folder that has GGUF files, the first one.
+    /// The first GGUF file in the checkpoint's folder, if it has any.
     fn gguf_name(&self) -> Option<String> {
         let Self::Folder(folder) = self else {
             return None;
@@ -242,7 +245,8 @@ impl Source {
     }
 }
 
-/// Whether a path looks like OWNER/MODEL, which other servers download.
+/// Returns a path that looks like OWNER/MODEL, a name of the hub from which other servers download
+/// models.
 fn hub_name(path: &Path) -> Option<&str> {
     let name = path.to_str()?;
     let (owner, model) = name.split_once('/')?;
@@ -259,13 +263,12 @@ fn hub_name(path: &Path) -> Option<&str> {
 
 fn map(path: &Path) -> io::Result<Storage> {
     let file = File::open(path)?;
-    // SAFETY: the map is read only. Nothing keeps another process from changing or
-    // truncating the file under it; that model files stay as they are while they are
-    // served is a condition that every engine which maps weights makes, and `weights`
-    // states it.
+    // SAFETY: the map is read only. Nothing keeps another process from changing or truncating the
+    // file while it is mapped; `weights` states the condition that this does not happen, as every
+    // engine that maps weights must.
     match unsafe { memmap2::Mmap::map(&file) } {
         Ok(map) => Ok(Storage::Mapped(map)),
-        // A file of no bytes cannot be mapped; its emptiness is for the reader to name.
+        // An empty file cannot be mapped; whoever reads it reports that.
         Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
             Ok(Storage::Owned(Vec::new()))
         }

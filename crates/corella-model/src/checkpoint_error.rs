@@ -1,12 +1,13 @@
-//! Why a checkpoint cannot be used, in one line for whoever named it.
+//! Errors about checkpoints, in one line for the operator who named the checkpoint.
 
 use std::fmt;
 
+/// Why a checkpoint cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointError {
     /// The file (or folder) to look at.
     pub file: String,
-    /// What is wrong with it: which field or tensor, what it is and what it should be.
+    /// What is wrong with it: which field or tensor, what it is, and what it should be.
     pub problem: String,
 }
 

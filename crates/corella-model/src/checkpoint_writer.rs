@@ -1,4 +1,5 @@
-//! A Hugging Face folder, written tensor by tensor and seen by nobody before it is complete.
+//! Writes a Hugging Face folder tensor by tensor. The folder appears under its name only when it is
+//! complete.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,25 +12,26 @@ use serde_json::{Map, Value, json};
 use crate::CheckpointError;
 use crate::checkpoint::{INDEX, SINGLE};
 
-/// Everything goes to a folder beside the one asked for, which takes its name at the end and is
-/// removed if that does not come; only a process that is killed leaves it there.
+/// A folder that is being written. All files go to a folder beside the target, which is renamed at
+/// the end and removed if that does not happen; only a killed process leaves it behind.
 pub struct CheckpointWriter {
     target: PathBuf,
     partial: PathBuf,
     shards: Vec<File>,
-    /// By tensor: its shard, where in that it begins, and its length.
+    /// For each tensor, the shard, the offset of its next byte, and the number of bytes that are
+    /// missing.
     places: HashMap<String, (usize, u64, u64)>,
     num_bytes: u64,
 }
 
-/// A tensor to come: its name, type and shape.
+/// A tensor that will be written: its name, type and shape.
 pub type PlannedPart = (String, Dtype, Vec<usize>);
 
-/// As Transformers cuts.
+/// The largest size of a shard, as Transformers cuts them.
 const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 impl CheckpointWriter {
-    /// All tensors, in the order in which shards take them.
+    /// Begins a folder. `tensors` lists all tensors, in the order in which shards take them.
     pub fn create(target: &Path, tensors: &[PlannedPart]) -> Result<Self, CheckpointError> {
         Self::create_with(target, tensors, MAX_SHARD_BYTES)
     }
@@ -41,7 +43,7 @@ impl CheckpointWriter {
     ) -> Result<Self, CheckpointError> {
         refuse_existing(target)?;
         let Some(name) = target.file_name() else {
-            let problem = "is no name for a new folder";
+            let problem = "does not name a new folder";
             return Err(CheckpointError::new(target.display().to_string(), problem));
         };
         let mut partial_name = name.to_os_string();
@@ -67,7 +69,7 @@ impl CheckpointWriter {
     }
 
     fn begin_shard(&mut self, name: &str, tensors: &[&PlannedPart]) -> Result<(), CheckpointError> {
-        // The largest elements first, so that all are aligned, as readers expect.
+        // The largest elements come first, so that all are aligned, as readers expect.
         let mut tensors = tensors.to_vec();
         tensors.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bitsize()));
         let mut header = Map::new();
@@ -115,9 +117,12 @@ impl CheckpointWriter {
         self.write_file(INDEX, format!("{index:#}\n").as_bytes())
     }
 
-    /// The next bytes of a tensor, row-major and little-endian.
+    /// Writes the next bytes of a tensor, row-major and little-endian.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let (shard, start, rest) = self.places.get_mut(name).expect("a planned tensor");
+        let (shard, start, rest) = self
+            .places
+            .get_mut(name)
+            .expect("the tensor is not in the plan");
         let len = bytes.len() as u64;
         assert!(len <= *rest, "tensor {name} is longer than planned");
         let file = &mut self.shards[*shard];
@@ -130,7 +135,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// A file beside the weights.
+    /// Writes a file beside the weights.
     pub fn write_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let path = self.partial.join(name);
         self.num_bytes += bytes.len() as u64;
@@ -138,7 +143,7 @@ impl CheckpointWriter {
         write().map_err(|error| failure(&path, &error))
     }
 
-    /// Gives the folder its name. Returns its size in bytes.
+    /// Completes the folder and gives it its name. Returns its size in bytes.
     pub fn finish(mut self) -> Result<u64, CheckpointError> {
         for (name, (.., rest)) in &self.places {
             assert_eq!(*rest, 0, "tensor {name} is not complete");
@@ -147,7 +152,7 @@ impl CheckpointWriter {
             let synced = file.sync_all();
             synced.map_err(|error| failure(&self.partial, &error))?;
         }
-        // Renaming would take the place of an empty folder.
+        // Renaming would replace an empty folder.
         refuse_existing(&self.target)?;
         let renamed = fs::rename(&self.partial, &self.target);
         renamed.map_err(|error| failure(&self.target, &error))?;
@@ -157,19 +162,19 @@ impl CheckpointWriter {
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        // After `finish` there is no such folder.
+        // After `finish` this folder does not exist.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }
 
 fn refuse_existing(target: &Path) -> Result<(), CheckpointError> {
-    // A link that leads nowhere is something, too.
+    // A link that leads nowhere counts as existing, too.
     match fs::symlink_metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(failure(target, &error)),
         Ok(_) => Err(CheckpointError::new(
             target.display().to_string(),
-            "is there already; name a folder that is not",
+            "already exists; name a folder that does not",
         )),
     }
 }
@@ -183,7 +188,8 @@ fn num_bytes((_, dtype, shape): &PlannedPart) -> u64 {
     (shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64
 }
 
-/// In their order, a new shard where one would become too large.
+/// Distributes tensors over shards in their order, with a new shard where one would become too
+/// large.
 fn cut(tensors: &[PlannedPart], max_bytes: u64) -> Vec<Vec<&PlannedPart>> {
     let (mut shards, mut used) = (vec![Vec::new()], 0);
     for tensor in tensors {
@@ -193,7 +199,10 @@ fn cut(tensors: &[PlannedPart], max_bytes: u64) -> Vec<Vec<&PlannedPart>> {
             used = 0;
         }
         used += bytes;
-        shards.last_mut().expect("there is one").push(tensor);
+        shards
+            .last_mut()
+            .expect("there is always a shard")
+            .push(tensor);
     }
     shards
 }
@@ -300,9 +309,9 @@ mod tests {
         let target = folder("existing");
         fs::create_dir(&target).unwrap();
         let error = CheckpointWriter::create(&target, &tensors()).err().unwrap();
-        assert_eq!(error.problem, "is there already; name a folder that is not");
+        assert_eq!(error.problem, "already exists; name a folder that does not");
         fs::remove_dir(&target).unwrap();
-        // Nor what comes while it is written.
+        // A file that appears during the writing is not replaced either.
         let mut writer = CheckpointWriter::create(&target, &tensors()[..1]).unwrap();
         writer.write("bytes", &[1, 2, 3]).unwrap();
         fs::write(&target, "mine").unwrap();

@@ -1,22 +1,22 @@
-//! How long a step takes, as a formula.
+//! A formula for the duration of a step.
 
 use std::time::Duration;
 
 use corella_core::Batch;
 
-/// Microseconds.
+/// The parts of a step's duration, in microseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
-    /// Whatever the step holds.
+    /// The cost of every step.
     pub per_step_us: f64,
-    /// Each token computed.
+    /// The cost per computed token.
     pub per_token_us: f64,
-    /// Each thousand pairs of a token and one before it that it attends to.
+    /// The cost per thousand pairs of a token and a position that it attends to.
     pub per_attended_kilotoken_us: f64,
 }
 
 impl CostModel {
-    /// Of steps that all take as long.
+    /// Steps that all take equally long.
     pub fn per_step(micros: f64) -> Self {
         Self {
             per_step_us: micros,
@@ -25,6 +25,7 @@ impl CostModel {
         }
     }
 
+    /// How long a batch takes; an empty one takes no time.
     pub fn step_duration(&self, batch: &Batch) -> Duration {
         if batch.is_empty() {
             return Duration::ZERO;
@@ -65,7 +66,7 @@ mod tests {
             sample: true,
             num_drafts: 0,
         };
-        // Positions 0..3 attend to 1 + 2 + 3 tokens, position 9 to 10.
+        // Positions 0..3 attend to 1 + 2 + 3 tokens, position 9 attends to 10.
         let batch = Batch {
             spans: vec![span(0, 0, 0..3), span(1, 9, 3..4)],
             tokens: vec![InputToken::Known(0); 4],

@@ -1,4 +1,5 @@
-//! Which tensor of a checkpoint is which weight, and what shape it must have.
+//! The mapping from a checkpoint's tensors to a decoder's weights, with the shapes that they must
+//! have.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,28 +9,29 @@ use crate::{
     CheckpointError, DecoderSpec, DecoderWeights, LayerWeights, ModelConfig, Quantization, Tensor,
 };
 
-/// A file of tensors, whatever its format.
+/// A file of tensors in any format.
 pub trait TensorSource {
-    /// For error messages.
+    /// The file's name in error messages.
     fn file(&self) -> &str;
+    /// The names of all tensors.
     fn names(&self) -> Vec<String>;
-    /// `None` when the file has no such tensor.
+    /// The tensor of a name; `None` if the file has no such tensor.
     fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError>;
-    /// The same of any type, for what quantised matrices consist of. A format with quantised
-    /// matrices of its own has none.
+    /// The tensor of a name whatever its type, for the parts of quantised matrices. Formats whose
+    /// quantised matrices are single tensors need not have this.
     fn stored(&self, _name: &str) -> Option<StoredTensor> {
         None
     }
 }
 
-/// How a format calls the weights, without `.weight` and `.bias`.
+/// A format's names of the weights, without `.weight` and `.bias`.
 pub struct TensorNames {
-    /// What says which shapes they have.
+    /// What describes the shapes of the weights, for error messages.
     pub described_by: &'static str,
     pub embed: &'static str,
     pub norm: &'static str,
     pub lm_head: &'static str,
-    /// Followed by a layer's number and one of the names below.
+    /// The prefix of layers, followed by a layer's number and one of the names below.
     pub layers: &'static str,
     pub attention_norm: &'static str,
     pub q: &'static str,
@@ -44,7 +46,7 @@ pub struct TensorNames {
     pub down: &'static str,
 }
 
-/// Llama, Qwen2 and Qwen3 agree on all names.
+/// The names in Hugging Face folders, on which Llama, Qwen2 and Qwen3 agree.
 pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
     described_by: "config.json",
     embed: "model.embed_tokens",
@@ -64,6 +66,7 @@ pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
     down: "mlp.down_proj",
 };
 
+/// Finds and checks all weights. `missing_from` is the file that errors about missing tensors name.
 pub fn load<S: TensorSource>(
     config: &ModelConfig,
     files: &[S],
@@ -122,7 +125,9 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             let problem = format!("tensor {name} is missing; it should have shape {shape:?}");
             return Err(CheckpointError::new(self.missing_from, problem));
         };
-        let tensor = file.tensor(name)?.expect("the file listed it");
+        let tensor = file
+            .tensor(name)?
+            .expect("the file lists the tensor but does not have it");
         if tensor.shape != shape {
             let problem = format!(
                 "tensor {name} has shape {:?}; {} makes it {shape:?}",
@@ -134,7 +139,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor)
     }
 
-    /// Of numbers, or of integers if the configuration says that there are some.
+    /// Takes a matrix, which may be stored as integers if the configuration says that some are.
     fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor, CheckpointError> {
         let Some(quantization) = &self.config.quantization else {
             return self.take(&weight(name), &shape);
@@ -209,12 +214,12 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         })
     }
 
-    /// A tensor that nothing reads means that the model is not what its description says, and
-    /// its output would be quietly wrong.
+    /// Refuses tensors that nothing reads: they show that the model is not what its description
+    /// says, and its output would be wrong without a notice.
     fn refuse_leftovers(&self) -> Result<(), CheckpointError> {
         let is_harmless = |name: &str, file: &S| {
-            // A copy of the tied matrix, a table older exporters stored, and the biases that GPTQ
-            // exporters gave to layers without one.
+            // Harmless are a copy of the tied matrix, a table that older exporters stored, and the
+            // zero biases that GPTQ exporters gave to layers without biases.
             name == "lm_head.weight"
                 || name.ends_with(".rotary_emb.inv_freq")
                 || self.is_unused_bias(name, file)
@@ -249,7 +254,7 @@ struct MatrixParts<'a, 's, S> {
     name: &'a str,
     by_name: &'a HashMap<String, &'s S>,
     taken: &'a mut HashSet<String>,
-    /// Where the first part lies.
+    /// The file of the first part that was found.
     file: Option<&'s str>,
 }
 

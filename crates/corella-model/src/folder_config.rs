@@ -1,12 +1,13 @@
-//! The config.json and generation_config.json that a model would have as a Hugging Face folder, for
-//! one that comes as something else.
+//! Conversion of a model's configuration to the config.json and generation_config.json of a Hugging
+//! Face folder, for models that come in another form.
 
 use serde_json::{Map, Value, json};
 
 use crate::{Activation, Architecture, DType, ModelConfig, RotaryScaling, RotarySpec};
 
 impl ModelConfig {
-    /// config.json, with weights of a type. `Err` names what such a file cannot say.
+    /// Returns the content of config.json, for weights of a type. `Err` names what config.json
+    /// cannot express.
     pub fn to_folder_config(&self, dtype: DType) -> Result<Value, String> {
         let (spec, attention) = (&self.spec, &self.spec.attention);
         let Activation::Silu = spec.mlp.activation;
@@ -46,20 +47,21 @@ impl ModelConfig {
             }
             (architecture, _) => {
                 return Err(format!(
-                    "no {architecture} has biases in some of its attention's matrices only"
+                    "{architecture} cannot have biases in only some of its attention matrices"
                 ));
             }
         }
         match self.architecture {
             Architecture::Llama => config["mlp_bias"] = spec.mlp.bias.into(),
             architecture if spec.mlp.bias => {
-                return Err(format!("no {architecture} has biases in its MLP"));
+                return Err(format!("{architecture} cannot have biases in its MLP"));
             }
             _ => {}
         }
         Ok(config)
     }
 
+    /// Returns the content of generation_config.json.
     pub fn to_folder_generation_config(&self) -> Value {
         let mut fields = Map::new();
         let generation = &self.generation;
@@ -82,7 +84,7 @@ impl ModelConfig {
     }
 }
 
-/// The f64 that reads like the f32.
+/// The f64 whose shortest decimal form is that of the f32.
 fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
@@ -122,7 +124,8 @@ fn llama3(scaling: &RotaryScaling) -> Value {
     })
 }
 
-/// The settings whose divisors these are, in f32. All known models share the factors of the ramp.
+/// Finds the Llama 3.1 settings that give these divisors. All known models share the two frequency
+/// factors.
 fn find_llama3(theta: f64, head_dim: usize, divisors: &[f32]) -> Option<RotaryScaling> {
     const LOW: f64 = 1.0;
     const HIGH: f64 = 4.0;
@@ -132,7 +135,7 @@ fn find_llama3(theta: f64, head_dim: usize, divisors: &[f32]) -> Option<RotarySc
         factor: shortest(factor),
         low_freq_factor: LOW,
         high_freq_factor: HIGH,
-        // Where several fit, they mean the same.
+        // Where several lengths fit, they have the same effect.
         original_max_position: lengths.find(|&original_max_position| {
             let divisor = |pair| {
                 let frequency = theta.powf(-((2 * pair) as f64) / head_dim as f64);
@@ -152,7 +155,7 @@ mod tests {
 
     use crate::{Checkpoint, DType, ModelConfig, RotaryScaling};
 
-    /// Of every model that there is as a folder and as a file.
+    /// Compares every model that exists both as a folder and as a GGUF file.
     #[test]
     fn a_file_has_the_configuration_of_its_folder() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
@@ -167,8 +170,8 @@ mod tests {
                 Some(("generation_config.json", generation.as_bytes())),
             );
             let mut read = read.unwrap();
-            // A model so small has divisors that fit several lengths; that of the folder is one of
-            // them, and the shortest is what was found.
+            // The divisors of so small a model fit several lengths. That of the folder is one of
+            // them, and the shortest is the one found.
             if let RotaryScaling::Llama3 {
                 original_max_position,
                 ..

@@ -1,4 +1,5 @@
-//! Random numbers as a pure function of what they are for: no state, so nothing to lose.
+//! The counter-based random number generator: numbers are a pure function of what they are for, so
+//! there is no state to keep.
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -17,8 +18,7 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Uniform in [0, 1), 53 bits. `position` is the place in its sequence of the token that
-/// the number decides.
+/// A number in [0, 1) with 53 random bits. `position` is the position of the token that it decides.
 pub fn uniform(seed: u64, choice: u32, position: u32) -> f64 {
     let key = [seed as u32, (seed >> 32) as u32];
     let [high, low, ..] = philox4x32([position, choice, 0, 0], key);
@@ -60,7 +60,7 @@ mod tests {
         );
     }
 
-    /// Each coordinate on its own must look uniform: consecutive positions, choices, seeds.
+    /// Varies one coordinate at a time: consecutive positions, choices and seeds must look uniform.
     #[test]
     fn every_coordinate_is_uniform_and_uncorrelated() {
         type Draw = fn(u32) -> f64;
@@ -86,9 +86,9 @@ mod tests {
                 .iter()
                 .map(|&n| (f64::from(n) - expected).powi(2) / expected)
                 .sum();
-            // 63 degrees of freedom: 99.99 % lie below 113.
+            // With 63 degrees of freedom, 99.99 % of the values are below 113.
             assert!(chi_square < 113.0, "chi square {chi_square}");
-            // Variance of a product of two uniforms about 0 is 1/144.
+            // The product of two uniform numbers in [-1/2, 1/2) has variance 1/144.
             let correlation = products / (f64::from(N) / 144.0).sqrt();
             assert!(correlation.abs() < 4.0, "lag-1 correlation {correlation} σ");
         }

@@ -1,7 +1,7 @@
-//! One GGUF file: metadata, a list of tensors, their bytes. By itself it is a whole checkpoint.
+//! GGUF files: metadata, a list of tensors, and their bytes. One file is a whole checkpoint.
 //!
-//! Every number in the file is checked against the file's length before anything is done with
-//! it, so that a damaged or hostile file costs one error and no memory.
+//! Every number in the file is checked against the file's length before it is used, so that a
+//! damaged or hostile file causes one error and no large allocation.
 
 mod config;
 mod cursor;
@@ -23,8 +23,9 @@ pub use self::config::model_config;
 pub use self::tokenizer::{tokenizer_config_json, tokenizer_json};
 pub use self::weights::{NAMES, Tensors};
 
+/// An open GGUF file.
 pub struct GgufFile {
-    /// For error messages.
+    /// The file's name in error messages.
     label: String,
     storage: Arc<Storage>,
     metadata: Metadata,
@@ -32,7 +33,7 @@ pub struct GgufFile {
 }
 
 struct TensorInfo {
-    /// As in safetensors: the last size is that of a row.
+    /// The shape as in safetensors: the last size is that of a row.
     shape: Vec<usize>,
     format: BlockFormat,
     range: Range<usize>,
@@ -41,13 +42,14 @@ struct TensorInfo {
 pub const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMENSIONS: u32 = 4;
-/// A model of a thousand layers has fewer.
+/// A limit that a model of a thousand layers does not reach.
 const MAX_TENSORS: u64 = 1 << 17;
-/// Of a name's length, its text, a number of sizes, a size, a type and an offset.
+/// The smallest entry: the length of a name, one byte of name, the number of dimensions, one
+/// dimension, a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 impl GgufFile {
-    /// Reads all but the tensors' bytes.
+    /// Reads everything but the tensors' bytes.
     pub fn open(label: String, storage: Storage) -> Result<Self, CheckpointError> {
         match Self::parse(&label, Arc::new(storage)) {
             Ok(file) => Ok(file),
@@ -59,8 +61,8 @@ impl GgufFile {
         let mut cursor = Cursor::new(storage.bytes());
         if !storage.bytes().starts_with(&MAGIC) {
             return Err(match storage.bytes().len() {
-                0..4 => format!("is no GGUF file: it has {} bytes", storage.bytes().len()),
-                _ => "is no GGUF file: it does not begin with \"GGUF\"".into(),
+                0..4 => format!("is not a GGUF file: it has {} bytes", storage.bytes().len()),
+                _ => "is not a GGUF file: it does not begin with \"GGUF\"".into(),
             });
         }
         cursor.take(MAGIC.len() as u64, "the header")?;
@@ -96,7 +98,7 @@ impl GgufFile {
         self.tensors.get(name).map(|info| &*info.shape)
     }
 
-    /// `None` when the file has no such tensor.
+    /// The tensor of a name; `None` if the file has no such tensor.
     fn tensor(&self, name: &str, row_order: RowOrder) -> Option<Tensor> {
         let info = self.tensors.get(name)?;
         Some(BlockTensor::tensor(
@@ -108,7 +110,7 @@ impl GgufFile {
         ))
     }
 
-    /// What a small tensor of plain f32 holds.
+    /// The values of a small tensor of f32.
     fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, CheckpointError> {
         let Some(tensor) = self.tensor(name, RowOrder::AsStored) else {
             return Ok(None);
@@ -132,7 +134,7 @@ fn parse_tensors(
     cursor.check_count(num_tensors, MIN_TENSOR_BYTES, "tensors")?;
     if num_tensors > MAX_TENSORS {
         return Err(format!(
-            "has {num_tensors} tensors; more than {MAX_TENSORS} is no model"
+            "has {num_tensors} tensors; no model has more than {MAX_TENSORS}"
         ));
     }
     let mut entries = Vec::new();
@@ -148,7 +150,7 @@ fn parse_tensors(
         let name = entry.name;
         if !entry.offset.is_multiple_of(alignment as u64) {
             return Err(format!(
-                "tensor {name} is at offset {}, which is no multiple of the alignment, {alignment}",
+                "tensor {name} is at offset {}, which is not a multiple of the alignment, {alignment}",
                 entry.offset
             ));
         }
@@ -160,11 +162,11 @@ fn parse_tensors(
         let info = TensorInfo {
             shape: entry.shape,
             format: entry.format,
-            // Past the end of the file, this is not used: see below.
+            // If this is past the end of the file, an error is returned below.
             range: (end as usize).saturating_sub(entry.num_bytes)..end as usize,
         };
         if tensors.insert(name.clone(), info).is_some() {
-            return Err(format!("tensor {name} is there twice"));
+            return Err(format!("tensor {name} occurs twice"));
         }
     }
     if num_tensors > 0 && file_end > file_len as u64 {
@@ -204,7 +206,7 @@ impl TensorEntry {
         let mut shape = Vec::new();
         for _ in 0..num_dimensions {
             let size = cursor.u64(WHAT)?;
-            // Products of a few of them must not overflow.
+            // Products of a few sizes must not overflow.
             if !(1..=1 << 31).contains(&size) {
                 return Err(format!("tensor {name} has a dimension of size {size}"));
             }
@@ -219,7 +221,7 @@ impl TensorEntry {
         })?;
         if !shape[0].is_multiple_of(format.block_len()) {
             return Err(format!(
-                "tensor {name} has rows of {}, which are no whole blocks of {}",
+                "tensor {name} has rows of {}, which is not a whole number of {} blocks",
                 shape[0],
                 format.name()
             ));
@@ -251,7 +253,7 @@ impl TensorEntry {
     }
 }
 
-/// Of types that exist, and that no kernel here can read.
+/// The names of types that exist but that no kernel here can read.
 fn type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         9 => "Q8_1",

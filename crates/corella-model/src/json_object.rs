@@ -1,18 +1,19 @@
-//! Fields of a JSON file, typed, with errors that name the field and its value.
+//! Typed access to the fields of a JSON file, with errors that name the field and its value.
 
 use corella_core::TokenId;
 use serde_json::{Map, Value};
 
 use crate::CheckpointError;
 
-/// `null` counts as absent throughout: Transformers writes it for "not set".
+/// The fields of an object. `null` counts as absent: Transformers writes it for "not set".
 pub struct JsonObject<'a> {
     file: &'a str,
-    /// Name and dot of the object that holds these fields, if not the file itself.
+    /// The path of this object in the file, with a dot at its end; empty for the file itself.
     prefix: String,
     fields: &'a Map<String, Value>,
 }
 
+/// Parses a file whose content is an object.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
@@ -45,7 +46,7 @@ impl<'a> JsonObject<'a> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
 
-    /// A positive whole number.
+    /// A field that must be a positive whole number.
     pub fn size(&self, field: &str) -> Result<usize, CheckpointError> {
         self.try_size(field)?.ok_or_else(|| self.missing(field))
     }
@@ -53,7 +54,7 @@ impl<'a> JsonObject<'a> {
     pub fn try_size(&self, field: &str) -> Result<Option<usize>, CheckpointError> {
         self.typed(field, "must be a positive whole number", |value| {
             let size = usize::try_from(value.as_u64()?).ok()?;
-            // Products of a few of them must not overflow.
+            // Products of a few sizes must not overflow.
             (1..=1 << 31).contains(&size).then_some(size)
         })
     }
@@ -85,7 +86,7 @@ impl<'a> JsonObject<'a> {
         }))
     }
 
-    /// A token id or a list of them; empty when absent.
+    /// A field that is a token id or a list of token ids; empty if absent.
     pub fn token_ids(&self, field: &str) -> Result<Vec<TokenId>, CheckpointError> {
         let id = |value: &Value| TokenId::try_from(value.as_u64()?).ok();
         let ids = self.typed(
@@ -99,6 +100,7 @@ impl<'a> JsonObject<'a> {
         Ok(ids.unwrap_or_default())
     }
 
+    /// Converts a field; `must` says what it must be, for the error message.
     fn typed<T>(
         &self,
         field: &str,

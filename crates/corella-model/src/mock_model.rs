@@ -1,4 +1,4 @@
-//! What the mock executor draws: logits from a hash of a sequence.
+//! The mock executor's model: logits that are a hash of the sequence.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use corella_core::{Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
 use crate::generator::mix;
 use crate::{CostModel, SampleRequest, sample};
 
+/// The settings of a mock executor and its model.
 #[derive(Clone, Debug)]
 pub struct MockConfig {
     pub vocab_size: usize,
     pub num_pages: u32,
     pub page_size: u32,
-    /// Two executors with the same seed are the same model.
+    /// The model's weights, so to speak: two executors with the same seed are the same model.
     pub seed: u64,
-    /// Steps take this long by the wall clock; `None` is as fast as can be.
+    /// How long steps take by the wall clock; `None` makes them as fast as possible.
     pub cost: Option<CostModel>,
-    /// A step goes through so many stages, which share its time and work on other steps
-    /// meanwhile; one that needs the token of a step in flight waits for it.
+    /// The number of pipeline stages. They share a step's time and meanwhile work on other steps; a
+    /// step that needs a token of a step in flight waits for it.
     pub num_stages: u32,
-    /// The only tokens ever drawn, say those that print well; empty is all.
+    /// The only tokens that are ever drawn, for example printable ones; if empty, all tokens are.
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
     pub echo: Option<MockEcho>,
@@ -30,38 +31,42 @@ pub struct MockConfig {
 /// When sequences end by themselves.
 #[derive(Clone, Debug)]
 pub struct MockEnd {
+    /// The token that ends a sequence. It is not drawn anywhere else.
     pub token: TokenId,
-    /// Of each position, by a hash of the history. The token is drawn nowhere else.
+    /// The probability that the sequence ends at a position, decided by a hash of the history.
     pub probability: f64,
-    /// As this output token at the latest.
+    /// The output length at which a sequence ends at the latest, in tokens.
     pub at_output: Option<u32>,
 }
 
-/// Texts that repeat themselves, as when a model copies from its prompt.
+/// Makes outputs repeat themselves, as when a model copies from its prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct MockEcho {
-    /// Drawn is the token so many before.
+    /// How many tokens back the repeated token is.
     pub distance: usize,
-    /// At each position, by a hash of the history; elsewhere it is as without.
+    /// The probability that a position repeats, decided by a hash of the history. Other positions
+    /// are drawn as usual.
     pub probability: f64,
 }
 
-/// What goes wrong in a step, while it is waited for.
+/// What goes wrong in a step, while the engine waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// The step fails.
     Fail,
+    /// The executor panics.
     Panic,
-    /// Returns late, and right.
+    /// The step returns late, with a correct result.
     Hang(Duration),
-    /// Nothing can be drawn for the first span that samples.
+    /// No token can be drawn for the first span that samples.
     Undrawn,
-    /// This step and all later ones.
+    /// This step and all later ones fail.
     Lost,
 }
 
-/// A request's tokens so far.
+/// The tokens of a request so far.
 pub(crate) struct Sequence {
-    /// Without its cached tokens.
+    /// How the request started, without its cached tokens.
     pub start: SlotStart,
     pub tokens: Vec<TokenId>,
     /// `chains[i]` hashes `tokens[..=i]`.
@@ -84,8 +89,8 @@ impl MockConfig {
         }
     }
 
-    /// What a request must get, worked out without pages, batches or steps. Does not stop at
-    /// end tokens.
+    /// The tokens that a request must get, computed without pages, batches or steps. It does not
+    /// stop at end tokens.
     pub fn lone_tokens(
         &self,
         prompt: &[TokenId],
@@ -119,7 +124,7 @@ impl MockConfig {
         mix(before, u64::from(token) << 32 | position as u64)
     }
 
-    /// What follows the first `num_tokens` tokens of a sequence.
+    /// Draws the token that follows the first `num_tokens` tokens of a sequence.
     pub(crate) fn draw(
         &self,
         sequence: &Sequence,
@@ -179,7 +184,7 @@ impl Sequence {
         sequence
     }
 
-    /// Forgets what comes behind the first `num_tokens` tokens.
+    /// Removes all tokens after the first `num_tokens`.
     pub fn truncate(&mut self, num_tokens: usize) {
         self.tokens.truncate(num_tokens);
         self.chains.truncate(num_tokens);

@@ -1,4 +1,4 @@
-//! What `config.json` and `generation_config.json` of a Hugging Face folder say.
+//! The content of `config.json` and `generation_config.json` in a Hugging Face folder.
 
 use std::fmt;
 
@@ -10,21 +10,22 @@ use crate::{
     RotaryScaling, RotarySpec,
 };
 
+/// The configuration of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub architecture: Architecture,
     pub spec: DecoderSpec,
-    /// As declared; each tensor says its own.
+    /// The type that the configuration declares. Each tensor has its own, which counts.
     pub dtype: Option<DType>,
-    /// Of a folder whose matrices are integers.
+    /// How matrices are stored as integers, if some are.
     pub quantization: Option<Quantization>,
     pub bos_token_id: Option<TokenId>,
-    /// Every token that ends a sequence: those of both files.
+    /// Every token that ends a sequence, from both files.
     pub eos_token_ids: Vec<TokenId>,
     pub generation: GenerationDefaults,
 }
 
-/// What the checkpoint's makers recommend where a request says nothing.
+/// Sampling parameters that the checkpoint's makers recommend for requests that do not set them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -34,6 +35,7 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
+/// The architectures that are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     Llama,
@@ -44,7 +46,7 @@ pub enum Architecture {
 impl Architecture {
     pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
 
-    /// As in `config.json`.
+    /// The name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
@@ -102,7 +104,7 @@ impl ModelConfig {
         };
         self.generation = GenerationDefaults {
             temperature: number("temperature")?,
-            // 0 is written for "all".
+            // Transformers writes 0 for "all".
             top_k: number("top_k")?.map(|k| k as u32),
             top_p: number("top_p")?,
             min_p: number("min_p")?,
@@ -131,7 +133,7 @@ fn architecture(config: &JsonObject<'_>) -> Result<Architecture, CheckpointError
 }
 
 fn dtype(config: &JsonObject<'_>) -> Result<Option<DType>, CheckpointError> {
-    // Transformers 5 calls `dtype` what was `torch_dtype` before.
+    // Transformers 5 calls this field `dtype`; before, it was `torch_dtype`.
     let field = if config.get("dtype").is_some() {
         "dtype"
     } else {
@@ -146,7 +148,8 @@ fn dtype(config: &JsonObject<'_>) -> Result<Option<DType>, CheckpointError> {
     }
 }
 
-/// Defaults are those of the architecture's configuration class in Transformers.
+/// Reads the decoder's shape. Defaults are those of the architecture's configuration class in
+/// Transformers.
 fn decoder_spec(
     architecture: Architecture,
     config: &JsonObject<'_>,
@@ -204,7 +207,7 @@ fn attention_spec(
         return Err(config.refuse("head_dim", "must be even"));
     }
     let (qkv_bias, output_bias) = match architecture {
-        // Not for the configuration to say.
+        // The architecture fixes this; the configuration has no field for it.
         Architecture::Qwen2 => (true, false),
         Architecture::Llama | Architecture::Qwen3 => {
             let bias = config.flag("attention_bias")?;
@@ -246,7 +249,7 @@ fn rotary_spec(
     max_position: usize,
 ) -> Result<RotarySpec, CheckpointError> {
     const DEFAULT_THETA: f64 = 10_000.0;
-    // Transformers 5 joins `rope_theta` and `rope_scaling` in one object.
+    // Transformers 5 puts `rope_theta` and `rope_scaling` into one object.
     let scaling = match config.try_object("rope_parameters")? {
         Some(parameters) => Some(parameters),
         None => config.try_object("rope_scaling")?,
@@ -264,7 +267,10 @@ fn rotary_spec(
             .try_number("partial_rotary_factor")?
             .is_some_and(|factor| factor != 1.0)
         {
-            return Err(object.refuse("partial_rotary_factor", "only whole heads can be rotated"));
+            return Err(object.refuse(
+                "partial_rotary_factor",
+                "partial rotary embeddings are not supported",
+            ));
         }
     }
     Ok(RotarySpec {

@@ -1,5 +1,5 @@
-//! The tensors that a quantised matrix is stored as, found, checked against each other and put
-//! together.
+//! Finds the tensors that a quantised matrix is stored as, checks them against each other, and
+//! combines them.
 
 use safetensors::Dtype;
 
@@ -7,14 +7,14 @@ use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, StoredTensor
 use crate::quantization::Scheme;
 use crate::{Quantization, Tensor};
 
-/// A file's tensors that belong to one matrix, by what comes after the matrix's name and a dot.
+/// The tensors that belong to one matrix. `suffix` is what follows the matrix's name and a dot.
 pub trait Parts {
-    /// Counts as used.
+    /// Takes a tensor, which counts as used from then on.
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// A matrix `[out, in]`; `None` if it is not stored as integers. `Err` says which of its tensors is
-/// wrong, and how.
+/// Combines the tensors of a matrix `[out, in]`; `None` if it is not stored as integers. `Err` says
+/// which of its tensors is wrong, and how.
 pub fn find(
     quantization: &Quantization,
     shape: [usize; 2],
@@ -74,7 +74,7 @@ fn compressed_tensors(
             groups
         }
         _ => {
-            let should = "it should be of the outputs, by the groups of an output";
+            let should = "it should be [outputs] or [outputs, groups per output]";
             return Err(format!(
                 "weight_scale has shape {:?}; {should}",
                 scales.shape
@@ -92,7 +92,7 @@ fn compressed_tensors(
     if !is_known {
         return Err(format!(
             "{num_bits} bits and {num_groups} scales for the {num_columns} weights of an output{} \
-             are no scheme of quantization_config.config_groups",
+             match no scheme of quantization_config.config_groups",
             match zeros {
                 Some(_) => ", with zero points",
                 None => "",
@@ -102,7 +102,7 @@ fn compressed_tensors(
     let zeros = match zeros {
         Some(zeros) if num_bits == 8 && zeros.bytes().iter().all(|&byte| byte == 0) => None,
         Some(_) if num_bits == 8 => {
-            return Err("weight_zero_point is not 0; of 8 bits it should be".into());
+            return Err("weight_zero_point is not 0; with 8 bits it must be".into());
         }
         zeros => zeros,
     };
@@ -137,7 +137,7 @@ fn compressed_tensors(
     }))
 }
 
-/// GPTQ and AWQ: outputs are columns.
+/// Combines the tensors of GPTQ and AWQ, whose columns are outputs.
 fn columns(
     layout: PackedLayout,
     group_len: Option<usize>,
@@ -152,12 +152,12 @@ fn columns(
     let group_len = group_len.unwrap_or(num_columns);
     for (what, len) in [("outputs", num_rows), ("inputs", num_columns)] {
         if !len.is_multiple_of(PER_WORD) {
-            return Err(format!("{len} {what} do not fill words of {PER_WORD}"));
+            return Err(format!("{len} {what} are not a multiple of {PER_WORD}"));
         }
     }
     if !num_columns.is_multiple_of(group_len) {
         return Err(format!(
-            "{num_columns} inputs are no whole groups of quantization_config.group_size, \
+            "{num_columns} inputs are not a multiple of quantization_config.group_size, \
              {group_len}"
         ));
     }
@@ -192,7 +192,7 @@ fn columns(
 
 const FLOATS: &[Dtype] = &[Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// `None` if it is the group that each input stands in.
+/// Reads the group of each input; `None` if groups are contiguous and in order.
 fn group_indices(
     suffix: &str,
     indices: &StoredTensor,
@@ -217,7 +217,7 @@ fn check_stored_shape(stored: &StoredTensor, shape: [usize; 2]) -> Result<(), St
     expect_shape("weight_shape", stored, &[2])?;
     let words = match stored.dtype {
         Dtype::I32 => [stored.word(0), stored.word(1)],
-        // Sizes are below 2^31, see `JsonObject::size`.
+        // The upper halves can be ignored: sizes are below 2^31, see `JsonObject::size`.
         _ => [stored.word(0), stored.word(2)],
     };
     let found = words.map(|word| word as usize);

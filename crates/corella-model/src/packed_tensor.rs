@@ -1,5 +1,5 @@
-//! A matrix `[out, in]` that a folder stores as integers, with a scale for each group of weights of
-//! an output, as compressed-tensors, GPTQ and AWQ lay it out.
+//! Matrices `[out, in]` that a folder stores as integers with group-wise scales, in the layouts of
+//! compressed-tensors, GPTQ and AWQ.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 use crate::{DType, GroupFormat, GroupedRow, Storage, Tensor};
 
-/// A tensor of any type, as its file has it.
+/// A tensor of any type, as its file stores it.
 #[derive(Clone)]
 pub struct StoredTensor {
     pub storage: Arc<Storage>,
@@ -23,9 +23,10 @@ impl StoredTensor {
         &self.storage.bytes()[self.range.clone()]
     }
 
+    /// 32-bit word `index` of the tensor.
     pub(crate) fn word(&self, index: usize) -> u32 {
         let bytes = self.bytes()[index * 4..].first_chunk();
-        u32::from_le_bytes(*bytes.expect("a word inside the tensor"))
+        u32::from_le_bytes(*bytes.expect("the index is beyond the tensor"))
     }
 
     fn number(&self, index: usize) -> f32 {
@@ -34,29 +35,30 @@ impl StoredTensor {
             Dtype::F32 => f32::from_bits(self.word(index)),
             Dtype::F16 => f16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
             Dtype::BF16 => bf16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
-            other => unreachable!("a scale of type {other:?}"),
+            other => unreachable!("scales cannot have type {other:?}"),
         }
     }
 }
 
-/// How integers and zero points lie.
+/// The layout of integers, zero points and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackedLayout {
-    /// compressed-tensors `int-quantized`: bytes, row by row.
+    /// compressed-tensors `int-quantized`: one byte per weight, row by row.
     Bytes,
-    /// compressed-tensors `pack-quantized`: along a row in words, the smallest number stored as 0.
-    /// Zero points in words along the outputs, `[out / 8, groups]`; scales `[out, groups]`.
+    /// compressed-tensors `pack-quantized`: 32-bit words along a row, with the smallest integer
+    /// stored as 0. Zero points are packed along the outputs, `[out / 8, groups]`; scales are
+    /// `[out, groups]`.
     Rows,
-    /// Eight inputs of an output in a word, `[in / 8, out]`; zero points of eight outputs,
-    /// `[groups, out / 8]`, to which `zero_offset` is added word by word, as it was taken away;
-    /// scales `[groups, out]`.
+    /// GPTQ: eight inputs of an output per word, `[in / 8, out]`. Zero points of eight outputs per
+    /// word, `[groups, out / 8]`, are stored reduced by `zero_offset`; scales are `[groups, out]`.
     Gptq { zero_offset: u32 },
-    /// Eight outputs of an input in a word, `[in, out / 8]`, the even ones in its lower half; zero
-    /// points likewise, `[groups, out / 8]`; scales `[groups, out]`.
+    /// AWQ: eight outputs of an input per word, `[in, out / 8]`, the even ones in its lower half.
+    /// Zero points are packed in the same way, `[groups, out / 8]`; scales are `[groups, out]`.
     Awq,
 }
 
-/// Kernels that compute with integers read groups; rows of bf16 are for all others.
+/// A matrix of integers. Kernels that compute with integers read groups; all others read rows of
+/// bf16.
 pub struct PackedTensor {
     layout: PackedLayout,
     num_rows: usize,
@@ -67,13 +69,13 @@ pub struct PackedTensor {
     integers: StoredTensor,
     scales: StoredTensor,
     zeros: Option<StoredTensor>,
-    /// Of each input, if the groups are not one after the other.
+    /// The group of each input, if groups are not contiguous and in order.
     group_of: Option<Vec<u32>>,
     values: OnceLock<Vec<u8>>,
 }
 
-/// What `PackedTensor::tensor` puts together. Shapes fit each other: `packed_matrix.rs` has seen
-/// to that.
+/// What `PackedTensor::tensor` combines. The shapes fit each other, as `packed_matrix.rs` has
+/// checked.
 pub struct PackedParts {
     pub layout: PackedLayout,
     pub shape: [usize; 2],
@@ -85,7 +87,7 @@ pub struct PackedParts {
     pub group_of: Option<Vec<u32>>,
 }
 
-/// Of 4 bits, what stands for 0 in symmetric weights.
+/// The 4-bit integer that encodes 0 in symmetric weights.
 const MIDDLE: u32 = 8;
 
 impl PackedTensor {
@@ -104,7 +106,7 @@ impl PackedTensor {
             group_of: parts.group_of,
             values: OnceLock::new(),
         };
-        // GPTQ and AWQ store the zero points of symmetric weights as well.
+        // GPTQ and AWQ store zero points for symmetric weights too, all of them equal to `MIDDLE`.
         packed.has_minimum = packed.zeros.is_some()
             && (0..num_rows).any(|row| {
                 let mut groups = 0..packed.num_groups();
@@ -118,7 +120,7 @@ impl PackedTensor {
         }
     }
 
-    /// `None`: an output's weights share scales in another order than they stand in.
+    /// The format of the groups; `None` if groups are not contiguous and in order.
     pub fn group_format(&self) -> Option<GroupFormat> {
         self.group_of.is_none().then_some(GroupFormat {
             bits: self.num_bits,
@@ -131,7 +133,7 @@ impl PackedTensor {
         self.num_columns / self.group_len
     }
 
-    /// Integers, scales and minimums of a row.
+    /// Reads the integers, scales and minimums of a row.
     pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
         out.quants.resize(self.num_columns, 0);
         self.read_integers(row, &mut out.quants);
@@ -141,7 +143,7 @@ impl PackedTensor {
             .extend(groups.clone().map(|group| self.scale(row, group)));
         out.minimums.clear();
         if self.has_minimum {
-            // Exact, where scales have 16 bits.
+            // The product is exact if scales have 16 bits.
             out.minimums.extend(
                 groups
                     .zip(&out.scales)
@@ -150,12 +152,12 @@ impl PackedTensor {
         }
     }
 
-    /// Symmetric ones around 0, others from 0 on.
+    /// Reads a row's integers: signed ones for symmetric weights, otherwise from 0 on.
     fn read_integers(&self, row: usize, out: &mut [i8]) {
         let middle = match (self.num_bits, self.has_minimum) {
             (4, true) => 0,
             (4, false) => MIDDLE as i8,
-            // Of bytes, turning the highest bit takes 128 away.
+            // Flipping the highest bit of a byte subtracts 128.
             _ => i8::MIN,
         };
         let bytes = self.integers.bytes();
@@ -207,7 +209,7 @@ impl PackedTensor {
         })
     }
 
-    /// The integer that stands for 0, counted from the smallest.
+    /// The integer that encodes 0, counted from the smallest one.
     fn zero(&self, row: usize, group: usize) -> u32 {
         let Some(zeros) = &self.zeros else {
             return MIDDLE;
@@ -227,12 +229,12 @@ impl PackedTensor {
         }
     }
 
-    /// Of a row's values.
+    /// The size of a row in bf16, in bytes.
     pub fn row_bytes(&self) -> usize {
         self.num_columns * DType::Bf16.size()
     }
 
-    /// The values of some rows in bf16, one row after the other.
+    /// Writes some rows in bf16, one after the other.
     pub fn write_rows(&self, rows: Range<usize>, out: &mut [u8]) {
         let mut groups = GroupedRow::default();
         for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
@@ -276,7 +278,8 @@ impl GroupedRow {
     }
 }
 
-/// Of an output within its word: AWQ stores outputs 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
+/// The bit position of an output within its word: AWQ stores outputs 0, 2, 4, 6, 1, 3, 5, 7 from
+/// the lowest bits on.
 fn awq_shift(row: usize) -> usize {
     4 * (row % 8 / 2 + row % 2 * 4)
 }

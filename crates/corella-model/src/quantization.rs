@@ -1,34 +1,35 @@
-//! What `quantization_config` in config.json says: who wrote the matrices as integers, and how.
+//! The `quantization_config` of config.json: which exporter stored matrices as integers, and how.
 //!
-//! Which matrices those are, and the length of their groups, is for the tensors to say; what is
-//! refused here would be computed otherwise than its makers meant.
+//! Which matrices these are, and the length of their groups, is read from the tensors. This refuses
+//! configurations that would be computed in another way than their makers intended.
 
 use crate::CheckpointError;
 use crate::json_object::JsonObject;
 
+/// The format of a folder's quantised matrices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantization {
-    /// <https://github.com/vllm-project/compressed-tensors>
+    /// The format of <https://github.com/vllm-project/compressed-tensors>.
     CompressedTensors(Vec<Scheme>),
-    /// As AutoGPTQ and GPTQModel write it.
+    /// The format of AutoGPTQ and GPTQModel.
     Gptq {
         group_len: Option<usize>,
-        /// What is added to a stored zero point: 1 in the format's first version.
+        /// What is added to a stored zero point: 1 in the first version of the format.
         zero_offset: u32,
     },
-    /// AutoAWQ's `gemm`.
+    /// The `gemm` format of AutoAWQ.
     Awq { group_len: Option<usize> },
 }
 
 /// How some of the matrices are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
-    /// 4 or 8.
+    /// The number of bits per weight, 4 or 8.
     pub num_bits: usize,
-    /// Weights of an output that share a scale; `None` for all of them.
+    /// The number of an output's weights that share a scale; `None` for one scale per output.
     pub group_len: Option<usize>,
     pub symmetric: bool,
-    /// In words of 32 bits, not bytes.
+    /// Whether integers are packed into 32-bit words. Otherwise each has a byte.
     pub is_packed: bool,
 }
 
@@ -116,7 +117,9 @@ fn scheme(weights: &JsonObject<'_>, is_packed: bool) -> Result<Scheme, Checkpoin
     let num_bits = match (weights.size("num_bits")?, is_packed) {
         (bits @ (4 | 8), true) | (bits @ 8, false) => bits,
         (_, true) => return Err(weights.refuse("num_bits", "supported are 4 and 8")),
-        (_, false) => return Err(weights.refuse("num_bits", "unpacked, 8 is supported")),
+        (_, false) => {
+            return Err(weights.refuse("num_bits", "supported is 8, unless weights are packed"));
+        }
     };
     let group_len = match weights.try_text("strategy")? {
         Some("group") => Some(weights.size("group_size")?),
@@ -124,10 +127,10 @@ fn scheme(weights: &JsonObject<'_>, is_packed: bool) -> Result<Scheme, Checkpoin
         Some(_) => return Err(weights.refuse("strategy", "supported are group and channel")),
         None => return Err(weights.missing("strategy")),
     };
-    // Its absence means true.
+    // A missing field means true.
     let symmetric = weights.get("symmetric").is_none() || weights.flag("symmetric")?;
     if num_bits == 8 && !symmetric {
-        let why = "of 8 bits, symmetric weights are supported";
+        let why = "8-bit weights must be symmetric";
         return Err(weights.refuse("symmetric", why));
     }
     if weights.get("dynamic").is_some() && weights.flag("dynamic")? {
@@ -144,7 +147,7 @@ fn scheme(weights: &JsonObject<'_>, is_packed: bool) -> Result<Scheme, Checkpoin
     })
 }
 
-/// What layers take in is rounded row by row, if at all, and to 8 bits.
+/// Checks that activations are quantised to 8 bits with a scale per row, or not at all.
 fn check_activations(group: &JsonObject<'_>) -> Result<(), CheckpointError> {
     let Some(activations) = group.try_object("input_activations")? else {
         return Ok(());
@@ -154,7 +157,7 @@ fn check_activations(group: &JsonObject<'_>) -> Result<(), CheckpointError> {
         return Err(activations.refuse("num_bits", "supported is 8"));
     }
     if !activations.flag("dynamic")? {
-        let why = "supported is true: a scale for each token, found as it comes";
+        let why = "supported is true: a scale for each token, computed at run time";
         return Err(activations.refuse("dynamic", why));
     }
     expect_text(&activations, "strategy", "token", true)
@@ -174,7 +177,7 @@ fn gptq(config: &JsonObject<'_>) -> Result<Quantization, CheckpointError> {
         .try_object("dynamic")?
         .is_some_and(|object| !object.is_empty())
     {
-        let why = "settings of single matrices are not supported";
+        let why = "settings for single matrices are not supported";
         return Err(config.refuse("dynamic", why));
     }
     Ok(Quantization::Gptq {
@@ -210,7 +213,7 @@ fn expect_four_bits(config: &JsonObject<'_>) -> Result<(), CheckpointError> {
     }
 }
 
-/// -1 is written for whole rows.
+/// A group length; -1 stands for whole rows.
 fn group_len(config: &JsonObject<'_>, field: &str) -> Result<Option<usize>, CheckpointError> {
     match config.try_number(field)? {
         None => Err(config.missing(field)),

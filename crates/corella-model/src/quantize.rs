@@ -1,4 +1,4 @@
-//! A checkpoint written anew with its matrices as integers: what becomes of each, and how.
+//! Writes a checkpoint anew with its matrices quantised.
 
 mod compensation;
 mod matrix;

@@ -1,4 +1,4 @@
-//! One safetensors file: a JSON header that says where each tensor lies, then their bytes.
+//! safetensors files: a JSON header that says where each tensor is, and then the tensors' bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use crate::decoder_weights::TensorSource;
 use crate::packed_tensor::StoredTensor;
 use crate::{CheckpointError, DType, Storage, Tensor};
 
+/// An open safetensors file.
 pub struct SafetensorsFile {
     file: String,
     storage: Arc<Storage>,
@@ -81,13 +82,14 @@ impl TensorSource for SafetensorsFile {
 
 const LENGTH_BYTES: usize = 8;
 
-/// A download that broke off is by far the most common damage, and deserves its own words.
+/// Describes a truncated file. An interrupted download is by far the most common damage, so it gets
+/// a message of its own.
 fn truncation(bytes: &[u8]) -> Option<String> {
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Some(format!("is truncated: {} bytes", bytes.len()));
     };
     let header_len = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-    // A text file would announce an absurd header.
+    // The first bytes of a text file, read as a length, would be absurdly large.
     if header_len > rest.len() && header_len <= 100_000_000 {
         return Some(format!(
             "is truncated: {} bytes, but its header alone has {header_len}",

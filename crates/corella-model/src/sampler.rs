@@ -1,8 +1,8 @@
-//! The reference sampler: one position's logits to one token.
+//! The reference sampler: draws one token from the logits of a position.
 //!
-//! The result is a function of the logits' bits and the request alone, equal on every
-//! machine: nothing here but IEEE additions, multiplications, divisions and comparisons in a
-//! fixed order, with an exponential and a logarithm of our own.
+//! The result depends on nothing but the bits of the logits and the request, and is the same on
+//! every machine: everything is done by IEEE additions, multiplications, divisions and comparisons
+//! in a fixed order, with an exponential and a logarithm of our own.
 
 mod vector;
 
@@ -14,26 +14,27 @@ use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 use crate::generator::uniform;
 use vector::{exp, ln};
 
+/// What a draw depends on besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     pub params: &'a SamplingParams,
-    /// Every token before the one to draw: prompt, then output. Its length is the position
+    /// Every token before the one to draw: the prompt, then the output. Its length is the position
     /// that keys the generator.
     pub history: &'a [TokenId],
     pub num_prompt_tokens: u32,
-    /// Output tokens before which `masked_until_min_tokens` cannot be drawn.
+    /// The number of output tokens before which `masked_until_min_tokens` cannot be drawn.
     pub min_tokens: u32,
     pub masked_until_min_tokens: &'a [TokenId],
-    /// As `TokenMask::allowed`; tokens beyond its end are not allowed.
+    /// A mask as in `TokenMask::allowed`; tokens beyond its end are not allowed.
     pub allowed: Option<&'a [u32]>,
 }
 
-/// Nothing can be drawn from such logits.
+/// Why nothing can be drawn from some logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SampleError {
-    /// NaN or plus infinity. (Minus infinity is a token that cannot be drawn.)
+    /// A logit is NaN or plus infinity. (Minus infinity marks a token that cannot be drawn.)
     NotFinite { token: TokenId, value: f32 },
-    /// Mask and model together leave no token.
+    /// The mask and the model together leave no token.
     NothingAllowed,
 }
 
@@ -50,8 +51,8 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// Masks, penalties, then greedy or temperature → top-k → top-p → min-p → draw, as in
-/// Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
+/// Draws a token: masks, penalties, then greedy or temperature → top-k → top-p → min-p → draw, as
+/// in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
 /// Log-probabilities are those after masks and penalties.
 pub fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, SampleError> {
     let params = request.params;
@@ -152,18 +153,19 @@ fn first_equal(logits: &[f32], max: f32) -> TokenId {
     logits
         .iter()
         .position(|&logit| logit == max)
-        .expect("max is one of the logits") as TokenId
+        .expect("the maximum is not among the logits") as TokenId
 }
 
-/// Logits as weights relative to the most likely token's, a block at a time: they are
-/// computed anew for each pass rather than stored.
+/// Weights relative to the most likely token's, computed from logits in blocks. Every pass computes
+/// them anew, so that they need no memory.
 struct Weights<'a> {
     logits: &'a [f32],
     max: f32,
     temperature: f32,
 }
 
-/// Short enough for the first-level cache, long enough to be worth vector code.
+/// The number of weights in a block: few enough for the first-level cache, enough to pay for vector
+/// code.
 const BLOCK: usize = 256;
 
 impl Weights<'_> {
@@ -187,8 +189,8 @@ impl Weights<'_> {
     }
 }
 
-/// What top-p and min-p leave: weights from `weight` on, and of those that equal it only
-/// the ids up to `last`.
+/// What top-p and min-p keep: weights above `weight`, and those equal to it whose ids are `last` at
+/// most.
 struct Cut {
     weight: f32,
     last: TokenId,
@@ -216,11 +218,10 @@ impl Cut {
         }
     }
 
-    /// The smallest set of the most likely tokens that holds `share` of the probability.
-    /// Weights are added up by size class; only the class in which the sum is reached needs
-    /// to be put in order.
+    /// The smallest set of most likely tokens that holds `share` of the probability. Weights are
+    /// summed by size class, and only the class in which the sum reaches the share is sorted.
     fn nucleus(weights: &Weights<'_>, share: f64) -> Self {
-        // Four bits of the mantissa: weights of a class differ by less than 1/16.
+        // A class has 4 bits of mantissa, so its weights differ by less than 1/16.
         let class = |weight: f32| ((1.0f32.to_bits() - weight.to_bits()) >> 19) as usize;
         let mut sums = [0.0f64; (127 << 4) + 1];
         let mut buffer = [0.0; BLOCK];
@@ -260,7 +261,7 @@ impl Cut {
         Self { weight, last }
     }
 
-    /// A block of weights, 0 for what is cut off.
+    /// A block of weights, with 0 for those that are cut off.
     fn block<'b>(
         &self,
         weights: &Weights<'_>,
@@ -278,7 +279,7 @@ impl Cut {
     }
 }
 
-/// The inverse of the cumulative distribution in the order of ids.
+/// Draws by inverting the cumulative distribution in the order of ids.
 fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
     let weights = Weights {
         logits,
@@ -291,7 +292,7 @@ fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> T
         .map(|index| vector::sum(cut.block(&weights, index, &mut buffer)))
         .collect();
     let mut rest = u * sums.iter().sum::<f64>();
-    // Rounding may leave a remainder at the end of the block; then its last token wins.
+    // Rounding may leave a remainder at the end of the last block; then its last token is drawn.
     let last_block = sums.iter().rposition(|&sum| sum > 0.0).unwrap_or(0);
     let chosen = sums[..last_block].iter().position(|&sum| {
         let reached = rest < sum;
@@ -314,7 +315,7 @@ fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> T
     drawn as TokenId
 }
 
-/// Top-k leaves so few tokens that they can be put in order.
+/// Draws from the tokens that top-k leaves, which are few enough to sort.
 fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
     let weight = |logit: f32| f64::from(exp((logit - max) / params.temperature));
     let mut kept = leading(logits, params.top_k as usize);
@@ -323,7 +324,7 @@ fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) 
     let (mut num_kept, mut kept_sum) = (0, 0.0);
     for &(_, logit) in &kept {
         let weight = weight(logit);
-        // The first is always kept: its weight is 1.
+        // The first token is always kept: its weight is 1.
         let reached = params.top_p < 1.0 && kept_sum >= target;
         if num_kept > 0 && (reached || weight < f64::from(params.min_p)) {
             break;
@@ -338,19 +339,19 @@ fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) 
         rest -= weight(logit);
         rest < 0.0
     });
-    // Past the end by rounding only: `u` is below 1.
+    // Only rounding can lead past the end, because `u` is below 1.
     reached.unwrap_or(&kept[num_kept - 1]).0
 }
 
-/// Most likely first, equals by id.
+/// Orders tokens by logit, most likely first, and equal ones by id.
 fn by_rank(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
     b.1.partial_cmp(&a.1)
         .unwrap_or(Ordering::Equal)
         .then(a.0.cmp(&b.0))
 }
 
-/// The `count` most likely tokens in order, without sorting the rest: what is below the
-/// `count`-th best so far is passed over, and the others are thinned out now and then.
+/// The `count` most likely tokens in order, without sorting the rest: logits below the `count`-th
+/// best so far are skipped, and the candidates are cut to `count` whenever there are twice as many.
 fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let count = count.min(logits.len());
     if count == 0 {

@@ -9,6 +9,7 @@ use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
 use crate::{DecoderSpec, GroupFormat, GroupedRow};
 
+/// A floating-point type of weights or activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
     F32,
@@ -17,6 +18,7 @@ pub enum DType {
 }
 
 impl DType {
+    /// The size of an element, in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -25,17 +27,17 @@ impl DType {
     }
 }
 
-/// What an executor keeps keys and values in.
+/// The format in which an executor stores keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvFormat {
     Float(DType),
-    /// Integers of 8 bits, times a scale for each token and KV head, one for the key and one for the
-    /// value: the largest magnitude is 127.
+    /// 8-bit integers with one scale per token, KV head and side (key or value): the largest
+    /// magnitude becomes 127.
     Int8,
 }
 
 impl KvFormat {
-    /// Of one element.
+    /// The size of an element, in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::Float(dtype) => dtype.size(),
@@ -43,7 +45,7 @@ impl KvFormat {
         }
     }
 
-    /// Of a key or a value of `head_dim` elements, with its scale.
+    /// The size of a key or a value of `head_dim` elements with its scale, in bytes.
     pub fn row_bytes(self, head_dim: usize) -> usize {
         let scale = match self {
             Self::Float(_) => 0,
@@ -59,31 +61,32 @@ impl From<DType> for KvFormat {
     }
 }
 
-/// What an executor keeps the weights of matrices in.
+/// The format in which an executor stores the weights of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightFormat {
     Float(DType),
-    /// Integers of 8 bits, times a scale for each output; what they are multiplied with is rounded
-    /// to 8 bits as well, times a scale for each row.
+    /// 8-bit integers with per-channel scales. Activations are rounded to 8 bits as well, with a
+    /// scale per row.
     Int8,
-    /// The same with a scale for each `group_len` weights of an output.
+    /// 8-bit integers with one scale per `group_len` weights of an output channel.
     Int8Grouped {
         group_len: usize,
     },
-    /// Integers of 4 bits, times a scale for each `group_len` weights of an output; what they are
-    /// multiplied with is rounded as for `Int8`.
+    /// 4-bit integers with one scale per `group_len` weights of an output channel. Activations are
+    /// rounded as for `Int8`.
     Int4 {
         group_len: usize,
     },
 }
 
 impl WeightFormat {
-    /// Whether steps multiply integers.
+    /// Whether matrix products multiply integers.
     pub fn has_integers(self) -> bool {
         !matches!(self, Self::Float(_))
     }
 
-    /// Of so many weights, with the scales of their groups; those of outputs do not show.
+    /// The size of weights with the scales of their groups, in bytes. Per-channel scales are too
+    /// few to count.
     pub fn num_bytes(self, num_weights: usize) -> usize {
         match self {
             Self::Float(dtype) => num_weights * dtype.size(),
@@ -95,24 +98,25 @@ impl WeightFormat {
 }
 
 impl WeightFormat {
-    /// Smaller groups cost memory, larger ones quality.
+    /// The default for 4 bits. Smaller groups cost memory, larger ones quality.
     pub const INT4: Self = Self::Int4 { group_len: 128 };
+    /// The default for 8 bits with group-wise scales.
     pub const INT8_GROUPED: Self = Self::Int8Grouped { group_len: 128 };
 }
 
-/// Where bytes live.
+/// Where a tensor's bytes are.
 pub enum Storage {
     Mapped(memmap2::Mmap),
     Static(&'static [u8]),
     Owned(Vec<u8>),
-    /// Elsewhere, in another form.
+    /// The values of a block-quantised tensor, dequantised on demand.
     Blocks(BlockTensor),
-    /// Elsewhere, as integers and scales.
+    /// The values of a tensor of integers and scales, dequantised on demand.
     Packed(PackedTensor),
 }
 
 impl Storage {
-    /// Of blocks and integers, their values: computed when first asked for, and then kept.
+    /// All bytes. Those of quantised tensors are computed on first use and then kept.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
@@ -123,14 +127,14 @@ impl Storage {
         }
     }
 
-    /// Lets go of the memory behind mapped bytes; they are read again when they are needed.
+    /// Releases the memory of mapped bytes, which are read from the file again if they are needed.
     pub fn release(&self, range: Range<usize>) {
         match self {
             #[cfg(unix)]
             Self::Mapped(map) => {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
-                // SAFETY: the map is shared and read only, so a page that is dropped comes back
-                // from the file with the bytes it had. That it fails changes nothing.
+                // SAFETY: the map is shared and read only, so a released page is read again from
+                // the file with the same bytes. A failure changes nothing.
                 let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
             }
             Self::Blocks(blocks) => blocks.release(),
@@ -140,7 +144,7 @@ impl Storage {
     }
 }
 
-/// A dense row-major tensor. The data may be unaligned.
+/// A dense row-major tensor, whose bytes may be unaligned.
 #[derive(Clone)]
 pub struct Tensor {
     pub storage: Arc<Storage>,
@@ -150,18 +154,17 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Little-endian bytes, `num_bytes` of them. Of blocks and integers, `row` is the cheaper way.
+    /// The tensor's `num_bytes` bytes, little-endian. For quantised tensors `row` is cheaper.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
     }
 
-    /// `shape.product() * dtype.size()`
+    /// The size of the tensor: `shape.product() * dtype.size()`.
     pub fn num_bytes(&self) -> usize {
         self.range.len()
     }
 
-    /// The bytes of one row of a matrix. `scratch` is where they are written if they are not
-    /// to be had as they are.
+    /// The bytes of one row of a matrix. Rows of quantised matrices are dequantised into `scratch`.
     pub fn row<'a>(&'a self, row: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
         if let Storage::Blocks(blocks) = &*self.storage {
             scratch.resize(blocks.row_bytes(), 0);
@@ -177,7 +180,7 @@ impl Tensor {
         &self.bytes()[row * row_bytes..][..row_bytes]
     }
 
-    /// The values of one row of a matrix.
+    /// Reads one row of a matrix as f32.
     pub fn read_row(&self, row: usize, scratch: &mut Vec<u8>, out: &mut [f32]) {
         let bytes = self.row(row, scratch);
         assert_eq!(bytes.len(), out.len() * self.dtype.size());
@@ -200,7 +203,7 @@ impl Tensor {
         }
     }
 
-    /// What the checkpoint stores, where that is not these numbers themselves.
+    /// The blocks that the checkpoint stores, if this is a tensor of a GGUF file that is not plain.
     pub fn blocks(&self) -> Option<&BlockTensor> {
         match &*self.storage {
             Storage::Blocks(blocks) => Some(blocks),
@@ -208,7 +211,7 @@ impl Tensor {
         }
     }
 
-    /// Whether the checkpoint stores something smaller, which values are worked out of.
+    /// Whether the checkpoint stores fewer bits, from which the values are computed.
     pub fn is_quantised(&self) -> bool {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.block_len() > 1,
@@ -217,7 +220,7 @@ impl Tensor {
         }
     }
 
-    /// `None` where integers and scales are not what the checkpoint stores.
+    /// The format of the integers and scales that the checkpoint stores, if it does.
     pub fn group_format(&self) -> Option<GroupFormat> {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.group_format(),
@@ -226,15 +229,16 @@ impl Tensor {
         }
     }
 
-    /// Groups that an executor computes with unless told otherwise. Small ones of 8 bits take long
-    /// to scale, and with one scale an output little is lost.
+    /// The format of groups that executors keep by default. Short 8-bit groups are not kept,
+    /// because scaling them takes long, and per-channel scales lose little.
     pub fn kept_groups(&self) -> Option<GroupFormat> {
         let format = self.group_format()?;
         let is_kept = format.bits == 4 || (format.group_len >= 128 && !self.has_int8_rows());
         is_kept.then_some(format)
     }
 
-    /// Integers of 8 bits with one scale for each row, made to be computed with.
+    /// Whether the checkpoint stores 8-bit integers with per-channel scales, which executors use as
+    /// they are.
     pub fn has_int8_rows(&self) -> bool {
         let Storage::Packed(packed) = &*self.storage else {
             return false;
@@ -243,35 +247,36 @@ impl Tensor {
         format.is_some_and(|format| format.bits == 8 && format.group_len == self.shape[1])
     }
 
-    /// A row of a tensor with a `group_format`.
+    /// Reads a row of a tensor that has a `group_format`.
     pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.read_groups(blocks.stored_row(row), out),
             Storage::Packed(packed) => packed.read_groups(row, out),
-            _ => panic!("a tensor without groups"),
+            _ => panic!("the tensor has no groups of integers"),
         }
     }
 
-    /// To be called when the tensor has been packed.
+    /// Releases the tensor's memory where possible; to be called once it has been packed.
     pub fn release(&self) {
         self.storage.release(self.range.clone());
     }
 }
 
-/// A decoder's weights under the names this project uses. Matrices are `[out, in]`.
+/// A decoder's weights under this project's own names. Matrices are `[out, in]`.
 #[derive(Clone)]
 pub struct DecoderWeights {
     pub embed: Tensor,
     pub layers: Vec<LayerWeights>,
     pub norm: Tensor,
-    /// Absent when tied.
+    /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
 }
 
 impl DecoderWeights {
-    /// What keeps the matrices as the checkpoint has them, or nearly so: of a checkpoint of several
-    /// formats, the one that most bytes are saved by. Integers and blocks of more than 4 bits are
-    /// computed with in 8, as who stored all matrices so expects of memory and speed.
+    /// The format that keeps matrices as the checkpoint stores them, or nearly so. If a checkpoint
+    /// has several, this is the smallest. Integers and blocks of more than 4 bits become 8-bit
+    /// integers, because a checkpoint that quantises all matrices is chosen for its memory and
+    /// speed.
     pub fn format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
@@ -290,6 +295,7 @@ impl DecoderWeights {
     }
 }
 
+/// The weights of one layer.
 #[derive(Clone)]
 pub struct LayerWeights {
     pub attention_norm: Tensor,
@@ -312,14 +318,16 @@ pub struct LayerWeights {
     pub down_bias: Option<Tensor>,
 }
 
-/// What goes into a layer's matrices.
+/// The inputs of a layer's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerInput {
-    /// Queries, keys and values.
+    /// The normed input of the query, key and value projections.
     Attention,
+    /// The input of the output projection.
     AttentionOutput,
-    /// Gate and up.
+    /// The normed input of the gate and up projections.
     Mlp,
+    /// The input of the down projection.
     MlpOutput,
 }
 
@@ -331,7 +339,7 @@ impl LayerInput {
         Self::MlpOutput,
     ];
 
-    /// In the order of `LayerWeights::matrices`.
+    /// The input of each matrix, in the order of `LayerWeights::matrices`.
     pub const OF_MATRICES: [Self; 7] = [
         Self::Attention,
         Self::Attention,
@@ -342,6 +350,7 @@ impl LayerInput {
         Self::MlpOutput,
     ];
 
+    /// The number of elements in a row of this input.
     pub fn len(self, spec: &DecoderSpec) -> usize {
         match self {
             Self::Attention | Self::Mlp => spec.hidden_size,

@@ -431,7 +431,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
     );
     check_refusal(
         &[model, out, "--format", "int8", "--keep", "lm_head,nose"],
-        "--keep: nose is no part of a matrix's name; there are model.layers.0.self_attn.q_proj,",
+        "--keep: nose is not part of any matrix's name; there are model.layers.0.self_attn.q_proj,",
     );
     check_refusal(
         &[model, out, "--format", "int8", "--keep", "layers"],
@@ -458,7 +458,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
         "the text has no tokens",
     );
     fs::create_dir(out).unwrap();
-    check_refusal(&[model, out, "--format", "int8"], "out: is there already");
+    check_refusal(&[model, out, "--format", "int8"], "out: already exists");
     fs::remove_dir(out).unwrap();
     check_refusal(
         &[model, "/proc/out", "--format", "int8"],

@@ -1,4 +1,4 @@
-//! Folders that load, and every way in which one can be broken.
+//! Tests of folders that load, and of every way in which one can be broken.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{Architecture, DType, RotaryScaling};
 
-/// A folder of its own for each test, removed with it.
+/// A temporary folder for one test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -88,7 +88,7 @@ fn shapes() -> Shapes {
     .into()
 }
 
-/// Every byte of tensor n is n + 1, in the order of the names.
+/// Every byte of tensor n, in the order of the names, is n + 1.
 fn serialize(shapes: &Shapes) -> Vec<u8> {
     let data: Vec<Vec<u8>> = shapes
         .values()
@@ -190,7 +190,7 @@ fn shards_and_embedded_files_load_like_a_single_file() {
     );
     assert_eq!(embedded.file("chat_template.jinja").unwrap(), None);
     let Err(error) = Checkpoint::from_static(&[]) else {
-        panic!("nothing is no checkpoint")
+        panic!("a checkpoint was opened without files")
     };
     assert_eq!(error.to_string(), "built-in config.json: is missing");
 }
@@ -245,7 +245,7 @@ fn configurations_mean_what_transformers_means() {
         (config.spec.attention.head_dim, config.spec.max_position),
         (128, 32_768)
     );
-    // The flag is Llama's and Qwen3's; Qwen2 has no choice.
+    // Llama and Qwen3 have this flag; Qwen2 always has these biases.
     for flag in [false, true] {
         let fields = json!({ "architectures": ["Qwen2ForCausalLM"], "attention_bias": flag });
         let qwen2 = parse(&with(fields)).unwrap();
@@ -254,7 +254,7 @@ fn configurations_mean_what_transformers_means() {
         assert!(attention.qkv_bias && !attention.output_bias && !attention.qk_norm);
         assert_eq!((attention.head_dim, qwen2.spec.max_position), (2, 32_768));
     }
-    // A window that is not in use does not matter.
+    // A sliding window that is not in use does not matter.
     spec(json!({ "sliding_window": 4096, "use_sliding_window": false,
         "layer_types": ["full_attention"] }));
 }
@@ -329,7 +329,7 @@ fn paths_that_are_no_checkpoint() {
     folder.write("model.bin", "x");
     assert_eq!(
         open("model.bin"),
-        "is no GGUF file; a model is one, or a folder with config.json and safetensors"
+        "is not a GGUF file; a model is one, or a folder with config.json and safetensors"
     );
     assert_eq!(folder.error(), "config.json: is missing");
     folder.write("x-Q4_0.gguf", "GGUF");
@@ -405,7 +405,7 @@ fn configurations_that_are_refused() {
         ),
         (
             json!({ "partial_rotary_factor": 0.5 }),
-            "partial_rotary_factor is 0.5; only whole heads can be rotated".into(),
+            "partial_rotary_factor is 0.5; partial rotary embeddings are not supported".into(),
         ),
         (
             json!({ "quantization_config": { "quant_method": "gptq" } }),
@@ -521,7 +521,7 @@ fn tensors_that_do_not_fit_the_configuration() {
         "tensor model.layers.0.self_attn.q_proj.bias has no place in the LlamaForCausalLM that \
          config.json describes",
     );
-    // Left over by the exporter, and of no consequence.
+    // Exporters leave these tensors behind, and they do not matter.
     let mut shapes = shapes();
     shapes.insert("lm_head.weight", (Dtype::F32, vec![8, 4]));
     shapes.insert(
@@ -530,7 +530,7 @@ fn tensors_that_do_not_fit_the_configuration() {
     );
     folder.write(SINGLE, serialize(&shapes));
     Checkpoint::open(&folder.0).unwrap().weights().unwrap();
-    // Untied, the same matrix is needed.
+    // An untied model needs the same matrix.
     shapes.remove("lm_head.weight");
     folder.write(SINGLE, serialize(&shapes));
     folder.write(CONFIG, with(json!({ "tie_word_embeddings": false })));
@@ -581,7 +581,7 @@ fn indexes_that_are_broken() {
     );
 }
 
-/// Whatever damage a file has, the answer is an error or a checkpoint, and never a panic.
+/// Whatever is damaged, the result is an error or a checkpoint, never a panic.
 #[test]
 fn random_damage_does_not_panic() {
     let configuration = with(json!({ "rope_scaling": { "rope_type": "linear", "factor": 2 } }));
@@ -600,7 +600,7 @@ fn random_damage_does_not_panic() {
         ];
         let damaged = (random(0) % 3) as usize;
         let file = &mut files[damaged];
-        // Of the weights, the header: the rest is numbers, all of which are good.
+        // Only the header of the weights is damaged: the rest is numbers, all of which are valid.
         let len = if damaged == 1 {
             header_len
         } else {

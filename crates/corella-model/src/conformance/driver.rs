@@ -1,4 +1,4 @@
-//! A scheduler in miniature, for putting an executor through chosen batches.
+//! A miniature scheduler that puts an executor through chosen batches.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use corella_core::{
 use crate::generator::mix;
 use crate::{BatchBuilder, Executor, ExecutorError, TokenMask};
 
-/// What to generate.
+/// A request to play: its prompt, and what to generate.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub prompt: Vec<TokenId>,
@@ -20,16 +20,16 @@ pub struct Script {
     pub masked_until_min_tokens: Vec<TokenId>,
 }
 
-/// How to go about several scripts at once.
+/// How to schedule several scripts at once.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Prefill tokens of one sequence in one step.
+    /// The largest number of prefill tokens of one sequence in one step.
     pub chunk: usize,
-    /// Steps between arrivals; 0 starts all together.
+    /// The number of steps between arrivals; with 0, all scripts start together.
     pub stagger: usize,
-    /// Pages in any order but the ascending one.
+    /// Whether pages are taken in another than ascending order.
     pub shuffled: bool,
-    /// Steps in flight; beyond one, decode inputs are `FromStep`.
+    /// The number of steps in flight. With more than one, decode inputs are `FromStep`.
     pub depth: usize,
 }
 
@@ -42,13 +42,14 @@ impl Plan {
     };
 }
 
-/// A script in a slot.
+/// A script that is being played in a slot.
 pub struct Sequence {
     pub slot: u32,
     pub script: Script,
-    /// Prompt and the output that has come back.
+    /// The prompt, and the output that has returned.
     pub tokens: Vec<TokenId>,
-    /// Positions whose KV is in the pages, or will be once the steps in flight are done.
+    /// The number of positions whose KV is in the pages, or will be once the steps in flight are
+    /// done.
     pub num_computed: usize,
     pub pages: Vec<u32>,
     pub samples: Vec<Sample>,
@@ -56,6 +57,7 @@ pub struct Sequence {
     last_asked_step: u64,
 }
 
+/// Plays scripts on an executor.
 pub struct Driver {
     pub executor: Box<dyn Executor>,
     pub batch: BatchBuilder,
@@ -64,8 +66,8 @@ pub struct Driver {
     free_pages: VecDeque<u32>,
     shuffle: Option<u64>,
     masks: Vec<TokenMask>,
-    /// Steps in flight and the slots that each will bring a sample for, and one more for so many
-    /// drafts at most.
+    /// The steps in flight. Each has a sample for every slot listed, and up to the given number of
+    /// additional ones behind drafts.
     inflight: VecDeque<(u64, Vec<(SlotId, usize)>)>,
     asked: Vec<(SlotId, usize)>,
 }
@@ -86,12 +88,12 @@ impl Driver {
         }
     }
 
-    /// From now on no two neighbours of a sequence are neighbours in the pool.
+    /// Makes pages be taken in pseudo-random order from now on.
     pub fn shuffle_pages(&mut self) {
         self.shuffle = Some(1);
     }
 
-    /// Every script to its end.
+    /// Plays all scripts to their ends.
     pub fn play(&mut self, scripts: &[Script], plan: &Plan) -> Vec<Vec<Sample>> {
         if plan.shuffled {
             self.shuffle_pages();
@@ -105,7 +107,7 @@ impl Driver {
                     live.insert(index as u32, self.begin(index as u32, script));
                 }
             }
-            // Every other round backwards: the order of spans must not matter either.
+            // Every other round goes backwards, because the order of spans must not matter either.
             let mut order: Vec<&mut Sequence> = live.values_mut().collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -135,8 +137,8 @@ impl Driver {
         self.begin_from(slot, script, &[], &script.prompt, 0)
     }
 
-    /// A sequence that has come as far as `tokens`, with the KV of the first `num_cached`
-    /// in `pages`; the last of these may lack rows to be copied or computed.
+    /// Begins a sequence that has come as far as `tokens`. The KV of the first `num_cached` is in
+    /// `pages`, whose last one may lack rows that are to be copied or computed.
     pub fn begin_from(
         &mut self,
         slot: u32,
@@ -169,7 +171,7 @@ impl Driver {
         }
     }
 
-    /// The next step brings the sequence on: by a chunk, or by one token.
+    /// Makes the next step compute a chunk of the sequence, or one token.
     pub fn advance(&mut self, sequence: &mut Sequence, chunk: usize) {
         let total = sequence.script.num_tokens;
         if sequence.num_asked == total {
@@ -193,14 +195,14 @@ impl Driver {
         }
     }
 
-    /// The next step draws a token for the sequence, or more behind drafts.
+    /// Notes that the next step draws a token for the sequence, and possibly more behind drafts.
     pub fn ask(&mut self, sequence: &mut Sequence, num_drafts: usize) {
         sequence.num_asked += 1;
         sequence.last_asked_step = self.next_step;
         self.asked.push((SlotId(sequence.slot), num_drafts));
     }
 
-    /// As many as so many positions need.
+    /// Takes as many pages as `num_positions` positions need.
     pub fn take_pages(&mut self, sequence: &mut Sequence, num_positions: usize) {
         let num_pages = num_positions.div_ceil(self.page_size);
         let first_new = sequence.pages.len();
@@ -223,17 +225,17 @@ impl Driver {
         };
         self.free_pages
             .remove(index)
-            .expect("the suite's pool holds all that it runs at once")
+            .expect("the pool has too few pages for the suite")
     }
 
-    /// The slot is free in the next batch, and so are its pages.
+    /// Frees the slot and its pages for the next batch.
     pub fn release(&mut self, sequence: Sequence) -> Sequence {
         self.release_slot(&sequence);
         self.free_pages.extend(&sequence.pages);
         sequence
     }
 
-    /// As `release`, but the pages stay as they are.
+    /// Frees the slot, but keeps the pages.
     pub fn release_slot(&mut self, sequence: &Sequence) {
         self.batch.release(sequence.slot);
     }
@@ -262,8 +264,8 @@ impl Driver {
         self.next_step += 1;
     }
 
-    /// The oldest step in flight, handed out to the sequences that asked for it. Returns the slots
-    /// that nothing was drawn for.
+    /// Waits for the oldest step in flight, and hands its samples to the sequences that asked for
+    /// them. Returns the slots for which nothing was drawn.
     pub fn receive<'a>(
         &mut self,
         sequences: impl IntoIterator<Item = &'a mut Sequence>,
@@ -275,7 +277,7 @@ impl Driver {
         }
         for sequence in sequences {
             let samples = by_slot.remove(&SlotId(sequence.slot)).unwrap_or_default();
-            // Of those that were drafts the step has computed the rows.
+            // The step has also computed the rows of the drafts that held.
             let num_held = samples.len().saturating_sub(1);
             sequence.num_computed += num_held;
             sequence.num_asked += num_held;
@@ -324,7 +326,7 @@ impl Driver {
         assert_eq!(undrawn, [], "everything can be drawn from");
     }
 
-    /// On to the end, alone.
+    /// Plays a sequence to its end, alone.
     pub fn finish(&mut self, sequence: &mut Sequence) {
         while !sequence.is_done() {
             self.advance(sequence, usize::MAX);

@@ -1,4 +1,4 @@
-//! Rules about what is drawn from the logits.
+//! Conformance rules about sampling.
 
 use corella_core::{Sample, SamplingParams, TokenId};
 
@@ -7,7 +7,7 @@ use super::{NUM_LOGPROBS, Suite, assert_same, token_ids};
 
 impl Suite<'_> {
     pub fn seeds_and_choices_decide(&self) {
-        // Hot enough that equal draws at all positions are out of the question.
+        // The temperature is so high that equal draws at all positions are practically impossible.
         let hot = SamplingParams {
             temperature: 50.0,
             seed: 1,
@@ -44,7 +44,7 @@ impl Suite<'_> {
     }
 
     pub fn min_tokens_hold_end_tokens_back(&self) {
-        // Every token of the output is another one.
+        // The presence penalty makes every output token a different one.
         let distinct = SamplingParams {
             presence_penalty: 1e6,
             ..SamplingParams::GREEDY
@@ -78,7 +78,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Penalties of the wrong sign are rewards, which no model's own taste can imitate.
+    /// Uses penalties of the wrong sign, which are rewards: no model shows their effects by itself.
     pub fn penalties_count_what_they_should(&self) {
         let rewarded = |sampling: SamplingParams| {
             let script = self.script(23, 24, sampling);
@@ -163,7 +163,7 @@ impl Suite<'_> {
                 assert_eq!(*listed, logprobs.token);
             }
         }
-        // The first script is greedy, without penalties.
+        // The first script is greedy and has no penalties.
         for sample in &expected[0] {
             let top = &sample.logprobs.as_ref().expect("asked for").top;
             assert_eq!(top[0].0, sample.token, "greedy draws the most likely token");

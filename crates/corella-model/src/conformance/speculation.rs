@@ -1,4 +1,4 @@
-//! Drafts change nothing but the number of steps.
+//! Conformance rules about speculation: drafts change nothing but the number of steps.
 
 use corella_core::{Sample, TokenId};
 
@@ -6,14 +6,14 @@ use super::driver::{Driver, Script, Sequence};
 use super::{NUM_TOKENS, SamplingParams, Suite, assert_same};
 use crate::generator::mix;
 
-/// Which guesses hold.
+/// Which drafts are right.
 #[derive(Clone, Copy, Debug)]
 enum Guesses {
     All,
     None,
-    /// So many of each span.
+    /// The given number of each span's first drafts.
     First(usize),
-    /// Three in four, by chance.
+    /// Three in four, chosen by a hash.
     Most,
 }
 
@@ -57,7 +57,8 @@ impl Suite<'_> {
                 if coming.is_empty() {
                     continue;
                 }
-                // No more than there are tokens to come: the draw behind the last is one too.
+                // The draw behind the last draft is a token too, so there is one draft less than
+                // tokens to come.
                 let num_drafts = max_drafts.min(coming.len() - 1);
                 let drafts = self.drafts(&coming[..num_drafts], guesses);
                 driver.advance_with_drafts(sequence, &drafts);
@@ -98,7 +99,7 @@ impl Suite<'_> {
         coming.map(guess).collect()
     }
 
-    /// A draft counts as output for what is drawn behind it.
+    /// Checks that a draft counts as an output token for the draws behind it.
     fn drafts_are_behind_min_tokens(&self) {
         let free = self.script(24, 5, SamplingParams::GREEDY);
         let drawn = self.alone(&free);
@@ -112,7 +113,7 @@ impl Suite<'_> {
         }
     }
 
-    /// It says nothing of the tokens behind.
+    /// Checks that a mask applies to one draw, so that nothing is drawn behind it.
     fn a_mask_is_for_one_draw(&self, expected: &[Vec<Sample>]) {
         let (script, expected) = (&self.scripts()[0], &expected[0]);
         let everything: Vec<TokenId> = (0..self.vocab_size as TokenId).collect();
@@ -146,7 +147,8 @@ impl Suite<'_> {
 }
 
 impl Driver {
-    /// The next step brings the sequence on by all that it knows and as many of the drafts as hold.
+    /// Makes the next step compute all known tokens of the sequence, and as many of the drafts as
+    /// hold.
     fn advance_with_drafts(&mut self, sequence: &mut Sequence, drafts: &[TokenId]) {
         let (start, end) = (sequence.num_computed, sequence.tokens.len());
         self.take_pages(sequence, end + drafts.len());

@@ -1,4 +1,4 @@
-//! The mock passes, and an executor with any one thing broken does not.
+//! The mock passes the suite, and an executor with any one fault does not.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ fn the_mock_passes() {
     }
 }
 
-/// The mock, with something else done to its batches or made of its results.
+/// The mock executor with one fault in its batches or its results.
 struct Broken {
     mock: MockExecutor,
     num_threads: usize,
@@ -36,16 +36,16 @@ struct Broken {
 
 #[derive(Clone, Copy)]
 enum Fault {
-    /// The batch that the mock gets to see.
+    /// Changes the batch that the mock gets.
     Batch(fn(&mut Batch)),
-    /// One unit in the last place of the last log-probability, where this holds.
+    /// Changes the last log-probability by one unit in the last place, where the condition holds.
     Rounding(fn(&Batch, usize) -> bool),
     Output(fn(&mut BatchOutput)),
     LostMasks,
-    /// Only those that allow everything.
+    /// Drops masks that allow everything.
     ForgottenMasks,
     SwallowedFailures,
-    /// Draws on behind one that does not hold.
+    /// Goes on drawing behind a draft that does not hold.
     TrustedDraft,
     EmptyPages,
 }
@@ -283,12 +283,12 @@ fn whatever_is_broken_is_found() {
             "with 1 drafts",
             Fault::Rounding(|batch, _| batch.spans.iter().any(|span| span.num_drafts > 0)),
         ),
-        // Believes in drafts.
+        // This executor believes all drafts.
         (
             "a token is drawn behind each draft that holds",
             Fault::Batch(|batch| batch.spans.iter_mut().for_each(|span| span.num_drafts = 0)),
         ),
-        // Does not draw behind them.
+        // This executor does not draw behind drafts.
         (
             "a token is drawn behind each draft that holds",
             Fault::Output(|output| output.samples.dedup_by_key(|(slot, _)| *slot)),
@@ -313,7 +313,7 @@ fn whatever_is_broken_is_found() {
         let panic = outcome.expect_err(symptom);
         let said = panic
             .downcast_ref::<String>()
-            .expect("panics say something");
+            .expect("the panic has no message");
         assert!(said.contains(symptom), "{symptom}: {said}");
     }
 }

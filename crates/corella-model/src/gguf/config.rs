@@ -1,4 +1,4 @@
-//! What a GGUF file's metadata, and the tensors it has, say about the model.
+//! The model configuration from a GGUF file's metadata and tensors.
 
 use super::GgufFile;
 use super::metadata::Metadata;
@@ -8,9 +8,11 @@ use crate::{
     GenerationDefaults, MlpSpec, ModelConfig, RotaryScaling, RotarySpec,
 };
 
-/// Divides the frequency of each pair of dimensions; how Llama 3.1's scaling is spelt here.
+/// The tensor that divides the frequency of each pair of dimensions, which is how Llama 3.1's
+/// scaling is stored in GGUF files.
 pub const ROTARY_DIVISORS: &str = "rope_freqs.weight";
 
+/// Reads the configuration of a model.
 pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
     let metadata = &file.metadata;
     let architecture = architecture(metadata)?;
@@ -30,7 +32,7 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
     })
 }
 
-/// The keys that begin with the architecture's name.
+/// Access to the keys that begin with the architecture's name.
 struct Keys<'a> {
     metadata: &'a Metadata,
     prefix: &'a str,
@@ -81,7 +83,7 @@ fn architecture(metadata: &Metadata) -> Result<Architecture, CheckpointError> {
 
 fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
     const KEY: &str = "split.count";
-    // 0 is written by some for a file that is whole.
+    // Some converters write 0 for a file that is whole.
     match metadata.try_number(KEY)? {
         Some(count) if count > 1.0 => {
             Err(metadata.refuse(KEY, "the file is one part of a model; join the parts first"))
@@ -90,7 +92,7 @@ fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
     }
 }
 
-/// Of most tensors, as declared. Blocks become bf16.
+/// The declared type of most tensors. Block formats become bf16.
 fn dtype(metadata: &Metadata) -> Result<Option<DType>, CheckpointError> {
     let file_type = metadata.try_number("general.file_type")?;
     Ok(file_type.map(|file_type| match file_type as i64 {
@@ -110,7 +112,7 @@ fn generation(metadata: &Metadata) -> Result<GenerationDefaults, CheckpointError
     };
     Ok(GenerationDefaults {
         temperature: number("temp")?,
-        // 0 is written for "all".
+        // Converters write 0 for "all".
         top_k: number("top_k")?.map(|k| k as u32),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
@@ -146,7 +148,8 @@ fn decoder_spec(
     })
 }
 
-/// Keys of relatives that compute something else. Unread, the output would be quietly wrong.
+/// Refuses keys of related architectures that compute something else. Ignoring them would make the
+/// output wrong without a notice.
 fn refuse_variants(keys: &Keys<'_>) -> Result<(), CheckpointError> {
     if keys
         .try_number("expert_count")?
@@ -179,7 +182,7 @@ fn refuse_variants(keys: &Keys<'_>) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Rows of the embedding, of which the vocabulary may use fewer.
+/// The number of rows of the embedding; the vocabulary may use fewer.
 fn vocab_size(file: &GgufFile) -> Result<usize, CheckpointError> {
     const EMBEDDING: &str = "token_embd.weight";
     match file.shape(EMBEDDING) {
@@ -256,7 +259,7 @@ fn rotary_spec(
     };
     let problem = if divisors.len() != head_dim / 2 {
         format!(
-            "has {} numbers; it should have {}",
+            "has {} values; it should have {}",
             divisors.len(),
             head_dim / 2
         )
@@ -264,7 +267,7 @@ fn rotary_spec(
         .iter()
         .all(|&divisor| divisor.is_normal() && divisor > 0.0)
     {
-        "has numbers that are not positive".into()
+        "has values that are not positive".into()
     } else if scaling != RotaryScaling::None {
         "and a linear scaling of the positions are not supported together".into()
     } else {
@@ -281,11 +284,11 @@ fn rotary_spec(
 
 fn linear_scaling(keys: &Keys<'_>) -> Result<RotaryScaling, CheckpointError> {
     let is_none = keys.try_text("rope.scaling.type")? == Some("none");
-    // The second is what older files call it.
+    // The second name is the one in older files.
     for name in ["rope.scaling.factor", "rope.scale_linear"] {
         match keys.try_number(name)? {
             Some(factor) if factor < 0.0 => return Err(keys.refuse(name, "must be positive")),
-            // Both mean "not scaled".
+            // Both values mean "not scaled".
             Some(0.0 | 1.0) | None => {}
             Some(_) if is_none => {}
             Some(factor) => return Ok(RotaryScaling::Linear { factor }),

@@ -1,5 +1,6 @@
-//! A place in a file that never moves past its end.
+//! A read position in a file that never moves past its end.
 
+/// A position in a file.
 pub struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -14,7 +15,7 @@ impl<'a> Cursor<'a> {
         self.position
     }
 
-    /// Of the whole file.
+    /// The length of the whole file, in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -23,12 +24,13 @@ impl<'a> Cursor<'a> {
         self.bytes.len() - self.position
     }
 
-    /// The next bytes. `what` they are part of, in case they are not there.
+    /// Takes the next bytes. `what` names the part of the file that they belong to, for the error
+    /// message.
     pub fn take(&mut self, num_bytes: u64, what: &str) -> Result<&'a [u8], String> {
         let len = usize::try_from(num_bytes).ok();
         let Some(len) = len.filter(|&len| len <= self.remaining()) else {
             return Err(format!(
-                "is truncated or damaged: {} bytes, and {what} goes on past them",
+                "is truncated or damaged: it has {} bytes, and {what} continues beyond them",
                 self.bytes.len()
             ));
         };
@@ -39,7 +41,9 @@ impl<'a> Cursor<'a> {
 
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
         let taken = self.take(N as u64, what)?;
-        Ok(taken.try_into().expect("as many were taken"))
+        Ok(taken
+            .try_into()
+            .expect("`take` returned another number of bytes"))
     }
 
     pub fn u32(&mut self, what: &str) -> Result<u32, String> {
@@ -50,13 +54,14 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A length and as many bytes. Within, it may not be UTF-8.
+    /// Takes a length and as many bytes of text. The inner result is an error if they are not
+    /// UTF-8.
     pub fn text(&mut self, what: &str) -> Result<Result<&'a str, std::str::Utf8Error>, String> {
         let len = self.u64(what)?;
         Ok(std::str::from_utf8(self.take(len, what)?))
     }
 
-    /// What there are `count` of must fit into the file.
+    /// Checks that the file has room for `count` things of at least `min_bytes` bytes each.
     pub fn check_count(&self, count: u64, min_bytes: u64, what: &str) -> Result<(), String> {
         match count.checked_mul(min_bytes) {
             Some(bytes) if bytes <= self.remaining() as u64 => Ok(()),

@@ -1,4 +1,4 @@
-//! The key-value part of a GGUF file, typed, with errors that name the key and its value.
+//! Typed access to the key-value part of a GGUF file, with errors that name the key and its value.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,13 +10,14 @@ use corella_core::TokenId;
 use super::cursor::Cursor;
 use crate::{CheckpointError, Storage};
 
+/// The key-value pairs of a file.
 pub struct Metadata {
     file: String,
     storage: Arc<Storage>,
     values: HashMap<String, Value>,
 }
 
-/// Texts and arrays stay in the file: a vocabulary is large.
+/// A value. Texts and arrays stay in the file, because a vocabulary is large.
 enum Value {
     Unsigned(u64),
     Signed(i64),
@@ -30,6 +31,7 @@ enum Value {
     },
 }
 
+/// The type of a value.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     U8,
@@ -47,10 +49,11 @@ enum Kind {
     F64,
 }
 
-/// A model has some dozens.
+/// The largest number of keys; models have some dozens.
 const MAX_KEYS: u64 = 1 << 16;
-/// Of a key's length, its text, a type and a value.
+/// The smallest entry: the length of a key, one byte of key, a type and a value.
 const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
+/// How deep arrays may be nested.
 const MAX_DEPTH: usize = 4;
 const WHAT: &str = "the metadata";
 
@@ -64,7 +67,7 @@ impl Metadata {
         cursor.check_count(num_keys, MIN_KEY_BYTES, "keys")?;
         if num_keys > MAX_KEYS {
             return Err(format!(
-                "has {num_keys} keys; more than {MAX_KEYS} is no model"
+                "has {num_keys} keys; no model has more than {MAX_KEYS}"
             ));
         }
         let mut values = HashMap::new();
@@ -76,7 +79,7 @@ impl Metadata {
                 Problem::Value(problem) => format!("{key} {problem}"),
             })?;
             if values.insert(key.to_owned(), value).is_some() {
-                return Err(format!("{key} is there twice"));
+                return Err(format!("{key} occurs twice"));
             }
         }
         Ok(Self {
@@ -90,14 +93,14 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
-    /// A positive whole number.
+    /// A key that must have a positive whole number.
     pub fn size(&self, key: &str) -> Result<usize, CheckpointError> {
         self.try_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// Of an array, what all its elements are: some sizes may be given by layer.
+    /// A positive whole number, or an array of them, one per layer, which must all be equal.
     pub fn try_size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
-        // Products of a few of them must not overflow.
+        // Products of a few sizes must not overflow.
         let valid = |number: i128| (1..=1 << 31).contains(&number).then_some(number as usize);
         if let Some(Value::Array { .. }) = self.values.get(key) {
             let mut numbers = self.integers(key)?;
@@ -150,7 +153,7 @@ impl Metadata {
         })
     }
 
-    /// Empty when absent.
+    /// An array of strings; empty if absent.
     pub fn texts(&self, key: &str) -> Result<Vec<&str>, CheckpointError> {
         let (bytes, len) = match self.values.get(key) {
             None => return Ok(Vec::new()),
@@ -164,7 +167,10 @@ impl Metadata {
         let mut cursor = Cursor::new(bytes);
         let mut texts = Vec::with_capacity(len);
         for index in 0..len {
-            match cursor.text(WHAT).expect("measured when it was parsed") {
+            match cursor
+                .text(WHAT)
+                .expect("the array is shorter than when it was parsed")
+            {
                 Ok(text) => texts.push(text),
                 Err(_) => {
                     let problem = format!("{key}[{index}] is not UTF-8");
@@ -175,7 +181,7 @@ impl Metadata {
         Ok(texts)
     }
 
-    /// Empty when absent.
+    /// An array of whole numbers; empty if absent.
     pub fn integers(&self, key: &str) -> Result<impl Iterator<Item = i128>, CheckpointError> {
         let elements = self.elements(key, "must be an array of whole numbers", |kind| {
             !matches!(kind, Kind::F32 | Kind::F64 | Kind::Bool)
@@ -183,7 +189,7 @@ impl Metadata {
         Ok(elements.filter_map(|value| value.integer()))
     }
 
-    /// Empty when absent.
+    /// An array of floating-point numbers; empty if absent.
     pub fn numbers(&self, key: &str) -> Result<impl Iterator<Item = f64>, CheckpointError> {
         let elements = self.elements(key, "must be an array of numbers", |kind| {
             matches!(kind, Kind::F32 | Kind::F64)
@@ -194,6 +200,7 @@ impl Metadata {
         }))
     }
 
+    /// The elements of an array of an accepted type; `must` describes these for the error message.
     fn elements(
         &self,
         key: &str,
@@ -248,6 +255,7 @@ impl Metadata {
     }
 }
 
+/// What is wrong: with the file, or with the value of one key.
 enum Problem {
     File(String),
     Value(String),
@@ -281,7 +289,7 @@ impl Value {
         let kind = Kind::parse(cursor)?;
         let len = cursor.u64(WHAT)?;
         let start = cursor.position();
-        // The least that a text takes is its length; an array, a type and a length.
+        // A text takes at least its length; an array takes at least a type and a length.
         let min_bytes = kind.num_bytes().unwrap_or(match kind {
             Kind::Text => 8,
             _ => 12,
@@ -348,7 +356,7 @@ impl Kind {
             .ok_or_else(|| Problem::Value(format!("has a value of the unknown type {id}")))
     }
 
-    /// Of those that have a size.
+    /// The size of a value in bytes; `None` for texts and arrays.
     fn num_bytes(self) -> Option<u64> {
         match self {
             Self::U8 | Self::I8 | Self::Bool => Some(1),
@@ -359,7 +367,7 @@ impl Kind {
         }
     }
 
-    /// `bytes` are of the kind's size.
+    /// Decodes a value of this type from as many bytes as it has.
     fn value(self, bytes: &[u8]) -> Value {
         let mut wide = [0; 8];
         wide[..bytes.len()].copy_from_slice(bytes);

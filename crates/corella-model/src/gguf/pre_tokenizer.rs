@@ -1,27 +1,30 @@
-//! How text is split before merges apply. A GGUF file names the way, it does not say it.
+//! Pre-tokenizers, which split text before merges apply. A GGUF file only names its pre-tokenizer,
+//! so they are defined here.
 
 use serde_json::{Value, json};
 
 use super::metadata::Metadata;
 use crate::CheckpointError;
 
+/// A pre-tokenizer and its family's settings.
 pub struct PreTokenizer {
     names: &'static [&'static str],
     split: Split,
-    /// The tokenizers of this family compose characters first.
+    /// Whether text is first normalised to composed characters (NFC).
     pub composes: bool,
-    /// A word that is a token is not taken apart.
+    /// Whether a word that is a token stays whole, whatever the merges.
     pub ignores_merges: bool,
-    /// Where the file does not say.
+    /// Whether a BOS token is added if the file does not say.
     pub adds_bos: bool,
 }
 
 enum Split {
-    /// By each expression in turn; what matches is a piece, and so is what lies between.
+    /// Splits by each expression in turn. Every match is a piece, and so is the text between
+    /// matches.
     Expressions(&'static [&'static str]),
-    /// As GPT-2.
+    /// Splits as GPT-2 does.
     Gpt2,
-    /// Each digit for itself, then as GPT-2.
+    /// Separates all digits, and then splits as GPT-2 does.
     DigitsThenGpt2,
 }
 
@@ -107,6 +110,7 @@ const CASED: &str = concat!(
 );
 
 impl PreTokenizer {
+    /// The pre-tokenizer that a file names.
     pub fn of(metadata: &Metadata) -> Result<&'static Self, CheckpointError> {
         let found = match metadata.try_text(KEY)? {
             Some(name) => KNOWN.iter().find(|known| known.names.contains(&name)),
@@ -119,7 +123,7 @@ impl PreTokenizer {
         })
     }
 
-    /// As in tokenizer.json.
+    /// The pre-tokenizer as tokenizer.json describes it.
     pub fn json(&self) -> Value {
         let byte_level = |use_regex: bool| {
             json!({

@@ -1,4 +1,4 @@
-//! Which tokens of a GGUF file's vocabulary begin and end things.
+//! The special tokens of a GGUF file: which tokens begin and end a sequence.
 
 use corella_core::TokenId;
 
@@ -8,19 +8,20 @@ use crate::CheckpointError;
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
 
+/// The role of a token in the vocabulary.
 #[derive(Clone, Copy, PartialEq)]
 pub enum TokenType {
     Normal,
     Unknown,
-    /// Never text of a user's.
+    /// A token that a user's text never contains.
     Control,
-    /// Text that is one token wherever it stands.
+    /// A text that is one token wherever it occurs.
     UserDefined,
     Unused,
     Byte,
 }
 
-/// One for each token.
+/// The types of all tokens.
 pub fn token_types(
     metadata: &Metadata,
     num_tokens: usize,
@@ -38,13 +39,13 @@ pub fn token_types(
     });
     let types: Vec<_> = types.collect();
     if types.len() != num_tokens {
-        let why = format!("{TOKENS} is one of {num_tokens}");
+        let why = format!("{TOKENS} has {num_tokens} elements");
         return Err(metadata.refuse(TOKEN_TYPES, &why));
     }
     Ok(types)
 }
 
-/// Ends of an answer that converters do not name otherwise, by how makers of models spell them.
+/// Tokens by which makers of models end an answer, and which converters may not mark as such.
 const ENDS: [&str; 12] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -60,7 +61,7 @@ const ENDS: [&str; 12] = [
     "<eos>",
 ];
 
-/// Every token that ends an answer, the one that the file calls so first.
+/// Every token that ends an answer. Those that the file marks come first.
 pub fn end_token_ids(metadata: &Metadata) -> Result<Vec<TokenId>, CheckpointError> {
     let tokens = metadata.texts(TOKENS)?;
     let types = token_types(metadata, tokens.len())?;
@@ -79,7 +80,7 @@ pub fn end_token_ids(metadata: &Metadata) -> Result<Vec<TokenId>, CheckpointErro
     Ok(ids)
 }
 
-/// `name` as in `tokenizer.ggml.{name}_token_id`.
+/// The token that `tokenizer.ggml.{name}_token_id` names.
 pub fn special_token(
     metadata: &Metadata,
     name: &str,

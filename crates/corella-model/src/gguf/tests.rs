@@ -1,4 +1,4 @@
-//! Files that others wrote, and files that are wrong in every way.
+//! Tests of files that others wrote, and of files that are wrong in every way.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn open(bytes: &[u8]) -> Result<GgufFile, String> {
     })
 }
 
-/// Everything that serving a file asks of it.
+/// Reads everything that serving a file needs.
 fn read_all(bytes: &[u8]) -> Result<(), String> {
     let file = open(bytes)?;
     let all = || {
@@ -39,12 +39,12 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
     all().map_err(|error: CheckpointError| error.problem)
 }
 
-/// What the gguf package reads in the same blocks.
+/// The gguf package reads the same blocks; both must give the same values.
 #[test]
 fn blocks_of_every_type_have_their_values() {
     let file = open(&committed("blocks.gguf")).unwrap();
     for format in BlockFormat::ALL {
-        // F32 are themselves.
+        // F32 has no block values to compare with: it is stored as it is.
         let Some(values) = file.numbers(&format!("{}.values", format.name())).unwrap() else {
             assert_eq!(format, BlockFormat::F32);
             continue;
@@ -121,12 +121,12 @@ fn blocks_stay_reachable_behind_the_weights() {
     );
 }
 
-/// Longer than what is written out at once, and no multiple of it.
+/// The rows are longer than what is dequantised at once, and not a multiple of it.
 #[test]
 fn long_rows_are_whole() {
     const LEN: usize = 2080;
     let format = BlockFormat::Q8_0;
-    // Scales are halves; of these bytes none is infinite.
+    // The scales are f16; none of these bytes makes one infinite.
     let stored: Vec<u8> = (0..3 * LEN / 32 * 34)
         .map(|i| (i * 37 % 101) as u8)
         .collect();
@@ -143,7 +143,7 @@ fn long_rows_are_whole() {
     }
 }
 
-/// Rows 0 and 4 of a head of 8 turn against each other, and lie side by side in the file.
+/// RoPE rotates rows 0 and 4 of a head of 8 together; the file stores them next to each other.
 #[test]
 fn interleaved_rows_are_told_apart() {
     let order = RowOrder::InterleavedHalves { head_dim: 8 };
@@ -161,7 +161,7 @@ fn interleaved_rows_are_told_apart() {
     assert!(rows.eq(expected.map(|x| x as f32)));
 }
 
-/// A file that a test may spoil.
+/// The contents of a file, which a test may spoil.
 #[derive(Clone)]
 struct Draft {
     version: u32,
@@ -175,7 +175,7 @@ struct Draft {
 #[derive(Clone)]
 struct Entry {
     name: &'static str,
-    /// As in the file: the length of a row first.
+    /// The shape as in the file: the length of a row first.
     shape: Vec<u64>,
     format: u32,
     offset: u64,
@@ -197,7 +197,7 @@ const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 
 impl Draft {
-    /// One layer of width 4, and a vocabulary of 4.
+    /// A model with one layer of width 4 and a vocabulary of 4.
     fn new() -> Self {
         let number = |key, number: u32| (key, U32, number.to_le_bytes().to_vec());
         let scores = [0f32; 4].map(f32::to_le_bytes).concat();
@@ -332,7 +332,7 @@ fn a_file_cut_anywhere_is_refused() {
     for len in 0..bytes.len() {
         let problem = read_all(&bytes[..len]).expect_err("cut");
         assert!(
-            problem.contains("truncated") || problem.contains("no GGUF file"),
+            problem.contains("truncated") || problem.contains("not a GGUF file"),
             "{len}: {problem}"
         );
     }
@@ -342,7 +342,7 @@ fn a_file_cut_anywhere_is_refused() {
     }
 }
 
-/// Whatever the bytes, there is an answer.
+/// Whatever the bytes, there is an answer and no panic.
 #[test]
 fn damaged_bytes_never_panic() {
     let whole = Draft::new().bytes();
@@ -433,7 +433,7 @@ fn values_of_wrong_types() {
         .is_refused("tokenizer.ggml.tokens is 0; must be an array of strings");
     let mut draft = Draft::new();
     draft.keys.push(draft.keys[3].clone());
-    draft.is_refused("llama.block_count is there twice");
+    draft.is_refused("llama.block_count occurs twice");
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn models_that_are_not_supported() {
             key.ends_with("_kv") || key.contains("_token_id") || key.ends_with("type");
         match read_all(&Draft::new().without_key(key).bytes()) {
             Ok(()) => assert!(has_default, "{key}"),
-            // As many as query heads, which is not what the tensors are for.
+            // The default is the number of query heads, which does not fit these tensors.
             Err(problem) if has_default => assert!(problem.contains("attn_k.weight"), "{problem}"),
             Err(problem) => assert!(problem.contains(key), "{key}: {problem}"),
         }
@@ -464,7 +464,7 @@ fn models_that_are_not_supported() {
     gpt2.is_refused("tokenizer.ggml.pre is missing; supported are llama-bpe");
     gpt2.with_key("tokenizer.ggml.pre", TEXT, &text("qwen2"))
         .with_key("tokenizer.ggml.merges", ARRAY, &texts(&["a b"]))
-        .is_refused("\"a b\", does not merge two tokens to one");
+        .is_refused("\"a b\", does not merge two tokens into one");
 }
 
 #[test]
@@ -510,19 +510,19 @@ fn chat_templates_have_names() {
 fn tensors_out_of_place() {
     const UP: &str = "blk.0.ffn_up.weight";
     let with = |change: fn(&mut Entry)| Draft::new().with_tensor(UP, change);
-    with(|up| up.offset += 4).is_refused("no multiple of the alignment");
+    with(|up| up.offset += 4).is_refused("not a multiple of the alignment");
     with(|up| up.offset = 1 << 20).is_refused("truncated");
     with(|up| up.offset = u64::MAX - 31).is_refused("impossible offset");
     with(|up| up.format = 15).is_refused("tensor blk.0.ffn_up.weight is Q8_K; supported are F32");
     with(|up| up.format = 31).is_refused("is type 31");
-    with(|up| up.format = 8).is_refused("no whole blocks of Q8_0");
+    with(|up| up.format = 8).is_refused("not a whole number of Q8_0 blocks");
     with(|up| up.shape = vec![]).is_refused("0 dimensions");
     with(|up| up.shape = vec![1; 5]).is_refused("5 dimensions");
     with(|up| up.shape = vec![0, 6]).is_refused("a dimension of size 0");
     with(|up| up.shape = vec![u64::MAX, 6]).is_refused("a dimension of size");
     with(|up| up.shape = vec![1 << 31, 1 << 31, 1 << 31]).is_refused("impossibly large");
     with(|up| up.shape = vec![6, 4]).is_refused("[4, 6]; the metadata makes it [6, 4]");
-    with(|up| up.name = "blk.0.ffn_gate.weight").is_refused("is there twice");
+    with(|up| up.name = "blk.0.ffn_gate.weight").is_refused("occurs twice");
     with(|up| up.name = "blk.0.ffn_exp.weight").is_refused("blk.0.ffn_up.weight is missing");
     with(|up| {
         up.shape = vec![32];

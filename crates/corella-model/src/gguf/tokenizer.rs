@@ -1,5 +1,5 @@
-//! A GGUF file's vocabulary as the tokenizer.json and tokenizer_config.json of the folder that
-//! it was converted from.
+//! Conversion of a GGUF file's vocabulary to the tokenizer.json and tokenizer_config.json of the
+//! folder that it was converted from.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -16,10 +16,11 @@ use crate::CheckpointError;
 const MODEL: &str = "tokenizer.ggml.model";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
-/// Some files bring the original along.
+/// The original tokenizer.json, which some files contain.
 const WHOLE: &str = "tokenizer.huggingface.json";
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
+/// The content of tokenizer.json.
 pub fn tokenizer_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError> {
     let metadata = &file.metadata;
     if let Some(whole) = metadata.try_text(WHOLE)? {
@@ -34,6 +35,7 @@ pub fn tokenizer_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError> {
     Ok(tokenizer.to_string().into_bytes())
 }
 
+/// The content of tokenizer_config.json.
 pub fn tokenizer_config_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError> {
     let metadata = &file.metadata;
     let tokens = metadata.texts(TOKENS)?;
@@ -45,7 +47,8 @@ pub fn tokenizer_config_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError
         ("pad_token", "padding"),
     ] {
         let id = match special_token(metadata, name, tokens.len()) {
-            // Converters write -1, or worse, for these, and only a template could print them.
+            // Converters write -1 or other invalid ids for these tokens, which matter only to
+            // templates that print them.
             Err(_) if matches!(name, "unknown" | "padding") => None,
             id => id?,
         };
@@ -55,7 +58,7 @@ pub fn tokenizer_config_json(file: &GgufFile) -> Result<Vec<u8>, CheckpointError
     Ok(Value::Object(config).to_string().into_bytes())
 }
 
-/// One template, or several by name.
+/// The chat template, or a list of templates with names.
 fn chat_template(metadata: &Metadata) -> Result<Value, CheckpointError> {
     let Some(default) = metadata.try_text(CHAT_TEMPLATE)? else {
         return Ok(Value::Null);
@@ -101,12 +104,13 @@ impl<'a> Vocabulary<'a> {
         })
     }
 
-    /// Bytes spelt as printable characters, merged pair by pair within words.
+    /// A byte-level BPE tokenizer: bytes become printable characters, which are merged pair by pair
+    /// within words.
     fn byte_level(&self) -> Result<Value, CheckpointError> {
         let pre_tokenizer = PreTokenizer::of(self.metadata)?;
         let mut merges = Vec::new();
         for (index, merge) in self.metadata.texts(MERGES)?.into_iter().enumerate() {
-            // A part may begin with a space, but has none later.
+            // A part may begin with a space but contains no other.
             let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ');
             let parts = space.map(|(at, _)| (&merge[..at], &merge[at + 1..]));
             let known = parts.filter(|(left, right)| {
@@ -114,7 +118,7 @@ impl<'a> Vocabulary<'a> {
                 all.iter().all(|part| self.ids.contains_key(part))
             });
             let Some((left, right)) = known else {
-                let why = format!("[{index}], {merge:?}, does not merge two tokens to one");
+                let why = format!("[{index}], {merge:?}, does not merge two tokens into one");
                 return Err(self.metadata.refuse(MERGES, &why));
             };
             merges.push(json!([left, right]));
@@ -152,8 +156,8 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
-    /// Characters, spaces among them, merged wherever the result is a token, the one with the
-    /// highest score first; bytes for characters that are no token.
+    /// A SentencePiece tokenizer: characters, spaces among them, are merged wherever the result is
+    /// a token, that with the highest score first. Characters that are no tokens become bytes.
     fn sentence_piece(&self) -> Result<Value, CheckpointError> {
         const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
         let adds_space = self.metadata.try_flag(ADD_SPACE)?.unwrap_or(true);
@@ -193,9 +197,9 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
-    /// Every way to put a token together from two.
+    /// Lists every pair of tokens whose concatenation is a token, in the order of merging.
     fn merges_by_score(&self) -> Result<Vec<[&'a str; 2]>, CheckpointError> {
-        // Longer ones would cost their length squared, and no vocabulary has them.
+        // Longer tokens would cost their length squared, and no vocabulary has any.
         const MAX_TOKEN_BYTES: usize = 512;
         let scores: Vec<_> = self.metadata.numbers(SCORES)?.collect();
         if scores.len() != self.tokens.len() {
@@ -214,7 +218,7 @@ impl<'a> Vocabulary<'a> {
                 }
             }
         }
-        // Between equals, what Transformers' converter does.
+        // Equal scores are ordered as Transformers' converter does.
         merges.sort_by(|(a, a_left, a_right), (b, b_left, b_right)| {
             let num_chars = |text: &str| Reverse(text.chars().count());
             let by_length = (num_chars(a_left), num_chars(a_right))
@@ -227,7 +231,7 @@ impl<'a> Vocabulary<'a> {
 
     fn vocab(&self) -> Value {
         let used = self.tokens.iter().zip(&self.types).zip(0..);
-        // So converters fill the rows of the embedding that have no token.
+        // Converters fill the embedding rows that have no token in this way.
         let is_filler = |token: &str, kind| kind == TokenType::Unused && token.starts_with("[PAD");
         let used = used.filter(|((token, kind), _)| !is_filler(token, **kind));
         let entries = used.map(|((token, _), id): (_, TokenId)| ((*token).to_owned(), id.into()));
@@ -255,7 +259,8 @@ impl<'a> Vocabulary<'a> {
         added.collect()
     }
 
-    /// What stands before and after a text that asks for special tokens.
+    /// Describes which tokens are added before and after a text, if the caller asks for special
+    /// tokens.
     fn post_processor(&self, adds_bos: bool) -> Result<Value, CheckpointError> {
         let mut special_tokens = Map::new();
         let mut piece = |name: &str, default: bool| {
@@ -264,7 +269,7 @@ impl<'a> Vocabulary<'a> {
             let id = special_token(self.metadata, name, self.tokens.len())?;
             let Some(id) = id.filter(|_| said.unwrap_or(default)) else {
                 return match said {
-                    Some(true) => Err(self.metadata.refuse(&key, "and there is no such token")),
+                    Some(true) => Err(self.metadata.refuse(&key, "but there is no such token")),
                     _ => Ok(None),
                 };
             };

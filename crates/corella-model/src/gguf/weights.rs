@@ -1,10 +1,11 @@
-//! A GGUF file's tensors under its own names, with rows in the order that this project has.
+//! A GGUF file's tensors under its own names, with rows in the order that this project uses.
 
 use super::GgufFile;
 use super::config::ROTARY_DIVISORS;
 use crate::decoder_weights::{TensorNames, TensorSource};
 use crate::{Architecture, CheckpointError, ModelConfig, RowOrder, Tensor};
 
+/// The names of weights in GGUF files.
 pub const NAMES: TensorNames = TensorNames {
     described_by: "the metadata",
     embed: "token_embd",
@@ -24,9 +25,11 @@ pub const NAMES: TensorNames = TensorNames {
     down: "ffn_down",
 };
 
+/// The tensors of a file.
 pub struct Tensors<'a> {
     file: &'a GgufFile,
-    /// Llama files are converted for an executor that rotates neighbouring dimensions.
+    /// The row order of query and key matrices. Llama files are converted for executors whose RoPE
+    /// rotates neighbouring dimensions.
     rotated: RowOrder,
 }
 
@@ -47,7 +50,7 @@ impl TensorSource for Tensors<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        // The configuration has read these.
+        // The configuration reader has used these.
         let names = self.file.names().filter(|name| *name != ROTARY_DIVISORS);
         names.map(str::to_owned).collect()
     }

@@ -1,4 +1,5 @@
-//! The mock catches what it is there to catch. The conformance suite covers the rest.
+//! Tests that the mock executor catches what it is meant to catch. The conformance suite covers the
+//! rest.
 
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ fn tokens_are_those_of_the_formula_without_pages() {
     assert_eq!(drawn, expected);
 }
 
-/// What every wrong batch is refused with.
+/// Every kind of wrong batch, and the message with which it is refused.
 #[test]
 fn wrong_batches_fail_their_step_and_say_why() {
     type Build = fn(&mut BatchBuilder) -> &mut BatchBuilder;
@@ -93,7 +94,7 @@ fn wrong_batches_fail_their_step_and_say_why() {
             "slot 0 reads token 0 at position 0 from row 0 of page 1, which holds token 4 at \
              position 4 of another history",
         ),
-        // Another request's page, with the same tokens but other ones before them.
+        // The page is another request's: it has the same tokens but others before them.
         (
             |b| {
                 b.start_cached(1, 9, &GREEDY, &[9, 9, 9, 9, 4, 5])
@@ -162,7 +163,7 @@ fn end_tokens_come_when_they_are_asked_for_and_not_before_min_tokens() {
     });
     let drawn = config.lone_tokens(&[1, 2], &GREEDY, 4000);
     let num_ends = drawn.iter().filter(|&&token| token == 7).count();
-    // Four standard deviations about 1000.
+    // The interval is four standard deviations around 1000.
     assert!((890..1110).contains(&num_ends), "{num_ends} ends");
     config.drawable = vec![20, 21, 22];
     let drawn = config.lone_tokens(&[1, 2], &GREEDY, 100);
@@ -210,8 +211,8 @@ fn faults_hit_their_step_and_the_executor_goes_on() {
     }
 }
 
-/// The device works through its steps one after the other, so that two in flight overlap
-/// with whatever the caller does but not with each other.
+/// The mock works through its steps one after the other. Two steps in flight overlap with whatever
+/// the caller does, but not with each other.
 #[test]
 fn steps_take_their_time() {
     let mut config = MockConfig::new(50, 8, 4);
@@ -266,7 +267,7 @@ fn drafts_that_are_not_drawn_are_gone() {
     batch.start(0, 3, &GREEDY).pages(0, 0, &[6, 2]);
     batch.span_with_drafts(0, 0, &[3, 1, 4], &[expected[0], wrong, 7]);
     assert_eq!(step(&mut mock, &mut batch).unwrap(), expected[..2]);
-    // The next span starts over them, and nobody reads what they left.
+    // The next span overwrites the drafts, and nobody reads what they left.
     batch.span(0, 5, &[1], true);
     let error = step(&mut mock, &mut batch).unwrap_err();
     assert!(
@@ -308,6 +309,7 @@ fn echoes_repeat_and_stray() {
     let drawn = config.lone_tokens(&prompt, &GREEDY, 1000);
     let pairs = drawn.iter().zip(&drawn[distance..]);
     let num_echoes = { pairs }.filter(|(a, b)| a == b).count();
-    // Four standard deviations about three quarters, and a 50th of the rest.
+    // The expected share is three quarters, plus a 50th of the rest, with four standard deviations
+    // around it.
     assert!((695..806).contains(&num_echoes), "{num_echoes}");
 }

@@ -1,5 +1,5 @@
-//! Quantised folders that must not load, and what is said of them. That the good ones hold the
-//! right numbers, the golden tests of the CPU executor say.
+//! Quantised folders that must not load, and the errors that say why. The golden tests of the CPU
+//! executor check the values of those that load.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ impl Folder {
             let parts = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
             (name, parts)
         });
-        // Tests of one process run side by side.
+        // Tests of one process run at the same time.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("corella-{}-quantized-{number}", std::process::id());
@@ -114,7 +114,7 @@ fn formats_are_found() {
         assert_eq!(row.scales.len(), q.shape[1] / format.group_len);
         assert_eq!(row.minimums.is_empty(), !format.has_minimum, "{name}");
     }
-    // What is ignored is plain.
+    // Matrices in the `ignore` list are not quantised.
     let weights = Checkpoint::open(source("int4-g128")).unwrap().weights();
     assert_eq!(weights.unwrap().layers[0].o.group_format(), None);
     let weights = Checkpoint::open(source("int4-channel-head"))
@@ -179,7 +179,7 @@ fn configurations_that_are_refused() {
         (
             "/config_groups/group_0/input_activations",
             json!({"type": "int", "num_bits": 8, "strategy": "tensor", "dynamic": false}),
-            "config_groups.group_0.input_activations.dynamic is false; supported is true: a scale for each token, found as it comes",
+            "config_groups.group_0.input_activations.dynamic is false; supported is true: a scale for each token, computed at run time",
         ),
     ];
     let gptq = [
@@ -241,21 +241,21 @@ fn tensors_that_do_not_fit() {
     let mut folder = Folder::of("int4-g32");
     folder.part("weight_scale").1 = vec![32, 4];
     folder.check_matrix(
-        "weight_scale has shape [32, 4]; it should be of the outputs, by the groups of an output",
+        "weight_scale has shape [32, 4]; it should be [outputs] or [outputs, groups per output]",
     );
 
     let mut folder = Folder::of("int4-g32");
     folder.config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] =
         json!(64);
     folder.check_matrix(
-        "4 bits and 2 scales for the 64 weights of an output are no scheme of \
+        "4 bits and 2 scales for the 64 weights of an output match no scheme of \
          quantization_config.config_groups",
     );
 
     let mut folder = Folder::of("int4-g64-asymmetric");
     folder.tensors.remove(&format!("{Q}.weight_zero_point"));
     folder.check_matrix(
-        "4 bits and 1 scales for the 64 weights of an output are no scheme of \
+        "4 bits and 1 scales for the 64 weights of an output match no scheme of \
          quantization_config.config_groups",
     );
 
@@ -279,13 +279,14 @@ fn tensors_that_do_not_fit() {
 
     let mut folder = Folder::of("gptq");
     folder.config["quantization_config"]["group_size"] = json!(48);
-    folder.check_matrix("64 inputs are no whole groups of quantization_config.group_size, 48");
+    folder.check_matrix("64 inputs are not a multiple of quantization_config.group_size, 48");
 
     let mut folder = Folder::of("gptq");
     folder.part("g_idx").2[..4].copy_from_slice(&(-1_i32).to_le_bytes());
     folder.check_matrix("g_idx names group -1 of 2");
 
-    // A bias of zeros that the model has not is an exporter's; any other is the model's.
+    // A bias of zeros that the model does not use comes from the exporter; any other belongs to the
+    // model.
     let mut folder = Folder::of("gptq");
     assert!(folder.load().is_ok());
     folder.part("bias").2[1] = 0x3c;
@@ -307,7 +308,7 @@ fn tensors_that_do_not_fit() {
     folder.check_matrix("weight_scale is missing");
 }
 
-/// Whatever the configuration says, the answer is an error or a checkpoint.
+/// Whatever the configuration says, the result is an error or a checkpoint, never a panic.
 #[test]
 fn random_damage_does_not_panic() {
     for name in ["int4-g64-asymmetric", "int8", "gptq", "awq"] {

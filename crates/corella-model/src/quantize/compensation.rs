@@ -1,6 +1,6 @@
-//! Rounding that makes up for itself: the error of one weight is taken out of those of the same
-//! output that are still to be rounded, as far as their inputs go together (GPTQ, Frantar et al.,
-//! "Accurate post-training quantization for generative pre-trained transformers", 2023,
+//! Rounding with error compensation: the error of one weight is distributed over the weights of the
+//! same output that are still to be rounded, as far as their inputs are correlated (GPTQ, Frantar
+//! et al., "Accurate post-training quantization for generative pre-trained transformers", 2023,
 //! arXiv 2210.17323).
 
 use std::ops::Range;
@@ -8,30 +8,31 @@ use std::ops::Range;
 use super::rounding::{Codes, Scale};
 use crate::DType;
 
-/// Sums of products of a layer's inputs with each other, over rows of calibration text: the second
-/// derivatives of the squared error of its outputs.
+/// Sums of products of a matrix's inputs with each other, over rows of calibration text: up to a
+/// factor, the second derivatives of the squared error of its outputs.
 pub struct Hessian {
     num_columns: usize,
-    /// `[in, in]`; of each pair, the place at or right of the diagonal.
+    /// `[in, in]`. Only elements on and right of the diagonal are used.
     sums: Vec<f32>,
 }
 
-/// U with U transposed times U the inverse of a Hessian: upper triangular, row by row.
+/// The upper triangular factor U of a Hessian's inverse, with UᵀU = H⁻¹.
 pub struct InverseFactor {
     num_columns: usize,
+    /// `[in, in]`, row-major.
     rows: Vec<f32>,
-    /// Inputs that were always 0: their weights are of no consequence.
+    /// Inputs that were always 0, whose weights do not matter.
     is_dead: Vec<bool>,
 }
 
-/// Added to the diagonal, as a share of its mean, so that inputs which always go together do not
-/// make the inverse explode. The paper's value.
+/// What is added to the diagonal, as a share of its mean, so that correlated inputs do not make the
+/// inverse explode. The value is the paper's.
 const DAMPING: f64 = 0.01;
-/// Columns whose errors are passed on together.
+/// The number of columns whose errors are passed on together.
 const BLOCK: usize = 64;
 
 impl Hessian {
-    /// `sums` as in the type's description.
+    /// Wraps sums that were computed elsewhere, `[in, in]`.
     pub fn new(num_columns: usize, sums: Vec<f32>) -> Self {
         assert_eq!(sums.len(), num_columns * num_columns);
         Self { num_columns, sums }
@@ -39,25 +40,26 @@ impl Hessian {
 }
 
 impl InverseFactor {
-    /// `Err` when the sums are no numbers.
+    /// Factorises a Hessian. `Err` says why this is not possible.
     pub fn new(hessian: &Hessian, num_threads: usize) -> Result<Self, String> {
         let n = hessian.num_columns;
         let diagonal: Vec<f64> = (0..n).map(|i| f64::from(hessian.sums[i * n + i])).collect();
         if !diagonal.iter().all(|sum| sum.is_finite()) {
             return Err(String::from(
-                "its inputs on the calibration text are no numbers",
+                "its inputs on the calibration text are not finite",
             ));
         }
         let is_dead: Vec<bool> = diagonal.iter().map(|&sum| sum <= 0.0).collect();
         let mean = diagonal.iter().sum::<f64>() / n as f64;
         let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
-        // In reverse order the Cholesky factor L of the Hessian has the inverse that is wanted:
-        // with J turning the order round, H = J L Lᵀ J, so H⁻¹ = (J L⁻¹ J)ᵀ (J L⁻¹ J).
+        // With rows and columns in reverse order, the inverse of the Cholesky factor L is what is
+        // wanted: if J reverses the order, then H = J L Lᵀ J, so H⁻¹ = (J L⁻¹ J)ᵀ (J L⁻¹ J).
         let mut lower = vec![0.0; n * n];
         for i in 0..n {
             let from = n - 1 - i;
             for j in 0..=i {
-                // The place right of the diagonal: the row that comes first in the usual order.
+                // This is the element right of the diagonal, in the row that comes first in the
+                // original order.
                 lower[i * n + j] = f64::from(hessian.sums[from * n + (n - 1 - j)]);
             }
             lower[i * n + i] += damping;
@@ -78,8 +80,8 @@ impl InverseFactor {
         })
     }
 
-    /// Turns rows of weights into codes. A group's scale is that of its weights as they are when
-    /// its first one is rounded.
+    /// Rounds rows of weights to codes. The scale of a group is fitted to its weights as they are
+    /// when the first of them is rounded.
     pub(super) fn round_rows(
         &self,
         codes: &Codes,
@@ -99,7 +101,7 @@ impl InverseFactor {
         let mut errors = vec![[0.0; BLOCK]; rows.len() / n];
         let mut start = 0;
         while start < n {
-            // Blocks end where groups do, for scales need all of a group's weights.
+            // Blocks end where groups do, because fitting a scale needs all of a group's weights.
             let group = start / group_len;
             let group_end = (group + 1) * group_len;
             let end = (start + BLOCK).min(group_end);
@@ -122,8 +124,8 @@ impl InverseFactor {
         }
     }
 
-    /// Takes the errors of a block out of the columns behind it: some columns at a time, so that
-    /// the factors for them serve all rows from the first-level cache.
+    /// Passes the errors of a block on to the columns behind it. It takes some columns at a time,
+    /// whose factors stay in the first-level cache for all rows.
     fn pass_on(&self, block: Range<usize>, errors: &[[f32; BLOCK]], rows: &mut [f32]) {
         const LANES: usize = 16;
         let n = self.num_columns;
@@ -154,7 +156,7 @@ impl InverseFactor {
     }
 }
 
-/// Cholesky: the lower triangle of a matrix becomes L with L times L transposed that matrix.
+/// Cholesky factorisation: replaces the lower triangle of a matrix A by L with L Lᵀ = A.
 fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
     let mut panel = Vec::new();
     for start in (0..n).step_by(BLOCK) {
@@ -174,7 +176,7 @@ fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
             }
         }
         let (done, below) = a.split_at_mut(end * n);
-        // The rows below: their part in these columns, then what is left of them.
+        // The rows below get their part of these columns, and then their remainder is updated.
         in_parallel(below, n, num_threads, |_, row| {
             for j in start..end {
                 let dot = dot(&row[start..j], &done[j * n + start..j * n + j]);
@@ -197,9 +199,9 @@ fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Of a lower triangular matrix.
+/// Inverts a lower triangular matrix.
 fn invert(lower: &[f64], n: usize, num_threads: usize) -> Vec<f64> {
-    // Row j of `columns` is column j of the inverse, so that its sums run along memory.
+    // Row j of `columns` is column j of the inverse, so that dot products run along memory.
     let mut columns = vec![0.0; n * n];
     in_parallel(&mut columns, n, num_threads, |j, column| {
         column[j] = 1.0 / lower[j * n + j];
@@ -217,7 +219,8 @@ fn invert(lower: &[f64], n: usize, num_threads: usize) -> Vec<f64> {
     inverse
 }
 
-/// Hands out rows of `n` one by one in turn, since those of a triangle differ in length.
+/// Calls `work` for all rows of `n` elements. Threads get rows in turn, because rows of a triangle
+/// differ in length.
 fn in_parallel(
     rows: &mut [f64],
     n: usize,
@@ -265,8 +268,8 @@ mod tests {
     const LEN: usize = 96;
     const GROUP_LEN: usize = 32;
 
-    /// Rows in which neighbours go together, one input that is always 0, and two that are always
-    /// the same.
+    /// Rows with correlated neighbours, one input that is always 0, and two inputs that are always
+    /// equal.
     fn inputs(num_rows: usize) -> Vec<Vec<f64>> {
         let rows = (0..num_rows).map(|row| {
             let noise = |k: usize| uniform(1, k as u32, row as u32) - 0.5;
@@ -304,7 +307,7 @@ mod tests {
         (0..LEN as u32).map(weight).collect()
     }
 
-    /// Gauss-Jordan elimination.
+    /// Inverts a matrix by Gauss-Jordan elimination.
     fn inverse(a: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let n = a.len();
         let mut rows: Vec<Vec<f64>> = a.to_vec();
@@ -325,7 +328,8 @@ mod tests {
         rows.into_iter().map(|row| row[n..].to_vec()).collect()
     }
 
-    /// The paper's equations (2), with the inverse of what is left computed anew for each weight.
+    /// Computes the paper's equations (2) directly, with the inverse of the remaining Hessian
+    /// computed anew for each weight.
     fn reference(hessian: &Hessian, codes: &Codes, row: &[f32]) -> Vec<f32> {
         let full = |i: usize, j: usize| f64::from(hessian.sums[i.min(j) * LEN + i.max(j)]);
         let mean = (0..LEN).map(|i| full(i, i)).sum::<f64>() / LEN as f64;
@@ -371,7 +375,8 @@ mod tests {
                     let (mut row, mut scales) = (row(seed), vec![Scale::default(); 3]);
                     let expected = reference(&hessian, &codes, &row);
                     factor.round_rows(&codes, GROUP_LEN, DType::F32, &mut row, &mut scales);
-                    // A weight in the middle of two codes may go either way, and others after it.
+                    // A weight halfway between two codes may be rounded either way, which changes
+                    // later ones.
                     let same = row.iter().zip(&expected).filter(|(a, b)| a == b).count();
                     assert!(same >= LEN - 2, "{same} of {LEN} codes");
                 }

@@ -1,4 +1,4 @@
-//! One matrix as integers, in the tensors that compressed-tensors stores it as.
+//! The quantisation of one matrix, in the tensors of the compressed-tensors format.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use super::rounding::{Codes, Scale, value};
 use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, StoredTensor};
 use crate::{DType, Scheme, Storage, Tensor};
 
+/// A matrix as integers.
 pub struct QuantizedMatrix {
     scheme: Scheme,
     shape: [usize; 2],
@@ -19,8 +20,8 @@ pub struct QuantizedMatrix {
     zeros: Option<Vec<u8>>,
 }
 
-/// Name behind the matrix's own and a dot, type and shape of each tensor that a matrix becomes, in
-/// the order of `QuantizedMatrix::parts`.
+/// The tensors that a matrix is stored as: the suffix behind the matrix's name and a dot, the type
+/// and the shape, in the order of `QuantizedMatrix::parts`.
 pub fn part_shapes(
     scheme: Scheme,
     shape: [usize; 2],
@@ -47,8 +48,8 @@ pub fn part_shapes(
 }
 
 impl QuantizedMatrix {
-    /// Rounds a matrix, each weight to the nearest integer; with `factor`, what that does to the
-    /// outputs is made up for by the weights that follow. `Err` when a weight is no number.
+    /// Rounds each weight of a matrix to the nearest integer. With `factor`, the weights that
+    /// follow compensate the effect on the outputs. `Err` names a weight that is not finite.
     pub fn new(
         weight: &Tensor,
         scheme: Scheme,
@@ -93,7 +94,7 @@ impl QuantizedMatrix {
         })
     }
 
-    /// Name behind the matrix's own and a dot, and bytes.
+    /// The suffix behind the matrix's name and a dot, and the bytes, of each tensor.
     pub fn parts(&self) -> Vec<(&'static str, Vec<u8>)> {
         let names = part_shapes(self.scheme, self.shape, self.scale_dtype);
         let parts = names.into_iter().map(|(name, ..)| {
@@ -108,7 +109,7 @@ impl QuantizedMatrix {
         parts.collect()
     }
 
-    /// What a reader of the folder makes of it.
+    /// The tensor that a reader of the folder gets.
     pub fn into_tensor(self) -> Tensor {
         let shapes = part_shapes(self.scheme, self.shape, self.scale_dtype);
         let stored = |index: usize, bytes: Vec<u8>| {
@@ -140,10 +141,10 @@ fn num_groups(scheme: Scheme, num_columns: usize) -> usize {
     num_columns / scheme.group_len.unwrap_or(num_columns)
 }
 
-/// Rows that share what is read for them.
+/// The number of rows that are rounded together, so that they share what is read for them.
 const ROWS_AT_ONCE: usize = 16;
 
-/// From row `first` of the matrix on.
+/// Rounds rows from row `first` of the matrix on.
 fn quantize_rows(
     weight: &Tensor,
     first: usize,
@@ -209,7 +210,7 @@ fn pack_codes(codes: &[f32], num_bits: usize, out: &mut [u8]) {
     }
 }
 
-/// Eight outputs in a word, `[out / 8, groups]`.
+/// Packs the zero points of eight outputs into a word, `[out / 8, groups]`.
 fn pack_zeros(scales: &[Scale], num_rows: usize, num_groups: usize) -> Vec<u8> {
     let mut words = vec![0u32; num_rows.div_ceil(8) * num_groups];
     for (row, scales) in scales.chunks(num_groups).enumerate() {
@@ -250,7 +251,7 @@ impl Default for Scale {
 }
 
 impl Scale {
-    /// Rounds one weight in place of its code, and returns what is lost.
+    /// Replaces a weight by its code, and returns the rounding error.
     pub(super) fn round(self, codes: &Codes, weight: &mut f32) -> f32 {
         let code = codes.code(*weight, self);
         let lost = *weight - value(code, self);

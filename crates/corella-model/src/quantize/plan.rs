@@ -1,4 +1,5 @@
-//! What becomes of each tensor, decided before anything is read, and what config.json says of it.
+//! The plan of a quantisation: what becomes of each tensor, decided before any is read, and the
+//! `quantization_config` that describes it.
 
 use serde_json::{Value, json};
 
@@ -7,13 +8,14 @@ use crate::checkpoint_writer::PlannedPart;
 use crate::decoder_weights::HUGGING_FACE_NAMES;
 use crate::{DecoderWeights, LayerWeights, Scheme, Tensor};
 
-/// What matrices are to be stored as.
+/// The format in which matrices are to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizeFormat {
-    /// A scale for so many weights of an output, or for all of them. Of outputs: who computes with
-    /// them rounds a layer's inputs to 8 bits as well.
+    /// 8-bit integers with one scale per `group_len` weights of an output, or per output. With
+    /// per-channel scales, readers quantise activations to 8 bits as well.
     Int8 { group_len: Option<usize> },
-    /// A scale, and perhaps a zero point, for so many weights of an output, or for all of them.
+    /// 4-bit integers with one scale, and possibly a zero point, per `group_len` weights of an
+    /// output, or per output.
     Int4 {
         group_len: Option<usize>,
         symmetric: bool,
@@ -42,37 +44,39 @@ impl QuantizeFormat {
     }
 }
 
+/// What becomes of each tensor of a checkpoint.
 pub struct QuantizePlan<'a> {
-    /// In the order in which they are to be written: layers one after the other.
+    /// All tensors in the order in which they are to be written, layer by layer.
     pub tensors: Vec<PlannedTensor<'a>>,
     format: QuantizeFormat,
 }
 
-/// A tensor, and what it becomes.
+/// A tensor of the checkpoint, and what it becomes.
 pub struct PlannedTensor<'a> {
-    /// In Hugging Face's spelling; of a matrix that is quantised, without `.weight`.
+    /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is
+    /// quantised.
     pub name: String,
     pub tensor: &'a Tensor,
-    /// `None`: it stays as it is.
+    /// How the matrix is quantised; `None` if the tensor stays as it is.
     pub scheme: Option<Scheme>,
     pub place: Place,
 }
 
+/// Where a tensor is in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
+    /// The embedding, the final norm or the head.
     Outside,
-    /// A vector of a layer.
+    /// A norm or bias of a layer.
     Layer(usize),
-    /// One of a layer's `matrices`.
-    Matrix {
-        layer: usize,
-        index: usize,
-    },
+    /// One of a layer's matrices, by its index in `LayerWeights::matrices`.
+    Matrix { layer: usize, index: usize },
 }
 
 impl<'a> QuantizePlan<'a> {
-    /// `keep` names matrices that stay as they are, by whole parts of their names: `lm_head`,
-    /// `down_proj`, `layers.0`. `Err` is a name that there is no matrix of.
+    /// Plans a quantisation. `keep` names matrices that stay as they are, by whole components of
+    /// their names, for example `lm_head`, `down_proj` or `layers.0`. `Err` reports a name that
+    /// fits no matrix.
     pub fn new(
         weights: &'a DecoderWeights,
         format: QuantizeFormat,
@@ -125,13 +129,14 @@ impl<'a> QuantizePlan<'a> {
         ));
         match &weights.lm_head {
             Some(head) => tensors.push(matrix(names.lm_head.into(), head, Place::Outside)),
-            // One name for both cases, so that a list of names serves any model.
+            // `lm_head` is accepted for tied models too, so that one list of names serves any
+            // model.
             None => matrices.push(names.lm_head.into()),
         }
         for kept in keep {
             if !matrices.iter().any(|name| names_part(kept, name)) {
                 return Err(format!(
-                    "{kept} is no part of a matrix's name; there are {}",
+                    "{kept} is not part of any matrix's name; there are {}",
                     matrices.join(", ")
                 ));
             }
@@ -139,13 +144,14 @@ impl<'a> QuantizePlan<'a> {
         Ok(Self { tensors, format })
     }
 
+    /// The matrices that are quantised.
     pub fn matrices(&self) -> impl Iterator<Item = &PlannedTensor<'a>> {
         self.tensors
             .iter()
             .filter(|planned| planned.scheme.is_some())
     }
 
-    /// Matrices that stay as they are.
+    /// The names of matrices that stay as they are.
     pub fn kept(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter_map(|planned| {
             let is_matrix = matches!(planned.place, Place::Matrix { .. });
@@ -155,7 +161,7 @@ impl<'a> QuantizePlan<'a> {
         })
     }
 
-    /// Of a weight that is quantised, with scales and zero points.
+    /// The mean number of bits per quantised weight, with scales and zero points.
     pub fn bits_per_weight(&self) -> f64 {
         let parts = self.matrices().flat_map(PlannedTensor::parts);
         let bits = parts.map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bitsize());
@@ -165,20 +171,21 @@ impl<'a> QuantizePlan<'a> {
         bits.sum::<usize>() as f64 / weights.sum::<usize>() as f64
     }
 
-    /// All that is to be written.
+    /// All tensors that are to be written.
     pub fn parts(&self) -> Vec<PlannedPart> {
         let parts = self.tensors.iter().flat_map(PlannedTensor::parts);
         parts.collect()
     }
 
-    /// As compressed-tensors, and with it vLLM and Transformers, read it.
+    /// The `quantization_config` for compressed-tensors, and with it vLLM and Transformers.
     pub fn quantization_config(&self, is_tied: bool) -> Value {
         let requested = self.format.scheme();
         let mut schemes = Vec::new();
         for planned in self.matrices() {
             schemes.extend(planned.scheme.filter(|scheme| !schemes.contains(scheme)));
         }
-        // What has no scheme of its own comes last: some readers take the first that fits.
+        // The scheme for `Linear`, which fits every matrix, comes last: some readers take the first
+        // one that fits.
         schemes.sort_by_key(|scheme| *scheme == requested);
         let groups = schemes.iter().enumerate().map(|(index, scheme)| {
             let targets = match index + 1 == schemes.len() {
@@ -196,7 +203,7 @@ impl<'a> QuantizePlan<'a> {
             });
             (format!("group_{index}"), group)
         });
-        // Tied, the head is a layer still.
+        // A tied head is still a layer to the readers.
         let ignore: Vec<_> = self.kept().chain(is_tied.then_some("lm_head")).collect();
         json!({
             "quant_method": "compressed-tensors",
@@ -212,7 +219,7 @@ impl<'a> QuantizePlan<'a> {
         })
     }
 
-    /// Patterns for the matrices of a scheme, which are the same in all layers.
+    /// The patterns for the matrices of a scheme, which are the same in all layers.
     fn targets(&self, scheme: Scheme) -> Vec<String> {
         let names = matrix_names().enumerate().filter(|(wanted, _)| {
             self.matrices().any(|planned| {
@@ -230,6 +237,7 @@ impl<'a> QuantizePlan<'a> {
 }
 
 impl PlannedTensor<'_> {
+    /// The layer that the tensor belongs to, if any.
     pub fn layer(&self) -> Option<usize> {
         match self.place {
             Place::Outside => None,
@@ -237,6 +245,7 @@ impl PlannedTensor<'_> {
         }
     }
 
+    /// The tensors that are written for it.
     pub fn parts(&self) -> Vec<PlannedPart> {
         let shape = &self.tensor.shape;
         let Some(scheme) = self.scheme else {
@@ -254,11 +263,11 @@ impl PlannedTensor<'_> {
     }
 }
 
-/// The lengths that kernels elsewhere have.
+/// The group lengths that other engines have kernels for.
 const GROUP_LENS: [usize; 3] = [128, 64, 32];
 
-/// With the longest groups that rows can be cut into, up to those asked for; `None` where there
-/// are none.
+/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if
+/// there are none.
 fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     let Some(group_len) = scheme.group_len else {
         return Some(scheme);
@@ -273,11 +282,12 @@ fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     })
 }
 
+/// Whether `part` is one or more whole components of `name`.
 fn names_part(part: &str, name: &str) -> bool {
     !part.is_empty() && format!(".{name}.").contains(&format!(".{part}."))
 }
 
-/// In the order of `LayerWeights::matrices`.
+/// The names in the order of `LayerWeights::matrices`.
 fn matrix_names() -> impl Iterator<Item = &'static str> {
     let names = &HUGGING_FACE_NAMES;
     [

@@ -1,35 +1,38 @@
-//! Weights to integers: the scale of a group, and the integer that is nearest.
+//! Rounding of weights to integers: the scale of a group, and the nearest integer.
 
 use half::{bf16, f16};
 
 use crate::{DType, Scheme};
 
-/// The integers of a scheme, counted from the smallest that its bits can hold.
+/// The integers of a scheme, counted from the smallest one that its bits can hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Codes {
     least: f32,
     most: f32,
-    /// What stands for 0, unless weights have a zero point of their own.
+    /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// The largest weight is so many steps from 0, in the first and in the last scale that is tried.
+    /// How many steps the largest weight is from 0, with the first and with the last scale that is
+    /// tried.
     steps: [f32; 2],
 }
 
-/// A group's scale, and the code that stands for 0.
+/// A group's scale, and the code of 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     pub scale: f32,
     pub zero: f32,
 }
 
-/// Scales that are tried for a group of 4-bit weights; the best has the least squared error.
+/// The number of scales that are tried for a group of 4-bit weights; that with the least squared
+/// error wins.
 const NUM_TRIALS: usize = 24;
 
 impl Codes {
+    /// The codes of a scheme.
     pub fn of(scheme: Scheme) -> Self {
         match scheme.num_bits {
-            // -128 is left out, so that no kernel has to negate it.
+            // -128 is not used, so that kernels may negate all integers.
             8 => Self {
                 least: 1.0,
                 most: 255.0,
@@ -42,8 +45,8 @@ impl Codes {
                 most: 15.0,
                 middle: 8.0,
                 symmetric: scheme.symmetric,
-                // From scales that hold every weight to such as cut the largest by a step: to cut
-                // more lowers the squared error, and raises perplexity.
+                // The first scale covers every weight, the last one clips the largest by a step.
+                // Clipping more lowers the squared error but raises the perplexity.
                 steps: match scheme.symmetric {
                     true => [7.0, 8.0],
                     false => [15.0, 16.0],
@@ -52,7 +55,7 @@ impl Codes {
         }
     }
 
-    /// The scale that fits weights best, as `dtype` can hold it.
+    /// Finds the scale that fits weights best, rounded to `dtype`.
     pub fn fit(&self, weights: &[f32], dtype: DType) -> Scale {
         let (least, most) = weights.iter().fold((0.0f32, 0.0f32), |(least, most), &w| {
             (least.min(w), most.max(w))
@@ -75,7 +78,7 @@ impl Codes {
                 false => most - least,
             };
             let scale = at_least_normal(round_to(range / steps, dtype), dtype);
-            // Cut the same share from both ends.
+            // Both ends of the range are clipped by the same share.
             let cut = self.steps[0] / steps;
             let zero = match self.symmetric {
                 true => self.middle,
@@ -84,9 +87,9 @@ impl Codes {
             Scale { scale, zero }
         });
         let with_errors = trials.map(|scale| (scale, self.squared_error(weights, scale)));
-        // The first of equals.
+        // `min_by` returns the first of several equal errors.
         let best = with_errors.min_by(|(_, a), (_, b)| a.total_cmp(b));
-        best.expect("a trial").0
+        best.expect("no scale was tried").0
     }
 
     /// The code nearest to a weight.
@@ -96,7 +99,7 @@ impl Codes {
     }
 
     fn squared_error(&self, weights: &[f32], scale: Scale) -> f32 {
-        // In several sums, for vectors.
+        // Several sums allow vector instructions.
         const LANES: usize = 16;
         let inverse = 1.0 / scale.scale;
         let error = |weight: f32| {
@@ -115,13 +118,13 @@ impl Codes {
     }
 }
 
-/// What a code stands for.
+/// The value of a code.
 #[inline]
 pub fn value(code: f32, Scale { scale, zero }: Scale) -> f32 {
     (code - zero) * scale
 }
 
-/// To the nearest whole number, of two the even one, for numbers below 2^22. Adding pushes the
+/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22. The addition pushes the
 /// fraction out of the mantissa.
 #[inline]
 fn round(x: f32) -> f32 {
@@ -137,7 +140,7 @@ fn round_to(x: f32, dtype: DType) -> f32 {
     }
 }
 
-/// So that dividing by it gives numbers.
+/// Raises a scale to the smallest normal number, so that dividing by it does not overflow.
 fn at_least_normal(x: f32, dtype: DType) -> f32 {
     let least = match dtype {
         DType::F32 | DType::Bf16 => f32::MIN_POSITIVE,
@@ -179,7 +182,7 @@ mod tests {
         let codes = Codes::of(scheme(4, true));
         let scale = codes.fit(&weights, DType::F32);
         let error = codes.squared_error(&weights, scale);
-        // Of the trials, one has a step within 1 % of a quarter.
+        // One of the scales tried is within 1 % of a quarter.
         assert!(error < 16.0 * 0.02 * 0.02, "{scale:?}: {error}");
 
         let weights: Vec<f32> = (0..16).map(|q| (q as f32 - 3.0) * 0.5).collect();
@@ -219,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Weights of one sign have 0 among their values as well.
+    /// Groups whose weights all have one sign must still be able to represent 0.
     #[test]
     fn a_zero_point_stays_within_its_bits() {
         let codes = Codes::of(scheme(4, false));

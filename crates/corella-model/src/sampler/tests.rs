@@ -1,4 +1,4 @@
-//! The sampler against naive statements of what it must do.
+//! Compares the sampler with naive statements of what it must do.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn draw(logits: &[f32], params: &SamplingParams, history: &[TokenId]) -> TokenId
         .token
 }
 
-/// Logits without pattern in [-8, 8).
+/// Pseudo-random logits in [-8, 8).
 fn noise(seed: u64, len: usize) -> Vec<f32> {
     (0..len)
         .map(|i| (uniform(seed, 9, i as u32) * 16.0 - 8.0) as f32)
@@ -54,7 +54,7 @@ fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     weights.into_iter().map(|w| w / total).collect()
 }
 
-/// Tokens kept by the textbook: sort all, cut at k, at p, at min-p.
+/// The tokens that a textbook implementation keeps: sort all, cut at k, at p, at min-p.
 fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..logits.len()).collect();
     ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
@@ -112,7 +112,8 @@ fn frequencies_follow_the_softmax() {
         let expected = softmax(&logits, f64::from(temperature));
         const NUM: usize = 20_000;
         let shares = shares(&logits, &params(temperature), NUM);
-        // Bins of ten tokens: 60 of them, 59 degrees of freedom; 99.99 % lie below 108.
+        // The 60 bins of ten tokens have 59 degrees of freedom; 99.99 % of the values are below
+        // 108.
         let chi_square: f64 = expected
             .chunks(10)
             .zip(shares.chunks(10))
@@ -214,7 +215,7 @@ fn the_nucleus_is_the_one_that_sorting_finds() {
     }
 }
 
-/// Flat distributions are the ones where top-p needs more than the first few hundred tokens.
+/// With a flat distribution, top-p keeps more than the first few hundred tokens.
 #[test]
 fn top_p_of_a_flat_distribution_reaches_far_enough() {
     let logits = vec![0.25; 5000];
@@ -239,7 +240,7 @@ fn leading_equals_a_full_sort() {
         (4, 5000, 999),
         (5, 7, 50),
     ] {
-        // Few distinct values, so that ties at the cut are common.
+        // There are few distinct values, so that ties at the cut are common.
         let logits: Vec<f32> = noise(seed, len).into_iter().map(f32::round).collect();
         let mut sorted: Vec<(TokenId, f32)> = logits
             .iter()
@@ -323,7 +324,7 @@ fn a_mask_allows_its_bits_and_nothing_beyond_its_end() {
 fn penalties_by_hand() {
     let logits = [2.0, -2.0, 1.0, 0.5, 1.9];
     let log_ratio = |params: SamplingParams, token: usize| {
-        // Token 4 is in no history: its logit is the reference.
+        // Token 4 is in no history, so its logit is the reference.
         let params = SamplingParams {
             logprobs: Some(5),
             ..params
@@ -356,7 +357,7 @@ fn penalties_by_hand() {
     for (token, expected) in [(0, 1.0), (1, -4.0), (2, 0.5), (3, 0.5)] {
         close(log_ratio(repetition.clone(), token), expected);
     }
-    // Output only: token 0 twice, token 2 once; token 1 is in the prompt alone.
+    // In the output, token 0 occurs twice and token 2 once; token 1 occurs in the prompt only.
     let frequency = SamplingParams {
         frequency_penalty: 0.25,
         ..SamplingParams::GREEDY

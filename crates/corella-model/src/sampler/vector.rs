@@ -1,12 +1,12 @@
-//! The sampler's arithmetic: loops over many logits, with the same bits on every machine.
+//! The arithmetic of the sampler: loops over many logits, with the same bits on every machine.
 //!
-//! Lanes are summed apart and then in order, so that the sum is the same however many of
-//! them an instruction takes. Wider instructions are chosen at run time; they compile the
-//! same operations, and Rust never fuses them.
+//! Lanes are summed separately and then in order, so that the sum does not depend on how many of
+//! them an instruction takes. Wider instructions are chosen at run time; they execute the same
+//! operations, and Rust never fuses them.
 
 const LANES: usize = 16;
 
-/// Compiles a function a second time for AVX2 and calls the one that the machine can run.
+/// Compiles a function a second time for AVX2, and calls the version that the machine can run.
 macro_rules! dispatch {
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? $body:block) => {
         $(#[$doc])*
@@ -31,7 +31,8 @@ macro_rules! dispatch {
 }
 
 dispatch! {
-    /// The largest, and whether all are below infinity. NaN counts as neither.
+    /// Returns the largest logit, and whether all are below infinity. NaN is never the largest and
+    /// not below infinity.
     fn max(logits: &[f32]) -> (f32, bool) {
         let mut lanes = [f32::NEG_INFINITY; LANES];
         let mut finite = [true; LANES];
@@ -50,7 +51,7 @@ dispatch! {
 }
 
 dispatch! {
-    /// exp((logit - max) / temperature).
+    /// Computes `exp((logit - max) / temperature)` for each logit.
     fn weigh(logits: &[f32], max: f32, temperature: f32, weights: &mut [f32]) {
         for (weight, &logit) in weights.iter_mut().zip(logits) {
             *weight = exp((logit - max) / temperature);
@@ -74,20 +75,21 @@ dispatch! {
     }
 }
 
-/// e^x for x ≤ 0, within 2 units in the last place; 0 where the result would be subnormal.
+/// Computes eˣ for x ≤ 0 with an error of at most 2 units in the last place; 0 where the result
+/// would be subnormal.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, so that `n * LN_2_HIGH` is exact.
+    // ln 2 is split in two parts, so that `n * LN_2_HIGH` is exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer, which is then in the low bits.
+    // Adding this rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = if x > -87.3 { x } else { -87.3 };
     let shifted = clamped * LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    // Taylor to the sixth power: |r| ≤ ln 2 / 2, the error is below 1.3e-7.
+    // The Taylor polynomial has degree 6: with |r| ≤ ln 2 / 2, its error is below 1.3e-7.
     let p = 1.0 / 720.0;
     let p = p * r + 1.0 / 120.0;
     let p = p * r + 1.0 / 24.0;
@@ -99,7 +101,7 @@ pub fn exp(x: f32) -> f32 {
     if x > -87.3 { p * power } else { 0.0 }
 }
 
-/// Natural logarithm of a number ≥ 1.
+/// Computes the natural logarithm of a number ≥ 1.
 pub fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let mut exponent = (bits >> 52) as i64 - 1023;
@@ -108,7 +110,8 @@ pub fn ln(x: f64) -> f64 {
         mantissa *= 0.5;
         exponent += 1;
     }
-    // ln m = 2 artanh((m - 1) / (m + 1)); |s| ≤ 0.172, so the omitted term is below 1e-17.
+    // The series is ln m = 2 artanh((m - 1) / (m + 1)); as |s| ≤ 0.172, the omitted term is below
+    // 1e-17.
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
     let mut series = 0.0;
@@ -143,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Whatever instructions this machine has, against one element at a time.
+    /// Compares the instructions of this machine with one element at a time.
     #[test]
     fn vector_loops_have_the_bits_of_scalar_ones() {
         let logits: Vec<f32> = (0..1000)
