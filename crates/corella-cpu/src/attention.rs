@@ -86,35 +86,35 @@ pub struct AttentionLayer<'a> {
 }
 
 impl AttentionLayer<'_> {
-    pub fn run(&self, plan: &StepLayout, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        let tasks_of = |owner| plan.attention.tasks_of(owner);
-        if !plan.is_prefill() {
+    pub fn run(&self, layout: &StepLayout, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
+        let tasks_of = |owner| layout.attention.tasks_of(owner);
+        if !layout.is_prefill() {
             // Decode is bound by memory: each worker keeps its own list of tasks, so that it can
             // prefetch the pages of the next task while it computes the current one.
-            return self.run_tasks(plan, tasks_of(worker.index()), scratch);
+            return self.run_tasks(layout, tasks_of(worker.index()), scratch);
         }
         worker.take_shares(
             |owner| tasks_of(owner).len(),
-            |owner, units| self.run_tasks(plan, &tasks_of(owner)[units], scratch),
+            |owner, units| self.run_tasks(layout, &tasks_of(owner)[units], scratch),
         );
     }
 
     fn run_tasks(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         tasks: &[AttentionTask],
         scratch: &mut AttentionScratch,
     ) {
         match (scratch, self.queries) {
             (AttentionScratch::Rows(scratch), Queries::Rows(queries)) => {
                 for task in tasks {
-                    let span = &plan.spans[task.span];
+                    let span = &layout.spans[task.span];
                     self.load_queries(task, span, queries, scratch);
-                    self.run_task(task, span, plan.pages_of(span), scratch);
+                    self.run_task(task, span, layout.pages_of(span), scratch);
                 }
             }
             (AttentionScratch::Tiles(scratch), Queries::Tiles(queries)) => {
-                self.run_tiles(plan, tasks, queries, scratch);
+                self.run_tiles(layout, tasks, queries, scratch);
             }
             _ => unreachable!("queries and scratch are for different attention kernels"),
         }

@@ -87,13 +87,13 @@ impl AttentionPlan {
         let group = spec.num_heads / spec.num_kv_heads;
         let heads_at_once = group.min(rows);
         let positions_at_once = (rows / group).max(1);
-        for (span, plan) in spans.iter().enumerate() {
+        for (index, span) in spans.iter().enumerate() {
             for kv_head in 0..spec.num_kv_heads {
-                for start in (0..plan.num_rows).step_by(positions_at_once) {
+                for start in (0..span.num_rows).step_by(positions_at_once) {
                     for head in (0..group).step_by(heads_at_once) {
                         self.tasks.push(AttentionTask {
-                            span,
-                            positions: start..plan.num_rows.min(start + positions_at_once),
+                            span: index,
+                            positions: start..span.num_rows.min(start + positions_at_once),
                             kv_head,
                             heads: head..group.min(head + heads_at_once),
                         });

@@ -29,17 +29,17 @@ pub struct LayerCalibration {
     pool: ThreadPool,
     /// The residual stream, `[tokens][hidden_size]`.
     rows: Vec<f32>,
-    steps: Vec<Step>,
+    steps: Vec<CalibrationStep>,
     num_pages: usize,
 }
 
 /// Rows that are computed together: a part of one sequence, or several whole sequences.
-struct Step {
+struct CalibrationStep {
     rows: Range<usize>,
-    spans: Vec<Span>,
+    spans: Vec<CalibrationSpan>,
 }
 
-struct Span {
+struct CalibrationSpan {
     /// The first row's position in its sequence.
     start: usize,
     num_rows: usize,
@@ -113,15 +113,15 @@ impl LayerCalibration {
     ) -> Result<(), CpuError> {
         let mut forward = self.forward(layer)?;
         let len = self.spec.hidden_size;
-        let (mut plan, mut outgoing) = (StepLayout::default(), Vec::new());
+        let (mut layout, mut outgoing) = (StepLayout::default(), Vec::new());
         for step in &self.steps {
-            plan.clear();
+            layout.clear();
             for span in &step.spans {
                 let pages = span.first_page..span.first_page + span.num_pages;
                 let pages: Vec<_> = pages.map(|page| PageId(page as u32)).collect();
-                plan.add_span(&vec![0; span.num_rows], span.start, &pages);
+                layout.add_span(&vec![0; span.num_rows], span.start, &pages);
             }
-            plan.finish(
+            layout.finish(
                 &self.spec.attention,
                 forward.tile_rows(),
                 forward.attention_shape(),
@@ -130,7 +130,7 @@ impl LayerCalibration {
             let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
             let incoming: &[f32] = rows;
             self.pool
-                .run(&|worker| forward.layers_with(&plan, Some(incoming), worker, observer))
+                .run(&|worker| forward.layers_with(&layout, Some(incoming), worker, observer))
                 .map_err(CpuError)?;
             if keep {
                 outgoing = forward.outgoing(step.rows.len(), outgoing);
@@ -186,8 +186,8 @@ fn no_memory(error: io::Error) -> CpuError {
 
 /// Divides sequences of the given lengths into steps. Also returns the largest number of pages that
 /// a step needs.
-fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
-    let (mut steps, mut next_row, mut most_pages) = (Vec::<Step>::new(), 0, 1);
+fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<CalibrationStep>, usize) {
+    let (mut steps, mut next_row, mut most_pages) = (Vec::<CalibrationStep>::new(), 0, 1);
     for len in lens {
         let num_pages = len.div_ceil(PAGE_SIZE);
         let used_pages = steps
@@ -199,7 +199,7 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
             // A step that starts inside a sequence uses the pages from 0 on for the whole of it.
             && step.spans[0].start == 0
         {
-            step.spans.push(Span {
+            step.spans.push(CalibrationSpan {
                 start: 0,
                 num_rows: len,
                 first_page: used_pages,
@@ -213,9 +213,9 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<Step>, usize) {
         most_pages = most_pages.max(num_pages);
         for start in (0..len).step_by(MAX_ROWS) {
             let num_rows = (len - start).min(MAX_ROWS);
-            steps.push(Step {
+            steps.push(CalibrationStep {
                 rows: next_row..next_row + num_rows,
-                spans: vec![Span {
+                spans: vec![CalibrationSpan {
                     start,
                     num_rows,
                     first_page: 0,

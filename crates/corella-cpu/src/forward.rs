@@ -147,36 +147,36 @@ impl Forward {
     /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
     /// previous pipeline stage computed, `[rows][hidden_size]`; without it, the tokens are
     /// embedded.
-    pub fn layers(&self, plan: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
-        self.layers_with(plan, incoming, worker, &());
+    pub fn layers(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+        self.layers_with(layout, incoming, worker, &());
     }
 
     /// Does what `layers` does and shows the dense layers' inputs to an observer.
     pub fn layers_with(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         incoming: Option<&[f32]>,
         worker: &Worker<'_>,
         observer: &impl Observer,
     ) {
         let scratch = &self.scratch[worker.index()];
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
-        self.enter(plan, incoming, worker);
+        let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
+        self.enter(layout, incoming, worker);
         walk.finish(Operation::Embed);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(plan, index, layer, walk, &mut scratch, observer);
-            self.mlp(plan, layer, walk, observer);
+            self.attention(layout, index, layer, walk, &mut scratch, observer);
+            self.mlp(layout, layer, walk, observer);
         }
     }
 
     /// Computes the logits of the given rows, at most `logit_rows` of them, in the given order. All
     /// layers must have run.
-    pub fn logits(&self, plan: &StepLayout, rows: &[usize], worker: &Worker<'_>) {
+    pub fn logits(&self, layout: &StepLayout, rows: &[usize], worker: &Worker<'_>) {
         let act = &self.activations;
         let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
-        let walk = &mut Walk::new(worker, self.profile.as_deref(), plan.is_prefill());
+        let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
         let norm = &self.weights.ends.norm;
         self.normalise(norm, |r| rows[r], grid, &act.head_input, worker);
         walk.finish(Operation::Norm);
@@ -207,9 +207,9 @@ impl Forward {
         rows
     }
 
-    fn enter(&self, plan: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
-        for r in plan.grid.own_rows(worker.index()) {
-            let row = &plan.rows[r];
+    fn enter(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+        for r in layout.grid.own_rows(worker.index()) {
+            let row = &layout.rows[r];
             // SAFETY: the row belongs to this worker.
             let (hidden, angles) = unsafe {
                 (
@@ -229,19 +229,19 @@ impl Forward {
 
     fn attention(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         index: usize,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         scratch: &mut AttentionScratch,
         observer: &impl Observer,
     ) {
-        let (act, grid) = (&self.activations, plan.grid);
+        let (act, grid) = (&self.activations, layout.grid);
         let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
         walk.finish(Operation::Norm);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
-        self.project(plan, index, layer, walk);
+        self.project(layout, index, layer, walk);
         walk.finish(Operation::Rope);
         AttentionLayer {
             kernels: self.kernels,
@@ -252,8 +252,8 @@ impl Forward {
             out: &act.attended,
             tiles: grid.tiles,
         }
-        .run(plan, worker, scratch);
-        let (flops, bytes) = self.attention_cost(plan);
+        .run(layout, worker, scratch);
+        let (flops, bytes) = self.attention_cost(layout);
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
         self.quantise(&act.attended, &layer.output, grid, walk);
@@ -270,12 +270,12 @@ impl Forward {
 
     fn mlp(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         observer: &impl Observer,
     ) {
-        let (act, grid) = (&self.activations, plan.grid);
+        let (act, grid) = (&self.activations, layout.grid);
         self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
         walk.finish(Operation::Norm);
         observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
@@ -318,10 +318,10 @@ impl Forward {
     }
 
     /// Estimates the attention's floating-point operations and the bytes of K and V that it reads.
-    fn attention_cost(&self, plan: &StepLayout) -> (usize, usize) {
+    fn attention_cost(&self, layout: &StepLayout) -> (usize, usize) {
         let spec = &self.spec.attention;
         let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
-        plan.spans.iter().fold((0, 0), |(flops, bytes), span| {
+        layout.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
             let pairs = (span.start + 1 + end) * span.num_rows / 2;
             let width = spec.num_heads * spec.head_dim;
@@ -402,10 +402,10 @@ impl Forward {
     /// Projects to queries, keys and values, one group of heads at a time, while the group's rows
     /// are in the cache. Applies norm and RoPE to queries and keys, and writes keys and values to
     /// their pages.
-    fn project(&self, plan: &StepLayout, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
+    fn project(&self, layout: &StepLayout, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
         let spec = &self.spec.attention;
         let (act, weights) = (&self.activations, &layer.qkv);
-        let (worker, grid) = (walk.worker, plan.grid);
+        let (worker, grid) = (walk.worker, layout.grid);
         let groups = HeadGroups::new(spec);
         let share_of = |owner| grid.share(owner, groups.len());
         worker.take_shares(
@@ -423,24 +423,24 @@ impl Forward {
                     let out = Epilogue::Store(&act.heads[worker.index()]);
                     gemm(self.kernels, &act.normed, &part, units, next, weights, out);
                     walk.note(Operation::Qkv);
-                    for run in plan.page_runs(grid.rows_of(owner), self.kv.page_size()) {
+                    for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         for (i, head) in groups.heads(group).enumerate() {
                             let lane = i * spec.head_dim;
-                            self.store_heads(plan, index, layer, &run, head, (worker, lane));
+                            self.store_heads(layout, index, layer, &run, head, (worker, lane));
                         }
                     }
                     walk.note(Operation::Rope);
                 }
             },
         );
-        self.count_dense(Operation::Qkv, &act.normed, plan.grid, weights, walk);
+        self.count_dense(Operation::Qkv, &act.normed, layout.grid, weights, walk);
     }
 
     /// Finishes one head of a run of rows. The head starts at `lane` of the worker's group of
     /// heads.
     fn store_heads(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         index: usize,
         layer: &PackedLayer,
         run: &Range<usize>,
@@ -448,9 +448,9 @@ impl Forward {
         (worker, lane): (&Worker<'_>, usize),
     ) {
         let spec = &self.spec.attention;
-        let first = &plan.rows[run.start];
+        let first = &layout.rows[run.start];
         let page_size = self.kv.page_size();
-        let page = plan.pages_of(&plan.spans[first.span])[first.position / page_size];
+        let page = layout.pages_of(&layout.spans[first.span])[first.position / page_size];
         let at = |head| HeadPage {
             layer: index,
             page: page.0 as usize,
@@ -459,7 +459,7 @@ impl Forward {
         let offset = first.position % page_size;
         let act = &self.activations;
         let heads = &act.heads[worker.index()];
-        assert!(run.end <= plan.rows.len() && lane + spec.head_dim <= heads.stride());
+        assert!(run.end <= layout.rows.len() && lane + spec.head_dim <= heads.stride());
         // SAFETY: these heads belong to this worker.
         let rows = unsafe {
             Rows {

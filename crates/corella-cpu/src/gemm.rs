@@ -11,8 +11,8 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::grid::Grid;
 use crate::kernels::grouped::{GroupedShape, GroupedTile};
 use crate::kernels::{
-    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Requests, TILE_K, TilePart,
-    TileRows, TileUnit, wants_requests,
+    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Prefetch, TILE_K, TilePart,
+    TileRows, TileUnit, wants_prefetch,
 };
 use crate::thread_pool::Worker;
 use crate::weight_panel::PackedMatrix;
@@ -122,8 +122,8 @@ pub fn gemm(
             }
             _ => {
                 for tile in block.clone() {
-                    let requests = call.requests(&block, tile, next);
-                    call.tile(panel, tile, requests);
+                    let prefetch = call.prefetch(&block, tile, next);
+                    call.tile(panel, tile, prefetch);
                 }
             }
         }
@@ -170,7 +170,7 @@ struct Call<'a> {
 }
 
 /// Where a GEMM kernel writes the outputs of a tile.
-struct Place {
+struct OutputPlace {
     to: *mut f32,
     /// The distance between rows, in elements.
     stride: usize,
@@ -186,30 +186,30 @@ impl Call<'_> {
     /// Whether to prefetch panels in software: with many rows a kernel alternates between two cache
     /// lines of a panel, a pattern that hardware prefetchers do not follow.
     fn fetches_ahead(&self) -> bool {
-        self.tiles.num_rows() > FEW_ROWS || wants_requests()
+        self.tiles.num_rows() > FEW_ROWS || wants_prefetch()
     }
 
     /// What to prefetch while a tile of a block of rows is computed.
-    fn requests(&self, block: &Range<usize>, tile: usize, next: Option<usize>) -> Requests {
+    fn prefetch(&self, block: &Range<usize>, tile: usize, next: Option<usize>) -> Prefetch {
         let index = tile - block.start;
         let takes_halves = self.tile_rows.is_some_and(|tiles| tiles.unit.is_none());
         if block.len() == 1 || !takes_halves {
             return match index == 0 && self.fetches_ahead() {
-                true => Requests::Ahead,
-                false => Requests::Nothing,
+                true => Prefetch::Ahead,
+                false => Prefetch::Nothing,
             };
         }
         match next {
             Some(next) if index < 2 => {
                 let half = index * self.weights.panel_bytes() / 2;
-                Requests::Half(self.weights.panel(next).wrapping_add(half))
+                Prefetch::Half(self.weights.panel(next).wrapping_add(half))
             }
-            _ => Requests::Nothing,
+            _ => Prefetch::Nothing,
         }
     }
 
     /// Computes the product of a tile of rows and a panel.
-    fn tile(&self, panel: usize, tile: usize, requests: Requests) {
+    fn tile(&self, panel: usize, tile: usize, prefetch: Prefetch) {
         let rows = self.tiles.rows(tile);
         let num_rows = rows.len();
         let mut values = MaybeUninit::<[Lanes; MAX_MATRIX_ROWS]>::uninit();
@@ -225,18 +225,18 @@ impl Call<'_> {
             match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
                     let out_bytes = place.stride * 4;
-                    (tiles.gemm)(a, num_rows, b, num_blocks, requests, place.to, out_bytes);
+                    (tiles.gemm)(a, num_rows, b, num_blocks, prefetch, place.to, out_bytes);
                 }
                 (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
                     let (a, out_bytes) = (self.a.int8_rows(&rows), PANEL_LANES * 4);
-                    (self.kernels.int8_gemm)(a, b, num_blocks, requests, sums, out_bytes);
+                    (self.kernels.int8_gemm)(a, b, num_blocks, prefetch, sums, out_bytes);
                     self.scale(panel, &rows, sums, &place);
                 }
                 _ => {
                     let gemm = self.kernels.gemm.of(self.weights.dtype);
                     let k = self.weights.k;
-                    let fetch_ahead = requests == Requests::Ahead;
+                    let fetch_ahead = prefetch == Prefetch::Ahead;
                     gemm(a.cast(), num_rows, b, k, fetch_ahead, values.cast());
                     self.finish(panel, rows, values);
                     return;
@@ -363,14 +363,14 @@ impl Call<'_> {
         }
     }
 
-    fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> Place {
+    fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> OutputPlace {
         match self.epilogue {
-            Epilogue::Store(out) if self.weights.bias.is_none() => Place {
+            Epilogue::Store(out) if self.weights.bias.is_none() => OutputPlace {
                 to: out.lanes_ptr(rows, panel - self.first_panel),
                 stride: out.stride(),
                 is_final: true,
             },
-            _ => Place {
+            _ => OutputPlace {
                 to: values.cast(),
                 stride: PANEL_LANES,
                 is_final: false,
@@ -380,7 +380,13 @@ impl Call<'_> {
 
     /// # Safety
     /// `sums` holds the sums of all `rows`, and the place has room for as many values.
-    unsafe fn scale(&self, panel: usize, rows: &Range<usize>, sums: *const i32, place: &Place) {
+    unsafe fn scale(
+        &self,
+        panel: usize,
+        rows: &Range<usize>,
+        sums: *const i32,
+        place: &OutputPlace,
+    ) {
         let (by_row, by_lane) = (self.a.scales_ptr(rows), self.weights.scales_ptr(panel));
         // SAFETY: the caller promises as much.
         unsafe {

@@ -200,14 +200,14 @@ impl Bench {
             }
         }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
-        let mut plan = StepLayout::default();
-        plan.add_span(&vec![0; num_rows], start, &pages);
+        let mut layout = StepLayout::default();
+        layout.add_span(&vec![0; num_rows], start, &pages);
         let num_threads = self.pool.num_threads();
         let form = match self.kernels.tile_gemm.is_some() {
             true => Form::MatrixTiles,
             false => Form::Columns,
         };
-        plan.finish(
+        layout.finish(
             attention,
             self.kernels.rows_at_once(form),
             TaskShape::new(self.kernels, head_dim, format),
@@ -233,9 +233,9 @@ impl Bench {
                     layer,
                     queries: &queries,
                     out: &out,
-                    tiles: plan.grid.tiles,
+                    tiles: layout.grid.tiles,
                 };
-                layer.run(&plan, worker, &mut scratch);
+                layer.run(&layout, worker, &mut scratch);
                 worker.barrier();
             }
         })?;

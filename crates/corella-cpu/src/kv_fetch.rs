@@ -19,7 +19,7 @@ const MAX_AHEAD: usize = 192;
 /// The prefetch queue of one worker, which runs ahead of its attention tasks.
 pub struct KvFetch<'a> {
     layer: &'a AttentionLayer<'a>,
-    plan: &'a StepLayout,
+    layout: &'a StepLayout,
     tasks: &'a [AttentionTask],
     /// The index of the task whose positions `position..position + TURN` are in the queue.
     task: usize,
@@ -30,12 +30,12 @@ pub struct KvFetch<'a> {
 impl<'a> KvFetch<'a> {
     pub fn new(
         layer: &'a AttentionLayer<'a>,
-        plan: &'a StepLayout,
+        layout: &'a StepLayout,
         tasks: &'a [AttentionTask],
     ) -> Self {
         let mut fetch = Self {
             layer,
-            plan,
+            layout,
             // Keys and values in plain layout are copied, and gain nothing from this.
             tasks: match layer.kv.form {
                 KvForm::Tiles => tasks,
@@ -56,7 +56,7 @@ impl<'a> KvFetch<'a> {
             self.fill();
         }
         while self.task == task && self.position <= position && !self.queue.is_empty() {
-            self.queue.ask_all();
+            self.queue.prefetch_all();
             self.go_on();
         }
     }
@@ -84,7 +84,7 @@ impl<'a> KvFetch<'a> {
         // In int8, a kernel has twice the work per cache line.
         self.queue = LineQueue::new(2 / self.layer.kv.format.size());
         while let Some(task) = self.tasks.get(self.task) {
-            let span = &self.plan.spans[task.span];
+            let span = &self.layout.spans[task.span];
             let end = span.start + task.positions.end;
             if self.position >= end {
                 self.task += 1;
@@ -92,7 +92,7 @@ impl<'a> KvFetch<'a> {
                 continue;
             }
             let kv = self.layer.kv;
-            let pages = self.plan.pages_of(span);
+            let pages = self.layout.pages_of(span);
             let tiles = self.position..end.min(self.position + TURN);
             let num_lines = self.layer.spec.head_dim * KEY_TILE * kv.format.size() / 64;
             for position in tiles.step_by(KEY_TILE) {

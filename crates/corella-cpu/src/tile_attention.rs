@@ -151,7 +151,7 @@ impl AttentionLayer<'_> {
 
     pub(crate) fn run_tiles(
         &self,
-        plan: &StepLayout,
+        layout: &StepLayout,
         tasks: &[AttentionTask],
         queries: &TileQueries,
         scratch: &mut TileScratch,
@@ -162,15 +162,15 @@ impl AttentionLayer<'_> {
             (KvForm::Tiles, KvFormat::Int8) => kernels.int8_in_place,
             (KvForm::Tiles, KvFormat::Float(_)) => kernels.in_place,
         };
-        let mut fetch = KvFetch::new(self, plan, tasks);
+        let mut fetch = KvFetch::new(self, layout, tasks);
         for (index, task) in tasks.iter().enumerate() {
-            let span = &plan.spans[task.span];
+            let span = &layout.spans[task.span];
             let num_rows = task.positions.len() * task.heads.len();
             let work = Work {
                 index,
                 task,
                 span,
-                pages: plan.pages_of(span),
+                pages: layout.pages_of(span),
                 queries: queries.ptr(
                     span.first_row + task.positions.start,
                     task.kv_head * self.group_len() + task.heads.start,

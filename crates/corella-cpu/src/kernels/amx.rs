@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use super::amx_attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Int8Rows, Kernels, Peak, Requests, TILE_K, TileRows, TileUnit, amx_part,
+    INT8_TILE_K, Int8Rows, Kernels, Peak, Prefetch, TILE_K, TileRows, TileUnit, amx_part,
     avx512_bf16, grouped_amx,
 };
 
@@ -313,7 +313,7 @@ macro_rules! tile_gemm {
             num_rows: usize,
             panel: *const u8,
             num_blocks: usize,
-            requests: Requests,
+            prefetch: Prefetch,
             out: *mut $sum,
             out_bytes: usize,
         ) {
@@ -331,9 +331,9 @@ macro_rules! tile_gemm {
             // Prefetches may name any address.
             unsafe {
                 if num_rows > 16 {
-                    with_fetches!(requests.is_ahead(), multiply_both, $multiply, call);
+                    with_fetches!(prefetch.is_ahead(), multiply_both, $multiply, call);
                 } else {
-                    with_fetches!(requests.is_ahead(), multiply_low, $multiply, call);
+                    with_fetches!(prefetch.is_ahead(), multiply_low, $multiply, call);
                 }
             }
         }
@@ -349,12 +349,12 @@ unsafe fn int8_gemm(
     Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 ) {
     // SAFETY: the caller promises as much.
-    unsafe { int8_gemm_rows(rows, num_rows, panel, num_blocks, requests, out, out_bytes) };
+    unsafe { int8_gemm_rows(rows, num_rows, panel, num_blocks, prefetch, out, out_bytes) };
 }
 
 const _: () = {

@@ -73,13 +73,13 @@ macro_rules! store {
 macro_rules! multiply {
     ($sums:tt, $tile:tt, $from:expr, $stride:expr, $lines:ident) => {
         load!($tile, $from, $stride);
-        $lines.ask_some();
+        $lines.prefetch_some();
         asm!(
             concat!("tdpbf16ps ", $sums, ", tmm4, ", $tile),
             out($sums) _,
             options(nostack, nomem),
         );
-        $lines.ask_some();
+        $lines.prefetch_some();
     };
 }
 
@@ -157,7 +157,7 @@ unsafe fn scores(
                 for block in 0..num_blocks {
                     let key = |key: &*const u8| key.wrapping_add(block * key_bytes);
                     load!("tmm4", q.wrapping_add(block * TILE_K), q_stride);
-                    lines.ask_some();
+                    lines.prefetch_some();
                     multiply!("tmm0", "tmm5", key(k0), stride, lines);
                     multiply!("tmm1", "tmm6", key(k1), stride, lines);
                     multiply!("tmm2", "tmm7", key(k2), stride, lines);
@@ -276,7 +276,7 @@ unsafe fn values(
                 for tile in 0..num_tiles {
                     let v = v.cast::<u8>().add(tile * step);
                     load!("tmm4", weights.add(tile * ROW_TILE_LEN), LINE);
-                    lines.ask_some();
+                    lines.prefetch_some();
                     multiply!("tmm0", "tmm5", v, LINE, lines);
                     multiply!("tmm1", "tmm6", v.add(TILE), LINE, lines);
                     multiply!("tmm2", "tmm7", v.add(2 * TILE), LINE, lines);

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, QuantiseRow, Requests, ValueRun, element_size,
+    Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, Prefetch, QuantiseRow, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, grouped_avx2, line_ahead, sum_lanes, with_rows,
 };
@@ -173,13 +173,13 @@ pub unsafe fn int8_gemm(
     Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 ) {
     for first in (0..num_rows).step_by(4) {
         let m = (num_rows - first).min(4);
-        let (fetch_ahead, bytes) = (requests.is_ahead() && first == 0, num_rows * INT8_TILE_K);
+        let (fetch_ahead, bytes) = (prefetch.is_ahead() && first == 0, num_rows * INT8_TILE_K);
         // SAFETY: the caller promises as much.
         unsafe {
             let (rows, out) = (

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
-    INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, QuantiseRow, Requests, ValueRun,
+    INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, Prefetch, QuantiseRow, ValueRun,
     avx2, element_size, elementwise::elementwise, exp, grouped::CHUNK_K, grouped_avx512, in_steps,
     line_ahead, with_rows,
 };
@@ -159,7 +159,7 @@ unsafe fn int8_gemm(
     rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 ) {
@@ -167,10 +167,10 @@ unsafe fn int8_gemm(
     // exact.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
-            return avx2::int8_gemm(rows, panel, num_blocks, requests, out, out_bytes);
+            return avx2::int8_gemm(rows, panel, num_blocks, prefetch, out, out_bytes);
         }
         with_rows!(rows.num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-            int8_gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
+            int8_gemm_tile::<M>(rows, panel, num_blocks, prefetch, out, out_bytes));
     }
 }
 
@@ -181,7 +181,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 ) {
@@ -190,11 +190,11 @@ unsafe fn int8_gemm_tile<const M: usize>(
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
         if M > FEW_ROWS {
-            acc = add_int8_blocks(acc, rows.rows, panel, num_blocks, requests);
-        } else if requests == Requests::Nothing {
-            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, Requests::Nothing);
+            acc = add_int8_blocks(acc, rows.rows, panel, num_blocks, prefetch);
+        } else if prefetch == Prefetch::Nothing {
+            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, Prefetch::Nothing);
         } else {
-            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, requests);
+            acc = add_int8_lines(acc, rows.rows, panel, num_blocks, prefetch);
         }
         for r in 0..M {
             let raised = _mm512_set1_epi32(*rows.sums.add(r) * 128);
@@ -219,9 +219,9 @@ unsafe fn add_int8_blocks<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
 ) -> [[__m512i; M]; 2] {
-    let others = requests.only_ahead();
+    let others = prefetch.only_ahead();
     for block in 0..num_blocks {
         // SAFETY: the caller promises as much.
         unsafe {
@@ -229,8 +229,8 @@ unsafe fn add_int8_blocks<const M: usize>(
             let tiles = panel.add(block * 2048);
             for i in 0..LINES {
                 let (low, high) = (tiles.add(i * 64), tiles.add(1024 + i * 64));
-                requests.ask(low, block * LINES + i);
-                others.ask(high, block * LINES + i);
+                prefetch.issue(low, block * LINES + i);
+                others.issue(high, block * LINES + i);
                 let (low, high) = (load_raised(low), load_raised(high));
                 for r in 0..M {
                     let x = x.add(r * INT8_TILE_K + i * 4).cast::<i32>();
@@ -255,16 +255,16 @@ unsafe fn add_int8_lines<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
 ) -> [[__m512i; M]; 2] {
     let lines = in_steps(LINES);
     for tile in 0..2 * num_blocks {
-        let requests = requests.of_tile(tile);
+        let prefetch = prefetch.of_tile(tile);
         for line in lines.clone() {
             // SAFETY: the caller promises as much.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
-                requests.ask(weights, tile / 2 * LINES + line);
+                prefetch.issue(weights, tile / 2 * LINES + line);
                 let weights = load_raised(weights);
                 for r in 0..M {
                     let x = rows.add((tile / 2 * M + r) * INT8_TILE_K + line * 4);

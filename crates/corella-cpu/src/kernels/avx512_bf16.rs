@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use super::avx512_bf16_attention::TILE_ATTENTION;
 use super::tile_softmax::exp2_lanes;
 use super::{
-    FEW_ROWS, Kernels, Peak, Requests, TILE_K, TileRows, avx512, in_steps, tile_kv, with_rows,
+    FEW_ROWS, Kernels, Peak, Prefetch, TILE_K, TileRows, avx512, in_steps, tile_kv, with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -48,14 +48,14 @@ unsafe fn gemm(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut f32,
     out_bytes: usize,
 ) {
     // SAFETY: the caller promises as much.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-            gemm_tile::<M>(rows, panel, num_blocks, requests, out, out_bytes));
+            gemm_tile::<M>(rows, panel, num_blocks, prefetch, out, out_bytes));
     }
 }
 
@@ -64,7 +64,7 @@ unsafe fn gemm_tile<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut f32,
     out_bytes: usize,
 ) {
@@ -73,11 +73,11 @@ unsafe fn gemm_tile<const M: usize>(
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
         if M > FEW_ROWS {
-            acc = add_blocks(acc, rows, panel, num_blocks, requests);
-        } else if requests == Requests::Nothing {
-            acc = add_lines(acc, rows, panel, num_blocks, Requests::Nothing);
+            acc = add_blocks(acc, rows, panel, num_blocks, prefetch);
+        } else if prefetch == Prefetch::Nothing {
+            acc = add_lines(acc, rows, panel, num_blocks, Prefetch::Nothing);
         } else {
-            acc = add_lines(acc, rows, panel, num_blocks, requests);
+            acc = add_lines(acc, rows, panel, num_blocks, prefetch);
         }
         for r in 0..M {
             let out = out.byte_add(r * out_bytes);
@@ -101,9 +101,9 @@ unsafe fn add_blocks<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
 ) -> [[__m512; M]; 2] {
-    let others = requests.only_ahead();
+    let others = prefetch.only_ahead();
     for block in 0..num_blocks {
         // SAFETY: the caller promises as much.
         unsafe {
@@ -111,8 +111,8 @@ unsafe fn add_blocks<const M: usize>(
             let tiles = panel.add(block * 2048);
             for pair in 0..LINES {
                 let (low, high) = (tiles.add(pair * 64), tiles.add(1024 + pair * 64));
-                requests.ask(low, block * LINES + pair);
-                others.ask(high, block * LINES + pair);
+                prefetch.issue(low, block * LINES + pair);
+                others.issue(high, block * LINES + pair);
                 let (low, high) = (load_pairs(low), load_pairs(high));
                 for r in 0..M {
                     let x = spread_pair(x.add(r * TILE_K * 2 + pair * 4));
@@ -136,16 +136,16 @@ unsafe fn add_lines<const M: usize>(
     rows: *const u8,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
 ) -> [[__m512; M]; 2] {
     let lines = in_steps(LINES);
     for tile in 0..2 * num_blocks {
-        let requests = requests.of_tile(tile);
+        let prefetch = prefetch.of_tile(tile);
         for line in lines.clone() {
             // SAFETY: the caller promises as much.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
-                requests.ask(weights, tile / 2 * LINES + line);
+                prefetch.issue(weights, tile / 2 * LINES + line);
                 let weights = load_pairs(weights);
                 for r in 0..M {
                     let x = spread_pair(rows.add((tile / 2 * M + r) * TILE_K * 2 + line * 4));

@@ -159,7 +159,7 @@ unsafe fn multiply_rows<const M: usize>(product: &TileProduct, lines: &mut LineQ
             let b = product.b.map(|b| b.add(block * product.b_step));
             for pair in 0..TILE_K / 2 {
                 if pair % 4 == 0 {
-                    lines.ask_some();
+                    lines.prefetch_some();
                 }
                 let b = b.map(|b| load_pairs(b.add(pair * product.b_stride)));
                 for (row, sums) in sums.iter_mut().enumerate() {

@@ -70,7 +70,7 @@ enum Instruction {
         stride: usize,
     },
     Multiply {
-        numbers: Numbers,
+        element_type: ElementType,
         sums: usize,
         a: usize,
         b: usize,
@@ -78,7 +78,7 @@ enum Instruction {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Numbers {
+enum ElementType {
     Bf16Pairs,
     SignedBytes,
 }
@@ -108,15 +108,15 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
     const XF2: u8 = 3;
     let is_memory = modrm >> 6 != 3;
     let tile = usize::from(modrm >> 3 & 7);
-    let numbers = match (opcode, prefix, is_memory) {
+    let element_type = match (opcode, prefix, is_memory) {
         (0x49, NONE, false) if modrm == 0xc0 => return Some((Instruction::Release, 5)),
         (0x49, XF2, false) if modrm & 7 == 0 => return Some((Instruction::Zero(tile), 5)),
-        (0x5c, XF3, false) => Numbers::Bf16Pairs,
-        (0x5e, XF2, false) => Numbers::SignedBytes,
+        (0x5c, XF3, false) => ElementType::Bf16Pairs,
+        (0x5e, XF2, false) => ElementType::SignedBytes,
         (0x49, NONE, true) | (0x4b, X66 | XF2 | XF3, true) => {
             // SAFETY: the bytes that follow belong to the same instruction.
-            let place = unsafe { Place::decode(code.add(4), extend, registers) };
-            let Place { base, stride, .. } = place;
+            let operand = unsafe { MemoryOperand::decode(code.add(4), extend, registers) };
+            let MemoryOperand { base, stride, .. } = operand;
             let instruction = match (opcode, prefix) {
                 (0x49, _) => Instruction::LoadConfig(base.wrapping_add(stride)),
                 (_, XF3) => Instruction::Store {
@@ -130,12 +130,12 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
                     stride,
                 },
             };
-            return Some((instruction, 4 + place.num_bytes));
+            return Some((instruction, 4 + operand.num_bytes));
         }
         _ => return None,
     };
     let instruction = Instruction::Multiply {
-        numbers,
+        element_type,
         sums: tile,
         a: usize::from(modrm & 7),
         b: vvvv,
@@ -144,14 +144,14 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
 }
 
 /// An operand in memory, whose rows are `stride` bytes apart, as the index register says.
-struct Place {
+struct MemoryOperand {
     base: *const u8,
     stride: usize,
     /// The length of ModRM and the bytes that belong to it.
     num_bytes: usize,
 }
 
-impl Place {
+impl MemoryOperand {
     /// # Safety
     /// `modrm` is where an instruction's ModRM is, and names memory.
     unsafe fn decode(modrm: *const u8, extend: u8, registers: &Registers) -> Self {
@@ -283,7 +283,7 @@ impl Tiles {
                 }
             }
             Instruction::Multiply {
-                numbers,
+                element_type,
                 sums,
                 a,
                 b,
@@ -301,7 +301,7 @@ impl Tiles {
                     return false;
                 }
                 // SAFETY: AMX kernels are used only if AVX-512 is there.
-                unsafe { self.multiply(numbers, sums, a, b) };
+                unsafe { self.multiply(element_type, sums, a, b) };
             }
         }
         true
@@ -338,16 +338,16 @@ impl Tiles {
     }
 
     #[target_feature(enable = "avx512f")]
-    fn multiply(&mut self, numbers: Numbers, sums: usize, a: usize, b: usize) {
+    fn multiply(&mut self, element_type: ElementType, sums: usize, a: usize, b: usize) {
         let num_steps = self.rows[b];
         for row in 0..self.rows[sums] {
             let a = &self.tiles[a][row];
             let b = &self.tiles[b][..num_steps];
             // SAFETY: a row of a tile is one vector.
             let sum = unsafe { _mm512_loadu_si512(self.tiles[sums][row].as_ptr().cast()) };
-            let sum = match numbers {
-                Numbers::Bf16Pairs => add_bf16_pairs(sum, a, b),
-                Numbers::SignedBytes => add_signed_bytes(sum, a, b),
+            let sum = match element_type {
+                ElementType::Bf16Pairs => add_bf16_pairs(sum, a, b),
+                ElementType::SignedBytes => add_signed_bytes(sum, a, b),
             };
             // SAFETY: the same as above.
             unsafe { _mm512_storeu_si512(self.tiles[sums][row].as_mut_ptr().cast(), sum) };

@@ -33,7 +33,7 @@ pub unsafe fn gemm(
                     first,
                     panel,
                     shape,
-                    requests: match fetch_ahead && index == 0 {
+                    prefetch: match fetch_ahead && index == 0 {
                         false => Ahead::Nothing,
                         true if num_parts == 1 => Ahead::Chunks,
                         true => Ahead::slice(panel, shape, part, num_parts),
@@ -57,7 +57,7 @@ struct Part<'a> {
     first: usize,
     panel: *const u8,
     shape: GroupedShape,
-    requests: Ahead,
+    prefetch: Ahead,
     out: *mut f32,
 }
 
@@ -88,7 +88,7 @@ impl Ahead {
     /// Issues the prefetches that go with a chunk, whose weights are at `lines`.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn ask<const BITS: usize>(self, chunk: usize, lines: *const u8) {
+    fn issue<const BITS: usize>(self, chunk: usize, lines: *const u8) {
         match self {
             Self::Nothing => {}
             Self::Chunks => fetch_chunk::<BITS>(lines),
@@ -116,7 +116,7 @@ impl Part<'_> {
                     first: self.first,
                     chunk: group * self.shape.group_chunks,
                     head: self.panel.add(group * self.shape.group_bytes()),
-                    requests: self.requests,
+                    prefetch: self.prefetch,
                 };
                 // A constant number of chunks keeps the sums in registers.
                 match self.shape.num_chunks - group.chunk {
@@ -143,7 +143,7 @@ struct Group<'a, const M: usize, const BITS: usize, const HAS_MINIMUM: bool> {
     chunk: usize,
     /// The start of the group in the panel.
     head: *const u8,
-    requests: Ahead,
+    prefetch: Ahead,
 }
 
 impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BITS, HAS_MINIMUM> {
@@ -173,7 +173,7 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
             for chunk in 0..num_chunks {
                 let lines = self.head.add(head_bytes + chunk * chunk_bytes(BITS));
                 let x = self.rows.chunk(self.chunk + chunk, self.first);
-                self.requests.ask::<BITS>(self.chunk + chunk, lines);
+                self.prefetch.issue::<BITS>(self.chunk + chunk, lines);
                 for p in 0..4 {
                     for (odd, lines) in quads::<BITS>(lines, p).into_iter().enumerate() {
                         let sums = if M <= 2 && odd == 1 {

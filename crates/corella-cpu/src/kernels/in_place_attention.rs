@@ -88,7 +88,7 @@ unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
         let mut sums = [[_mm512_setzero_ps(); N]; M];
         for pair in (0..keys.head_dim / 2).step_by(2) {
             for _ in 0..N / 2 {
-                lines.ask_some();
+                lines.prefetch_some();
             }
             for (index, tile) in tiles.iter().enumerate() {
                 let first = tile.add(pair * keys.stride);
@@ -190,7 +190,7 @@ unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
             for pair in 0..num_positions.div_ceil(2) {
                 if N > 2 || pair % 2 == 0 {
                     for _ in 0..N.div_ceil(4) {
-                        lines.ask_some();
+                        lines.prefetch_some();
                     }
                 }
                 let pairs = tile.add(pair * values.head_dim * pair_bytes);

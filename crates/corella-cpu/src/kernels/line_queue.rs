@@ -1,6 +1,6 @@
 //! A queue of cache lines that kernels prefetch between their other instructions.
 
-use super::wants_requests;
+use super::wants_prefetch;
 
 /// Cache lines that will be read soon, as up to four streams. Depending on the processor, they are
 /// prefetched one stream after the other, or one line of each stream in turn; the latter suits
@@ -11,14 +11,15 @@ pub struct LineQueue {
     num_streams: usize,
     /// Whether lines are prefetched from all streams in turn.
     is_in_turn: bool,
-    /// Otherwise, the stream that is being prefetched, and how often `ask` still takes lines of it.
+    /// Otherwise, the stream that is being prefetched, and the number of calls of `prefetch_lines`
+    /// that still take lines of it.
     current: usize,
     num_left_of_current: usize,
     /// The number of lines in each stream.
     num_lines: usize,
     /// The number of lines left in each stream.
     num_left: usize,
-    /// Every `period`-th call of `ask_some` prefetches.
+    /// Every `period`-th call of `prefetch_some` prefetches.
     period: usize,
     num_calls: usize,
 }
@@ -30,7 +31,7 @@ impl LineQueue {
         Self {
             streams: [(std::ptr::null(), 0); Self::NUM_STREAMS],
             num_streams: 0,
-            is_in_turn: wants_requests(),
+            is_in_turn: wants_prefetch(),
             current: 0,
             num_left_of_current: 0,
             num_lines: 0,
@@ -55,30 +56,30 @@ impl LineQueue {
         self.num_left == 0
     }
 
-    pub fn ask_all(&mut self) {
+    pub fn prefetch_all(&mut self) {
         while !self.is_empty() {
-            self.ask();
+            self.prefetch_lines();
         }
     }
 
     /// Prefetches `NUM_STREAMS` lines in every `period`-th call.
     #[inline(always)]
-    pub fn ask_some(&mut self) {
+    pub fn prefetch_some(&mut self) {
         self.num_calls += 1;
         if self.num_calls >= self.period && !self.is_empty() {
             self.num_calls = 0;
-            self.ask();
+            self.prefetch_lines();
         }
     }
 
     #[inline(always)]
-    fn ask(&mut self) {
+    fn prefetch_lines(&mut self) {
         self.num_left -= 1;
         if self.is_in_turn {
-            return self.streams.iter_mut().for_each(ask_next);
+            return self.streams.iter_mut().for_each(advance_stream);
         }
         for _ in 0..Self::NUM_STREAMS {
-            ask_next(&mut self.streams[self.current]);
+            advance_stream(&mut self.streams[self.current]);
         }
         self.num_left_of_current -= 1;
         if self.num_left_of_current == 0 {
@@ -89,7 +90,7 @@ impl LineQueue {
 }
 
 #[inline(always)]
-fn ask_next((line, stride): &mut (*const u8, usize)) {
+fn advance_stream((line, stride): &mut (*const u8, usize)) {
     fetch_line(*line);
     *line = line.wrapping_add(*stride);
 }

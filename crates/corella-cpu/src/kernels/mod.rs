@@ -41,9 +41,9 @@ mod in_place_attention;
 mod isa;
 mod line_queue;
 mod portable;
+mod prefetch;
 mod processor;
 mod products;
-mod requests;
 #[cfg(target_arch = "x86_64")]
 mod tile_kv;
 #[cfg(target_arch = "x86_64")]
@@ -52,11 +52,11 @@ mod tile_softmax;
 pub use self::hadamard::HADAMARD_ORDER;
 pub use self::isa::{Isa, detect_isa, is_supported, kernels};
 pub use self::line_queue::{LineQueue, fetch_line};
-pub use self::processor::wants_requests;
-pub use self::products::{PRODUCT_LANES, add_products};
-pub use self::requests::Requests;
+pub use self::prefetch::Prefetch;
 #[cfg(target_arch = "x86_64")]
-use self::requests::{in_steps, line_ahead};
+use self::prefetch::{in_steps, line_ahead};
+pub use self::processor::wants_prefetch;
+pub use self::products::{PRODUCT_LANES, add_products};
 
 use std::ops::Range;
 
@@ -275,7 +275,7 @@ pub type TileGemm = unsafe fn(
     num_rows: usize,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut f32,
     out_bytes: usize,
 );
@@ -295,7 +295,7 @@ pub type Int8Gemm = unsafe fn(
     rows: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    requests: Requests,
+    prefetch: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 );

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Int8Rows, Kernels, KeyGroup, PANEL_LANES, QuantiseRow, Requests, ValueRun, element_size,
+    Int8Rows, Kernels, KeyGroup, PANEL_LANES, Prefetch, QuantiseRow, ValueRun, element_size,
     elementwise::{self, elementwise},
     exp, grouped_portable, sum_lanes, with_rows,
 };
@@ -142,7 +142,7 @@ unsafe fn int8_gemm(
     Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,
     num_blocks: usize,
-    _requests: Requests,
+    _requests: Prefetch,
     out: *mut i32,
     out_bytes: usize,
 ) {

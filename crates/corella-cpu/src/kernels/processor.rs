@@ -20,7 +20,7 @@ pub fn is_intel() -> bool {
 /// Whether memory is read faster with software prefetches as `line_ahead` computes them. A Sapphire
 /// Rapids core leaves most of its bandwidth unused without them; a Zen 4 core read 17 GB/s with
 /// them, and 28 GB/s without.
-pub fn wants_requests() -> bool {
+pub fn wants_prefetch() -> bool {
     is_intel()
 }
 

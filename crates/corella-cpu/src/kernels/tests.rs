@@ -17,11 +17,11 @@ const KV_FORMATS: [KvFormat; 4] = [
     KvFormat::Int8,
 ];
 
-/// All requests. The last one names memory that nobody may read.
-const REQUESTS: [Requests; 3] = [
-    Requests::Nothing,
-    Requests::Ahead,
-    Requests::Half(std::ptr::without_provenance(64)),
+/// Every kind of prefetch. The last one names memory that nobody may read.
+const PREFETCHES: [Prefetch; 3] = [
+    Prefetch::Nothing,
+    Prefetch::Ahead,
+    Prefetch::Half(std::ptr::without_provenance(64)),
 ];
 
 #[test]
@@ -89,7 +89,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
             }
             let row_len = num_blocks * TILE_K;
             // `a` has row after row; the kernel needs block after block.
-            let tile = |a: &[u16], requests| {
+            let tile = |a: &[u16], prefetch| {
                 let num_rows = a.len() / row_len;
                 let mut rows = vec![0; a.len()];
                 for (row, values) in a.chunks(row_len).enumerate() {
@@ -110,7 +110,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         num_rows,
                         panel,
                         num_blocks,
-                        requests,
+                        prefetch,
                         out.as_mut_ptr(),
                         PANEL_LANES * 4,
                     );
@@ -130,14 +130,14 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
                         *to = bf16::from_f32(*value).to_bits();
                     }
                 }
-                let out = tile(&a, Requests::Nothing);
-                for requests in REQUESTS {
-                    assert_eq!(out, tile(&a, requests));
+                let out = tile(&a, Prefetch::Nothing);
+                for prefetch in PREFETCHES {
+                    assert_eq!(out, tile(&a, prefetch));
                 }
                 for (row, actual) in a.chunks(row_len).zip(out.chunks(PANEL_LANES)) {
                     assert_eq!(
                         actual,
-                        tile(row, Requests::Nothing),
+                        tile(row, Prefetch::Nothing),
                         "{isa} {num_rows} rows"
                     );
                     for (lane, &actual) in actual.iter().enumerate() {
@@ -233,7 +233,7 @@ fn sums_of_8_bit_integers_are_exact() {
                 let (rows, panel) = (rows.as_ptr().cast(), panel.as_ptr().cast());
                 let sum = |row: &[i8]| row.iter().map(|&x| i32::from(x)).sum::<i32>();
                 let row_sums: Vec<i32> = a.chunks(k).map(sum).collect();
-                for requests in REQUESTS {
+                for prefetch in PREFETCHES {
                     let mut out = vec![i32::MIN; num_rows * PANEL_LANES];
                     let to = out.as_mut_ptr();
                     // SAFETY: the extents are those that the kernel demands.
@@ -247,7 +247,7 @@ fn sums_of_8_bit_integers_are_exact() {
                             num_rows,
                             sums: row_sums.as_ptr(),
                         };
-                        (kernels.int8_gemm)(rows, panel, num_blocks, requests, to, 128);
+                        (kernels.int8_gemm)(rows, panel, num_blocks, prefetch, to, 128);
                         if let Some(unit) = unit {
                             let gemm = unit.int8_gemm_part;
                             let parts = in_parts(gemm, rows.rows, num_rows, panel, num_blocks);

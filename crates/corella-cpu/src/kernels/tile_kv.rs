@@ -196,7 +196,7 @@ pub unsafe fn copy_values(
         };
         for i in (0..head_dim).step_by(16) {
             if i % 32 == 0 {
-                lines.ask_some();
+                lines.prefetch_some();
             }
             // SAFETY: there are rows of `head_dim` pairs, and masked elements are not read.
             unsafe {
@@ -226,7 +226,7 @@ pub unsafe fn widen_values(
         };
         for i in (0..head_dim).step_by(32) {
             if i % 64 == 0 {
-                lines.ask_some();
+                lines.prefetch_some();
             }
             // SAFETY: there are rows of `head_dim` pairs, a multiple of 32, and masked elements are
             // not read.
@@ -254,7 +254,7 @@ pub unsafe fn widen_keys(
 ) {
     for pair in (0..head_dim / 2).step_by(2) {
         if pair % 4 == 0 {
-            lines.ask_some();
+            lines.prefetch_some();
         }
         // SAFETY: each pair of dimensions has 16 positions, and the number of pairs is even.
         unsafe {

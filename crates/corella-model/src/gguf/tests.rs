@@ -163,7 +163,7 @@ fn interleaved_rows_are_told_apart() {
 
 /// The contents of a file, which a test may spoil.
 #[derive(Clone)]
-struct Draft {
+struct TestFile {
     version: u32,
     num_tensors: Option<u64>,
     num_keys: Option<u64>,
@@ -196,7 +196,7 @@ const F32: u32 = 6;
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 
-impl Draft {
+impl TestFile {
     /// A model with one layer of width 4 and a vocabulary of 4.
     fn new() -> Self {
         let number = |key, number: u32| (key, U32, number.to_le_bytes().to_vec());
@@ -229,7 +229,7 @@ impl Draft {
             number("tokenizer.ggml.bos_token_id", 1),
             number("tokenizer.ggml.eos_token_id", 2),
         ];
-        let mut draft = Self {
+        let mut test_file = Self {
             version: 3,
             num_tensors: None,
             num_keys: None,
@@ -250,18 +250,18 @@ impl Draft {
             ("blk.0.ffn_up.weight", vec![4, 6]),
             ("blk.0.ffn_down.weight", vec![6, 4]),
         ] {
-            let offset = draft.data.len() as u64;
+            let offset = test_file.data.len() as u64;
             let num_bytes = 4 * shape.iter().product::<u64>() as usize;
-            let end = (draft.data.len() + num_bytes).next_multiple_of(32);
-            draft.data.resize(end, 0);
-            draft.tensors.push(Entry {
+            let end = (test_file.data.len() + num_bytes).next_multiple_of(32);
+            test_file.data.resize(end, 0);
+            test_file.tensors.push(Entry {
                 name,
                 shape,
                 format: 0,
                 offset,
             });
         }
-        draft
+        test_file
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -319,16 +319,16 @@ impl Draft {
 }
 
 #[test]
-fn the_draft_is_a_model() {
-    read_all(&Draft::new().bytes()).unwrap();
-    let mut draft = Draft::new();
-    draft.version = 2;
-    read_all(&draft.bytes()).unwrap();
+fn the_test_file_is_a_model() {
+    read_all(&TestFile::new().bytes()).unwrap();
+    let mut test_file = TestFile::new();
+    test_file.version = 2;
+    read_all(&test_file.bytes()).unwrap();
 }
 
 #[test]
 fn a_file_cut_anywhere_is_refused() {
-    let bytes = Draft::new().bytes();
+    let bytes = TestFile::new().bytes();
     for len in 0..bytes.len() {
         let problem = read_all(&bytes[..len]).expect_err("cut");
         assert!(
@@ -345,7 +345,7 @@ fn a_file_cut_anywhere_is_refused() {
 /// Whatever the bytes, there is an answer and no panic.
 #[test]
 fn damaged_bytes_never_panic() {
-    let whole = Draft::new().bytes();
+    let whole = TestFile::new().bytes();
     for at in 0..whole.len() {
         for damage in [0, 1, 0x7f, 0x80, 0xff] {
             let mut bytes = whole.clone();
@@ -376,44 +376,44 @@ fn headers_that_are_none() {
             .unwrap_err()
             .contains("does not begin")
     );
-    let mut draft = Draft::new();
+    let mut test_file = TestFile::new();
     for (version, why) in [
         (1, "version 1"),
         (4, "version 4"),
         (3u32.swap_bytes(), "big-endian"),
     ] {
-        draft.version = version;
-        draft.is_refused(why);
+        test_file.version = version;
+        test_file.is_refused(why);
     }
 }
 
 #[test]
 fn counts_that_the_file_cannot_hold() {
     for count in [1 << 20, 1 << 40, u64::MAX] {
-        let mut draft = Draft::new();
-        draft.num_tensors = Some(count);
-        draft.is_refused("tensors");
-        let mut draft = Draft::new();
-        draft.num_keys = Some(count);
-        draft.is_refused("keys");
+        let mut test_file = TestFile::new();
+        test_file.num_tensors = Some(count);
+        test_file.is_refused("tensors");
+        let mut test_file = TestFile::new();
+        test_file.num_keys = Some(count);
+        test_file.is_refused("keys");
         let array = |kind: u32| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
         for kind in 0..=12 {
-            let draft = Draft::new().with_key("x.y", ARRAY, &array(kind));
-            draft.is_refused("elements of an array");
+            let test_file = TestFile::new().with_key("x.y", ARRAY, &array(kind));
+            test_file.is_refused("elements of an array");
         }
-        Draft::new()
+        TestFile::new()
             .with_key("x.y", TEXT, &count.to_le_bytes())
             .is_refused("metadata");
     }
-    let mut draft = Draft::new();
-    draft.num_tensors = Some(u64::from(u32::MAX));
-    draft.data = vec![0; 1 << 20];
-    draft.is_refused("4294967295 tensors");
+    let mut test_file = TestFile::new();
+    test_file.num_tensors = Some(u64::from(u32::MAX));
+    test_file.data = vec![0; 1 << 20];
+    test_file.is_refused("4294967295 tensors");
 }
 
 #[test]
 fn values_of_wrong_types() {
-    Draft::new()
+    TestFile::new()
         .with_key("x.y", 13, &[0; 8])
         .is_refused("unknown type 13");
     let mut nested = vec![];
@@ -422,23 +422,23 @@ fn values_of_wrong_types() {
         nested.extend(1u64.to_le_bytes());
     }
     nested.extend([0; 64]);
-    Draft::new()
+    TestFile::new()
         .with_key("x.y", ARRAY, &nested)
         .is_refused("arrays within arrays");
-    Draft::new()
+    TestFile::new()
         .with_key("llama.block_count", TEXT, &text("1"))
         .is_refused("llama.block_count is \"1\"; must be a positive whole number");
-    Draft::new()
+    TestFile::new()
         .with_key("tokenizer.ggml.tokens", U32, &[0; 4])
         .is_refused("tokenizer.ggml.tokens is 0; must be an array of strings");
-    let mut draft = Draft::new();
-    draft.keys.push(draft.keys[3].clone());
-    draft.is_refused("llama.block_count occurs twice");
+    let mut test_file = TestFile::new();
+    test_file.keys.push(test_file.keys[3].clone());
+    test_file.is_refused("llama.block_count occurs twice");
 }
 
 #[test]
 fn models_that_are_not_supported() {
-    let keyed = |key, kind, value: &[u8]| Draft::new().with_key(key, kind, value);
+    let keyed = |key, kind, value: &[u8]| TestFile::new().with_key(key, kind, value);
     keyed("general.architecture", TEXT, &text("mamba")).is_refused("supported are llama");
     keyed("tokenizer.ggml.model", TEXT, &text("bert")).is_refused("supported are gpt2, llama");
     keyed("llama.expert_count", U32, &8u32.to_le_bytes()).is_refused("mixtures of experts");
@@ -450,10 +450,10 @@ fn models_that_are_not_supported() {
     keyed("tokenizer.ggml.eos_token_id", U32, &4u32.to_le_bytes()).is_refused("4 tokens");
     let tokens = texts(&["a", "b", "c", "d", "e"]);
     keyed("tokenizer.ggml.tokens", ARRAY, &tokens).is_refused("4");
-    for (key, _, _) in Draft::new().keys {
+    for (key, _, _) in TestFile::new().keys {
         let has_default =
             key.ends_with("_kv") || key.contains("_token_id") || key.ends_with("type");
-        match read_all(&Draft::new().without_key(key).bytes()) {
+        match read_all(&TestFile::new().without_key(key).bytes()) {
             Ok(()) => assert!(has_default, "{key}"),
             // The default is the number of query heads, which does not fit these tensors.
             Err(problem) if has_default => assert!(problem.contains("attn_k.weight"), "{problem}"),
@@ -469,28 +469,28 @@ fn models_that_are_not_supported() {
 
 #[test]
 fn a_tokenizer_that_is_brought_along_is_used() {
-    let file = |draft: Draft| open(&draft.bytes()).ok().unwrap();
+    let file = |test_file: TestFile| open(&test_file.bytes()).ok().unwrap();
     let whole = "{\"model\": 1}";
-    let draft = Draft::new().with_key("tokenizer.huggingface.json", TEXT, &text(whole));
-    assert_eq!(tokenizer_json(&file(draft)).unwrap(), whole.as_bytes());
+    let test_file = TestFile::new().with_key("tokenizer.huggingface.json", TEXT, &text(whole));
+    assert_eq!(tokenizer_json(&file(test_file)).unwrap(), whole.as_bytes());
 }
 
 #[test]
 fn chat_templates_have_names() {
-    let config = |draft: &Draft| -> serde_json::Value {
-        let file = open(&draft.bytes()).ok().unwrap();
+    let config = |test_file: &TestFile| -> serde_json::Value {
+        let file = open(&test_file.bytes()).ok().unwrap();
         serde_json::from_slice(&tokenizer_config_json(&file).unwrap()).unwrap()
     };
-    let draft = Draft::new();
-    assert_eq!(config(&draft)["bos_token"], "<s>");
-    let padded = draft
+    let test_file = TestFile::new();
+    assert_eq!(config(&test_file)["bos_token"], "<s>");
+    let padded = test_file
         .clone()
         .with_key("tokenizer.ggml.padding_token_id", U32, &[0xff; 4]);
     assert!(config(&padded)["pad_token"].is_null());
-    assert!(config(&draft)["chat_template"].is_null());
-    let draft = draft.with_key("tokenizer.chat_template", TEXT, &text("a"));
-    assert_eq!(config(&draft)["chat_template"], "a");
-    let draft = draft
+    assert!(config(&test_file)["chat_template"].is_null());
+    let test_file = test_file.with_key("tokenizer.chat_template", TEXT, &text("a"));
+    assert_eq!(config(&test_file)["chat_template"], "a");
+    let test_file = test_file
         .with_key(
             "tokenizer.chat_templates",
             ARRAY,
@@ -498,7 +498,7 @@ fn chat_templates_have_names() {
         )
         .with_key("tokenizer.chat_template.tool_use", TEXT, &text("b"));
     assert_eq!(
-        config(&draft)["chat_template"],
+        config(&test_file)["chat_template"],
         serde_json::json!([
             {"name": "default", "template": "a"},
             {"name": "tool_use", "template": "b"},
@@ -509,7 +509,7 @@ fn chat_templates_have_names() {
 #[test]
 fn tensors_out_of_place() {
     const UP: &str = "blk.0.ffn_up.weight";
-    let with = |change: fn(&mut Entry)| Draft::new().with_tensor(UP, change);
+    let with = |change: fn(&mut Entry)| TestFile::new().with_tensor(UP, change);
     with(|up| up.offset += 4).is_refused("not a multiple of the alignment");
     with(|up| up.offset = 1 << 20).is_refused("truncated");
     with(|up| up.offset = u64::MAX - 31).is_refused("impossible offset");
@@ -530,14 +530,14 @@ fn tensors_out_of_place() {
     })
     .is_refused("is a vector of Q8_0");
 
-    let mut draft = Draft::new();
-    draft.tensors.push(Entry {
+    let mut test_file = TestFile::new();
+    test_file.tensors.push(Entry {
         name: "blk.1.attn_norm.weight",
-        ..draft.tensors[1].clone()
+        ..test_file.tensors[1].clone()
     });
-    draft.is_refused("blk.1.attn_norm.weight has no place in the LlamaForCausalLM");
+    test_file.is_refused("blk.1.attn_norm.weight has no place in the LlamaForCausalLM");
     for alignment in [0u32, 3, 1 << 30] {
-        Draft::new()
+        TestFile::new()
             .with_key("general.alignment", U32, &alignment.to_le_bytes())
             .is_refused("general.alignment");
     }

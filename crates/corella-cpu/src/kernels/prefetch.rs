@@ -2,7 +2,7 @@
 
 /// What a kernel prefetches while it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requests {
+pub enum Prefetch {
     Nothing,
     /// The lines ahead of the current one, as with `fetch_ahead` in [`super::Gemm`].
     Ahead,
@@ -12,7 +12,7 @@ pub enum Requests {
     Half(*const u8),
 }
 
-impl Requests {
+impl Prefetch {
     pub fn is_ahead(self) -> bool {
         self == Self::Ahead
     }
@@ -30,14 +30,14 @@ impl Requests {
     pub fn only_ahead(self) -> Self {
         match self {
             Self::Half(_) => Self::Nothing,
-            requests => requests,
+            prefetch => prefetch,
         }
     }
 
     /// Issues the prefetch that goes with `line`, line `index` of half a panel.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub fn ask(self, line: *const u8, index: usize) {
+    pub fn issue(self, line: *const u8, index: usize) {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         // SAFETY: prefetches may name any address.
         unsafe {
