@@ -53,3 +53,7 @@ id! {
     /// node, shared by all attempts, and never taken from what the client sent.
     SessionId(u128)
 }
+id! {
+    /// One life of another node: a restarted node has a new one. Never reused.
+    PeerId(u64)
+}

@@ -35,6 +35,7 @@ mod page_forecast;
 mod page_pool;
 mod patience;
 mod pin;
+mod placement;
 mod prefix_tree;
 mod receipt;
 mod request;
@@ -55,12 +56,16 @@ pub use batch::{
 };
 pub use hold::KvFact;
 pub use id::{
-    Incarnation, KvGroupId, NodeId, PageId, RequestId, SessionId, SlotId, StepId, TokenId,
+    Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId, StepId, TokenId,
 };
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use pin::PinError;
+pub use placement::{
+    DecodeNode, Fleet, LoadReport, PeerPolicy, PeerStanding, Placement, PlacementConfig,
+    PlacementRequest, PlacementSearch,
+};
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use receipt::{LostKv, Reservation};
 pub use request::{

@@ -1,0 +1,296 @@
+//! Where a request decodes: at one of the decode nodes, or at the node that prefills it.
+//!
+//! Many prefill nodes choose among the same decode nodes, each by reports that are some hundred
+//! milliseconds old. Whoever looks best would be chosen by all of them at once, so nobody takes the
+//! best: `Weighted` draws in proportion to free pages, less those that were reserved from here and
+//! that no report counts yet.
+
+use alloc::vec::Vec;
+
+use crate::PeerId;
+
+/// How a decode node is chosen among those that have room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerPolicy {
+    RoundRobin,
+    /// In proportion to free KV pages, and less to a node behind a slow link. Round robin while too
+    /// few nodes report.
+    Weighted,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementConfig {
+    pub policy: PeerPolicy,
+    /// A shorter prompt decodes where it was prefilled: it disturbs nobody for long.
+    pub disaggregate_min_tokens: u32,
+    /// An older report counts as none.
+    pub max_report_age_us: u64,
+    /// With fewer of the healthy nodes reporting, weights would send everything to those few.
+    pub min_reporting_percent: u32,
+}
+
+impl Default for PlacementConfig {
+    fn default() -> Self {
+        Self {
+            policy: PeerPolicy::Weighted,
+            disaggregate_min_tokens: 0,
+            max_report_age_us: 3_000_000,
+            min_reporting_percent: 80,
+        }
+    }
+}
+
+/// What a decode node is good for at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerStanding {
+    Healthy,
+    /// It has not answered yet, or no longer does.
+    Suspect,
+    /// It answers, and serves another model or speaks another protocol.
+    Incompatible,
+    /// It finishes what it has and takes nothing new.
+    Draining,
+}
+
+/// What a decode node says of its load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    pub num_free_pages: u32,
+    pub num_running: u32,
+    /// Requests that have all their KV and wait for a slot.
+    pub num_waiting: u32,
+    /// Reservations that the node has granted since it started, whoever asked: tells which of ours
+    /// `num_free_pages` already counts.
+    pub num_reservations: u64,
+    pub is_draining: bool,
+}
+
+/// One decode node as it is known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeNode {
+    pub peer_id: PeerId,
+    pub standing: PeerStanding,
+    pub page_size: u32,
+    /// Longer prompts go elsewhere; `u32::MAX` is no limit. Nodes with the same limit are a group.
+    pub max_prompt_tokens: u32,
+    pub report: Option<LoadReport>,
+    pub report_age_us: u64,
+    /// Pages that were reserved from here and that the report does not count yet.
+    pub num_unreported_pages: u32,
+    /// Of the link from here to the node, in bytes per second; `None` while nobody has measured it.
+    pub bandwidth: Option<u64>,
+    /// Rows of the request's prompt that the node has in its prefix tree, as far as is known here.
+    pub num_cached_rows: u32,
+}
+
+/// Everything that a placement depends on, besides the request.
+#[derive(Clone, Copy, Debug)]
+pub struct Fleet<'a> {
+    /// In an order that does not change from one call to the next.
+    pub nodes: &'a [DecodeNode],
+    /// Whether this node would take the request itself: it may, and its queue has room.
+    pub takes_locally: bool,
+    pub kv_bytes_per_token: u64,
+    /// How long 1,024 prompt tokens take here, in microseconds; 0 while nobody has measured it.
+    pub prefill_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacementRequest {
+    pub num_prompt_tokens: u32,
+    pub num_expected_output_tokens: u32,
+}
+
+impl PlacementRequest {
+    /// Pages that a node has to have free. Cached ones count as well: as long as nobody uses them,
+    /// a node counts them among its free pages.
+    pub fn num_pages(&self, page_size: u32) -> u64 {
+        let num_tokens =
+            u64::from(self.num_prompt_tokens) + u64::from(self.num_expected_output_tokens);
+        num_tokens.div_ceil(page_size.max(1).into())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    Remote(PeerId),
+    Local,
+    /// Nobody has room.
+    Full,
+}
+
+impl Fleet<'_> {
+    /// Chooses for one request. `cursor` counts the requests placed here, from a start that should
+    /// differ from one prefill node to the next; nodes in `refused` are out of the question.
+    pub fn place(
+        &self,
+        config: &PlacementConfig,
+        request: &PlacementRequest,
+        cursor: u64,
+        refused: &[PeerId],
+    ) -> Placement {
+        let is_short = request.num_prompt_tokens < config.disaggregate_min_tokens;
+        if is_short && self.takes_locally {
+            return Placement::Local;
+        }
+        let choice = Choice {
+            config,
+            fleet: self,
+            request,
+        };
+        let fitting = { self.nodes.iter() }
+            .filter(|node| choice.fits(node) && !refused.contains(&node.peer_id));
+        let (near, far): (Vec<_>, Vec<_>) = fitting.partition(|node| !choice.is_far(node));
+        if let Some(peer_id) = choice.among(near, cursor) {
+            return Placement::Remote(peer_id);
+        }
+        if self.takes_locally {
+            return Placement::Local;
+        }
+        match choice.among(far, cursor) {
+            Some(peer_id) => Placement::Remote(peer_id),
+            None => Placement::Full,
+        }
+    }
+}
+
+struct Choice<'a> {
+    config: &'a PlacementConfig,
+    fleet: &'a Fleet<'a>,
+    request: &'a PlacementRequest,
+}
+
+impl Choice<'_> {
+    fn report(&self, node: &DecodeNode) -> Option<LoadReport> {
+        { node.report }.filter(|_| node.report_age_us <= self.config.max_report_age_us)
+    }
+
+    fn num_free_pages(&self, node: &DecodeNode) -> Option<u32> {
+        let report = self.report(node)?;
+        Some({ report.num_free_pages }.saturating_sub(node.num_unreported_pages))
+    }
+
+    /// A node that says nothing may have room: if not, it will say so when it is asked.
+    fn fits(&self, node: &DecodeNode) -> bool {
+        let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
+            u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
+        });
+        node.standing == PeerStanding::Healthy
+            && self.request.num_prompt_tokens <= node.max_prompt_tokens
+            && has_room
+    }
+
+    /// Whether sending the rows that the node lacks would take longer than computing them.
+    fn is_far(&self, node: &DecodeNode) -> bool {
+        let Some(bandwidth) = node.bandwidth.filter(|_| self.fleet.prefill_us > 0) else {
+            return false;
+        };
+        let num_rows = { self.request.num_prompt_tokens }.saturating_sub(node.num_cached_rows);
+        let num_bytes = u128::from(num_rows) * u128::from(self.fleet.kv_bytes_per_token);
+        let transfer_us = num_bytes * 1_000_000 / u128::from(bandwidth.max(1));
+        let recompute_us = u128::from(num_rows) * u128::from(self.fleet.prefill_us) / 1024;
+        transfer_us > recompute_us
+    }
+
+    fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<PeerId> {
+        // Where others wait a newcomer would, too.
+        let is_idle = |node: &&DecodeNode| {
+            self.report(node)
+                .is_none_or(|report| report.num_waiting == 0)
+        };
+        if nodes.iter().any(is_idle) {
+            nodes.retain(is_idle);
+        }
+        // Nodes for long prompts are kept for those.
+        let shortest_limit = nodes.iter().map(|node| node.max_prompt_tokens).min()?;
+        nodes.retain(|node| node.max_prompt_tokens == shortest_limit);
+
+        let is_weighted = self.config.policy == PeerPolicy::Weighted && self.enough_report();
+        if is_weighted && nodes.iter().any(|node| self.report(node).is_some()) {
+            nodes.retain(|node| self.report(node).is_some());
+            return Some(self.draw(&nodes, cursor));
+        }
+        let index = cursor % nodes.len() as u64;
+        Some(nodes[index as usize].peer_id)
+    }
+
+    fn enough_report(&self) -> bool {
+        let healthy =
+            || { self.fleet.nodes.iter() }.filter(|node| node.standing == PeerStanding::Healthy);
+        let num_reporting = healthy().filter(|node| self.report(node).is_some()).count();
+        num_reporting as u64 * 100
+            >= healthy().count() as u64 * u64::from(self.config.min_reporting_percent)
+    }
+
+    /// Draws in proportion to weights. Consecutive cursors give points that lie evenly (a Weyl
+    /// sequence on the golden ratio), so that a few requests are already shared out as many are.
+    fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> PeerId {
+        const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
+        let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
+        let weights: Vec<u64> = { nodes.iter() }
+            .map(|node| self.weight(node, fastest))
+            .collect();
+        let total: u64 = weights.iter().sum();
+        let point = u128::from(cursor.wrapping_mul(GOLDEN_RATIO));
+        let mut rest = ((point * u128::from(total)) >> 64) as u64;
+        for (node, &weight) in nodes.iter().zip(&weights) {
+            if rest < weight {
+                return node.peer_id;
+            }
+            rest -= weight;
+        }
+        nodes[nodes.len() - 1].peer_id
+    }
+
+    fn weight(&self, node: &DecodeNode, fastest: Option<u64>) -> u64 {
+        let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
+        // A link that nobody has measured counts as a fast one, or nobody ever would.
+        let weight = match (node.bandwidth, fastest) {
+            (Some(bandwidth), Some(fastest)) if fastest > 0 => {
+                (u128::from(num_free_pages) * u128::from(bandwidth) / u128::from(fastest)) as u64
+            }
+            _ => num_free_pages,
+        };
+        weight.max(1)
+    }
+}
+
+/// One request's search for a decode node: so many nodes are asked at most, and only for a while.
+#[derive(Clone, Debug)]
+pub struct PlacementSearch {
+    max_peers: usize,
+    deadline_us: u64,
+    refused: Vec<PeerId>,
+}
+
+impl PlacementSearch {
+    pub fn new(max_peers: usize, deadline_us: u64) -> Self {
+        Self {
+            max_peers,
+            deadline_us,
+            refused: Vec::new(),
+        }
+    }
+
+    /// Where to go next. Once the search is over that is this node, or nowhere.
+    pub fn place(
+        &self,
+        config: &PlacementConfig,
+        fleet: &Fleet,
+        request: &PlacementRequest,
+        cursor: u64,
+        now_us: u64,
+    ) -> Placement {
+        let is_over = self.refused.len() >= self.max_peers || now_us >= self.deadline_us;
+        let nodes = if is_over { &[] } else { fleet.nodes };
+        let fleet = Fleet { nodes, ..*fleet };
+        fleet.place(config, request, cursor, &self.refused)
+    }
+
+    /// The node that was chosen has no room after all, or did not answer.
+    pub fn handle_refused(&mut self, peer_id: PeerId) {
+        if !self.refused.contains(&peer_id) {
+            self.refused.push(peer_id);
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! Where requests are placed: cases computed by hand, and what holds in any fleet.
+
+use corella_core::{
+    DecodeNode, Fleet, LoadReport, PeerId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
+    PlacementRequest, PlacementSearch,
+};
+use proptest::prelude::*;
+
+fn node(id: u64, num_free_pages: u32) -> DecodeNode {
+    DecodeNode {
+        peer_id: PeerId(id),
+        standing: PeerStanding::Healthy,
+        page_size: 16,
+        max_prompt_tokens: u32::MAX,
+        report: Some(LoadReport {
+            num_free_pages,
+            ..LoadReport::default()
+        }),
+        report_age_us: 0,
+        num_unreported_pages: 0,
+        bandwidth: None,
+        num_cached_rows: 0,
+    }
+}
+
+fn silent(id: u64) -> DecodeNode {
+    DecodeNode {
+        report: None,
+        ..node(id, 0)
+    }
+}
+
+fn waiting(mut node: DecodeNode, num_waiting: u32) -> DecodeNode {
+    node.report.as_mut().unwrap().num_waiting = num_waiting;
+    node
+}
+
+fn fleet(nodes: &[DecodeNode]) -> Fleet<'_> {
+    Fleet {
+        nodes,
+        takes_locally: true,
+        kv_bytes_per_token: 1000,
+        prefill_us: 0,
+    }
+}
+
+/// 100 prompt tokens and 28 of output: 8 pages of 16.
+const REQUEST: PlacementRequest = PlacementRequest {
+    num_prompt_tokens: 100,
+    num_expected_output_tokens: 28,
+};
+
+fn config() -> PlacementConfig {
+    PlacementConfig::default()
+}
+
+fn remote(id: u64) -> Placement {
+    Placement::Remote(PeerId(id))
+}
+
+fn place(fleet: &Fleet, cursor: u64) -> Placement {
+    fleet.place(&config(), &REQUEST, cursor, &[])
+}
+
+/// How many of so many requests each of the nodes 0, 1, … gets, with nothing changing meanwhile.
+fn shares(config: &PlacementConfig, fleet: &Fleet, num_requests: u64) -> Vec<u64> {
+    let mut counts = vec![0; fleet.nodes.len()];
+    for cursor in 0..num_requests {
+        match fleet.place(config, &REQUEST, cursor, &[]) {
+            Placement::Remote(peer_id) => counts[peer_id.0 as usize] += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    counts
+}
+
+#[test]
+fn short_prompts_stay() {
+    let nodes = [node(0, 100)];
+    let mut config = config();
+    config.disaggregate_min_tokens = 101;
+    let mut fleet = fleet(&nodes);
+    assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), Placement::Local);
+    config.disaggregate_min_tokens = 100;
+    assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
+    // Where there is no room here, a short prompt goes as well.
+    config.disaggregate_min_tokens = 101;
+    fleet.takes_locally = false;
+    assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
+}
+
+#[test]
+fn a_request_needs_room_for_prompt_and_output() {
+    assert_eq!(place(&fleet(&[node(0, 8)]), 0), remote(0));
+    assert_eq!(place(&fleet(&[node(0, 7)]), 0), Placement::Local);
+    let reserved = DecodeNode {
+        num_unreported_pages: 3,
+        ..node(0, 10)
+    };
+    assert_eq!(place(&fleet(&[reserved]), 0), Placement::Local);
+    let bigger_pages = DecodeNode {
+        page_size: 32,
+        ..node(0, 4)
+    };
+    assert_eq!(place(&fleet(&[bigger_pages]), 0), remote(0));
+}
+
+#[test]
+fn all_full_is_full() {
+    let nodes = [node(0, 7), node(1, 0)];
+    let mut fleet = fleet(&nodes);
+    assert_eq!(place(&fleet, 0), Placement::Local);
+    fleet.takes_locally = false;
+    assert_eq!(place(&fleet, 0), Placement::Full);
+    fleet.nodes = &[];
+    assert_eq!(place(&fleet, 0), Placement::Full);
+}
+
+#[test]
+fn only_healthy_nodes_are_chosen() {
+    for standing in [
+        PeerStanding::Suspect,
+        PeerStanding::Incompatible,
+        PeerStanding::Draining,
+    ] {
+        let other = DecodeNode {
+            standing,
+            ..node(0, 1000)
+        };
+        assert_eq!(place(&fleet(&[other]), 0), Placement::Local);
+        assert_eq!(place(&fleet(&[other, node(1, 8)]), 0), remote(1));
+    }
+}
+
+/// 100 rows of 1,000 bytes and 1,024 tokens in 102.4 ms here: 10 ms to compute the rows, and as
+/// long to send them at 10 MB/s.
+#[test]
+fn what_is_quicker_to_compute_than_to_send_stays() {
+    let at = |bandwidth, takes_locally| {
+        let nodes = [DecodeNode {
+            bandwidth: Some(bandwidth),
+            ..node(0, 100)
+        }];
+        let fleet = Fleet {
+            prefill_us: 102_400,
+            takes_locally,
+            ..fleet(&nodes)
+        };
+        place(&fleet, 0)
+    };
+    assert_eq!(at(10_000_000, true), remote(0));
+    assert_eq!(at(9_990_000, true), Placement::Local);
+    assert_eq!(at(9_990_000, false), remote(0));
+
+    // Of two, the one that is near enough takes it, however full it is.
+    let far = DecodeNode {
+        bandwidth: Some(1_000_000),
+        ..node(0, 1000)
+    };
+    let near = DecodeNode {
+        bandwidth: Some(20_000_000),
+        ..node(1, 8)
+    };
+    let nodes = [far, near];
+    let fleet = Fleet {
+        prefill_us: 102_400,
+        ..fleet(&nodes)
+    };
+    assert!((0..50).all(|cursor| place(&fleet, cursor) == remote(1)));
+}
+
+/// The fractions of 0, 1, 2, … times the golden ratio are 0, .618, .236, .854, .472, .090, .708 and
+/// .326. Of four equal parts those lie in 0, 2, 0, 3, 1, 0, 2, 1, and node 1 has the last part.
+#[test]
+fn draws_follow_the_weights() {
+    let nodes = [node(0, 30), node(1, 10)];
+    let drawn: Vec<_> = (0..8).map(|cursor| place(&fleet(&nodes), cursor)).collect();
+    let expected = [0, 0, 0, 1, 0, 0, 0, 0].map(remote);
+    assert_eq!(drawn, expected);
+}
+
+#[test]
+fn a_slow_link_makes_a_weight_fall() {
+    let mut nodes = [node(0, 100), node(1, 100)];
+    assert_eq!(shares(&config(), &fleet(&nodes), 1000), [500, 500]);
+    nodes[0].bandwidth = Some(1_000_000_000);
+    nodes[1].bandwidth = Some(250_000_000);
+    let counts = shares(&config(), &fleet(&nodes), 1000);
+    assert!(counts[1].abs_diff(200) <= 3, "{counts:?}");
+    // A link without a measurement counts as the fastest.
+    nodes[0].bandwidth = None;
+    assert_eq!(shares(&config(), &fleet(&nodes), 1000), [500, 500]);
+}
+
+#[test]
+fn round_robin_takes_turns_among_those_with_room() {
+    let config = PlacementConfig {
+        policy: PeerPolicy::RoundRobin,
+        ..config()
+    };
+    let nodes = [node(0, 1000), node(1, 8), node(2, 7), node(3, 8)];
+    assert_eq!(shares(&config, &fleet(&nodes), 9), [3, 3, 0, 3]);
+}
+
+#[test]
+fn too_few_reports_mean_turns() {
+    // Three of five: all five take turns, whatever the three say.
+    let mut nodes = [
+        node(0, 1000),
+        node(1, 10),
+        node(2, 10),
+        silent(3),
+        silent(4),
+    ];
+    assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
+    // Four of five, and those four are weighed.
+    nodes[3] = node(3, 980);
+    let counts = shares(&config(), &fleet(&nodes), 2000);
+    assert!(
+        counts[0].abs_diff(1000) <= 3 && counts[4] == 0,
+        "{counts:?}"
+    );
+    // An old report is none.
+    nodes[3].report_age_us = config().max_report_age_us + 1;
+    assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
+    // Nodes that are out of the question need not report.
+    nodes[3].report_age_us = 0;
+    nodes[2] = DecodeNode {
+        standing: PeerStanding::Suspect,
+        ..silent(2)
+    };
+    nodes[4].standing = PeerStanding::Suspect;
+    let counts = shares(&config(), &fleet(&nodes), 1990);
+    assert!(counts[0].abs_diff(1000) <= 3, "{counts:?}");
+}
+
+#[test]
+fn prompts_go_to_the_group_for_their_length() {
+    let limited = |id, num_free_pages| DecodeNode {
+        max_prompt_tokens: 100,
+        ..node(id, num_free_pages)
+    };
+    let nodes = [limited(0, 20), limited(1, 20), node(2, 1000)];
+    assert_eq!(shares(&config(), &fleet(&nodes), 20), [10, 10, 0]);
+    let longer = PlacementRequest {
+        num_prompt_tokens: 101,
+        ..REQUEST
+    };
+    let placement = fleet(&nodes).place(&config(), &longer, 0, &[]);
+    assert_eq!(placement, remote(2));
+
+    // The other group helps out when this one is full, or lets requests wait.
+    let full = [limited(0, 7), limited(1, 7), node(2, 1000)];
+    assert_eq!(place(&fleet(&full), 0), remote(2));
+    let busy = [
+        waiting(limited(0, 20), 1),
+        waiting(limited(1, 20), 3),
+        node(2, 1000),
+    ];
+    assert_eq!(shares(&config(), &fleet(&busy), 20), [0, 0, 20]);
+    // And waiting in the right one is as good as in the wrong one.
+    let all_busy = [busy[0], busy[1], waiting(node(2, 1000), 1)];
+    assert_eq!(shares(&config(), &fleet(&all_busy), 20), [10, 10, 0]);
+}
+
+/// Sixteen requests in a moment without a report: what was reserved here spreads them evenly
+/// although each node looks as free as before.
+#[test]
+fn reservations_spread_what_reports_do_not_know() {
+    let mut nodes = [0, 1, 2, 3].map(|id| node(id, 40));
+    let mut counts = [0; 4];
+    for cursor in 0..16 {
+        let Placement::Remote(peer_id) = place(&fleet(&nodes), cursor) else {
+            panic!("{cursor} {nodes:?}");
+        };
+        nodes[peer_id.0 as usize].num_unreported_pages += 8;
+        counts[peer_id.0 as usize] += 1;
+    }
+    assert!(
+        counts.iter().all(|count| (2..=5).contains(count)),
+        "{counts:?}"
+    );
+    // Twenty would fill them all.
+    for cursor in 16..20 {
+        let Placement::Remote(peer_id) = place(&fleet(&nodes), cursor) else {
+            panic!("{cursor} {nodes:?}");
+        };
+        nodes[peer_id.0 as usize].num_unreported_pages += 8;
+    }
+    assert_eq!(place(&fleet(&nodes), 20), Placement::Local);
+}
+
+/// Ten prefill nodes with the same reports place four requests each at the same time, and know
+/// nothing of one another. The freest of five nodes would get all of them if each took the best.
+#[test]
+fn prefill_nodes_do_not_herd() {
+    let nodes = [
+        node(0, 120),
+        node(1, 100),
+        node(2, 100),
+        node(3, 100),
+        node(4, 100),
+    ];
+    let mut totals = [0; 5];
+    for prefill_node in 0..10u64 {
+        let mut own = nodes;
+        for request in 0..4 {
+            let cursor = prefill_node * 0x1234_5678_9abc + request;
+            let Placement::Remote(peer_id) = place(&fleet(&own), cursor) else {
+                panic!("{own:?}");
+            };
+            own[peer_id.0 as usize].num_unreported_pages += 8;
+            totals[peer_id.0 as usize] += 1;
+        }
+    }
+    assert!(totals.iter().all(|&total| total <= 14), "{totals:?}");
+}
+
+#[test]
+fn a_search_goes_to_others_until_it_is_over() {
+    let nodes = [0, 1, 2, 3, 4].map(|id| node(id, 100));
+    let fleet = fleet(&nodes);
+    let mut search = PlacementSearch::new(3, 100_000);
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let placement = search.place(&config(), &fleet, &REQUEST, 7, 99_999);
+        let Placement::Remote(peer_id) = placement else {
+            panic!("{placement:?} after {asked:?}");
+        };
+        assert!(!asked.contains(&peer_id), "{peer_id} again");
+        asked.push(peer_id);
+        search.handle_refused(peer_id);
+    }
+    let placement = search.place(&config(), &fleet, &REQUEST, 7, 0);
+    assert_eq!(placement, Placement::Local, "three were asked");
+
+    let mut search = PlacementSearch::new(3, 100_000);
+    search.handle_refused(PeerId(0));
+    let placement = search.place(&config(), &fleet, &REQUEST, 7, 100_000);
+    assert_eq!(placement, Placement::Local, "the time is over");
+    let nowhere = Fleet {
+        takes_locally: false,
+        ..fleet
+    };
+    let placement = search.place(&config(), &nowhere, &REQUEST, 7, 100_000);
+    assert_eq!(placement, Placement::Full);
+}
+
+fn any_node() -> impl Strategy<Value = DecodeNode> {
+    let standing = prop_oneof![
+        4 => Just(PeerStanding::Healthy),
+        1 => Just(PeerStanding::Suspect),
+        1 => Just(PeerStanding::Incompatible),
+        1 => Just(PeerStanding::Draining),
+    ];
+    let report = prop::option::weighted(0.8, (0..60u32, 0..3u32));
+    let limit = prop_oneof![Just(u32::MAX), Just(100), Just(200)];
+    let bandwidth = prop::option::of(prop_oneof![0..3u64, 1..u64::MAX, 1_000_000..50_000_000u64]);
+    let counts = (0..40u32, 0..6_000_000u64, 0..300u32, 0..64u32);
+    (standing, report, limit, bandwidth, counts).prop_map(
+        |(standing, report, max_prompt_tokens, bandwidth, counts)| DecodeNode {
+            peer_id: PeerId(0),
+            standing,
+            page_size: counts.3,
+            max_prompt_tokens,
+            report: report.map(|(num_free_pages, num_waiting)| LoadReport {
+                num_free_pages,
+                num_waiting,
+                ..LoadReport::default()
+            }),
+            report_age_us: counts.1,
+            num_unreported_pages: counts.0,
+            bandwidth,
+            num_cached_rows: counts.2,
+        },
+    )
+}
+
+/// By the words of the rule, without the order in which the code looks.
+fn may_take(node: &DecodeNode, request: &PlacementRequest, config: &PlacementConfig) -> bool {
+    let num_tokens = request.num_prompt_tokens + request.num_expected_output_tokens;
+    let has_room = match node.report {
+        Some(report) if node.report_age_us <= config.max_report_age_us => {
+            let num_free = report.num_free_pages as i64 - i64::from(node.num_unreported_pages);
+            num_free.max(0) * i64::from(node.page_size.max(1)) >= i64::from(num_tokens)
+        }
+        _ => true,
+    };
+    node.standing == PeerStanding::Healthy
+        && node.max_prompt_tokens >= request.num_prompt_tokens
+        && has_room
+}
+
+proptest! {
+    #[test]
+    fn a_placement_is_one_that_can_be(
+        mut nodes in prop::collection::vec(any_node(), 0..8),
+        num_prompt_tokens in 0..300u32,
+        num_expected_output_tokens in 0..300u32,
+        cursor: u64,
+        takes_locally: bool,
+        is_weighted: bool,
+        disaggregate_min_tokens in 0..200u32,
+        prefill_us in prop_oneof![Just(0), 1..1_000_000u64],
+        num_refused in 0..4u64,
+    ) {
+        for (id, node) in nodes.iter_mut().enumerate() {
+            node.peer_id = PeerId(id as u64);
+        }
+        let config = PlacementConfig {
+            policy: if is_weighted { PeerPolicy::Weighted } else { PeerPolicy::RoundRobin },
+            disaggregate_min_tokens,
+            ..config()
+        };
+        let fleet = Fleet { nodes: &nodes, takes_locally, kv_bytes_per_token: 1000, prefill_us };
+        let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens };
+        let refused: Vec<_> = (0..num_refused).map(PeerId).collect();
+        let is_candidate = |node: &DecodeNode| {
+            may_take(node, &request, &config) && !refused.contains(&node.peer_id)
+        };
+        let placement = fleet.place(&config, &request, cursor, &refused);
+        match placement {
+            Placement::Remote(peer_id) => {
+                prop_assert!(is_candidate(&nodes[peer_id.0 as usize]));
+                let is_short = num_prompt_tokens < disaggregate_min_tokens;
+                prop_assert!(!is_short || !takes_locally);
+            }
+            Placement::Local => prop_assert!(takes_locally),
+            Placement::Full => prop_assert!(!takes_locally && !nodes.iter().any(is_candidate)),
+        }
+        prop_assert_eq!(placement, fleet.place(&config, &request, cursor, &refused));
+    }
+
+    /// Whatever the weights, no stretch of requests gives a node much more than its share.
+    #[test]
+    fn shares_are_in_proportion_soon(
+        pages in prop::collection::vec(8..2000u32, 1..6),
+        first in 0..u64::MAX / 2,
+    ) {
+        let nodes: Vec<_> = { pages.iter().enumerate() }
+            .map(|(id, &pages)| node(id as u64, pages))
+            .collect();
+        let total: f64 = pages.iter().map(|&pages| f64::from(pages)).sum();
+        let mut counts = vec![0.0; nodes.len()];
+        for number in 1..=200u32 {
+            if let Placement::Remote(peer_id) = place(&fleet(&nodes), first + u64::from(number)) {
+                counts[peer_id.0 as usize] += 1.0;
+            }
+            for (&count, &pages) in counts.iter().zip(&pages) {
+                let share = f64::from(pages) / total * f64::from(number);
+                prop_assert!((count - share).abs() <= 4.0, "{count} for {share}");
+            }
+        }
+    }
+
+    /// As long as reservations are counted, no node is given more than it has reported.
+    #[test]
+    fn nobody_is_overbooked(
+        pages in prop::collection::vec(0..100u32, 1..6),
+        lengths in prop::collection::vec(1..400u32, 1..60),
+        cursor in 0..u64::MAX / 2,
+    ) {
+        let mut nodes: Vec<_> = { pages.iter().enumerate() }
+            .map(|(id, &pages)| node(id as u64, pages))
+            .collect();
+        for (number, &num_prompt_tokens) in lengths.iter().enumerate() {
+            let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens: 16 };
+            let placement = fleet(&nodes).place(&config(), &request, cursor + number as u64, &[]);
+            if let Placement::Remote(peer_id) = placement {
+                let node = &mut nodes[peer_id.0 as usize];
+                node.num_unreported_pages += (num_prompt_tokens + 16).div_ceil(16);
+                prop_assert!(node.num_unreported_pages <= pages[peer_id.0 as usize]);
+            }
+        }
+    }
+}
