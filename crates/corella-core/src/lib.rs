@@ -34,6 +34,8 @@ mod pace;
 mod page_forecast;
 mod page_pool;
 mod patience;
+mod peer;
+mod peer_table;
 mod pin;
 mod placement;
 mod prefix_tree;
@@ -61,6 +63,8 @@ pub use id::{
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
+pub use peer::{Hello, ReservationId};
+pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use pin::PinError;
 pub use placement::{
     DecodeNode, Fleet, LoadReport, PeerPolicy, PeerStanding, Placement, PlacementConfig,

@@ -66,7 +66,7 @@ impl Pace {
 }
 
 /// An exponential moving average that gives a new value the weight 1/8.
-fn smooth(mean: &mut u64, value: u64) {
+pub(crate) fn smooth(mean: &mut u64, value: u64) {
     *mean = match *mean {
         0 => value,
         mean => (7 * mean + value) / 8,
