@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{book, isas, python, tidy};
+use crate::{apt, book, isas, python, tidy};
 
 pub struct Stage {
     pub name: &'static str,
@@ -17,7 +17,7 @@ pub struct Stage {
 pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
-        about: "get what the other stages need: Rust components, a Python environment, mdBook",
+        about: "get what the other stages need: Rust components, a Python environment, mdBook, etcd",
         takes_arguments: false,
         run: set_up,
     },
@@ -193,7 +193,17 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("Python environment: {}", python.display());
     let mdbook = book::mdbook(repository)?;
     println!("mdBook: {}", mdbook.display());
-    Ok(())
+    let version = || repository.command("etcd".as_ref(), &["--version"]);
+    if !succeeds(&mut version()) {
+        println!("installing etcd");
+        let install = "install etcd 3.4 or later, in PATH \
+                       (on Debian: `sudo apt-get install etcd-server`)";
+        apt::install(repository, &["etcd-server"], install)?;
+    }
+    run(
+        &mut version(),
+        "etcd does not start; tests of the registry need it",
+    )
 }
 
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {

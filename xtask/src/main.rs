@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask ci` checks everything; each of its stages is also a
 //! command of its own.
 
+mod apt;
 mod book;
 mod ci;
 mod isas;

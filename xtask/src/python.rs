@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::apt;
 use crate::repository::{Repository, run, succeeds};
 
 const REQUIREMENTS: &str = "tests/client/requirements.txt";
@@ -56,14 +57,10 @@ fn make(repository: &Repository, folder: &Path) -> Result<(), String> {
         };
     }
     // Debian ships Python without venv.
-    let apt = ["install", "--yes", "--quiet", "python3", "python3-venv"];
     let install = "install Python 3.10 or later with venv \
                    (on Debian: `sudo apt-get install python3 python3-venv`)";
     println!("python3 -m venv does not work; trying apt-get");
-    // A stale package list is the usual reason for an install to fail; an update that
-    // fails is told by the install.
-    succeeds(&mut repository.command(Path::new("apt-get"), &["update"]));
-    run(&mut repository.command(Path::new("apt-get"), &apt), install)?;
+    apt::install(repository, &["python3", "python3-venv"], install)?;
     let _ = fs::remove_dir_all(folder);
     run(&mut repository.command(python, &arguments), install)
 }
