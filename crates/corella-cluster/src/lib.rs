@@ -1,6 +1,13 @@
 //! Several nodes that serve as one.
 //!
-//! A prefill node and a decode node serve a request together: `session` drives the machines of
-//! `corella-core` that hold its whole life, over one gRPC stream for each request.
+//! The registry says which nodes there are; what is known of each is kept by the peer table of
+//! `corella-core`, which also decides where a request goes. A prefill node and a decode node serve a
+//! request together: `session` drives the machines of `corella-core` that hold its whole life, over
+//! one gRPC stream for each request.
 
+mod registry;
 pub mod session;
+
+pub use registry::{
+    NodeRecord, Peers, Registry, RegistryConfig, RegistryError, RegistryUrl, RegistryUrlError, Role,
+};

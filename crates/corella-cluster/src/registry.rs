@@ -1,0 +1,231 @@
+//! Which nodes there are: this one is published in a registry, and the others are read from it.
+//!
+//! A registry is needed to find each other, not to work together. While it fails, everybody stays
+//! known, and probes and sessions say who is well.
+
+mod addresses;
+mod backoff;
+mod base64;
+mod etcd;
+mod folder;
+mod http;
+mod kubernetes;
+mod node_record;
+mod peers;
+mod source;
+mod url;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::PeerTableConfig;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use addresses::{Dns, FixedAddresses};
+use backoff::Backoff;
+use etcd::Etcd;
+use folder::{Folder, FolderTiming};
+use kubernetes::Kubernetes;
+use source::{Exchange, Source};
+
+pub use node_record::{NodeRecord, Role};
+pub use peers::Peers;
+pub use url::{RegistryUrl, RegistryUrlError};
+
+/// An outage is logged when it begins, and again in such intervals.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug)]
+pub struct RegistryConfig {
+    /// What the peers of this node are.
+    pub peer_role: Role,
+    pub peer_table: PeerTableConfig,
+    /// A node that no longer says that it lives is taken off the list after so long.
+    pub lease_ttl: Duration,
+    /// How often a folder is read.
+    pub file_interval: Duration,
+    /// How often a name is looked up.
+    pub dns_interval: Duration,
+    /// How often a list is read anew that changes are told of anyway.
+    pub list_interval: Duration,
+    /// Between tries while the registry fails: the first, and the longest.
+    pub min_retry: Duration,
+    pub max_retry: Duration,
+}
+
+impl RegistryConfig {
+    pub fn new(peer_role: Role) -> Self {
+        Self {
+            peer_role,
+            peer_table: PeerTableConfig::default(),
+            lease_ttl: Duration::from_secs(10),
+            file_interval: Duration::from_millis(500),
+            dns_interval: Duration::from_secs(5),
+            list_interval: Duration::from_secs(10),
+            min_retry: Duration::from_millis(250),
+            max_retry: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a registry could not do, for an operator to read.
+#[derive(Debug)]
+pub struct RegistryError(String);
+
+impl fmt::Display for RegistryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for RegistryError {}
+
+/// This node's part in a registry. Dropped without [`deregister`](Self::deregister) it leaves the
+/// others to find out, as if the node had been killed.
+pub struct Registry {
+    url: RegistryUrl,
+    own: watch::Sender<Option<NodeRecord>>,
+    published: watch::Receiver<bool>,
+    peers: Arc<Peers>,
+    driver: JoinHandle<()>,
+}
+
+impl Registry {
+    /// Begins to follow the registry, and to publish `own`, if it is there. A registry that cannot
+    /// be reached is tried again for ever. Must be called within a runtime.
+    pub fn start(
+        url: &RegistryUrl,
+        own: Option<NodeRecord>,
+        config: RegistryConfig,
+    ) -> Result<Self, RegistryError> {
+        if let Some(own) = &own {
+            own.check().map_err(RegistryError)?;
+        }
+        let source = source_of(url, &config);
+        let peers = Arc::new(Peers::new(config.peer_table.clone()));
+        let (own, own_receiver) = watch::channel(own);
+        let (published_sender, published) = watch::channel(false);
+        let role = config.peer_role;
+        let exchange = Exchange::new(own_receiver, published_sender, Arc::clone(&peers), role);
+        let driver = Driver {
+            url: url.clone(),
+            source,
+            exchange,
+            peers: Arc::clone(&peers),
+            backoff: Backoff::new(config.min_retry, config.max_retry),
+        };
+        Ok(Self {
+            url: url.clone(),
+            own,
+            published,
+            peers,
+            driver: tokio::spawn(driver.drive()),
+        })
+    }
+
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.peers
+    }
+
+    /// Whether the others can find this node. Fixed addresses, DNS and Kubernetes know it without
+    /// its help, and this stays false.
+    pub fn is_published(&self) -> bool {
+        *self.published.borrow()
+    }
+
+    /// What the others are to know of this node from now on.
+    pub fn publish(&self, own: NodeRecord) -> Result<(), RegistryError> {
+        own.check().map_err(RegistryError)?;
+        self.own.send_replace(Some(own));
+        Ok(())
+    }
+
+    /// Takes this node off the list, and waits until it is, so that nobody new comes. The others
+    /// stay known.
+    pub async fn deregister(&self, timeout: Duration) -> Result<(), RegistryError> {
+        self.own.send_replace(None);
+        let mut published = self.published.clone();
+        let is_gone = published.wait_for(|is_published| !is_published);
+        match tokio::time::timeout(timeout, is_gone).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(RegistryError(format!(
+                "{} still lists this node after {} s; it will notice by itself when the node is \
+                 gone",
+                self.url,
+                timeout.as_secs_f32()
+            ))),
+        }
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+fn source_of(url: &RegistryUrl, config: &RegistryConfig) -> Box<dyn Source> {
+    match url.clone() {
+        RegistryUrl::Static(addresses) => Box::new(FixedAddresses(addresses)),
+        RegistryUrl::File(path) => {
+            let timing = FolderTiming {
+                interval: config.file_interval,
+                stale: config.lease_ttl,
+            };
+            Box::new(Folder::new(path, timing))
+        }
+        RegistryUrl::Dns { name, port } => Box::new(Dns {
+            name,
+            port,
+            interval: config.dns_interval,
+        }),
+        RegistryUrl::Etcd { endpoints, prefix } => {
+            Box::new(Etcd::new(endpoints, &prefix, config.lease_ttl))
+        }
+        RegistryUrl::Kubernetes {
+            namespace,
+            service,
+            port_name,
+            api,
+        } => Box::new(Kubernetes {
+            namespace,
+            service,
+            port_name,
+            api,
+            interval: config.list_interval,
+        }),
+    }
+}
+
+struct Driver {
+    url: RegistryUrl,
+    source: Box<dyn Source>,
+    exchange: Exchange,
+    peers: Arc<Peers>,
+    backoff: Backoff,
+}
+
+impl Driver {
+    async fn drive(mut self) {
+        let mut logged_at: Option<Instant> = None;
+        loop {
+            let num_lists = self.exchange.num_lists();
+            let error = self.source.follow(&mut self.exchange).await;
+            self.peers.handle_outage();
+            if self.exchange.num_lists() > num_lists {
+                self.backoff.reset();
+                logged_at = None;
+            }
+            if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                logged_at = Some(Instant::now());
+                tracing::warn!(
+                    "the registry {} fails, and the nodes known so far stay in use: {error}",
+                    self.url
+                );
+            }
+            tokio::time::sleep(self.backoff.next()).await;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Nodes in a folder that all of them can write to: a file for each, whose time of modification
+//! is the node's heartbeat.
+//!
+//! The folder is read at intervals and not watched, so that it may lie on any file system.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::NodeRecord;
+use super::node_record::{MAX_NODES, MAX_RECORD_BYTES};
+use super::source::{Exchange, Following, Source, SourceError};
+
+const EXTENSION: &str = "json";
+
+pub(super) struct Folder {
+    timing: FolderTiming,
+    /// Moves to another thread and back for each reading: a file system may hang.
+    desk: Option<Desk>,
+    path: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FolderTiming {
+    /// How often the folder is read, and the own file is touched.
+    pub interval: Duration,
+    /// A file that has not been touched for so long is of a node that has died.
+    pub stale: Duration,
+}
+
+/// What is known of the folder's files.
+struct Desk {
+    path: PathBuf,
+    stale: Duration,
+    own: Option<NodeRecord>,
+    /// The own record as the folder has it.
+    written: Option<NodeRecord>,
+    files: BTreeMap<PathBuf, NodeFile>,
+}
+
+struct NodeFile {
+    modified: SystemTime,
+    /// By this machine's own clock, which others' need not agree with.
+    changed_at: Option<Instant>,
+    node: Option<NodeRecord>,
+}
+
+impl Folder {
+    pub fn new(path: PathBuf, timing: FolderTiming) -> Self {
+        Self {
+            timing,
+            desk: None,
+            path,
+        }
+    }
+
+    async fn follow_folder(&mut self, exchange: &mut Exchange) -> SourceError {
+        let mut tick = tokio::time::interval(self.timing.interval);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut own = exchange.own();
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {}
+                () = exchange.own_changed() => own = exchange.own(),
+            }
+            let mut desk = self.desk.take().unwrap_or_else(|| Desk {
+                path: self.path.clone(),
+                stale: self.timing.stale,
+                own: None,
+                written: None,
+                files: BTreeMap::new(),
+            });
+            desk.own.clone_from(&own);
+            let worked = tokio::task::spawn_blocking(move || {
+                let outcome = desk.work();
+                (desk, outcome)
+            });
+            let Ok((desk, outcome)) = worked.await else {
+                return SourceError(format!("reading {} was given up", self.path.display()));
+            };
+            self.desk = Some(desk);
+            match outcome {
+                Ok(nodes) => {
+                    exchange.set_published(own.is_some());
+                    exchange.give(nodes);
+                }
+                Err(reason) => return SourceError(reason),
+            }
+        }
+    }
+}
+
+impl Source for Folder {
+    fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a> {
+        Box::pin(self.follow_folder(exchange))
+    }
+}
+
+impl Desk {
+    fn work(&mut self) -> Result<Vec<NodeRecord>, String> {
+        let publish = self.publish();
+        publish.map_err(|error| format!("cannot write to {}: {error}", self.path.display()))?;
+        let read = self.read();
+        read.map_err(|error| format!("cannot read {}: {error}", self.path.display()))
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        if let Some(written) = &self.written
+            && { self.own.as_ref() }.is_none_or(|own| own.instance_id != written.instance_id)
+        {
+            match fs::remove_file(self.file(written)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => self.written = None,
+            }
+        }
+        let Some(own) = &self.own else {
+            return Ok(());
+        };
+        let file = self.file(own);
+        if self.written.as_ref() == Some(own) {
+            let touched = { File::options().write(true).open(&file) }
+                .and_then(|file| file.set_modified(SystemTime::now()));
+            match touched {
+                // Somebody has cleaned up.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                touched => return touched,
+            }
+        }
+        fs::create_dir_all(&self.path)?;
+        // Whoever reads finds the old record or the new one, never a part. Names with a dot in
+        // front are nobody's.
+        let draft = self
+            .path
+            .join(format!(".{}.{}", own.instance_id, std::process::id()));
+        fs::write(&draft, own.to_json())?;
+        fs::rename(&draft, &file)?;
+        self.written = Some(own.clone());
+        Ok(())
+    }
+
+    fn file(&self, node: &NodeRecord) -> PathBuf {
+        self.path.join(format!("{}.{EXTENSION}", node.instance_id))
+    }
+
+    fn read(&mut self) -> io::Result<Vec<NodeRecord>> {
+        let mut present = HashSet::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let is_hidden =
+                { path.file_name() }.is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if is_hidden
+                || path
+                    .extension()
+                    .is_none_or(|extension| extension != EXTENSION)
+            {
+                continue;
+            }
+            if present.len() >= MAX_NODES {
+                return Err(io::Error::other(format!(
+                    "more than {MAX_NODES} files; remove those of nodes that are gone"
+                )));
+            }
+            // A file may vanish while the folder is read.
+            if let Ok(metadata) = fs::metadata(&path)
+                && let Ok(modified) = metadata.modified()
+            {
+                self.note_file(&path, &metadata, modified);
+                present.insert(path);
+            }
+        }
+        self.files.retain(|path, _| present.contains(path));
+        let is_alive = |file: &&NodeFile| {
+            { file.changed_at }.is_some_and(|changed_at| changed_at.elapsed() < self.stale)
+        };
+        let alive = self.files.values().filter(is_alive);
+        Ok(alive.filter_map(|file| file.node.clone()).collect())
+    }
+
+    fn note_file(&mut self, path: &Path, metadata: &Metadata, modified: SystemTime) {
+        let known = self.files.get(path);
+        if known.is_some_and(|known| known.modified == modified) {
+            return;
+        }
+        let node = read_node(path, metadata);
+        if let Err(reason) = &node {
+            tracing::debug!("{} has no record of a node: {reason}", path.display());
+        }
+        // A file that is old at first sight has to prove that somebody still touches it. If the
+        // clocks disagree, that is at the next heartbeat.
+        let is_old = known.is_none() && { modified.elapsed() }.is_ok_and(|age| age >= self.stale);
+        let file = NodeFile {
+            modified,
+            changed_at: (!is_old).then(Instant::now),
+            node: node.ok(),
+        };
+        self.files.insert(path.to_owned(), file);
+    }
+}
+
+fn read_node(path: &Path, metadata: &Metadata) -> Result<NodeRecord, String> {
+    if metadata.len() > MAX_RECORD_BYTES as u64 {
+        return Err(format!("longer than {MAX_RECORD_BYTES} bytes"));
+    }
+    let json = fs::read(path).map_err(|error| error.to_string())?;
+    let node = NodeRecord::from_json(&json)?;
+    let stem = path.file_stem().unwrap_or_default();
+    match *stem == *node.instance_id {
+        true => Ok(node),
+        false => Err(format!("it is of node {}", node.instance_id)),
+    }
+}

@@ -1,0 +1,155 @@
+//! What a node tells the others of itself before they speak to it.
+
+use std::collections::BTreeMap;
+
+use corella_core::PeerRecord;
+use serde::{Deserialize, Serialize};
+
+/// What a registry keeps for one node, at most.
+pub(super) const MAX_RECORD_BYTES: usize = 64 << 10;
+/// Nodes in one registry, at most.
+pub(super) const MAX_NODES: usize = 4096;
+
+const MAX_INSTANCE_ID_BYTES: usize = 128;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Unified,
+    Prefill,
+    Decode,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Stays when the node is restarted.
+    pub instance_id: String,
+    /// Differs from one start of the node to the next. Sources of mere addresses do not know it.
+    #[serde(default)]
+    pub incarnation: Option<u64>,
+    /// Sources of mere addresses do not know it either.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// HOST:PORT of gRPC sessions.
+    pub session_address: String,
+    /// HOST:PORT of KV transfers. If it is not here, the node says it when it is spoken to.
+    #[serde(default)]
+    pub kv_address: Option<String>,
+    /// Nodes with a name in common, for whoever reads the registry.
+    #[serde(default)]
+    pub group: String,
+    /// The longest prompt that the node wants to decode behind.
+    #[serde(default = "any_length")]
+    pub max_prompt_tokens: u32,
+    #[serde(default)]
+    pub is_draining: bool,
+    /// What the node would say in its `Hello`, by name.
+    #[serde(default)]
+    pub hello: BTreeMap<String, String>,
+}
+
+fn any_length() -> u32 {
+    u32::MAX
+}
+
+impl NodeRecord {
+    /// A node of which only the address is known.
+    pub fn at(instance_id: &str, session_address: &str) -> Self {
+        Self {
+            instance_id: instance_id.to_owned(),
+            incarnation: None,
+            role: None,
+            session_address: session_address.to_owned(),
+            kv_address: None,
+            group: String::new(),
+            max_prompt_tokens: u32::MAX,
+            is_draining: false,
+            hello: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it can be written to every registry: an instance id becomes a file name and a key.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let id = &self.instance_id;
+        let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);
+        if id.is_empty() || id.len() > MAX_INSTANCE_ID_BYTES || id.starts_with('.') {
+            return Err(format!(
+                "the instance id {id:?} must have 1 to {MAX_INSTANCE_ID_BYTES} characters, the \
+                 first of them no dot"
+            ));
+        }
+        if !id.chars().all(may_stand) {
+            return Err(format!(
+                "the instance id {id:?} may have letters, digits, and any of `._-:[]`"
+            ));
+        }
+        let num_bytes = self.to_json().len();
+        if num_bytes > MAX_RECORD_BYTES {
+            return Err(format!(
+                "the record of node {id} has {num_bytes} bytes; a registry takes \
+                 {MAX_RECORD_BYTES}"
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("strings and numbers become JSON")
+    }
+
+    /// From what somebody else has written.
+    pub(super) fn from_json(json: &[u8]) -> Result<Self, String> {
+        if json.len() > MAX_RECORD_BYTES {
+            return Err(format!("longer than {MAX_RECORD_BYTES} bytes"));
+        }
+        let record: Self = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        record.check()?;
+        Ok(record)
+    }
+
+    pub(super) fn peer_record(&self) -> PeerRecord {
+        PeerRecord {
+            instance_id: self.instance_id.clone(),
+            incarnation: self.incarnation,
+            max_prompt_tokens: self.max_prompt_tokens,
+            is_draining: self.is_draining,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_newer_node_adds_does_not_hide_it() {
+        let json = r#"{"instance_id": "a", "session_address": "h:1", "colour": "blue"}"#;
+        let expected = NodeRecord::at("a", "h:1");
+        assert_eq!(NodeRecord::from_json(json.as_bytes()), Ok(expected));
+    }
+
+    #[test]
+    fn a_record_survives_writing() {
+        let mut record = NodeRecord::at("decode-1", "[::1]:9000");
+        record.incarnation = Some(u64::MAX);
+        record.role = Some(Role::Decode);
+        record.kv_address = Some("[::1]:9001".into());
+        record.group = "long".into();
+        record.max_prompt_tokens = 4096;
+        record.hello.insert("page_size".into(), "16".into());
+        let json = record.to_json();
+        assert_eq!(NodeRecord::from_json(json.as_bytes()), Ok(record));
+    }
+
+    #[test]
+    fn instance_ids_cannot_leave_their_folder() {
+        for id in ["", ".", "..", ".hidden", "a/b", "../a", "a b", "ü", "a\n"] {
+            assert!(NodeRecord::at(id, "h:1").check().is_err(), "{id:?}");
+        }
+        assert!(NodeRecord::at(&"a".repeat(128), "h:1").check().is_ok());
+        assert!(NodeRecord::at(&"a".repeat(129), "h:1").check().is_err());
+        let mut record = NodeRecord::at("a", "h:1");
+        record.group = "x".repeat(MAX_RECORD_BYTES);
+        assert!(record.check().is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! What a registry of any kind does for the driver.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::{NodeRecord, Peers, Role};
+
+/// Why a registry cannot be used at present, for an operator to read.
+#[derive(Debug)]
+pub(super) struct SourceError(pub String);
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<String> for SourceError {
+    fn from(reason: String) -> Self {
+        Self(reason)
+    }
+}
+
+pub(super) type Following<'a> = Pin<Box<dyn Future<Output = SourceError> + Send + 'a>>;
+
+/// Where nodes are listed, and perhaps this one as well.
+pub(super) trait Source: Send {
+    /// Publishes this node as `exchange` has it, follows what the others publish, and returns only
+    /// when something fails; the driver calls it again. Every change is given at once, and the
+    /// whole list every few seconds anyway: what a single list says is not always believed.
+    fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a>;
+}
+
+/// Between a source and the rest of the node.
+pub(super) struct Exchange {
+    own: watch::Receiver<Option<NodeRecord>>,
+    published: watch::Sender<bool>,
+    peers: Arc<Peers>,
+    /// Nodes of other roles are no peers; those that have not said theirs may be.
+    peer_role: Role,
+    /// This node as it was last published: it is no peer of its own, not even when it leaves.
+    last_own: Option<NodeRecord>,
+    num_lists: u64,
+}
+
+impl Exchange {
+    pub fn new(
+        own: watch::Receiver<Option<NodeRecord>>,
+        published: watch::Sender<bool>,
+        peers: Arc<Peers>,
+        peer_role: Role,
+    ) -> Self {
+        Self {
+            own,
+            published,
+            peers,
+            peer_role,
+            last_own: None,
+            num_lists: 0,
+        }
+    }
+
+    /// What is to be published of this node at present, if anything.
+    pub fn own(&mut self) -> Option<NodeRecord> {
+        self.own.borrow_and_update().clone()
+    }
+
+    pub fn num_lists(&self) -> u64 {
+        self.num_lists
+    }
+
+    /// Waits until that is something else.
+    pub async fn own_changed(&mut self) {
+        if self.own.changed().await.is_err() {
+            // The registry is being dropped, and this task with it.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// What was asked for is now what the others see: this node, or its absence.
+    pub fn set_published(&self, is_published: bool) {
+        self.published.send_replace(is_published);
+    }
+
+    /// A complete list, which may have this node in it.
+    pub fn give(&mut self, mut list: Vec<NodeRecord>) {
+        if let Some(own) = &*self.own.borrow() {
+            self.last_own = Some(own.clone());
+        }
+        list.retain(|record| {
+            let is_own = { self.last_own.as_ref() }.is_some_and(|own| {
+                own.instance_id == record.instance_id
+                    || own.session_address == record.session_address
+            });
+            let may_serve = { record.role }.is_none_or(|role| role == self.peer_role);
+            !is_own && may_serve
+        });
+        if self.num_lists == 0 {
+            tracing::info!("the registry lists {} other nodes", list.len());
+        }
+        self.num_lists += 1;
+        self.peers.handle_list(list);
+    }
+}

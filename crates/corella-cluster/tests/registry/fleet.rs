@@ -1,0 +1,124 @@
+//! A few nodes for a test, and patience.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
+use corella_core::{Hello, PeerId, PeerStanding};
+
+/// Far longer than anything here takes on a machine that does something else as well.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn node(instance_id: &str, role: Role) -> NodeRecord {
+    let mut node = NodeRecord::at(instance_id, &format!("{instance_id}:9000"));
+    node.role = Some(role);
+    node.incarnation = Some(1);
+    node
+}
+
+pub fn config(peer_role: Role) -> RegistryConfig {
+    let mut config = RegistryConfig::new(peer_role);
+    config.lease_ttl = Duration::from_secs(2);
+    config.file_interval = Duration::from_millis(100);
+    config.max_retry = Duration::from_millis(500);
+    config
+}
+
+/// A prefill node that looks for decode nodes.
+pub fn prefill(url: &str, instance_id: &str) -> Registry {
+    start(url, node(instance_id, Role::Prefill))
+}
+
+/// A decode node that looks for prefill nodes.
+pub fn decode(url: &str, instance_id: &str) -> Registry {
+    start(url, node(instance_id, Role::Decode))
+}
+
+fn start(url: &str, own: NodeRecord) -> Registry {
+    let peer_role = match own.role {
+        Some(Role::Decode) => Role::Prefill,
+        _ => Role::Decode,
+    };
+    Registry::start(&url.parse().unwrap(), Some(own), config(peer_role)).unwrap()
+}
+
+/// Somebody who only looks for decode nodes.
+pub fn observer(url: &str) -> Registry {
+    Registry::start(&url.parse().unwrap(), None, config(Role::Decode)).unwrap()
+}
+
+pub fn instances(registry: &Registry) -> Vec<String> {
+    let mut instances: Vec<_> = { registry.peers().records().into_iter() }
+        .map(|(_, record)| record.instance_id)
+        .collect();
+    instances.sort();
+    instances
+}
+
+pub fn record(registry: &Registry, instance_id: &str) -> Option<NodeRecord> {
+    let mut records = registry.peers().records().into_iter();
+    let found = records.find(|(_, record)| record.instance_id == instance_id);
+    found.map(|(_, record)| record)
+}
+
+pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<PeerId> {
+    registry
+        .peers()
+        .with_table(|table, _| table.peer_id(instance_id))
+}
+
+/// As if a probe had found it well.
+pub fn greet(registry: &Registry, instance_id: &str) -> PeerId {
+    let peer_id = peer_id(registry, instance_id).unwrap();
+    let hello = Hello {
+        incarnation: 1,
+        page_size: 16,
+    };
+    let alive =
+        { registry.peers() }.with_table(|table, now_us| table.handle_hello(peer_id, hello, now_us));
+    assert_eq!(alive, Some(peer_id));
+    peer_id
+}
+
+pub fn is_healthy(registry: &Registry, peer_id: PeerId) -> bool {
+    let standing = registry
+        .peers()
+        .with_table(|table, _| table.standing(peer_id));
+    standing == Some(PeerStanding::Healthy)
+}
+
+/// Waits until `look` sees what is expected.
+pub async fn until<T: PartialEq + Debug>(expected: T, mut look: impl FnMut() -> T) {
+    let start = Instant::now();
+    loop {
+        let seen = look();
+        if seen == expected {
+            return;
+        }
+        assert!(
+            start.elapsed() < PATIENCE,
+            "saw {seen:?}, and not {expected:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A folder for one test, removed when it ends.
+pub struct TestFolder(pub PathBuf);
+
+impl TestFolder {
+    pub fn new(test: &str) -> Self {
+        let name = format!("corella-{}-registry-{test}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for TestFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,9 @@
+//! Registries of every kind, with what goes wrong with them caused for real.
+
+mod addresses;
+mod etcd;
+mod etcd_server;
+mod fleet;
+mod folder;
+mod kubernetes;
+mod kubernetes_api;
