@@ -15,7 +15,7 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 16] = [
+const RULES: [(&str, Rule); 17] = [
     ("layering", layering::layers),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
@@ -24,6 +24,7 @@ const RULES: [(&str, Rule); 16] = [
     ("source", source::headers),
     ("source", source::unfinished),
     ("source", source::safety),
+    ("source", source::fragments),
     ("source", source::lengths),
     ("repository", repository::machine_paths),
     ("repository", repository::big_files),
@@ -48,23 +49,23 @@ pub fn run(repository: &Repository) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{} to put right:\n{}",
+        "{} complaints:\n{}",
         complaints.len(),
         complaints.join("\n")
     ))
 }
 
-/// The files of the repository: tracked, or new and not ignored.
+/// The files of the repository that are tracked, or new and not ignored.
 #[derive(Default)]
 pub struct Tree {
     pub files: Vec<File>,
 }
 
 pub struct File {
-    /// From the root, with `/`.
+    /// The path from the root of the repository, with `/`.
     pub path: String,
     pub num_bytes: u64,
-    /// Absent when it is no UTF-8.
+    /// `None` if the file is not UTF-8.
     pub text: Option<String>,
 }
 
@@ -90,7 +91,7 @@ impl Tree {
         let names = String::from_utf8(output.stdout).map_err(|_| "a file name is no UTF-8")?;
         let mut tree = Self::default();
         for path in names.split_terminator('\0') {
-            // Deleted and not yet committed.
+            // A file that cannot be read was deleted, and the deletion is not committed yet.
             let Ok(bytes) = fs::read(root.join(path)) else {
                 continue;
             };

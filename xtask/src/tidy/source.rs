@@ -6,7 +6,7 @@ use super::rust_code::without_text;
 const MAX_LINES: usize = 800;
 const LONG_LINES: usize = 600;
 
-/// How far above an `unsafe` its reason may stand: the statement may span lines.
+/// How many lines above an `unsafe` its reason may stand, since the statement may span lines.
 const REASON_DISTANCE: usize = 8;
 
 pub fn headers(tree: &Tree) -> Vec<String> {
@@ -38,7 +38,7 @@ pub fn unfinished(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Clippy asks for a `SAFETY:` comment; here it must also say something.
+/// Clippy asks for a `SAFETY:` comment; this rule asks that it gives a reason.
 pub fn safety(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.rust_files() {
@@ -63,6 +63,34 @@ fn gives_reason(line: &str) -> bool {
         .is_some_and(|(_, reason)| reason.split_whitespace().count() >= 2)
 }
 
+/// No comment begins with "Of": such a fragment makes sense only beside the name of its item.
+pub fn fragments(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.rust_files() {
+        let mut above_is_comment = false;
+        for (number, line) in numbered(text) {
+            let comment = comment(line);
+            // A later line of a comment may begin with "Of".
+            if !above_is_comment && comment.is_some_and(|comment| comment.starts_with("Of ")) {
+                complaints.push(format!(
+                    "{path}:{number}: a comment that begins with \"Of\" is a fragment; write a \
+                     sentence with a subject"
+                ));
+            }
+            above_is_comment = comment.is_some_and(|comment| !comment.is_empty());
+        }
+    }
+    complaints
+}
+
+/// The text of a line that is only a comment.
+fn comment(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let marks = ["///", "//!", "//"];
+    let comment = marks.iter().find_map(|mark| line.strip_prefix(mark))?;
+    Some(comment.trim())
+}
+
 pub fn lengths(tree: &Tree) -> Vec<String> {
     line_counts(tree)
         .filter(|(_, lines)| *lines > MAX_LINES)
@@ -72,7 +100,7 @@ pub fn lengths(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// For the report: not wrong yet.
+/// Files that are long, but not too long yet. They are reported as notes.
 pub fn long_files(tree: &Tree) -> Vec<String> {
     line_counts(tree)
         .filter(|(_, lines)| (LONG_LINES + 1..=MAX_LINES).contains(lines))
@@ -133,6 +161,30 @@ mod tests {
             "g();\n".repeat(9)
         );
         assert_eq!(check(safety, &far), 1);
+    }
+
+    #[test]
+    fn a_comment_names_what_it_is_about() {
+        for marks in ["///", "//!", "//", "    ///"] {
+            assert_eq!(
+                check(fragments, &format!("{marks} Of the population.\n")),
+                1
+            );
+            assert_eq!(check(fragments, &format!("{marks} Offsets of pages.\n")), 0);
+            assert_eq!(
+                check(fragments, &format!("{marks} The mean\n{marks} Of all.\n")),
+                0
+            );
+            assert_eq!(
+                check(
+                    fragments,
+                    &format!("{marks} A mean.\n{marks}\n{marks} Of all.\n")
+                ),
+                1
+            );
+        }
+        assert_eq!(check(fragments, "let text = \"Of course\";\n"), 0);
+        assert_eq!(check(fragments, "f(); // Of course.\n"), 0);
     }
 
     #[test]
