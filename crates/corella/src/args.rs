@@ -1,4 +1,4 @@
-//! What was typed. `config.rs` says what is meant by it.
+//! The command line as it is typed. `config.rs` turns it into configuration.
 
 mod admission;
 mod bench;
@@ -17,7 +17,7 @@ pub use bench::{
 };
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 
-/// Serves large language models.
+/// Serves large language models
 #[derive(Parser)]
 #[command(
     name = "corella",
@@ -38,7 +38,7 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Write a model as a folder with integer weights
     Quantize(QuantizeArgs),
-    /// Measure
+    /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
     Bench(BenchCommand),
 }
@@ -48,17 +48,17 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// Name of the model in the API; may be given more than once [default: the folder's or file's
-    /// name]
+    /// Name of the model in the API; give the option again for further names [default: the name of
+    /// the folder or file]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     pub served_model_name: Vec<String>,
-    /// Address or host name to listen on; 0.0.0.0 for all addresses of this machine
+    /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
     pub host: String,
-    /// Port to listen on; 0 for any
+    /// Port to listen on; 0 takes any free port
     #[arg(long, default_value_t = 8000, help_heading = "Server")]
     pub port: u16,
-    /// Ask every API request for this bearer token
+    /// Require this bearer token in every API request
     #[arg(
         long,
         value_name = "KEY",
@@ -67,13 +67,14 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     pub api_key: Option<String>,
-    /// Seed of requests that name none [default: another each time]
+    /// Seed for requests that give none [default: a different one for each request]
     #[arg(long, value_name = "SEED", help_heading = "Server")]
     pub seed: Option<u64>,
-    /// Ignore request fields that no API is known to have, which are answered with 400 otherwise
+    /// Ignore request fields with unknown names instead of answering 400
     #[arg(long, help_heading = "Server")]
     pub allow_unknown_fields: bool,
-    /// A step that takes longer ends the server, for its supervisor to start it again; 0 for never
+    /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
+    /// never does
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
     pub step_deadline: u64,
 
@@ -92,7 +93,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// What to say to the model
+    /// The prompt: a user message, or with --raw a text to continue
     #[arg(
         short,
         long,
@@ -100,22 +101,22 @@ pub struct GenerateArgs {
         required_unless_present = "prompt_tokens"
     )]
     pub prompt: Option<String>,
-    /// Continue the prompt as it is, without the chat template
+    /// Continue the prompt as plain text, without the chat template
     #[arg(long)]
     pub raw: bool,
-    /// A made-up prompt of this many tokens, to measure with
+    /// Use a made-up prompt of this many tokens, for measurements
     #[arg(long, value_name = "N", conflicts_with = "prompt")]
     pub prompt_tokens: Option<usize>,
-    /// Most tokens to generate [default: what the context allows]
+    /// Generate at most this many tokens [default: as many as the context allows]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// Go on after an end token
+    /// Continue after an end token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Do not measure the machine's limits to compare with
+    /// Do not measure the machine's limits for comparison
     #[arg(long)]
     pub no_limits: bool,
-    /// Say where the time of the steps went, beside what the machine could do
+    /// Show the time that each operation took, beside the machine's limits
     #[arg(long, conflicts_with = "no_limits")]
     pub profile: bool,
 
@@ -136,7 +137,7 @@ pub struct ModelArgs {
     /// built-in model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
-    /// Another way to give MODEL
+    /// The same as MODEL
     #[arg(
         short = 'm',
         long = "model",
@@ -144,18 +145,19 @@ pub struct ModelArgs {
         conflicts_with = "model"
     )]
     pub model_option: Option<PathBuf>,
-    /// Longest prompt and output together [default: the model's]
+    /// Most tokens of a prompt and its output together [default: the model's own limit]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// Type of the weights; auto keeps the checkpoint's, and of integers of more than 4 bits 8
+    /// Type of the weights. auto keeps the type of the checkpoint, except that integer weights of
+    /// more than 4 bits become int8
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,
-    /// Where a server keeps weights that it has rounded or repacked for the next start [default:
+    /// Folder in which a server keeps quantised or repacked weights for its next start [default:
     /// ~/.cache/corella]
     #[arg(long, value_name = "FOLDER")]
     pub weight_cache: Option<PathBuf>,
-    /// Disk space for them, of all models together; those not used for the longest time make room.
-    /// 0 keeps and reads none
+    /// Disk space for the weight cache, all models together; the least recently used are deleted
+    /// first. 0 switches the cache off
     #[arg(long, value_name = "SIZE", value_parser = parse_size_or_zero, default_value = "32G")]
     pub weight_cache_size: u64,
 }
@@ -163,61 +165,67 @@ pub struct ModelArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Scheduler")]
 pub struct SchedulerArgs {
-    /// Requests that hold KV cache at once
+    /// Most requests that run at once, each with a part of the KV cache
     #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
     pub max_num_seqs: u32,
-    /// Tokens of one step, prefill and decode together
+    /// Most tokens of one step, prefill and decode together
     #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_num_batched_tokens)]
     pub max_num_batched_tokens: u32,
-    /// Prefill tokens of one step, all requests together [default: the step's]
+    /// Most prefill tokens of one step, all requests together [default: --max-num-batched-tokens]
     #[arg(long, value_name = "TOKENS", visible_alias = "chunked-prefill-size")]
     pub max_prefill_tokens: Option<u32>,
-    /// One request's share of a step's prefill while others want some; 0 for no bound
+    /// Most prefill tokens of one request in a step while other requests have a prompt to read; 0
+    /// sets no bound
     #[arg(long, value_name = "TOKENS", default_value_t = defaults().long_prefill_token_threshold)]
     pub long_prefill_token_threshold: u32,
-    /// Requests that prefill in one step [default: no bound]
+    /// Most requests that prefill in one step [default: no bound]
     #[arg(long, value_name = "N")]
     pub max_prefill_seqs: Option<u32>,
-    /// Requests that decode in one step, in turn [default: no bound]
+    /// Most requests that decode in one step; if more are running they take turns [default: no
+    /// bound]
     #[arg(long, value_name = "N")]
     pub max_decode_seqs: Option<u32>,
-    /// Requests that may wait; more are answered with 429
+    /// Most requests that may wait; further ones are answered with 429
     #[arg(long, value_name = "N", default_value_t = defaults().max_queued_requests)]
     pub max_queued_requests: u32,
-    /// Prompt tokens that may wait; more are answered with 429
+    /// Most prompt tokens that may wait, all requests together; further requests are answered with
+    /// 429
     #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_queued_tokens)]
     pub max_queued_tokens: u64,
-    /// Answer requests with 429 that can no longer meet the ttft_slo_ms or tpot_slo_ms in them
+    /// Answer a request with 429 as soon as it can no longer meet its own ttft_slo_ms or
+    /// tpot_slo_ms
     #[arg(long)]
     pub slo_admission: bool,
-    /// KV pages that a request finds kept for its output when it starts: `estimate` goes by how
-    /// long outputs have been lately; `limit` keeps all that it may come to need, and nothing is
-    /// ever preempted; a number from 0 to 1 keeps that share
+    /// KV pages to keep free for the outputs of running requests: `estimate` expects outputs to be
+    /// as long as recent ones were; `limit` keeps enough for the longest possible output, so that
+    /// no request is preempted for lack of pages; a number from 0 to 1 keeps enough for that share
+    /// of the longest possible output
     #[arg(long, value_name = "estimate|limit|SHARE", value_parser = parse_head_room, default_value = "estimate")]
     pub head_room: HeadRoom,
-    /// Compute every prompt in one step
+    /// Compute every prompt whole, in one step
     #[arg(long)]
     pub no_chunked_prefill: bool,
-    /// Whose turn it is: the first to arrive, the most urgent, or the longest cached prefix
+    /// Which waiting request starts next: the first to arrive (fcfs), the most urgent (priority), or
+    /// the one with the longest cached prefix (lpm)
     #[arg(long, value_enum, default_value_t)]
     pub scheduling_policy: SchedulingPolicyArg,
-    /// Which waiting requests join a step: the first ones, or the smallest that fit
+    /// Which waiting requests join a step: the first ones (fifo), or the smallest that fit (pack)
     #[arg(long, value_enum, default_value_t)]
     pub prefill_admission_policy: AdmissionPolicyArg,
-    /// Waiting requests that pack and lpm look at
+    /// Number of waiting requests that pack and lpm choose from
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub prefill_admission_lookahead: u32,
-    /// With pack, every Nth round is first come, first served; 0 for never
+    /// With pack: serve every Nth round first come, first served; 0 never does
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub prefill_force_fifo_every: u32,
-    /// A request overtaken in this many steps is owed the next turn
+    /// A waiting request that others have overtaken in this many steps is next in turn
     #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
     pub max_passed_over: u32,
-    /// Steps planned before the first of them has returned, at most 16
+    /// Most steps that may be in flight at once; at most 16
     #[arg(long, value_name = "N", default_value_t = defaults().max_inflight_steps)]
     pub max_inflight_steps: u32,
-    /// Stages that the layers are split over, each with its share of the threads and working on
-    /// another step
+    /// Number of pipeline stages; each has its share of the layers and threads, and they work on
+    /// different steps
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_parallel_size: u32,
 }
@@ -225,20 +233,19 @@ pub struct SchedulerArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationArgs {
-    /// Guess the tokens to come and check them in the step of the one before, with what it has
-    /// left: ngram goes by what followed the newest tokens earlier in prompt and answer, draft by a
-    /// smaller model. Answers stay the same; those that repeat a text, or that a much smaller model
-    /// can foresee, may come sooner
+    /// Guess the next tokens of each request, and check the guesses in a step that has room for
+    /// them. ngram guesses what followed the newest tokens earlier in the prompt or the answer;
+    /// draft asks a smaller model. Answers stay the same, and come sooner when guesses hold
     #[arg(long, value_enum, default_value_t)]
     pub speculate: SpeculateArg,
-    /// With --speculate draft: folder or GGUF file of a model with the same tokens, small beside
-    /// the model served
+    /// With --speculate draft: folder or GGUF file of the draft model, which must have the same
+    /// vocabulary and should be much smaller
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
-    /// Type of the draft model's weights [default: as its checkpoint has them]
+    /// Type of the draft model's weights [default: auto]
     #[arg(long, value_enum)]
     pub draft_dtype: Option<WeightFormatArg>,
-    /// With --speculate: guesses of one request in one step, at most; fewer while they fail
+    /// With --speculate: most guesses for one request in one step; there are fewer while they fail
     #[arg(long, value_name = "N", value_parser = parse_draft_tokens)]
     pub draft_tokens: Option<u32>,
 }
@@ -246,50 +253,56 @@ pub struct SpeculationArgs {
 #[derive(Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct CacheArgs {
-    /// Memory for the KV cache, e.g. 512M or 4G [default: half of what is free, and no more
-    /// than the requests can use]
+    /// Memory for the KV cache, e.g. 512M or 4G [default: half of the free memory, or less if the
+    /// requests cannot use that much]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
-    /// Tokens in a KV page
-    #[arg(long, value_name = "TOKENS", visible_alias = "page-size", default_value_t = defaults().page_size)]
-    pub block_size: u32,
-    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32. int8 halves what a token
-    /// takes of bf16
+    #[command(flatten)]
+    pub page: PageArgs,
+    /// Type of keys and values. auto is f32 for f32 weights, else bf16; int8 takes about half the
+    /// memory of bf16
     #[arg(long, value_enum, visible_alias = "kv-dtype", default_value_t)]
     pub kv_cache_dtype: KvFormatArg,
-    /// Share the KV of common prompt beginnings (the default)
+    /// Share the KV pages of prompts that begin alike (the default)
     #[arg(long, overrides_with = "no_enable_prefix_caching")]
     pub enable_prefix_caching: bool,
-    /// Compute every prompt from its first token
+    /// Compute every prompt from its first token, and share no KV pages
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
-    /// Keep the KV of this beginning of prompts for good, as the model sees it: of a conversation
-    /// with the chat template's marks. @FILE reads it from a file; may be given more than once.
-    /// Only whole pages are kept
+    /// Compute this prefix at start and never evict its KV pages. It is the text that the model
+    /// sees, including the marks of the chat template; @FILE reads it from a file. Give the option
+    /// again for further prefixes. Only whole pages are kept
     #[arg(long, value_name = "TEXT", conflicts_with = "no_enable_prefix_caching")]
     pub pin_prefix: Vec<String>,
-    /// Share of the KV pages that pinned prefixes may take
+    /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.25")]
     pub max_pinned_share: f64,
 }
 
 #[derive(Args)]
+pub struct PageArgs {
+    /// Tokens of a KV page
+    #[arg(long, value_name = "TOKENS", visible_alias = "page-size", default_value_t = defaults().page_size)]
+    pub block_size: u32,
+}
+
+#[derive(Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute; mock computes nothing and answers at once, for tests and benches
+    /// Where to compute; mock computes nothing and answers with made-up tokens, for tests and
+    /// benchmarks
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceArg,
-    /// CPU threads; more than there are cores only wait for each other [default: the cores that
+    /// Number of CPU threads; more threads than cores are slower [default: the number of cores that
     /// this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Keep each thread on a core of its own, and its weights in the memory next to it; of use
-    /// where nothing else runs
+    /// Pin each thread to a core, with its weights in that core's NUMA node; useful if nothing else
+    /// runs on the machine
     #[arg(long)]
     pub pin_threads: bool,
-    /// CPU instructions; avx512-bf16 and amx round what goes into dense layers of bf16 weights to
-    /// bf16
-    /// [default: the best of this machine]
+    /// CPU instruction set [default: the best that this machine has]. With avx512-bf16 and amx, the
+    /// inputs of layers with bf16 weights are rounded to bf16
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
 }
@@ -297,19 +310,21 @@ pub struct DeviceArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 takes the most likely token [default: the model's]
+    /// Sampling temperature; 0 always takes the most likely token [default: the model's]
     #[arg(long, value_name = "X")]
     pub temperature: Option<f32>,
-    /// Draw from the K most likely tokens; 0 for all [default: the model's]
+    /// Draw from the K most likely tokens; 0 draws from all [default: the model's]
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
-    /// Draw from the smallest set with this probability [default: the model's]
+    /// Draw from the most likely tokens that together have this probability [default: the model's]
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
-    /// Draw from tokens at least this likely relative to the most likely one
+    /// Draw from tokens that are at least P times as likely as the most likely one [default: the
+    /// model's]
     #[arg(long, value_name = "P")]
     pub min_p: Option<f32>,
-    /// Equal seeds give equal answers [default: an arbitrary one]
+    /// Seed of the random draws; the same seed gives the same answer [default: a different one each
+    /// time]
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
 }
@@ -346,11 +361,13 @@ pub enum WeightFormatArg {
     F16,
     #[value(alias = "bfloat16")]
     Bf16,
-    /// Rounded at load, one scale an output; what they meet is rounded as well
+    /// 8-bit integers, one scale per output channel; inputs of these layers are rounded to 8 bits
+    /// too
     Int8,
-    /// As int8, one scale for each 128 weights of an output: nearer to bf16, longer prefill
+    /// 8-bit integers, one scale per group of 128 weights: more accurate than int8, slower prefill
     Int8Grouped,
-    /// 4 bits, one scale for each 128 weights of an output; what they meet is rounded to 8 bits
+    /// 4-bit integers, one scale per group of 128 weights; inputs of these layers are rounded to 8
+    /// bits
     Int4,
 }
 
@@ -389,7 +406,6 @@ fn defaults() -> SchedulerConfig {
     LlmOptions::default().scheduler
 }
 
-/// In units of 1/65536, as the scheduler counts.
 fn parse_share(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),

@@ -1,4 +1,4 @@
-//! `corella bench`: load and micro-benchmarks, numbers on standard output.
+//! `corella bench`: load tests and micro-benchmarks, with results on standard output.
 
 use std::error::Error;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
 
 pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     let mut llm = Llm::load(&config.source, &config.options)?;
-    // Nothing else runs meanwhile.
+    // Writing packed weights to disk would disturb the measurement.
     llm.weight_keepers.clear();
     eprintln!("{}", llm.summary());
     let num_threads = llm.hardware.executor.num_threads;
@@ -58,7 +58,7 @@ pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn E
     let before = measure_limits(num_threads, isa)?;
     println!("{num_threads:>6}  {}", limits_line(&before));
     let speeds = measure_kernels(num_threads, Some(isa))?;
-    // Again, in case the machine has changed its mind.
+    // Limits are measured again afterwards, because the speed of a shared machine varies.
     let after = measure_limits(num_threads, isa)?;
     println!("        {}", limits_line(&after));
     let limits = before.best_of(&after);
@@ -138,7 +138,7 @@ pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
         num_cached_pages: args.num_cached_pages,
     });
     print!("{report}");
-    write_json(args.output_json.as_deref(), &report.to_json())
+    write_json(args.json.output_json.as_deref(), &report.to_json())
 }
 
 pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {

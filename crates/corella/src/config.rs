@@ -1,4 +1,4 @@
-//! What is meant by what was typed. Nothing else reads arguments or the environment.
+//! From the command line to configuration. Nothing else reads arguments or the environment.
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -44,7 +44,7 @@ pub struct Generate {
     pub options: LlmOptions,
     pub prompt: Prompt,
     pub params: GenerateParams,
-    /// Measure the machine to compare with.
+    /// Whether to measure the machine's limits, and print speeds beside them.
     pub compare_with_limits: bool,
 }
 
@@ -76,10 +76,10 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     })
 }
 
-/// Of a name with several addresses an IPv4 one: whoever connects to `localhost` tries that too,
-/// and whoever connects to 127.0.0.1 tries nothing else.
+/// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to
+/// `localhost` try IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
 fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
-    // An IPv6 address may have the brackets that it has in a URL.
+    // An IPv6 address may be written in brackets, as in a URL.
     let name = host
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
@@ -145,8 +145,8 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         (Some(file), _) => PromptSource::File(file),
         (_, Some(file)) => PromptSource::Trace {
             file,
-            time_scale: args.time_scale,
-            length_scale: args.length_scale,
+            time_scale: args.scale.time_scale,
+            length_scale: args.scale.length_scale,
         },
         _ if !args.prompt_repeats.is_empty() => PromptSource::Repeats {
             phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
@@ -195,7 +195,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
     }
 }
 
-/// Threads and instruction set.
+/// The number of threads and the instruction set to measure.
 pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
     let mut options = LlmOptions::default();
     set_device(&mut options, &args.device)?;
@@ -220,11 +220,12 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     set_device(&mut options, &args.device)?;
     options.kv_format = kv_format(args.kv_cache_dtype);
     if args.context < 2 {
-        let reason = "--context must be at least 2: a token, and one to predict";
+        let reason = "--context must be at least 2: one token to read and one to predict";
         return Err(Error::Config(reason.to_owned()));
     }
     if args.model.max_model_len.is_some() {
-        let reason = "--max-model-len has no use here; --context is what is looked at together";
+        let reason = "--max-model-len has no effect here; use --context, the number of tokens to process \
+                      together";
         return Err(Error::Config(reason.to_owned()));
     }
     let documents = documents(&args.text)?;
@@ -236,7 +237,7 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     })
 }
 
-/// Of a `.jsonl` file the `text` of each line, of any other all of it.
+/// The documents of a file: the `text` of each line if it is a `.jsonl` file, else the whole file.
 fn documents(path: &Path) -> Result<Vec<String>, Error> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
@@ -252,7 +253,9 @@ fn documents(path: &Path) -> Result<Vec<String>, Error> {
             let text = object.as_ref().and_then(|object| object["text"].as_str());
             text.map(str::to_owned).ok_or_else(|| {
                 let line = index + 1;
-                Error::Config(format!("{shown}, line {line}: no object with a `text`"))
+                Error::Config(format!(
+                    "{shown}, line {line}: is not an object with a `text`"
+                ))
             })
         })
         .collect()
@@ -301,7 +304,7 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
         out: args.out,
         options: QuantizeOptions {
             format,
-            // An empty list is written as an empty name.
+            // `--keep ""` keeps nothing.
             keep: args
                 .keep
                 .into_iter()
@@ -328,7 +331,7 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     if args.profile && options.device == Device::Mock {
-        let reason = "--profile has nothing to say of --device mock";
+        let reason = "--profile needs --device cpu: the mock computes nothing";
         return Err(Error::Config(reason.to_owned()));
     }
     options.profile = args.profile.then(Arc::default);
@@ -368,7 +371,8 @@ fn report_files(args: ReportArgs) -> ReportFiles {
     }
 }
 
-/// Warnings and what the server has to say go to standard error; RUST_LOG asks for more.
+/// Logs to standard error. RUST_LOG sets what is logged; by default, the server's information and
+/// all warnings.
 pub fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -396,7 +400,7 @@ fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
             });
 }
 
-/// As the XDG base directories have it; none without a home.
+/// The cache folder by the XDG base directory specification; `None` if there is no home folder.
 fn default_weight_cache() -> Option<PathBuf> {
     let absolute = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
@@ -480,7 +484,7 @@ fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(
 
 fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     options.kv_cache_bytes = args.kv_cache_memory;
-    options.scheduler.page_size = args.block_size;
+    options.scheduler.page_size = args.page.block_size;
     options.kv_format = kv_format(args.kv_cache_dtype);
     options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;
     options.max_pinned_share = args.max_pinned_share;
@@ -507,8 +511,9 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
     Ok(())
 }
 
-/// Threads meet at a barrier after every operation: more of them than cores slow each other down,
-/// thousands until nothing seems to happen.
+/// Refuses far too many threads, and warns of too many. Threads meet at a barrier after every
+/// operation, so more threads than cores slow each other down; with thousands, nothing seems to
+/// happen.
 fn check_threads(num_threads: Option<usize>) -> Result<(), Error> {
     const MAX_PER_CORE: usize = 8;
     let num_cores = num_cores();

@@ -1,4 +1,4 @@
-//! `corella serve`: load, say what runs, serve until told to stop.
+//! `corella serve`: loads the model, prints what runs, and serves until it is told to stop.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,14 +16,14 @@ pub fn run(config: Serve) -> Result<(), Error> {
     let runtime =
         Runtime::new().map_err(|error| Error::Io("starting the server".to_owned(), error))?;
     let done = runtime.block_on(serve(config));
-    // What still runs on blocking threads prepared requests that nobody waits for.
+    // Blocking threads may still be preparing requests whose clients have left.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
 }
 
 async fn serve(config: Serve) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
-    // Before the model is loaded: a port in use should not take a minute to be noticed.
+    // The port is bound before the model is loaded, so that a port in use is noticed at once.
     let cannot_listen = format!("cannot listen on {}", config.address);
     let listener = TcpListener::bind(config.address)
         .await
@@ -56,17 +56,17 @@ async fn serve(config: Serve) -> Result<(), Error> {
     Ok(())
 }
 
-/// A connection is an open file, and so are a few other things.
+/// Raises the limit of open files, because every connection is one.
 fn make_room_for(max_num_connections: usize) {
     const NUM_OTHERS: u64 = 64;
     match open_files::raise_limit() {
         Ok(limit) if limit >= max_num_connections as u64 + NUM_OTHERS => {}
         Ok(limit) => tracing::warn!(
             "this process may open {limit} files: more than {} connections at once will wait; \
-             raise the hard limit (`ulimit -Hn`) for more",
+             to allow more, raise the hard limit (`ulimit -Hn`)",
             limit.saturating_sub(NUM_OTHERS)
         ),
-        Err(error) => tracing::warn!("the limit of open files stays as it is: {error}"),
+        Err(error) => tracing::warn!("cannot raise the limit of open files: {error}"),
     }
 }
 
@@ -93,17 +93,14 @@ fn serve_config(llm: &Llm, config: Serve) -> ServeConfig {
     }
 }
 
-/// What is refused, or waits, once so many are there: whoever tunes a server starts from these.
+/// The limits in force: whoever tunes a server starts from these.
 fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
-    let waiting_tokens = match scheduler.max_queued_tokens {
-        u64::MAX => String::new(),
-        most => format!(" with {most} tokens"),
-    };
     format!(
-        "limits: requests running {}, waiting {}{waiting_tokens}; tokens a step {}, steps in flight \
-         {}; connections {}, request body {} MiB, choices a request {}",
+        "limits: running requests {}, waiting requests {}, waiting prompt tokens {}, tokens per step {}, \
+         steps in flight {}, connections {}, request body {} MiB, choices per request {}",
         scheduler.max_num_seqs,
         scheduler.max_queued_requests,
+        scheduler.max_queued_tokens,
         scheduler.max_num_batched_tokens,
         scheduler.max_inflight_steps,
         config.max_num_connections,

@@ -1,4 +1,4 @@
-//! The built program: what it says when it cannot start, and that it starts when it can.
+//! The built program: that it starts, and its messages when it cannot.
 
 #[path = "../../corella-cpu/tests/held_isa/mod.rs"]
 mod held_isa;
@@ -12,7 +12,7 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use corella_cpu::{Isa, detect_isa};
 use held_isa::held_isa;
 
-/// With `--isa`, if the run is held to one and the subcommand computes anything.
+/// Adds `--isa` if the tests are held to an instruction set and the subcommand computes anything.
 fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
@@ -28,7 +28,7 @@ fn run(arguments: &[&str]) -> Output {
     corella(arguments).output().expect("it runs")
 }
 
-/// The one line that a start which must fail leaves.
+/// Runs a command that must fail, and returns the one line that it prints.
 #[track_caller]
 fn refusal(arguments: &[&str]) -> String {
     let output = run(arguments);
@@ -41,7 +41,7 @@ fn refusal(arguments: &[&str]) -> String {
     text
 }
 
-/// A copy of the built-in model that a test may spoil.
+/// A copy of the built-in model that a test may change.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -126,7 +126,7 @@ fn truncated_files() {
     }
 }
 
-/// Of a file that is whole, cut short, or something else altogether.
+/// The file is complete, truncated, or no GGUF file at all.
 #[test]
 fn gguf_files() {
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
@@ -135,7 +135,7 @@ fn gguf_files() {
         .chain([whole.to_str().unwrap()])
         .collect::<Vec<_>>());
     assert!(output.status.success());
-    // As in a cache that keeps files by their hash.
+    // The Hugging Face cache keeps files by their hash, behind links.
     let link = std::env::temp_dir().join(format!("corella-{}.gguf", std::process::id()));
     std::os::unix::fs::symlink(&whole, &link).unwrap();
     let server = Server::start(&[link.to_str().unwrap(), "--threads", "1"]);
@@ -240,7 +240,7 @@ fn options_that_cannot_work_are_named() {
     assert!(line.contains("1000000 prompt tokens"), "{line}");
 }
 
-/// Both requests of 4 + 3 tokens fit side by side, so three steps do.
+/// Both requests of 4 + 3 tokens fit side by side, so three steps suffice.
 #[test]
 fn rules_of_admission_are_compared() {
     let load = [
@@ -295,7 +295,7 @@ fn rules_of_admission_are_compared() {
     }
 }
 
-/// As people write them who come from another server.
+/// Options as users of other servers know them.
 #[test]
 fn options_of_other_servers_are_answered_with_ours() {
     for (arguments, words) in [
@@ -373,16 +373,16 @@ fn a_server_may_listen_on_a_name() {
     assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 }
 
-/// The numbers that decide who waits and who is refused.
+/// The server prints the limits that decide which requests wait and which are refused.
 #[test]
 fn limits_are_printed_at_start() {
     let options = "--device mock --max-num-seqs 17 --max-queued-requests 33 \
                    --max-num-batched-tokens 190 --max-queued-tokens 7700";
     let server = Server::start(&options.split_whitespace().collect::<Vec<_>>());
     for word in [
-        "requests running 17",
-        "waiting 33 with 7700 tokens",
-        "tokens a step 190",
+        "running requests 17,",
+        "waiting requests 33, waiting prompt tokens 7700,",
+        "tokens per step 190,",
     ] {
         assert!(server.limits.contains(word), "{}", server.limits);
     }
@@ -414,7 +414,7 @@ fn generate_writes_the_answer_and_its_speed() {
     assert_eq!(run(&arguments("2")).stdout, one.stdout);
 }
 
-/// Of a model that caches hold, decode may well be above what memory gives.
+/// A model that fits the processor's caches may decode faster than memory bandwidth allows.
 #[test]
 fn no_share_of_a_limit_is_above_100_without_a_word() {
     for dtype in ["bf16", "int8", "int4"] {
@@ -429,7 +429,7 @@ fn no_share_of_a_limit_is_above_100_without_a_word() {
             let percent: u64 = percent.parse().unwrap();
             assert_eq!(percent > 100, rest.contains("slower while"), "{line}");
         }
-        // Integers are multiplied by other instructions than floats, and as fast as those may.
+        // Integer weights have a peak of their own, since other instructions multiply them.
         let is_int8 = lines[0].contains("int8 peak");
         let has_int8_products = held_isa().unwrap_or_else(detect_isa) != Isa::Portable;
         assert_eq!(is_int8, dtype != "bf16" && has_int8_products, "{text}");
@@ -450,10 +450,10 @@ fn equal_seeds_give_equal_answers() {
     assert_ne!(answer("1"), answer("2"));
 }
 
-/// A server that a failing test does not leave behind.
+/// A server that is killed when its test fails.
 struct Server {
     process: Child,
-    /// Not closed before the process has ended.
+    /// Kept open until the process has ended.
     log: Lines<BufReader<ChildStderr>>,
     summary: String,
     limits: String,
@@ -486,7 +486,7 @@ impl Server {
         line.unwrap_or_else(|| panic!("no line with {word}"))
     }
 
-    /// The body of a good answer.
+    /// Posts a request that must succeed, and returns the body of the answer.
     fn complete(&self, body: &str) -> serde_json::Value {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(

@@ -1,17 +1,17 @@
-//! What was typed after `corella bench admission`.
+//! The command line of `corella bench admission`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use corella_bench::admission::{RULES, Rule};
 
-use super::LenRange;
-use super::bench::parse_range;
+use super::bench::{JsonArgs, TraceScaleArgs, parse_range};
+use super::{LenRange, PageArgs};
 
 #[derive(Args)]
 pub struct BenchAdmissionArgs {
-    /// A trace: JSON lines with timestamp, input_length and output_length, or a .csv file with the
-    /// columns TIMESTAMP, ContextTokens and GeneratedTokens
+    /// Replay a trace: JSON lines with timestamp, input_length and output_length, or a .csv file with
+    /// the columns TIMESTAMP, ContextTokens and GeneratedTokens
     #[arg(
         long,
         value_name = "FILE",
@@ -19,29 +19,12 @@ pub struct BenchAdmissionArgs {
         help_heading = "Load"
     )]
     pub trace: Option<PathBuf>,
-    /// Factor for the lengths of --trace
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        help_heading = "Load"
-    )]
-    pub length_scale: f64,
-    /// Factor for the outputs of --trace alone [default: --length-scale]
+    #[command(flatten)]
+    pub scale: TraceScaleArgs,
+    /// Multiply the output lengths of --trace by this factor [default: --length-scale]
     #[arg(long, value_name = "X", requires = "trace", help_heading = "Load")]
     pub output_scale: Option<f64>,
-    /// Factor for the times of --trace
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        conflicts_with_all = ["request_rate", "at_once"],
-        help_heading = "Load"
-    )]
-    pub time_scale: f64,
-    /// Tokens of every prompt; of 100-300 each has its own, at random
+    /// Length of the prompts in tokens; with 100-300, each has a random length from 100 to 300
     #[arg(
         long,
         value_name = "N",
@@ -51,7 +34,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Load"
     )]
     pub prompt_len: Option<LenRange>,
-    /// New tokens of every request, likewise
+    /// Length of the outputs in tokens, or a range as for --prompt-len
     #[arg(
         long,
         value_name = "N",
@@ -60,17 +43,27 @@ pub struct BenchAdmissionArgs {
         help_heading = "Load"
     )]
     pub output_len: Option<LenRange>,
-    /// Makes the lengths of --prompt-len and --output-len
+    /// Seed of the random lengths
     #[arg(long, value_name = "SEED", default_value_t = 0, help_heading = "Load")]
     pub seed: u64,
-    /// Requests [default: all of the trace, else 300]
+    /// Number of requests [default: all of the trace, or 300 without one]
     #[arg(long, value_name = "N", help_heading = "Load")]
     pub num_requests: Option<usize>,
-    /// Requests a second, at even intervals [default: as the trace has them, else all at once]
-    #[arg(long, value_name = "X", help_heading = "Load")]
+    /// Let this many requests per second arrive, at even intervals [default: as in the trace, or all
+    /// at once without one]
+    #[arg(
+        long,
+        value_name = "X",
+        conflicts_with = "time_scale",
+        help_heading = "Load"
+    )]
     pub request_rate: Option<f64>,
-    /// All requests of the trace at once
-    #[arg(long, conflicts_with = "request_rate", help_heading = "Load")]
+    /// Let all requests of the trace arrive at once
+    #[arg(
+        long,
+        conflicts_with_all = ["request_rate", "time_scale"],
+        help_heading = "Load"
+    )]
     pub at_once: bool,
 
     /// Rules to compare
@@ -82,22 +75,17 @@ pub struct BenchAdmissionArgs {
         default_values = RULES.iter().map(|rule| rule.name)
     )]
     pub rules: Vec<&'static Rule>,
-    /// Tokens of the pool
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Size of the KV cache, in tokens
     #[arg(long, value_name = "TOKENS", help_heading = "Scheduler")]
     pub kv_cache_tokens: u32,
-    /// Tokens in a KV page
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        visible_alias = "page-size",
-        default_value_t = 16,
-        help_heading = "Scheduler"
-    )]
-    pub block_size: u32,
-    /// Share the KV of preempted requests with themselves; no two prompts have anything in common
+    #[command(flatten, next_help_heading = "Scheduler")]
+    pub page: PageArgs,
+    /// Let a preempted request find its own KV pages again; no two prompts share a prefix
     #[arg(long, help_heading = "Scheduler")]
     pub prefix_caching: bool,
-    /// Longest prompt and output together
+    /// Most tokens of a prompt and its output together
     #[arg(
         long,
         value_name = "TOKENS",
@@ -105,7 +93,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_model_len: u32,
-    /// Requests that run at once
+    /// Most requests that run at once
     #[arg(
         long,
         value_name = "N",
@@ -113,7 +101,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_num_seqs: u32,
-    /// Tokens of a step
+    /// Most tokens of one step, prefill and decode together
     #[arg(
         long,
         value_name = "N",
@@ -121,10 +109,10 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_num_batched_tokens: u32,
-    /// Prompt tokens of a step [default: --max-num-batched-tokens]
+    /// Most prefill tokens of one step [default: --max-num-batched-tokens]
     #[arg(long, value_name = "N", help_heading = "Scheduler")]
     pub max_prefill_tokens: Option<u32>,
-    /// Time of a step, in microseconds
+    /// Time of every step, in microseconds
     #[arg(
         long,
         value_name = "US",
@@ -132,15 +120,12 @@ pub struct BenchAdmissionArgs {
         help_heading = "Cost"
     )]
     pub step_us: f64,
-    /// Time of a token in a step
+    /// Further time for each token of a step, in microseconds
     #[arg(long, value_name = "US", default_value_t = 50.0, help_heading = "Cost")]
     pub token_us: f64,
-    /// Time of a thousand pairs of a token and one before it that it attends to
+    /// Further time for each thousand positions that the tokens of a step attend to, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0.5, help_heading = "Cost")]
     pub attended_kilotoken_us: f64,
-    /// Write the numbers as JSON
-    #[arg(long, value_name = "FILE")]
-    pub output_json: Option<PathBuf>,
 }
 
 fn parse_rule(text: &str) -> Result<&'static Rule, String> {

@@ -1,4 +1,4 @@
-//! What was typed after `corella bench`.
+//! The command line of `corella bench`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,44 +13,44 @@ use super::{CacheArgs, DeviceArgs, KvFormatArg, ModelArgs, SchedulerArgs, Specul
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
-    /// Load a running server; report latencies and throughput
+    /// Load a running server and report latencies and throughput
     Serve(BenchServeArgs),
-    /// Load an engine in this process, without HTTP and text
+    /// Load an engine in this process, without HTTP or text
     Offline(BenchOfflineArgs),
-    /// What a step costs the scheduler, and a token the prefix cache
+    /// Measure the scheduler and the prefix cache by themselves
     Scheduler(BenchSchedulerArgs),
-    /// What this machine can do at best, and how much of it each kernel gets
+    /// Measure the limits of this machine, and the share of them that each kernel reaches
     Kernels(BenchKernelsArgs),
-    /// How well a model predicts a text, in which the cost of rounding its weights shows
+    /// Measure how well a model predicts a text, to see what quantisation costs
     Perplexity(BenchPerplexityArgs),
     /// Replay the prefixes of a request trace through the prefix cache
     Cache(BenchCacheArgs),
-    /// Compare rules of what a request reserves at admission, in virtual time
+    /// Compare rules for the KV pages that a request reserves when it starts, in virtual time
     ///
-    /// The scheduler is the real one; a step takes what --step-us, --token-us and
-    /// --attended-kilotoken-us make of it, and every request ends by itself at the length that the
-    /// trace says.
+    /// The scheduler is the real one. The time of a step is computed from --step-us, --token-us and
+    /// --attended-kilotoken-us, and every request ends at the length that the trace gives it.
     ///
-    /// oracle-reserve knows every length and reserves all of it; oracle knows it as max_tokens, in
-    /// the default configuration; sglang reserves a share that sinks from 0.7 to 0.1 in 600 steps of
-    /// a max_tokens of 4,096, since its own clipping of longer limits cannot be expressed; vllm
-    /// reserves nothing (but after a preemption the rest of the true length, since nothing cannot be
-    /// expressed then); default is what a client gets that gives no max_tokens.
+    /// The rules: oracle-reserve knows the length of each output and reserves all of it. oracle gets
+    /// that length as max_tokens and is configured as by default. sglang gets a max_tokens of 4,096,
+    /// or more for longer outputs, and reserves a share of it that sinks from 0.7 to 0.1 within 600
+    /// steps; SGLang's clipping of longer limits is not modelled. vllm reserves nothing when a
+    /// request starts, and the rest of the true length after a preemption. default gets no
+    /// max_tokens.
     ///
-    /// Ratios are to the better of the two oracles; `by pages` is the share of time in which
-    /// requests waited with slots and tokens left.
+    /// Ratios compare with the better of the two oracles. `by pages` is the share of the time in
+    /// which requests waited for pages although slots and tokens were free.
     Admission(BenchAdmissionArgs),
 }
 
 #[derive(Args)]
 pub struct BenchServeArgs {
-    /// The server, with or without /v1
+    /// URL of the server, with or without /v1
     #[arg(long, value_name = "URL", default_value_t = bench_defaults().base_url)]
     pub base_url: String,
-    /// The model to ask for [default: the first that the server lists]
+    /// Model to request [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// Sent as a bearer token
+    /// API key to send as a bearer token
     #[arg(
         long,
         value_name = "KEY",
@@ -58,18 +58,18 @@ pub struct BenchServeArgs {
         hide_env_values = true
     )]
     pub api_key: Option<String>,
-    /// Which API to use
+    /// API endpoint to load
     #[arg(long, value_enum, default_value_t)]
     pub endpoint: EndpointArg,
 
-    /// A file of prompts, one a line; lines of a .jsonl file are objects with a `prompt`, which
-    /// is text or a list of token ids
+    /// File with one prompt per line. A line of a .jsonl file is an object with a `prompt`, which is
+    /// a text or a list of token ids
     #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
     pub prompts: Option<PathBuf>,
-    /// Prompts of this many English words, every one different [default: 128]
+    /// Make random prompts of this many English words [default: 128]
     #[arg(long, value_name = "N", group = "source", help_heading = "Load")]
     pub prompt_words: Option<usize>,
-    /// Prompts of this many random token ids, for which there is nothing to tokenise
+    /// Make prompts of this many random token ids, which the server need not tokenise
     #[arg(
         long,
         value_name = "N",
@@ -78,7 +78,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prompt_tokens: Option<usize>,
-    /// Words or tokens in front of the random ones, the same in all prompts
+    /// Put a shared prefix of this many words or tokens before each random prompt
     #[arg(
         long,
         value_name = "N",
@@ -88,7 +88,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prefix_len: usize,
-    /// How many such beginnings there are; prompts have them in turn
+    /// Number of different shared prefixes, which the prompts use in turn
     #[arg(
         long,
         value_name = "N",
@@ -97,8 +97,8 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub num_prefixes: usize,
-    /// With --prompt-tokens: no two prompts begin with the same token, so that the prefix cache
-    /// has no part of any
+    /// With --prompt-tokens: let every prompt begin with another token, so that the prefix cache
+    /// cannot help
     #[arg(
         long,
         requires = "prompt_tokens",
@@ -106,7 +106,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub unique_prompts: bool,
-    /// With --prompt-tokens: ids are below this
+    /// With --prompt-tokens: draw token ids below this number
     #[arg(
         long,
         value_name = "N",
@@ -115,7 +115,8 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub vocab_size: u32,
-    /// Prompts of a phrase repeated this often, in turn, e.g. 5,50,500
+    /// Make prompts that repeat a phrase this many times; with several numbers, in turn, e.g.
+    /// 5,50,500
     #[arg(
         long,
         value_name = "N,…",
@@ -124,7 +125,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prompt_repeats: Vec<usize>,
-    /// What --prompt-repeats repeats [default: "hello "]
+    /// The phrase that --prompt-repeats repeats [default: "hello "]
     #[arg(
         long,
         value_name = "TEXT",
@@ -132,28 +133,12 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub prompt_phrase: Option<String>,
-    /// A trace: JSON lines with timestamp, input_length, output_length and hash_ids
+    /// Replay a trace: JSON lines with timestamp, input_length, output_length and hash_ids
     #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
     pub trace: Option<PathBuf>,
-    /// Factor for the times of --trace
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        help_heading = "Load"
-    )]
-    pub time_scale: f64,
-    /// Factor for the lengths of --trace
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        help_heading = "Load"
-    )]
-    pub length_scale: f64,
-    /// Requests a second, on average [default: as many as --max-concurrency allows]
+    #[command(flatten)]
+    pub scale: TraceScaleArgs,
+    /// Send this many requests per second on average [default: as many as --max-concurrency allows]
     #[arg(
         long,
         value_name = "X",
@@ -161,7 +146,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub request_rate: Option<f64>,
-    /// With --request-rate: 1 for random arrivals, less for bursts, more for even ones
+    /// With --request-rate: how requests arrive. 1 is at random, less is in bursts, more is evenly
     #[arg(
         long,
         value_name = "X",
@@ -170,10 +155,10 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub burstiness: f64,
-    /// Ask the server's /tokenize for the tokens of all prompts before the run, and send those
+    /// Tokenise all prompts by the server's /tokenize before the run, and send token ids
     #[arg(long, help_heading = "Load")]
     pub pre_tokenize: bool,
-    /// Milliseconds from one request to the next
+    /// Send a request every MS milliseconds
     #[arg(
         long,
         value_name = "MS",
@@ -182,7 +167,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub submit_interval: Option<Duration>,
-    /// Requests to send
+    /// Number of requests to send
     #[arg(
         long,
         value_name = "N",
@@ -190,7 +175,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub num_prompts: usize,
-    /// Requests running at any time [default: all at once]
+    /// Most requests in flight at any time [default: all]
     #[arg(
         long,
         value_name = "N",
@@ -198,7 +183,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub max_concurrency: Option<usize>,
-    /// Most tokens of each answer
+    /// Most tokens to generate for each request
     #[arg(
         long,
         value_name = "N",
@@ -206,10 +191,10 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub max_tokens: u32,
-    /// Go on after an end token, so that every answer has --max-tokens
+    /// Continue after an end token, so that every answer has --max-tokens tokens
     #[arg(long, help_heading = "Load")]
     pub ignore_eos: bool,
-    /// 0 takes the most likely token
+    /// Sampling temperature; 0 always takes the most likely token
     #[arg(
         long,
         value_name = "X",
@@ -217,7 +202,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub temperature: f32,
-    /// Makes the random prompts, and is sent with every request
+    /// Seed of the random prompts, which is also sent with every request
     #[arg(
         long,
         value_name = "SEED",
@@ -225,7 +210,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub seed: u64,
-    /// Requests sent before the first run and not measured
+    /// Number of requests to send before the first run, which are not measured
     #[arg(
         long,
         value_name = "N",
@@ -233,8 +218,8 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub num_warmups: usize,
-    /// Runs, one after the other, with other random prompts in each; reports give medians and
-    /// spread
+    /// Number of runs, each with other random prompts; with more than one, the median and the spread
+    /// are reported
     #[arg(
         long,
         value_name = "N",
@@ -245,7 +230,7 @@ pub struct BenchServeArgs {
 
     #[command(flatten)]
     pub report: ReportArgs,
-    /// Count the requests that keep these limits in milliseconds, e.g. ttft:500,tpot:50
+    /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
     #[arg(long, value_name = "NAME:MS,…", value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
 }
@@ -260,14 +245,14 @@ pub struct BenchKernelsArgs {
 pub struct BenchPerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// What to predict. Lines of a .jsonl file are documents, objects with a `text`; any other file
-    /// is one
+    /// The text to predict. Each line of a .jsonl file is a document, an object with a `text`; any
+    /// other file is one document
     #[arg(long, value_name = "FILE")]
     pub text: PathBuf,
-    /// Tokens that are looked at together; longer documents are cut
+    /// Most tokens to process together; longer documents are cut into parts
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub context: u32,
-    /// Type of K and V; auto is bf16 for 16-bit weights and f32 for f32
+    /// Type of keys and values; auto is f32 for f32 weights, else bf16
     #[arg(long, value_enum, default_value_t)]
     pub kv_cache_dtype: KvFormatArg,
     #[command(flatten)]
@@ -278,28 +263,28 @@ pub struct BenchPerplexityArgs {
 pub struct BenchOfflineArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Requests, submitted all at once and in order
+    /// Number of requests, which are submitted all at once and in order
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Load")]
     pub num_prompts: usize,
-    /// Tokens of the prompts, in turn; 900-915 stands for all numbers between
+    /// Lengths of the prompts in tokens, in turn; 900-915 stands for the 16 lengths from 900 to 915
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = parse_range, default_value = "128", help_heading = "Load")]
     pub input_lens: Vec<LenRange>,
-    /// Make every prompt the beginning of one text
+    /// Let every prompt be a prefix of the same text
     #[arg(long, help_heading = "Load")]
     pub shared_prefix: bool,
-    /// New tokens of every request
+    /// Number of tokens to generate for each request
     #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Load")]
     pub max_tokens: u32,
-    /// Makes the prompts
+    /// Seed of the random prompts
     #[arg(long, value_name = "SEED", default_value_t = 0, help_heading = "Load")]
     pub seed: u64,
-    /// Say where the time of the steps went, beside what the machine could do
+    /// Show the time that each operation took, beside the machine's limits
     #[arg(long, help_heading = "Load")]
     pub profile: bool,
-    /// With --device mock: time of a step, in microseconds
+    /// With --device mock: time of every step, in microseconds
     #[arg(long, value_name = "US", help_heading = "Device")]
     pub mock_step_us: Option<f64>,
-    /// With --device mock: time of a token in a step, in microseconds
+    /// With --device mock: further time for each token of a step, in microseconds
     #[arg(long, value_name = "US", help_heading = "Device")]
     pub mock_token_us: Option<f64>,
     #[command(flatten)]
@@ -320,12 +305,43 @@ pub struct ReportArgs {
     /// Write the results as JSON with the keys of `vllm bench`
     #[arg(long, value_name = "FILE")]
     pub output_json: Option<PathBuf>,
-    /// Add the numbers of every request to the JSON
+    /// Add the measurements of every request to the JSON
     #[arg(long, requires = "output_json")]
     pub save_detailed: bool,
-    /// Write a page with plots
+    /// Write an HTML page with plots
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+}
+
+/// How a trace is made longer or denser than it was recorded.
+#[derive(Args)]
+pub struct TraceScaleArgs {
+    /// Multiply the times of --trace by this factor
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        requires = "trace",
+        help_heading = "Load"
+    )]
+    pub time_scale: f64,
+    /// Multiply the lengths of --trace by this factor
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        requires = "trace",
+        help_heading = "Load"
+    )]
+    pub length_scale: f64,
+}
+
+/// Where the results go of a benchmark that has no report.
+#[derive(Args)]
+pub struct JsonArgs {
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
 }
 
 /// Lengths from the first to the last, both included.
@@ -334,38 +350,37 @@ pub struct LenRange(pub usize, pub usize);
 
 #[derive(Args)]
 pub struct BenchSchedulerArgs {
-    /// Requests that decode
+    /// Numbers of decoding requests to measure steps with
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_running)]
     pub num_running: Vec<usize>,
-    /// Requests that wait
+    /// Numbers of waiting requests to measure steps with
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_waiting)]
     pub num_waiting: Vec<usize>,
-    /// Steps timed for each pair of them
+    /// Steps to time for each combination of --num-running and --num-waiting
     #[arg(long, value_name = "N", default_value_t = SchedulerBenchOptions::default().num_steps)]
     pub num_steps: usize,
-    /// Requests that wait where many do, beside 1,024 that run
+    /// Lengths of long queues to measure single calls with, while 1,024 requests run
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().queue.num_waiting)]
     pub num_queued: Vec<usize>,
-    /// Calls timed for a row of those, in 3 seconds at most
+    /// Calls to time for each row of the table of long queues, in at most 3 seconds
     #[arg(long, value_name = "N", default_value_t = SchedulerBenchOptions::default().queue.limits.num_calls)]
     pub num_calls: usize,
-    /// Tokens of the one prompt in the prefix cache
+    /// Lengths of a single prompt in the prefix cache, in tokens
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_tokens)]
     pub num_tokens: Vec<usize>,
-    /// Pages of a full prefix cache
+    /// Sizes of a full prefix cache, in pages
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = SchedulerBenchOptions::default().num_cached_pages)]
     pub num_cached_pages: Vec<usize>,
-    /// Write the numbers as JSON
-    #[arg(long, value_name = "FILE")]
-    pub output_json: Option<PathBuf>,
+    #[command(flatten)]
+    pub json: JsonArgs,
 }
 
 #[derive(Args)]
 pub struct BenchCacheArgs {
-    /// JSON lines with `hash_ids`, as the Mooncake traces have them
+    /// Trace to replay: JSON lines with `hash_ids`, as in the Mooncake traces
     #[arg(value_name = "TRACE")]
     pub trace: PathBuf,
-    /// Sizes of the pool in blocks; 0 holds everything
+    /// Sizes of the cache, in blocks of the trace; 0 is unlimited
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
     pub num_blocks: Vec<u32>,
 }

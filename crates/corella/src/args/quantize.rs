@@ -1,4 +1,4 @@
-//! What was typed after `corella quantize`.
+//! The command line of `corella quantize`.
 
 use std::path::PathBuf;
 
@@ -8,26 +8,28 @@ use super::IsaArg;
 
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// Hugging Face folder or GGUF file; quantised ones too
+    /// Hugging Face folder or GGUF file to read, which may be quantised already
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// The folder to write; it must not exist
+    /// Folder to write, which must not exist yet
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
-    /// What matrices become
+    /// Format of the weights to write
     #[arg(long, value_enum)]
     pub format: QuantizeFormatArg,
-    /// Weights of an output that share a scale, 32, 64 or 128, or `channel` for all of them [default:
-    /// 128 with int4, channel with int8]. Where they do not divide an output, the next smaller
+    /// Number of weights that share a scale: 32, 64, 128, or `channel` for one scale per output
+    /// channel [default: 128 with int4, channel with int8]. If a matrix cannot be divided into such
+    /// groups, its groups are smaller
     #[arg(long, value_name = "N", value_parser = parse_group_len, help_heading = "Format")]
     pub group_size: Option<GroupLen>,
-    /// With int4: a zero point for each group; needs a little more memory, and loses less
+    /// With int4: store a zero point per group, which takes a little more memory and loses less
+    /// accuracy
     #[arg(long, help_heading = "Format", overrides_with = "symmetric")]
     pub asymmetric: bool,
-    /// With int4: groups around 0 (the default)
+    /// With int4: store no zero points (the default)
     #[arg(long, help_heading = "Format", overrides_with = "asymmetric")]
     pub symmetric: bool,
-    /// Matrices to leave as they are, by parts of their names: lm_head, down_proj, layers.0
+    /// Matrices to leave unquantised, by parts of their names, e.g. lm_head,down_proj,layers.0
     #[arg(
         long,
         value_name = "NAME,…",
@@ -37,15 +39,15 @@ pub struct QuantizeArgs {
     )]
     pub keep: Vec<String>,
 
-    /// nearest rounds each weight by itself; gptq makes up for each error by the weights that
-    /// follow, and needs --calibration
+    /// How to round: nearest rounds each weight by itself; gptq corrects the error of each weight in
+    /// those that follow, and needs --calibration
     #[arg(long, value_enum, default_value_t, help_heading = "Method")]
     pub method: MethodArg,
-    /// With gptq: text like that which the model is to work on. Of a .jsonl file, each line is an
+    /// With gptq: text of the kind that the model will work on. Each line of a .jsonl file is an
     /// object with a `text`
     #[arg(long, value_name = "FILE", help_heading = "Method")]
     pub calibration: Option<PathBuf>,
-    /// Tokens of the calibration text to read, at most
+    /// Most tokens of the calibration text to read
     #[arg(
         long,
         value_name = "N",
@@ -53,7 +55,7 @@ pub struct QuantizeArgs {
         help_heading = "Method"
     )]
     pub calibration_tokens: usize,
-    /// Tokens of it that are read together, at most
+    /// Most tokens of the calibration text to process together
     #[arg(
         long,
         value_name = "TOKENS",
@@ -62,20 +64,21 @@ pub struct QuantizeArgs {
     )]
     pub context: u32,
 
-    /// CPU threads [default: the cores this process may use]
+    /// Number of CPU threads [default: the number of cores that this process may use]
     #[arg(long, value_name = "N", help_heading = "Device")]
     pub threads: Option<usize>,
-    /// CPU instructions that the calibration text is read with [default: the best of this machine]
+    /// CPU instruction set to process the calibration text with [default: the best that this machine
+    /// has]
     #[arg(long, value_enum, help_heading = "Device")]
     pub isa: Option<IsaArg>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum QuantizeFormatArg {
-    /// 8 bits and one scale an output, or for each group; layers' inputs are rounded to 8 bits as they
-    /// come
+    /// 8-bit integers, with a scale per output channel or per group; inputs of these layers are
+    /// rounded to 8 bits when the model is served
     Int8,
-    /// 4 bits, and a scale for each group
+    /// 4-bit integers, with a scale per group
     Int4,
 }
 
@@ -86,7 +89,7 @@ pub enum MethodArg {
     Gptq,
 }
 
-/// `None` for all weights of an output.
+/// The number of weights that share a scale; `None` is one scale per output channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLen(pub Option<usize>);
 

@@ -1,4 +1,4 @@
-//! What is meant by the options of `corella bench admission`.
+//! The configuration of `corella bench admission`, from its command line.
 
 use std::path::PathBuf;
 
@@ -20,25 +20,33 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
     let is_time = |micros: &f64| (0.0..=1e9).contains(micros);
     if !costs.iter().all(is_time) || costs.iter().sum::<f64>() == 0.0 {
         return refuse(
-            "--step-us, --token-us and --attended-kilotoken-us must be times, one above 0",
+            "--step-us, --token-us and --attended-kilotoken-us must be from 0 to 1e9, and one of them \
+             above 0",
         );
     }
-    let output_scale = args.output_scale.unwrap_or(args.length_scale);
+    let output_scale = args.output_scale.unwrap_or(args.scale.length_scale);
     let rate = args.request_rate.unwrap_or(1.0);
-    let factors = [args.length_scale, output_scale, args.time_scale, rate];
+    let factors = [
+        args.scale.length_scale,
+        output_scale,
+        args.scale.time_scale,
+        rate,
+    ];
     if factors.iter().any(|x| *x <= 0.0 || !x.is_finite()) {
         return refuse(
             "--length-scale, --output-scale, --time-scale and --request-rate must be above 0",
         );
     }
-    if args.num_requests == Some(0) || args.block_size == 0 {
+    if args.num_requests == Some(0) || args.page.block_size == 0 {
         return refuse("--num-requests and --block-size must be at least 1");
     }
-    if args.kv_cache_tokens < args.block_size {
-        return refuse("--kv-cache-tokens must be at least --block-size: the pool needs a page");
+    if args.kv_cache_tokens < args.page.block_size {
+        return refuse(
+            "--kv-cache-tokens must be at least --block-size: the cache needs at least one page",
+        );
     }
-    let num_pages = args.kv_cache_tokens / args.block_size;
-    let mut config = SchedulerConfig::new(num_pages, args.block_size, args.max_model_len);
+    let num_pages = args.kv_cache_tokens / args.page.block_size;
+    let mut config = SchedulerConfig::new(num_pages, args.page.block_size, args.max_model_len);
     config.max_num_seqs = args.max_num_seqs;
     config.max_num_batched_tokens = args.max_num_batched_tokens;
     config.max_prefill_tokens = args
@@ -48,7 +56,7 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
     let arrivals = match (args.request_rate, &args.trace) {
         (Some(rate), _) => Arrivals::Rate(rate),
         (None, Some(_)) if !args.at_once => Arrivals::Trace {
-            time_scale: args.time_scale,
+            time_scale: args.scale.time_scale,
         },
         _ => Arrivals::AtOnce,
     };
@@ -60,7 +68,7 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
         (Some(file), ..) => {
             let lengths = LengthSource::Trace {
                 file,
-                prompt_scale: args.length_scale,
+                prompt_scale: args.scale.length_scale,
                 output_scale,
             };
             (lengths, args.num_requests)
@@ -89,6 +97,6 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
                 per_attended_kilotoken_us,
             },
         },
-        output_json: args.output_json,
+        output_json: args.json.output_json,
     })
 }
