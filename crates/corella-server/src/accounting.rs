@@ -21,7 +21,7 @@ pub async fn count_request(
     next: Next,
 ) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
-    // Nobody reads the body of an answer to HEAD.
+    // The body of an answer to HEAD is never read.
     let expects_body = request.method() != Method::HEAD;
     let name = request.extensions().get::<RequestName>().cloned();
     let mut record = Record::new(state, name, path);
@@ -36,11 +36,11 @@ pub async fn count_request(
     Response::from_parts(parts, Body::new(body))
 }
 
-/// nginx's number for a client that closed the connection before its answer was complete.
+/// The status that nginx logs when a client closes the connection before its answer is complete.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Counts when dropped. A client that leaves drops the handler, and with it this, before there
-/// is a status.
+/// Counts its request when it is dropped. A client that leaves drops the handler and with it this
+/// record, which has no status then.
 struct Record {
     state: Arc<ServerState>,
     name: Option<RequestName>,
@@ -64,7 +64,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Only paths that exist become labels: their number is bounded.
+        // Only paths that exist become labels, so that the number of labels is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
         tracing::debug!(
@@ -78,7 +78,7 @@ impl Drop for Record {
     }
 }
 
-/// A response body that notices whether it was read to its end.
+/// A response body that knows whether it was read to its end.
 struct CountedBody {
     body: Body,
     record: Record,

@@ -1,4 +1,4 @@
-//! Every failure as the OpenAI error object, written for the caller who has to fix it.
+//! Every failure as OpenAI's error object, worded for the caller who has to fix it.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::field_table::Endpoint;
 
-/// `{"error": {"message", "type", "param", "code"}}` and its status.
+/// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     pub status: StatusCode,
@@ -25,8 +25,8 @@ struct ErrorBody {
     code: Option<&'static str>,
 }
 
-/// What a 429 asks its caller to wait. A queue place frees up with every finished request, so
-/// this is a pace, not a prediction.
+/// The `retry-after` of a 429. Every request that ends frees a place in the queue, so this is a pace
+/// for retries and not a prediction.
 const RETRY_AFTER_S: &str = "1";
 
 impl ApiError {
@@ -51,7 +51,7 @@ impl ApiError {
         error
     }
 
-    /// A field that nobody here or elsewhere is known to read.
+    /// A field that is neither known here nor from another server.
     pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
         const MAX_CHARS: usize = 100;
         let shown: String = name.chars().take(MAX_CHARS).collect();
@@ -70,7 +70,7 @@ impl ApiError {
         error
     }
 
-    /// A field of another endpoint.
+    /// A field that belongs to another endpoint.
     pub fn misplaced(name: &str, endpoint: Endpoint, endpoints: &[Endpoint]) -> Self {
         let paths: Vec<_> = endpoints.iter().map(|endpoint| endpoint.path()).collect();
         let message = format!(
@@ -83,7 +83,7 @@ impl ApiError {
         error
     }
 
-    /// A field that is right elsewhere and not built here.
+    /// A field that other servers support and Corella does not.
     pub fn unsupported(param: impl Into<String>, advice: &str) -> Self {
         let message = format!("not supported by this server; {advice}");
         let mut error = Self::invalid(param, message);
@@ -159,7 +159,7 @@ impl ApiError {
         error
     }
 
-    /// The grace period is over, or somebody ended it.
+    /// The grace period ended before the request did.
     pub fn cut_off() -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -195,7 +195,7 @@ impl ApiError {
         error
     }
 
-    /// `prompt_field` is the field that a prompt of this endpoint comes in.
+    /// `prompt_field` is the field that holds the prompt at this endpoint.
     pub fn admission(error: &AdmissionError, prompt_field: &str) -> Self {
         match error {
             AdmissionError::QueueFull { .. }
@@ -234,7 +234,7 @@ impl ApiError {
         }
     }
 
-    /// Found while its prompt was being tokenised, which then stopped.
+    /// Tokenising the prompt was given up at this number of tokens.
     pub fn prompt_too_long(prompt_field: &str, at_least: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens. However, you requested \
@@ -243,7 +243,7 @@ impl ApiError {
         Self::too_long(message, prompt_field)
     }
 
-    /// Known before the messages are rendered.
+    /// Each message has at least one token, so this is known before they are rendered.
     pub fn too_many_messages(num_messages: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens, and {num_messages} \

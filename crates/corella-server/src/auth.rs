@@ -1,4 +1,4 @@
-//! The API key.
+//! Checks the API key of a request.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub async fn require_api_key(
     }
 }
 
-/// The scheme's name is case-insensitive.
+/// The token of an `Authorization: Bearer` header. The name of the scheme is case-insensitive.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = header.split_at_checked("Bearer ".len())?;
     scheme
@@ -37,7 +37,7 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
         .then(|| token.trim_ascii())
 }
 
-/// Takes as long for a key that differs in its first byte as for one that differs in its last.
+/// Compares in constant time, so that the time does not tell how much of a key is right.
 fn is_same(given: &[u8], expected: &[u8]) -> bool {
     let differences = given
         .iter()

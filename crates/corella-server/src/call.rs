@@ -1,4 +1,4 @@
-//! What the two generating endpoints do alike, around what they do each in their own words.
+//! The way of a call that both generating endpoints share, around the trait of what differs.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
 use crate::text_thread::Caller;
 
-/// One API call, validated and in tokens.
+/// One API call, validated and tokenised.
 pub struct Call<F> {
     pub prompts: Vec<PromptTokens>,
     pub params: GenerationParams,
-    /// `model` as the caller named it.
+    /// The name of the model that the caller used.
     pub model: String,
-    /// What the endpoint needs to word its answer.
+    /// What the endpoint needs to format its answer.
     pub format: F,
 }
 
-/// What every object of a response begins with.
+/// The fields that every object of a response begins with.
 #[derive(Clone, Debug)]
 pub struct ResponseHead {
     pub id: String,
@@ -36,7 +36,7 @@ pub struct ResponseHead {
     pub model: String,
 }
 
-/// A whole response, or a chunk of one.
+/// A complete response, or one chunk of a stream.
 #[derive(Serialize)]
 pub struct ResponseObject<'a, C> {
     id: &'a str,
@@ -44,7 +44,7 @@ pub struct ResponseObject<'a, C> {
     created: u64,
     model: &'a str,
     choices: &'a [C],
-    /// `null` in all chunks but the last of a stream that was asked for it, as OpenAI does.
+    /// With `include_usage`, OpenAI sends `null` in every chunk of a stream but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<&'a Usage>>,
 }
@@ -67,14 +67,14 @@ impl ResponseHead {
     }
 }
 
-/// An endpoint that generates.
+/// An endpoint that generates text.
 pub trait Endpoint: Sized + Send + 'static {
     type Encoder: ChunkEncoder;
     const ID_PREFIX: &'static str;
-    /// The field that prompts come in, for errors.
+    /// The field that holds the prompt, named in errors.
     const PROMPT_FIELD: &'static str;
 
-    /// Everything that can be wrong with a request by itself. Runs on a blocking thread.
+    /// Parses, checks and tokenises a request. Runs on a blocking thread.
     fn prepare(
         state: &ServerState,
         body: &RequestBody,
@@ -133,7 +133,7 @@ pub async fn serve_call<E: Endpoint>(
     Ok(call.format.response(&state, head, choices, usage))
 }
 
-/// `model` may be left out: there is only one.
+/// Checks `model`, which may be left out because there is only one.
 pub fn check_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
     let config = &state.config;
     match model {

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: a conversation gets its next message.
+//! `/v1/chat/completions`: generates the next message of a conversation.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub async fn chat_completions(
     serve_call::<Chat>(state, name, body).await
 }
 
-/// Fields that only this endpoint has. `/tokenize` reads a conversation with them, too.
+/// Fields that `/v1/completions` does not have. `/tokenize` reads a conversation with them too.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct ChatFields {
@@ -49,7 +49,7 @@ pub struct ChatFields {
     echo: Option<bool>,
 }
 
-/// Read first: a hundred thousand messages that are only counted take no memory.
+/// Counts messages without storing them, so that too many are refused before they take memory.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct MessageCount {
@@ -60,7 +60,7 @@ impl ChatFields {
     pub fn parse(body: &RequestBody, state: &ServerState) -> Result<Self, ApiError> {
         let messages = body.parse::<MessageCount>()?.messages;
         let num_messages = messages.map_or(0, |messages| messages.len());
-        // A chat template prints at least a token for each message.
+        // A chat template writes at least one token for each message.
         let max_model_len = state.config.max_model_len;
         if num_messages > max_model_len as usize {
             return Err(ApiError::too_many_messages(num_messages, max_model_len));
@@ -99,7 +99,7 @@ impl ChatFields {
             .render_within(input, state.render_limit(&is_abandoned))
             .map_err(|error| match error {
                 TextError::PromptTooLarge { .. } => {
-                    // A token more than all that could fit.
+                    // The text was too long, so it has at least one token more than the context.
                     let max_model_len = state.config.max_model_len;
                     let at_least = max_model_len as usize + 1;
                     ApiError::prompt_too_long("messages", at_least, max_model_len)
@@ -228,11 +228,11 @@ fn logprobs_of(tokenizer: &Tokenizer, tokens: &[(TokenId, Box<Logprobs>)]) -> Op
     (!tokens.is_empty()).then(|| ChatLogprobs::new(tokenizer, tokens))
 }
 
-/// Chunks of a choice: its role, its text, its finish reason.
+/// Encodes the chunks of each choice: first its role, then its text, then its finish reason.
 struct ChatChunks {
     state: Arc<ServerState>,
     head: ResponseHead,
-    /// By choice: whether its role was sent.
+    /// Whether the role of each choice has been sent.
     has_role: Vec<bool>,
     include_usage: bool,
 }

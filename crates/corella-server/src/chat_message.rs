@@ -1,4 +1,4 @@
-//! Messages as callers send them → messages as chat templates read them.
+//! Turns the messages of a request into the messages that a chat template reads.
 
 use serde_json::{Map, Value};
 
@@ -6,8 +6,8 @@ use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::{CONTENT_PART, MESSAGE};
 
-/// Templates expect `content` to be one string; OpenAI's API also has lists of parts. Other
-/// members of a message are the template's business.
+/// Templates expect `content` to be one string, whereas OpenAI's API also has lists of parts. Other
+/// members of a message are passed to the template as they are.
 pub fn template_messages(
     messages: Vec<Map<String, Value>>,
     check: FieldCheck,
@@ -52,7 +52,7 @@ fn template_message(
     Ok(Value::Object(message))
 }
 
-/// One part a line, as vLLM joins them.
+/// Joins the parts with line breaks, as vLLM does.
 fn text_of_parts(message: usize, parts: &[Value], check: FieldCheck) -> Result<String, ApiError> {
     let mut texts = Vec::with_capacity(parts.len());
     for (part_index, part) in parts.iter().enumerate() {

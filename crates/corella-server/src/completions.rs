@@ -1,4 +1,4 @@
-//! `/v1/completions`: a prompt is continued.
+//! `/v1/completions`: continues a prompt.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ pub async fn completions(
     serve_call::<Completion>(state, name, body).await
 }
 
-/// The response and its chunks have the same shape.
+/// The `object` of a response and of its chunks, which have the same shape.
 const OBJECT: &str = "text_completion";
-/// OpenAI's default, which vLLM keeps.
+/// OpenAI's default, which vLLM has too.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Fields that only this endpoint has.
+/// Fields that `/v1/chat/completions` does not have, or has with another type.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct CompletionFields {
@@ -74,7 +74,7 @@ impl Endpoint for Completion {
             return Err(ApiError::invalid(
                 "prompt",
                 format!(
-                    "{} prompts with n = {} are more than the {} choices of a call",
+                    "{} prompts with n = {} are more than {}, the most choices of a call",
                     prompts.len(),
                     params.num_choices,
                     state.config.max_num_choices,

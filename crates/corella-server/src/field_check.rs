@@ -1,4 +1,4 @@
-//! Refuses what nobody would read: unknown fields, and known ones that are not done here.
+//! Refuses fields that would be ignored: unknown ones, and known ones that are not supported.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::field_table::{BODY, Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
 
-/// What is refused, of the requests to one endpoint.
+/// Checks the fields of a request to one endpoint.
 #[derive(Clone, Copy)]
 pub struct FieldCheck {
     pub endpoint: Endpoint,
     pub allow_unknown_fields: bool,
 }
 
-/// The fields of a body, read beside the structs that read their values.
+/// Visits the names of all fields; other structs read their values.
 impl<'de> DeserializeSeed<'de> for FieldCheck {
     type Value = Result<(), ApiError>;
 
@@ -34,7 +34,7 @@ impl<'de> Visitor<'de> for FieldCheck {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
         let mut result = Ok(());
         while let Some(name) = fields.next_key::<String>()? {
-            // The first fault is reported; what follows must still be JSON.
+            // Only the first fault is reported, but the rest must still be JSON.
             if result.is_err() {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
@@ -53,7 +53,7 @@ impl<'de> Visitor<'de> for FieldCheck {
                 }
                 Some(_) if name == "stream_options" => match fields.next_value::<Value>()? {
                     Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
-                    // Its type is checked where it is read.
+                    // The type of this field is checked where its value is read.
                     _ => Ok(()),
                 },
                 treatment => {
@@ -67,7 +67,7 @@ impl<'de> Visitor<'de> for FieldCheck {
 }
 
 impl FieldCheck {
-    /// The fields of an object within a body; `path` is where it stands.
+    /// Checks an object within a body; `path` is its place in the body.
     pub fn check(
         &self,
         table: &FieldTable,
@@ -97,7 +97,7 @@ impl FieldCheck {
     ) -> Result<(), ApiError> {
         match treatment {
             Some(Treatment::NoEffect(reason)) => {
-                tracing::debug!(name, path, reason, "a field without effect");
+                tracing::debug!(name, path, reason, "field accepted without effect");
                 Ok(())
             }
             None if !self.allow_unknown_fields => {
@@ -107,7 +107,8 @@ impl FieldCheck {
         }
     }
 
-    /// To count tokens, a body may be sent as it would be to generate.
+    /// `/tokenize` accepts the fields of the generating endpoints, so that a request can be sent there
+    /// unchanged to count its tokens.
     fn may_have(&self, endpoints: &[Endpoint]) -> bool {
         let reads_chat = self.endpoint == Endpoint::Tokenize && endpoints.contains(&Endpoint::Chat);
         reads_chat || endpoints.contains(&self.endpoint)
@@ -121,10 +122,10 @@ fn refuse_unless(is_neutral: bool, error: impl FnOnce() -> ApiError) -> Result<(
     }
 }
 
-/// Longer names are no slips of the finger.
+/// Longer names are not compared, since they are not typing errors.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The known name that is nearest, if one is near: about one letter in three may be wrong.
+/// The closest known name, if about two of three letters are right.
 fn closest(name: &str, table: &FieldTable) -> Option<&'static str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
@@ -134,12 +135,12 @@ fn closest(name: &str, table: &FieldTable) -> Option<&'static str> {
         let known_chars: Vec<char> = known.chars().collect();
         (num_edits(&name, &known_chars), known)
     });
-    // Names that are read come first, and the first of equally near names is taken.
+    // Among equally close names the first is taken, and names that are read come first.
     let (num_edits, known) = distances.min_by_key(|&(num_edits, _)| num_edits)?;
     (num_edits <= name.len().max(3) / 3).then_some(known)
 }
 
-/// Letters to insert, delete, replace or swap with their neighbours.
+/// The number of letters to insert, delete, replace or swap with a neighbour.
 fn num_edits(a: &[char], b: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for i in 1..=a.len() {
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(count("kitten", "sitting"), 3);
     }
 
-    /// A name in two places would be treated as the first says.
+    /// Only the first entry of a name would count.
     #[test]
     fn every_name_is_in_a_table_once() {
         for table in [&BODY, &STREAM_OPTIONS, &MESSAGE, &CONTENT_PART] {

@@ -1,12 +1,12 @@
 //! Every request field that this server knows by name: those of OpenAI's API and those that vLLM,
 //! SGLang, llama.cpp, Ollama, TGI and the usual clients add to it.
 //!
-//! A field that is ignored may give a wrong answer that looks right, so there is no such thing:
-//! a field is read, or accepted because it cannot change the answer, or refused by name.
+//! Ignoring a field may give a wrong answer that looks right. So every field is either read, or
+//! accepted because it cannot change the answer, or refused by name.
 
 use serde_json::Value;
 
-/// Where a request field may stand.
+/// An endpoint that takes a body with fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Chat,
@@ -26,25 +26,25 @@ impl Endpoint {
     }
 }
 
-/// What becomes of a field that is not `null`.
+/// How a field that is not `null` is treated.
 pub enum Treatment {
     Read,
-    /// Read elsewhere only.
+    /// Read at these endpoints only.
     ReadAt(&'static [Endpoint]),
-    /// Accepted and not looked at, for a reason.
+    /// Accepted but not read, for this reason.
     NoEffect(&'static str),
-    /// Refused, unless its value asks for what happens anyway.
+    /// Refused, unless its value asks for the behaviour that Corella has anyway.
     Refused(&'static Refused),
 }
 
 pub struct Refused {
     name: &'static str,
     pub is_neutral: fn(&Value) -> bool,
-    /// What to do about it.
+    /// What the caller can do instead.
     pub advice: &'static str,
 }
 
-/// The fields of one object.
+/// The known fields of one JSON object.
 pub struct FieldTable {
     read: &'static [&'static str],
     read_at: &'static [(&'static str, &'static [Endpoint])],
@@ -83,7 +83,7 @@ impl FieldTable {
     }
 }
 
-/// The body of every endpoint.
+/// The fields of the body, for all endpoints.
 pub static BODY: FieldTable = FieldTable {
     read: &[
         "model",
@@ -135,7 +135,7 @@ pub static BODY: FieldTable = FieldTable {
     ],
     no_effect: &[
         (
-            "accounting and moderation of the caller's own",
+            "they serve the caller's own accounting and moderation",
             &[
                 "user",
                 "metadata",
@@ -146,7 +146,7 @@ pub static BODY: FieldTable = FieldTable {
             ],
         ),
         (
-            "the prefix cache finds its prompts by itself, and changes no token",
+            "the prefix cache needs no hints, and never changes an answer",
             &[
                 "prompt_cache_key",
                 "prompt_cache_retention",
@@ -163,11 +163,11 @@ pub static BODY: FieldTable = FieldTable {
             &["parallel_tool_calls", "parse_tool_calls"],
         ),
         (
-            "responses are named by the header x-request-id",
+            "the header x-request-id names responses",
             &["request_id", "rid"],
         ),
         (
-            "they say how to do what is refused itself",
+            "they adjust a feature whose own field is refused",
             &[
                 "guided_decoding_backend",
                 "guided_whitespace_pattern",
@@ -188,7 +188,7 @@ pub static BODY: FieldTable = FieldTable {
             ],
         ),
         (
-            "answers are not parsed for reasoning, which stays part of the text",
+            "answers are not parsed for reasoning, which remains part of the text",
             &[
                 "separate_reasoning",
                 "stream_reasoning",
@@ -197,11 +197,11 @@ pub static BODY: FieldTable = FieldTable {
             ],
         ),
         (
-            "only tokenizers of other kinds put spaces between special tokens",
+            "the tokenizers that are supported put no spaces between special tokens",
             &["spaces_between_special_tokens"],
         ),
         (
-            "how a machine computes an answer, which is set when the server starts",
+            "they say how the machine computes, which is set when the server starts",
             &[
                 "num_gpu",
                 "main_gpu",
@@ -364,7 +364,7 @@ pub static STREAM_OPTIONS: FieldTable = FieldTable {
     refused: &[refused("continuous_usage_stats", is_false)],
 };
 
-/// A message is the template's business, so that what a template may print is read.
+/// A member of a message that a template may use counts as read.
 pub static MESSAGE: FieldTable = FieldTable {
     read: &[
         "role",
@@ -380,7 +380,7 @@ pub static MESSAGE: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[
         (
-            "what a server said about its own answer, sent back to it",
+            "a server wrote it into an answer that is now sent back",
             &[
                 "refusal",
                 "annotations",
@@ -390,12 +390,9 @@ pub static MESSAGE: FieldTable = FieldTable {
                 "stop_reason",
             ],
         ),
+        ("the prefix cache needs no hints", &["cache_control"]),
         (
-            "the prefix cache finds its prompts by itself",
-            &["cache_control"],
-        ),
-        (
-            "what client libraries keep beside a message",
+            "client libraries store it with a message for themselves",
             &[
                 "provider_specific_fields",
                 "additional_kwargs",
@@ -411,21 +408,18 @@ pub static MESSAGE: FieldTable = FieldTable {
     ],
 };
 
-/// A part of a message's content. Its type is checked where it is read.
+/// A part of a message's content, whose type is checked where it is read.
 pub static CONTENT_PART: FieldTable = FieldTable {
     read: &["type", "text"],
     read_at: &[],
     no_effect: &[
+        ("the prefix cache needs no hints", &["cache_control"]),
         (
-            "the prefix cache finds its prompts by itself",
-            &["cache_control"],
-        ),
-        (
-            "what a server said about its own answer, sent back to it",
+            "a server wrote it into an answer that is now sent back",
             &["annotations", "id", "index", "extras"],
         ),
     ],
-    // Parts of other types.
+    // These fields belong to parts of other types than text.
     refused: &[
         refused("image_url", never),
         refused("input_audio", never),

@@ -1,4 +1,4 @@
-//! One API call in the engine: its prompts submitted, its token streams read as text.
+//! One API call in the engine: submits its prompts and reads its token streams as text.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,24 +13,24 @@ use crate::metrics::CallTimer;
 use crate::sampling_fields::GenerationParams;
 use crate::server_state::ServerState;
 
-/// All choices of all prompts of one call. Dropping it aborts what still runs.
+/// All choices of all prompts of one call. Dropping it aborts those that still run.
 pub struct Generation {
     state: Arc<ServerState>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
     num_unfinished: usize,
-    /// Where the next poll begins, so that no choice waits behind another's backlog.
+    /// The choice to poll first next time, so that no choice waits behind the backlog of another.
     next: usize,
     timer: CallTimer,
 }
 
-/// What one choice gained. The last delta of a choice, and only the last, has `finish`.
+/// New text of one choice. The last delta of a choice, and only the last, has `finish`.
 #[derive(Debug)]
 pub struct ChoiceDelta {
-    /// Of the choice within the call: prompt × n + choice.
+    /// Index of the choice within the call: prompt × n + choice.
     pub index: usize,
     pub text: String,
-    /// Of the tokens since the last delta; empty unless asked for.
+    /// Log-probabilities of the tokens since the last delta; empty unless requested.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
     pub finish: Option<Finish>,
 }
@@ -42,7 +42,7 @@ pub struct Finish {
     pub stop_reason: Option<StopReason>,
 }
 
-/// Which of the caller's own stops it was; absent for the model's end token.
+/// The stop string or stop token of the caller that ended a choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StopReason {
@@ -63,19 +63,19 @@ struct PromptTokensDetails {
     cached_tokens: u64,
 }
 
-/// A prompt in tokens, and what of it the answer repeats.
+/// A tokenised prompt, and the text that the answer begins with if `echo` is set.
 #[derive(Debug)]
 pub struct PromptTokens {
     pub tokens: Vec<TokenId>,
     pub echo: Option<String>,
 }
 
-/// Enough of the prompt for the first output token to be read in its context.
+/// Length of the end of the prompt that the first output tokens are decoded in the context of.
 const PROMPT_TAIL_TOKENS: usize = 8;
 
 impl Generation {
-    /// Returns when the engine has accepted every choice, so that a refusal can still be the
-    /// response's status. All choices are accepted or none.
+    /// Returns when the engine has accepted every choice, so that a refusal can still become the
+    /// status of the response. Either all choices are accepted or none.
     pub async fn start(
         state: &Arc<ServerState>,
         prompts: Vec<PromptTokens>,
@@ -123,7 +123,7 @@ impl Generation {
         }
         let mut generation = Self {
             state: state.clone(),
-            // A refused call was never begun, and does not count as aborted.
+            // A call that was refused has not begun, so it does not count as aborted.
             num_unfinished: 0,
             choices_per_prompt: params.num_choices as usize,
             choices,
@@ -141,7 +141,7 @@ impl Generation {
         Ok(generation)
     }
 
-    /// `None` after every choice has finished. After an error nothing follows.
+    /// Returns `None` when every choice has finished. Nothing follows an error.
     pub fn poll_delta(
         &mut self,
         cx: &mut Context<'_>,
@@ -174,7 +174,7 @@ impl Generation {
         Poll::Pending
     }
 
-    /// Whatever still runs is aborted.
+    /// Aborts the choices that still run.
     fn fail(&mut self, error: ApiError) -> ApiError {
         self.timer.handle_failure(self.num_unfinished);
         self.num_unfinished = 0;
@@ -182,7 +182,7 @@ impl Generation {
         error
     }
 
-    /// Every choice as one delta, in order.
+    /// Waits for the end and returns every choice as one delta, in order.
     pub async fn collect(&mut self) -> Result<Vec<ChoiceDelta>, ApiError> {
         let mut finished: Vec<_> = (0..self.choices.len())
             .map(|index| ChoiceDelta {
@@ -202,7 +202,7 @@ impl Generation {
         Ok(finished)
     }
 
-    /// A prompt counts once, however many choices read it.
+    /// The tokens of a prompt count once, however many choices it has.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
@@ -227,12 +227,12 @@ impl Drop for Generation {
 
 struct Choice {
     index: usize,
-    /// `None` when finished.
+    /// `None` when the choice has finished.
     stream: Option<TokenStream>,
     text: TextStream,
     stop: Vec<String>,
     wants_logprobs: bool,
-    /// Not yet part of a delta.
+    /// Log-probabilities that are not yet part of a delta.
     pending_text: String,
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
     num_prompt_tokens: u32,
@@ -325,11 +325,11 @@ impl Choice {
                 stop_reason: None,
             }),
             Some(FinishReason::Aborted) => {
-                return Err(ApiError::engine("The server ended the request."));
+                return Err(ApiError::engine("The server has aborted the request."));
             }
             Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
         };
-        // An end or stop token is not part of the text.
+        // The end token or stop token itself is not part of the text.
         let ended_by_token = finish
             .as_ref()
             .is_some_and(|finish| finish.reason == "stop");

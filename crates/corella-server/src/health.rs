@@ -1,4 +1,4 @@
-//! What orchestrators ask: alive, ready, which version, how busy.
+//! `/health`, `/ready`, `/version` and `/metrics`, for orchestrators and monitoring.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::api_error::ApiError;
 use crate::call::json_response;
 use crate::server_state::ServerState;
 
-/// 200 as long as waiting can help; a server that answers 503 must be restarted.
+/// Answers 200 while the engine works. After a 503 the server must be restarted.
 pub async fn health(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
     match state.engine.state() {
         EngineState::Ready | EngineState::Draining => Ok(()),
@@ -21,7 +21,7 @@ pub async fn health(State(state): State<Arc<ServerState>>) -> Result<(), ApiErro
     }
 }
 
-/// 200 when a request sent now would be taken.
+/// Answers 200 if the server takes new requests.
 pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
     match state.engine.state() {
         EngineState::Ready if !state.is_draining() => Ok(()),

@@ -1,8 +1,8 @@
-//! OpenAI-compatible HTTP front end.
+//! The OpenAI-compatible HTTP front end.
 //!
-//! A request passes `router` → `chat_completions` or `completions` (fields to parameters and
-//! tokens, on a thread of `text_thread`) → `generation` (the engine's token streams as text) → `sse` or
-//! one JSON object.
+//! A request passes `router`, then `chat_completions` or `completions` (which parse, check and
+//! tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
+//! streams as text), and leaves as events of `sse` or as one JSON object.
 
 mod accounting;
 mod api_error;

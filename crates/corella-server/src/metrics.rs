@@ -1,4 +1,4 @@
-//! What `/metrics` reports, under our names and under vLLM's.
+//! The metrics that `/metrics` reports, under Corella's names and under vLLM's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
-/// Counted where the client sees it. What the engine counts is read when asked for.
+/// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
     registry: Registry,
     engine: EngineMetrics,
@@ -76,11 +76,11 @@ impl Metrics {
                 let finished: Family<FinishLabels, Counter> = both(
                     &mut registry,
                     "request_success",
-                    "Ended choices by reason",
+                    "Choices that ended, by reason",
                     Family::default(),
                 );
                 for finished_reason in ["stop", "length", "abort", "error"] {
-                    // Present from the start: a rate needs the zero before the first.
+                    // A series must start at zero, or a rate misses its first increase.
                     let _ = finished.get_or_create(&FinishLabels { finished_reason });
                 }
                 finished
@@ -88,7 +88,7 @@ impl Metrics {
             prompt_tokens: both(
                 &mut registry,
                 "prompt_tokens",
-                "Prompt tokens of requests that began to answer",
+                "Prompt tokens of requests that have a first output token",
                 Counter::default(),
             ),
             generation_tokens: both(
@@ -100,20 +100,20 @@ impl Metrics {
             queue_seconds: both(
                 &mut registry,
                 "request_queue_time_seconds",
-                "From submission to first scheduling",
+                "Time from submission to first scheduling",
                 Histogram::new(REQUEST_BUCKETS),
             ),
             prefill_seconds: both(
                 &mut registry,
                 "request_prefill_time_seconds",
-                "From first scheduling to the first token",
+                "Time from first scheduling to the first token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
             tokenize_seconds: {
                 let metric = Histogram::new(FIRST_TOKEN_BUCKETS);
                 registry.register(
                     "corella_request_tokenize_time_seconds",
-                    "From the request's arrival to its submission: reading, checking, tokenising",
+                    "Time from a request's arrival to its submission: reading, checking, tokenising",
                     metric.clone(),
                 );
                 metric
@@ -121,19 +121,19 @@ impl Metrics {
             time_to_first_token: both(
                 &mut registry,
                 "time_to_first_token_seconds",
-                "From the request's arrival to its first token",
+                "Time from a request's arrival to its first token",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
             inter_token_latency: {
                 let metric = both(
                     &mut registry,
                     "inter_token_latency_seconds",
-                    "Between two tokens of a choice",
+                    "Time between two tokens of a choice",
                     Histogram::new(TOKEN_BUCKETS),
                 );
                 registry.register(
                     "vllm:time_per_output_token_seconds",
-                    "vLLM's older name of inter_token_latency_seconds",
+                    "Time between two tokens of a choice, under vLLM's older name",
                     metric.clone(),
                 );
                 metric
@@ -141,13 +141,13 @@ impl Metrics {
             time_per_output_token: both(
                 &mut registry,
                 "request_time_per_output_token_seconds",
-                "Mean time between a choice's tokens",
+                "Mean time between the tokens of a choice",
                 Histogram::new(TOKEN_BUCKETS),
             ),
             latency: both(
                 &mut registry,
                 "e2e_request_latency_seconds",
-                "From the request's arrival to its last token",
+                "Time from a request's arrival to its last token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
             registry,
@@ -161,7 +161,7 @@ impl Metrics {
             .inc();
     }
 
-    /// In OpenMetrics text, which Prometheus asks for and older scrapers can read.
+    /// Encodes all metrics as OpenMetrics text, which Prometheus prefers and older scrapers can read.
     pub fn encode(&self, engine: &Engine) -> Result<String, fmt::Error> {
         self.engine.update(&engine.stats());
         let mut text = String::new();
@@ -192,7 +192,7 @@ fn both<M: Metric + Clone>(
     ours(registry, name, help, metric)
 }
 
-/// Copies of the engine's own counts, made when someone asks.
+/// Copies of the engine's own counts, updated at each scrape.
 struct EngineMetrics {
     num_requests_running: Gauge,
     num_requests_waiting: Gauge,
@@ -203,7 +203,7 @@ struct EngineMetrics {
     max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
-    /// By source.
+    /// Prompt tokens that were not computed, by source.
     prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
     num_draft_tokens: Counter,
@@ -221,32 +221,32 @@ impl EngineMetrics {
         let num_evicted_pages = ours(
             registry,
             "kv_pages_evicted",
-            "Cached KV pages given up for others",
+            "Cached KV pages that were evicted",
             Counter::default(),
         );
         let num_steps = ours(registry, "steps", "Batches run", Counter::default());
         let num_failed_steps = ours(
             registry,
             "failed_steps",
-            "Batches that failed",
+            "Steps that failed",
             Counter::default(),
         );
         let num_slow_steps = ours(
             registry,
             "slow_steps",
-            "Batches that ran past the step timeout",
+            "Steps that took longer than 30 seconds",
             Counter::default(),
         );
         let step_seconds = ours(
             registry,
             "step_seconds",
-            "Time of all batches, from submission or the end of the one before to the result",
+            "Time spent in steps",
             Counter::default(),
         );
         let num_cached_pages = ours(
             registry,
             "kv_pages_cached",
-            "KV pages that hold a prefix and no running request",
+            "KV pages in the prefix cache that no running request holds",
             Gauge::default(),
         );
         let num_in_use_pages = ours(
@@ -258,19 +258,19 @@ impl EngineMetrics {
         let num_pinned_pages = ours(
             registry,
             "kv_pages_pinned",
-            "KV pages of pinned prefixes, which are in use for good",
+            "KV pages of pinned prefixes, which are never evicted",
             Gauge::default(),
         );
         let max_passed_over = ours(
             registry,
             "max_passed_over",
-            "The most often that one waiting request was overtaken",
+            "Most steps in which others overtook one waiting request",
             Gauge::default(),
         );
         let num_missed_objectives = ours(
             registry,
             "requests_too_late",
-            "Requests refused or ended because they could not meet their objectives",
+            "Requests that were refused or ended because they could not meet their latency objectives",
             Counter::default(),
         );
         let prefix_cache_hit_tokens = Family::default();
@@ -294,49 +294,49 @@ impl EngineMetrics {
             num_requests_running: both(
                 registry,
                 "num_requests_running",
-                "Requests that hold KV pages",
+                "Requests that are running",
                 Gauge::default(),
             ),
             num_requests_waiting: both(
                 registry,
                 "num_requests_waiting",
-                "Requests that wait for their first or next admission",
+                "Requests that wait to start, or to resume after a preemption",
                 Gauge::default(),
             ),
             kv_cache_usage: both(
                 registry,
                 "kv_cache_usage_perc",
-                "Share of KV pages that running requests hold; 1 is all",
+                "Share of the KV pages that running requests hold, from 0 to 1",
                 Gauge::default(),
             ),
             prefix_cache_queries: both(
                 registry,
                 "prefix_cache_queries",
-                "Tokens looked up in the prefix cache",
+                "Prompt tokens looked up in the prefix cache",
                 Counter::default(),
             ),
             prefix_cache_hits: both(
                 registry,
                 "prefix_cache_hits",
-                "Tokens found in the prefix cache",
+                "Prompt tokens found in the prefix cache",
                 Counter::default(),
             ),
             num_preemptions: both(
                 registry,
                 "num_preemptions",
-                "Running requests that gave their pages back",
+                "Preemptions of running requests",
                 Counter::default(),
             ),
             num_draft_tokens: both(
                 registry,
                 "spec_decode_num_draft_tokens",
-                "Guesses of tokens to come that were computed",
+                "Draft tokens that were checked",
                 Counter::default(),
             ),
             num_accepted_draft_tokens: both(
                 registry,
                 "spec_decode_num_accepted_tokens",
-                "Generated tokens that had been guessed, and took no step of their own",
+                "Generated tokens that had been drafted, and took no step of their own",
                 Counter::default(),
             ),
             num_missed_objectives,
@@ -386,22 +386,22 @@ impl EngineMetrics {
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
         for (counter, count) in copies {
-            // Two scrapes at once may bring their snapshots out of order.
+            // Two scrapes at the same time may bring their snapshots out of order.
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
-        // The bits of floats that are not negative are in the order of the floats.
+        // The bit patterns of non-negative floats have the order of the floats.
         let step_seconds = stats.step_time.as_secs_f64().to_bits();
         let inner = self.step_seconds.inner();
         inner.fetch_max(step_seconds, Ordering::Relaxed);
     }
 }
 
-/// Times one API call from the arrival of its request.
+/// Times one API call, from the arrival of its request.
 pub struct CallTimer {
     metrics: Arc<Metrics>,
     arrival: Instant,
     submission: Instant,
-    /// By choice: first and last token, and how many.
+    /// The times of the first and last token of each choice, and the number of its tokens.
     tokens: Vec<Option<TokenTimes>>,
     first_token_seen: bool,
 }
@@ -425,7 +425,7 @@ impl CallTimer {
         }
     }
 
-    /// The prompts are tokens, and go to the engine now.
+    /// The prompts have been tokenised and are now submitted to the engine.
     pub fn handle_submission(&mut self) {
         self.submission = Instant::now();
         let took = self.submission - self.arrival;

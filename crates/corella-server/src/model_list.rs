@@ -1,4 +1,4 @@
-//! `/v1/models`: the one model, under each of its names.
+//! `/v1/models`: lists the one model under each of its names.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub async fn list_models(State(state): State<Arc<ServerState>>) -> Response {
     })
 }
 
-/// Names may hold slashes (`org/name`), so the route takes the rest of the path.
+/// Names may contain slashes (`org/name`), so the route takes the whole rest of the path.
 pub async fn retrieve_model(
     State(state): State<Arc<ServerState>>,
     Path(name): Path<String>,

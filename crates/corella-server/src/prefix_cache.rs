@@ -1,4 +1,4 @@
-//! `POST /reset_prefix_cache`.
+//! `POST /reset_prefix_cache`: forgets cached prefixes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// Refused while requests hold cached pages.
+/// Answers 409 while requests hold cached pages.
 pub async fn reset_prefix_cache(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
     let reset = |state: &ServerState, _: &Caller| {
         state

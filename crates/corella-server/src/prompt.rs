@@ -12,7 +12,7 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
-/// What the field holds. An array of numbers is one prompt.
+/// The value of the field. An array of numbers is one prompt.
 #[derive(Debug, PartialEq)]
 pub struct PromptField(pub Vec<Prompt>);
 
@@ -61,7 +61,7 @@ impl<'de> Deserialize<'de> for PromptField {
     }
 }
 
-/// An element of the outer array.
+/// An element of the outermost array.
 enum Item {
     Token(TokenId),
     Prompt(Prompt),

@@ -1,4 +1,4 @@
-//! Bytes of a request → typed fields, bounded in size and time, with errors that name the field.
+//! Reads the body of a request, bounded in size and time, into typed fields. Errors name the field.
 
 use std::marker::PhantomData;
 
@@ -10,13 +10,13 @@ use crate::field_check::FieldCheck;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 
-/// A whole body, not yet read as JSON. Each part of it is read by the struct that owns those
-/// fields, so one body may be parsed several times; `check_fields` finds those that nobody reads.
+/// A complete body, not yet parsed as JSON. Each struct parses the fields that it owns, so a body may
+/// be parsed several times; `check_fields` finds the fields that no struct reads.
 pub struct RequestBody(Bytes);
 
 impl RequestBody {
-    /// A server that begins to drain waits for no body: what is not here yet would be refused
-    /// when it is.
+    /// Reads the body. A server that begins to drain stops waiting for it, because it would refuse the
+    /// request anyway.
     pub async fn read(body: Body, state: &ServerState) -> Result<Self, ApiError> {
         let ServeConfig {
             max_body_bytes,
@@ -41,7 +41,7 @@ impl RequestBody {
         self.parse_with(PhantomData)
     }
 
-    /// Refuses a body with fields that nobody reads.
+    /// Refuses a body with fields that no struct reads.
     pub fn check_fields(&self, check: FieldCheck) -> Result<(), ApiError> {
         self.parse_with(check)?
     }
@@ -91,8 +91,8 @@ async fn collect(mut body: Body, max_bytes: usize) -> Result<RequestBody, ApiErr
         };
         oversized |= bytes.len() + data.len() > max_bytes;
         if oversized {
-            // What is left is read and dropped: a client that is still sending when the
-            // connection closes sees a reset instead of the answer.
+            // The rest is read and dropped, because a client that is still sending when the
+            // connection closes would see a reset instead of the answer.
             bytes = Vec::new();
         } else {
             bytes.extend_from_slice(&data);
@@ -105,7 +105,7 @@ async fn collect(mut body: Body, max_bytes: usize) -> Result<RequestBody, ApiErr
     }
 }
 
-/// The position says little about a body that a library wrote; the path says it better.
+/// Removes the position of an error: in a body that a library wrote, the path of the field says more.
 fn without_position(message: &str) -> &str {
     message
         .rfind(" at line ")

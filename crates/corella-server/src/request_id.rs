@@ -1,4 +1,4 @@
-//! `x-request-id`: taken from the caller or made here, and returned with every response.
+//! `x-request-id`: taken from the caller or made up, and returned with every response.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use axum::response::Response;
 
 use crate::server_state::unix_now_s;
 
-/// The id by which logs, responses and other servers name this request.
+/// The id of a request in logs, in its response and on other servers.
 #[derive(Clone, Debug)]
 pub struct RequestName(Arc<str>);
 
@@ -42,7 +42,7 @@ pub async fn name_request(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Unique in this process, and in practice among its restarts.
+/// Makes a name that is unique in this process, and in practice across restarts.
 fn new_name() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Which path is answered where, and what every request passes on the way.
+//! Maps paths to handlers, and applies what every request passes through.
 
 use std::sync::Arc;
 

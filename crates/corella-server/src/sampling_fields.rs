@@ -1,4 +1,4 @@
-//! The fields that both endpoints share: how to draw, when to stop, what to report.
+//! The fields that both generating endpoints share: sampling, stopping and reporting.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use crate::api_error::ApiError;
 use crate::serve_config::ServeConfig;
 
-/// As sent; `null` is the same as absent.
+/// The fields as they were sent; `null` is the same as absent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct SamplingFields {
@@ -48,11 +48,11 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// `"stop": "a"` and `"stop": ["a", "b"]`.
+/// The field `stop`, which is a string or an array of strings.
 #[derive(Debug)]
 struct StopField(Vec<String>);
 
-/// One API call, prompts aside, as the engine understands it.
+/// The parameters of one API call for the engine, without the prompts.
 #[derive(Clone, Debug)]
 pub struct GenerationParams {
     pub num_choices: u32,
@@ -69,16 +69,16 @@ pub struct GenerationParams {
 }
 
 const MAX_STOP_STRINGS: usize = 32;
-/// A stream holds back as much text as its longest stop string.
+/// A stream holds back as much text as its longest stop string, so that is bounded.
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKEN_IDS: usize = 256;
 const MAX_CACHE_SALT_BYTES: usize = 1024;
-/// Below this a softmax in f32 is greedy or NaN; vLLM raises such values to it too.
+/// Lower temperatures make a softmax in f32 greedy or NaN; vLLM raises them to this value too.
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl SamplingFields {
-    /// `default_max_tokens` and the checked `logprobs` are the endpoint's own; without the
-    /// former the limit is what fits.
+    /// Checks all fields. `default_max_tokens` and the checked `logprobs` come from the endpoint;
+    /// without a default, `max_tokens` is what fits.
     pub fn validate(
         self,
         config: &ServeConfig,
@@ -172,7 +172,7 @@ impl SamplingFields {
         })
     }
 
-    /// −1 and 0 both keep all tokens, as in vLLM.
+    /// Both −1 and 0 keep all tokens, as in vLLM.
     fn top_k(&self, default: Option<u32>) -> Result<u32, ApiError> {
         match self.top_k {
             None => Ok(default.unwrap_or(0)),
@@ -239,7 +239,7 @@ impl SamplingFields {
     }
 }
 
-/// `param` differs between the endpoints; the bound does not.
+/// Checks the number of alternatives. `param` is the name that the field has at this endpoint.
 pub fn check_logprobs(
     param: &str,
     num_logprobs: u32,
@@ -255,7 +255,7 @@ pub fn check_logprobs(
     }
 }
 
-/// More tokens than the context are refused before anything is done with them.
+/// Refuses more tokens than the context holds, before anything else is done with them.
 pub fn check_num_tokens(
     param: &str,
     num_tokens: usize,
@@ -271,7 +271,7 @@ pub fn check_num_tokens(
     }
 }
 
-/// Token ids that come from outside index the vocabulary.
+/// Token ids come from outside and index the vocabulary, so they are checked.
 pub fn check_token_ids(
     param: &str,
     token_ids: &[TokenId],
@@ -344,7 +344,7 @@ fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
     }
 }
 
-/// Different for every call, in this process and the next: a counter and the clock, mixed by
+/// A seed that differs for every call, also across restarts: a counter and the clock, mixed by
 /// splitmix64.
 fn random_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);

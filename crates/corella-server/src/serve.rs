@@ -1,4 +1,4 @@
-//! Sockets: accept, bound, and on a signal drain.
+//! Accepts connections, bounds their number, and drains them on a signal.
 
 use std::io;
 use std::sync::Arc;
@@ -20,26 +20,25 @@ use crate::shutdown::Shutdown;
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Requests still running when the grace period was over, or ended by a second signal. Each
-    /// ended with an error that says so.
+    /// Number of requests that still ran when the grace period or a second signal ended them. The
+    /// client of each got an error that says so.
     pub num_cut_off: usize,
 }
 
-/// More than any client's headers, and all that an unfinished request may hold.
+/// Larger than the headers of any client; bounds the memory of a request whose headers are incomplete.
 const MAX_HEADER_BYTES: usize = 64 << 10;
-/// A process at its limit of open files can accept again when others close theirs.
+/// How long to wait when a connection cannot be accepted, for example at the limit of open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The engine's thread knows no async runtime that it could wake.
+/// How often the state of the engine is checked, since its thread cannot wake an async runtime.
 const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
-/// For the last bytes of answers.
+/// Time for the last bytes of answers to be written.
 const FLUSH_PERIOD: Duration = Duration::from_secs(1);
 
-/// Serves until asked to end, then refuses new requests, lets running ones finish within the
-/// grace period and returns. `/ready` and `/health` are answered until the end, on new
-/// connections too: whoever decides where requests go must be able to see that this server
-/// takes none.
+/// Serves until it is asked to end, then refuses new requests, lets running ones finish within the
+/// grace period, and returns. Until then it answers `/ready` and `/health`, on new connections too,
+/// so that a load balancer can see that it takes no requests.
 ///
-/// A lost engine never comes back, so it ends the server with an error: whoever supervises the
+/// A lost engine never comes back, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
 pub async fn serve(
     listener: TcpListener,
@@ -50,7 +49,7 @@ pub async fn serve(
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
-            // Its streams have got their error; this is for it to be read.
+            // The streams have got their error; this gives clients the time to read it.
             connections.close().await;
             return Err(error);
         }
@@ -69,7 +68,7 @@ pub async fn serve(
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
-    // A lost engine ends what is in flight, too.
+    // A lost engine has ended the requests in flight too.
     let engine = state.engine.state();
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();
@@ -81,7 +80,7 @@ pub async fn serve(
     }
 }
 
-/// Why the engine stopped, once it has.
+/// Waits until the engine has stopped, and returns why.
 async fn engine_lost(state: &ServerState) -> io::Error {
     loop {
         if let EngineState::Lost(reason) = state.engine.state() {
@@ -106,7 +105,7 @@ struct Connections {
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Open,
-    /// Connections end with the request that they are answering.
+    /// Connections end after the request that they are answering.
     Closing,
     Closed,
 }
@@ -129,10 +128,10 @@ impl Connections {
         }
     }
 
-    /// Returns only when the listener is of no more use.
+    /// Returns only if the listener cannot be used any more.
     async fn accept_from(&self, listener: &TcpListener) -> io::Error {
         loop {
-            // At the limit, others wait in the kernel's bounded backlog.
+            // At the limit, new connections wait in the kernel's bounded backlog.
             let Ok(permit) = self.permits.clone().acquire_owned().await else {
                 return io::Error::other("the server is closed");
             };
@@ -148,7 +147,7 @@ impl Connections {
     }
 
     fn spawn(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
-        // Every token is a small write of its own.
+        // Every token is a small write, which must not wait for the next one.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -178,8 +177,8 @@ impl Connections {
         });
     }
 
-    /// Ends every connection, after a moment for its last bytes to be written: complete answers,
-    /// or the errors of those that are cut off.
+    /// Closes every connection, after a moment to write its last bytes: the end of an answer, or the
+    /// error of a request that was cut off.
     async fn close(self) {
         self.phase.send_replace(Phase::Closing);
         let all = self.permits.acquire_many(self.max_num_connections);

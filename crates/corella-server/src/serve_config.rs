@@ -1,37 +1,37 @@
-//! What the server must know about the model and about its own limits.
+//! The configuration of the server: its limits, and what it must know about the model.
 
 use std::time::Duration;
 
 use corella_core::TokenId;
 use corella_text::{ChatTemplate, Tokenizer};
 
-/// Limits are hard: what exceeds one is refused with an error that names it.
+/// Requests that exceed a limit are refused with an error that names it.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// The first is the name in responses and metrics; the others are aliases.
+    /// Names of the model. The first is used in responses and metrics; the others are aliases.
     pub served_model_names: Vec<String>,
-    /// Bearer token of everything that costs or changes something; `None` is open.
+    /// The bearer token for endpoints that cost or change something; `None` requires none.
     pub api_key: Option<String>,
     pub max_model_len: u32,
-    /// Rows of the model's embedding. A tokenizer may know more tokens, or fewer.
+    /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
-    /// Of requests that name none; `None` is another each time.
+    /// Seed of requests that give none; `None` is a different seed for each request.
     pub seed: Option<u64>,
     /// Most alternatives that `logprobs` may ask for.
     pub max_logprobs: u32,
-    /// Choices of one API call: its prompts times `n`.
+    /// Most choices of one API call: the number of its prompts times `n`.
     pub max_num_choices: u32,
     pub max_body_bytes: usize,
-    /// From the end of the headers to the end of the body.
+    /// Time from the end of the headers to the end of the body.
     pub body_timeout: Duration,
-    /// For complete request headers, and for the next request of an idle connection.
+    /// Time for complete request headers, and for the next request of an idle connection.
     pub header_timeout: Duration,
     pub max_num_connections: usize,
-    /// Ignore fields that no API is known to have, instead of refusing them.
+    /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
-    /// What running requests get between a signal to stop and the end.
+    /// Time that running requests have to finish after a signal to stop.
     pub grace_period: Duration,
 }
 
@@ -67,8 +67,7 @@ impl ServeConfig {
     }
 }
 
-/// What a request that says nothing gets: what the model's `generation_config.json` says, else
-/// OpenAI's defaults.
+/// Sampling defaults from the model's `generation_config.json`. What is `None` is OpenAI's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -78,9 +77,9 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
-/// What turns messages and text into tokens, and tokens into text.
+/// The tokenizer and the chat template of the model.
 pub struct TextModel {
     pub tokenizer: Tokenizer,
-    /// Without one, only `/v1/completions` serves.
+    /// Without a chat template, only `/v1/completions` generates.
     pub chat_template: Option<ChatTemplate>,
 }

@@ -1,4 +1,4 @@
-//! What every handler shares.
+//! The state that all handlers share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ pub struct ServerState {
     pub(crate) text: TextModel,
     pub(crate) engine: Engine,
     pub(crate) metrics: Arc<Metrics>,
-    /// Requests whose response is not yet complete.
+    /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
     pub(crate) started_unix_s: u64,
     is_draining: watch::Sender<bool>,
-    /// Read with every token, so it takes no lock.
+    /// An atomic, because it is read with every token.
     is_cutting_off: AtomicBool,
     text_threads: TextThreads,
 }
@@ -45,14 +45,14 @@ impl ServerState {
         })
     }
 
-    /// Not ready from now on; what runs goes on.
+    /// Refuses new requests from now on; running ones go on.
     pub(crate) fn drain(&self) {
         self.is_draining.send_replace(true);
         self.engine.drain();
     }
 
-    /// Every generation ends with an error when it is next polled. Wakes nobody: whoever calls
-    /// this then wakes the connections, which poll what they are answering with.
+    /// Ends every generation with an error when it is next polled. This wakes no task: the caller must
+    /// then wake the connections, which poll their generations.
     pub(crate) fn cut_off(&self) {
         self.is_cutting_off.store(true, Ordering::Relaxed);
     }
@@ -61,9 +61,9 @@ impl ServerState {
         *self.is_draining.borrow()
     }
 
-    /// Returns when the server takes no new requests any more.
+    /// Returns when the server begins to drain.
     pub(crate) async fn draining(&self) {
-        // The sender is part of this, so it outlives the wait.
+        // The sender is part of `self`, so it outlives the wait.
         let _ = self
             .is_draining
             .subscribe()
@@ -82,8 +82,8 @@ impl ServerState {
         }
     }
 
-    /// Tokens that the model knows, as many as its context holds. A tokenizer may have more, and
-    /// such a token would fail the step of everyone who shares it.
+    /// Tokenises a text, within the context. A tokenizer may have tokens that the model does not
+    /// have; they are refused, since they would fail the whole step that they are part of.
     pub(crate) fn encode(
         &self,
         param: &str,
@@ -115,11 +115,11 @@ impl ServerState {
         }
     }
 
-    /// As much as the context can hold, and what a template prints behind the message that
-    /// `continue_final_message` then cuts off.
+    /// Bounds what a template may write: as much as the context can hold, and some more, because
+    /// `continue_final_message` cuts off what follows the last message.
     pub(crate) fn render_limit<'a>(&self, is_abandoned: &'a dyn Fn() -> bool) -> RenderLimit<'a> {
         const BEHIND_BYTES: usize = 64 << 10;
-        // For tokenizers that know no such bound.
+        // Some tokenizers have no such bound.
         const MAX_BYTES_PER_TOKEN: usize = 1024;
         let max_bytes_per_token = self.text.tokenizer.max_bytes_per_token();
         let max_bytes_per_token = max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN);
@@ -130,8 +130,8 @@ impl ServerState {
         }
     }
 
-    /// Runs work that takes long for large prompts away from the threads that serve sockets.
-    /// `num_bytes` is the size of what it works on.
+    /// Runs work on a blocking thread, because it may take long and must not hold up the threads that
+    /// serve sockets. `num_bytes` is the size of its input.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         num_bytes: usize,

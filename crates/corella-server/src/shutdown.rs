@@ -1,16 +1,16 @@
-//! Being asked to end, by signals or by whoever embeds the server.
+//! Requests to shut down, by signals or by a program that embeds the server.
 
 use std::io;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// The first request starts the grace period, the second ends it.
+/// Receives requests to shut down. The first starts the grace period, the second ends it.
 pub struct Shutdown {
     requests: mpsc::Receiver<()>,
 }
 
-/// Asks a server to end. Dropping it asks for nothing.
+/// Asks a server to shut down, for each message sent. Dropping it has no effect.
 pub type ShutdownSender = mpsc::Sender<()>;
 
 impl Shutdown {
@@ -19,7 +19,7 @@ impl Shutdown {
         (sender, Self { requests })
     }
 
-    /// Never, once nobody can ask.
+    /// Waits for the next request; for ever if all senders have been dropped.
     pub async fn requested(&mut self) {
         if self.requests.recv().await.is_none() {
             std::future::pending::<()>().await;
@@ -27,7 +27,7 @@ impl Shutdown {
     }
 }
 
-/// SIGTERM and SIGINT, which from this call on no longer kill the process.
+/// Turns SIGTERM and SIGINT into requests to shut down; they no longer kill the process.
 pub fn shutdown_signal() -> io::Result<Shutdown> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,4 @@
-//! A generation as a body of server-sent events.
+//! Sends a generation as server-sent events.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,21 +13,21 @@ use serde::Serialize;
 use crate::api_error::ApiError;
 use crate::generation::{ChoiceDelta, Generation, Usage};
 
-/// An endpoint's wording of a generation.
+/// Formats a generation as the chunks of an endpoint.
 pub trait ChunkEncoder: Send + Unpin + 'static {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events);
 
     fn encode_usage(&mut self, usage: &Usage, events: &mut Events);
 }
 
-/// Events on their way to the socket.
+/// Encoded events that wait to be written.
 #[derive(Default)]
 pub struct Events(Vec<u8>);
 
 impl Events {
     pub fn push(&mut self, chunk: &impl Serialize) {
         self.0.extend_from_slice(b"data: ");
-        // Our own chunks are structs of strings and numbers: nothing in them can fail.
+        // Chunks are structs of strings and numbers, whose encoding cannot fail.
         let written = serde_json::to_writer(&mut self.0, chunk);
         debug_assert!(written.is_ok());
         self.0.extend_from_slice(b"\n\n");
@@ -44,8 +44,8 @@ impl Events {
     }
 }
 
-/// Ready deltas are written together, up to about this size, so that a reader who fell behind
-/// catches up in few writes and one with many choices does not fill memory.
+/// Deltas that are ready are written together, up to about this size: a slow reader catches up in few
+/// writes, and a call with many choices does not fill memory.
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(
@@ -64,7 +64,7 @@ pub fn sse_response<E: ChunkEncoder>(
         HeaderValue::from_static("text/event-stream; charset=utf-8"),
     );
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Reverse proxies would otherwise collect tokens before passing them on.
+    // Without this header, nginx buffers tokens before passing them on.
     headers.insert(
         HeaderName::from_static("x-accel-buffering"),
         HeaderValue::from_static("no"),
@@ -72,7 +72,8 @@ pub fn sse_response<E: ChunkEncoder>(
     response
 }
 
-/// Ends with `[DONE]` when every choice has finished, and with an `error` event otherwise.
+/// The body of a stream. It ends with `[DONE]` if every choice has finished, else with an `error`
+/// event.
 struct SseBody<E> {
     /// `None` after the last event. Dropped with the body when the client leaves.
     generation: Option<Generation>,

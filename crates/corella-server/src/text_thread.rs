@@ -1,4 +1,4 @@
-//! The threads that parse, render and tokenise, away from those that serve sockets.
+//! Runs parsing, chat templates and tokenising on blocking threads, away from the async threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,17 +7,17 @@ use tokio::sync::Semaphore;
 
 use crate::api_error::ApiError;
 
-/// How many work at once. Large bodies have a place of their own, one at a time, so that usual
-/// ones never wait for them.
+/// Bounds the work at any time: as many usual bodies as there are cores, and one large body, so that
+/// usual ones never wait behind large ones.
 pub struct TextThreads {
     usual: Arc<Semaphore>,
     large: Arc<Semaphore>,
 }
 
-/// Bodies from here on are large: some tenth of a second to tokenise.
+/// Bodies of at least this size are large; they may take a tenth of a second to tokenise.
 const LARGE_BODY_BYTES: usize = 256 << 10;
 
-/// Whether anybody still waits for what is being worked out.
+/// Tells work whether its client still waits for the result.
 pub struct Caller {
     has_left: Arc<AtomicBool>,
 }
@@ -28,7 +28,7 @@ impl Caller {
     }
 }
 
-/// Held by whoever waits; dropped with the request when its client leaves.
+/// Held by the request that waits. It is dropped with the request when the client leaves.
 struct Presence {
     has_left: Arc<AtomicBool>,
 }
@@ -57,7 +57,7 @@ impl TextThreads {
             true => &self.usual,
             false => &self.large,
         };
-        // Held by the work, not by its caller: what a caller leaves behind still runs for a
+        // The work holds the permit, not its caller, because abandoned work still runs for a
         // moment.
         let permit = places.clone().acquire_owned().await;
         let has_left = Arc::new(AtomicBool::new(false));
@@ -103,12 +103,15 @@ mod tests {
             Ok(())
         });
         let left = tokio::time::timeout(Duration::from_millis(200), work).await;
-        assert!(left.is_err(), "it goes on for as long as somebody waits");
+        assert!(
+            left.is_err(),
+            "the work goes on as long as its caller waits"
+        );
         assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(false));
         assert_eq!(has_ended.recv_timeout(PATIENCE), Ok(()));
     }
 
-    /// However many there are.
+    /// Any number of large bodies must not delay a usual one.
     #[tokio::test]
     async fn large_bodies_hold_up_no_others() {
         let threads = Arc::new(TextThreads::new());
@@ -129,7 +132,7 @@ mod tests {
         for _ in 0..100 {
             let usual = threads.run(LARGE_BODY_BYTES - 1, |_| Ok(1));
             let usual = tokio::time::timeout(PATIENCE, usual).await;
-            assert_eq!(usual.expect("it waits for nobody"), Ok(1));
+            assert_eq!(usual.expect("a usual body waits for no large one"), Ok(1));
         }
         for large in large {
             end.send(()).expect("they wait");

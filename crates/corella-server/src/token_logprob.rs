@@ -1,4 +1,4 @@
-//! Log-probabilities in the two shapes that the two endpoints report them.
+//! Log-probabilities in the formats of the two generating endpoints.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use corella_core::{Logprobs, TokenId};
 use corella_text::Tokenizer;
 use serde::Serialize;
 
-/// JSON has no −∞; vLLM reports this too.
+/// Reported instead of −∞, which JSON does not have; vLLM does the same.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// `choices[].logprobs` of `/v1/completions`: columns.
+/// `choices[].logprobs` of `/v1/completions`, which has a column for each kind of value.
 #[derive(Default, Serialize)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
@@ -19,8 +19,8 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// `text_offset` is the character at which the first of these tokens begins; it is moved
-    /// behind the last.
+    /// `text_offset` is the position, in characters, at which the first of these tokens begins; it is
+    /// advanced past the last.
     pub fn new(
         tokenizer: &Tokenizer,
         tokens: &[(TokenId, Box<Logprobs>)],
@@ -30,7 +30,7 @@ impl CompletionLogprobs {
         for (token, logprobs) in tokens {
             let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
             columns.text_offset.push(*text_offset);
-            // A character counts where it begins; a token may hold only the rest of one.
+            // A character counts for the token in which it begins; a token may only hold the rest of one.
             *text_offset += bytes.iter().filter(|&&byte| byte & 0xC0 != 0x80).count();
             columns.tokens.push(text_of(bytes));
             columns.token_logprobs.push(finite(logprobs.token));
@@ -49,7 +49,7 @@ impl CompletionLogprobs {
     }
 }
 
-/// `choices[].logprobs` of `/v1/chat/completions`: rows.
+/// `choices[].logprobs` of `/v1/chat/completions`, which has a row for each token.
 #[derive(Serialize)]
 pub struct ChatLogprobs {
     content: Vec<ChatLogprob>,

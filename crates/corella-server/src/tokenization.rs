@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, which answer as in vLLM.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::sampling_fields::{check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// Beside the fields of a conversation.
+/// Fields of `/tokenize` that a conversation does not have.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct TokenizeFields {

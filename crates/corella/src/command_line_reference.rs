@@ -33,8 +33,8 @@ fn the_page_in_the_book_is_current() {
         .find(|(_, (rendered, committed))| rendered != committed);
     assert!(
         rendered == committed,
-        "docs/src/reference/command-line.md is stale (first different line: {difference:?}); write it \
-         anew with `UPDATE_DOCS=1 cargo test -p corella --bin corella command_line_reference`"
+        "docs/src/reference/command-line.md is stale (first different line: {difference:?}); update it \
+         with `UPDATE_DOCS=1 cargo test -p corella --bin corella command_line_reference`"
     );
 }
 
@@ -53,11 +53,11 @@ fn render() -> String {
 
 struct Page {
     text: String,
-    /// Which command first had an option, by the option's rendered text.
+    /// The command that describes an option, by the option's rendered text.
     first: HashMap<String, String>,
 }
 
-/// An option's name, and all that is said of it.
+/// An option's name, and the rendered text that describes it.
 type Item = (String, String);
 
 impl Page {
@@ -110,7 +110,7 @@ impl Page {
     }
 }
 
-/// Headings in the order of their first option, each with its rendered options.
+/// The headings of a command, in the order of their first options, each with its rendered options.
 fn groups(command: &Command) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<(String, Vec<Item>)> = Vec::new();
     let options = command.get_arguments().filter(|option| {
@@ -186,7 +186,7 @@ fn item(option: &Arg) -> Item {
     (name, text)
 }
 
-/// Keeps Markdown from reading marks into plain text.
+/// Escapes the characters that Markdown would take for markup.
 fn escape(text: &str) -> String {
     text.replace('*', "\\*").replace('<', "&lt;")
 }

@@ -1,4 +1,4 @@
-//! From a checkpoint and options to an executor with its KV pages.
+//! Builds the executor and its KV pages from a checkpoint and options.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ pub(crate) struct Loaded {
     pub weight_keepers: Vec<WeightKeeper>,
 }
 
-/// What computes, and in which types.
+/// The executor that a model runs on, and the types of its weights and KV cache.
 #[derive(Clone, Debug)]
 pub struct Hardware {
     pub executor: ExecutorInfo,
     pub num_stages: usize,
     pub weight_format: WeightFormat,
-    /// Whether weights were packed by an earlier start, and only read by this one.
+    /// Whether the packed weights were read from the weight cache.
     pub weights_were_kept: bool,
     pub kv_format: KvFormat,
     pub num_kv_pages: u32,
@@ -39,7 +39,7 @@ pub struct Hardware {
     pub kv_bytes: u64,
 }
 
-/// Of a draft model: the rest is as of the model that it guesses for.
+/// What differs for a draft model; everything else is the same as for the model that it drafts for.
 #[derive(Clone, Debug)]
 pub struct DraftHardware {
     pub name: String,
@@ -61,11 +61,11 @@ impl Hardware {
     }
 }
 
-/// A model's weights, and the types that they and its KV are kept in.
+/// A model's weights, and the types of its packed weights and KV cache.
 struct Formats<'a> {
     checkpoint: &'a Checkpoint,
     spec: &'a DecoderSpec,
-    /// `None` for the mock.
+    /// `None` with the mock executor, which reads no weights.
     weights: Option<DecoderWeights>,
     asked_weight_format: Option<WeightFormat>,
     weight_format: WeightFormat,
@@ -111,7 +111,7 @@ impl<'a> Formats<'a> {
             .num_bytes(TokenCost::num_weights(self.spec)) as u64
     }
 
-    /// What is read to draw a token.
+    /// Bytes that one decode step reads, without KV.
     fn step_bytes(&self) -> f64 {
         let cost = TokenCost {
             spec: self.spec,
@@ -200,7 +200,7 @@ pub(crate) fn load(
     let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
     let plan = KvPlan::new(&KvDemand {
         page_size: scheduler.page_size,
-        // A page of each: what a request fills it fills in both.
+        // A request fills as many pages of the draft model as of the model.
         page_bytes: page_bytes + draft_page_bytes,
         max_position: spec.max_position,
         max_num_seqs: scheduler.max_num_seqs,
@@ -209,7 +209,7 @@ pub(crate) fn load(
         available_bytes: available_bytes().saturating_sub(packed_bytes),
         total_bytes: match options.device {
             Device::Cpu => total_bytes().saturating_sub(packed_bytes),
-            // Pages that nothing is written to take no memory.
+            // The mock never writes to its pages, so they take no memory.
             Device::Mock => u64::MAX,
         },
     })?;
@@ -231,7 +231,7 @@ pub(crate) fn load(
         (&mut scheduler.speculation, &draft)
         && options.device == Device::Cpu
     {
-        // Memory is what a step of few rows waits for.
+        // A step of few rows is bound by memory bandwidth, so its cost is the bytes that it reads.
         *draw_cost = (100.0 * of_draft.step_bytes() / formats.step_bytes()).ceil() as u32;
     }
     let mut weight_keepers = Vec::new();
@@ -275,7 +275,7 @@ pub(crate) fn load(
     })
 }
 
-/// With a page for each of the model's, as far as its context goes.
+/// Loads the draft model. It has as many KV pages as the model, or fewer if its context is shorter.
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,
@@ -312,7 +312,7 @@ fn load_draft(
     Ok((model, hardware, loaded.weight_keeper))
 }
 
-/// Answers are words of the model's vocabulary, some fifty of them.
+/// The mock's answers are words of the model's vocabulary, fifty on average.
 fn mock_config(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,

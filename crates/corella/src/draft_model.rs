@@ -1,4 +1,4 @@
-//! The model that guesses for another: found, and compared with it.
+//! Opens the draft model and checks that its vocabulary is that of the model.
 
 use corella_core::TokenId;
 use corella_model::{Checkpoint, WeightFormat};
@@ -15,7 +15,7 @@ pub(crate) struct DraftCheckpoint {
 }
 
 impl DraftCheckpoint {
-    /// Opens the model, which must have the tokens of the one that it guesses for.
+    /// Opens the draft model. Its vocabulary must equal that of the model, token by token.
     pub fn open(
         options: &DraftOptions,
         target: &Checkpoint,

@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the person who can change it.
+//! Everything that can go wrong, in words for the person who can change it.
 
 use std::fmt;
 

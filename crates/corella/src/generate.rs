@@ -1,4 +1,4 @@
-//! `corella generate`: one answer, and how fast it came.
+//! `corella generate`: one answer, and its speed.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::profile_table::{self, Peak};
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let mut llm = Llm::load(&config.source, &config.options)?;
-    // A server has the time to write what it has packed; here it would be in the way.
+    // Packed weights are written to the cache while a server runs; here that would slow the answer.
     llm.weight_keepers.clear();
     let prompt = match config.prompt {
         Prompt::Chat(text) => llm.encode_chat(&text)?,
@@ -34,7 +34,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
         let event = event?;
         speed.handle_token(event.num_prompt_tokens - event.num_cached_tokens);
         if write(&mut out, &event.text).is_err() {
-            // The reader has closed the pipe: it has what it wanted.
+            // The reader has closed the pipe and wants no more text.
             return Ok(());
         }
     }
@@ -52,7 +52,7 @@ fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Arbitrary tokens, the same each time.
+/// An arbitrary prompt, the same in every run.
 fn made_up_prompt(num_tokens: usize, vocab_size: usize) -> Vec<TokenId> {
     const MULTIPLIER: usize = 7919;
     (1..=num_tokens)

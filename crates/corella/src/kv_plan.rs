@@ -1,18 +1,18 @@
-//! How many KV pages there are, and what context they allow.
+//! Decides how many KV pages there are, and how long a context they allow.
 
 use crate::Error;
 
-/// What the plan follows from.
+/// The input of the plan.
 pub(crate) struct KvDemand {
     pub page_size: u32,
-    /// K and V of a page, all layers.
+    /// Bytes of a page: keys and values of all layers.
     pub page_bytes: u64,
     /// Longest context of the model.
     pub max_position: usize,
     pub max_num_seqs: u32,
-    /// As asked for; `None` is as long as model and memory allow.
+    /// The context to plan for; `None` is as long as the model and memory allow.
     pub max_model_len: Option<u32>,
-    /// As asked for; `None` is a share of `available_bytes`.
+    /// The memory to use; `None` is a share of `available_bytes`.
     pub kv_cache_bytes: Option<u64>,
     /// Memory that is free once the weights are loaded.
     pub available_bytes: u64,
@@ -81,12 +81,13 @@ impl KvPlan {
     }
 }
 
-/// What can be allocated now without swapping: of the machine, and of the control group.
+/// Memory that can be allocated now without swapping: the smaller of what the machine has and what
+/// the control group leaves.
 pub(crate) fn available_bytes() -> u64 {
-    // Where neither can be read, an amount that most machines have.
+    // If neither can be read, assume an amount that most machines have.
     const UNKNOWN: u64 = 4 << 30;
     let machine = machine_bytes("MemAvailable:");
-    // Pages of files count as used, and can be had back.
+    // The control group counts the page cache as used, although it can be reclaimed.
     let reclaimable = group_text("memory.stat")
         .and_then(|text| {
             let line = text
@@ -105,7 +106,7 @@ pub(crate) fn available_bytes() -> u64 {
     }
 }
 
-/// All that this process could have if it were alone.
+/// Memory that this process could use if nothing else ran.
 pub(crate) fn total_bytes() -> u64 {
     let limits = [machine_bytes("MemTotal:"), group_bytes("memory.max")];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)

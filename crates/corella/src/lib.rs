@@ -1,4 +1,4 @@
-//! A language model as a value: load it, ask it.
+//! A language model as a value: load it, then ask it.
 //!
 //! ```no_run
 //! use corella::{GenerateParams, Llm, LlmOptions, ModelSource};
@@ -31,7 +31,7 @@ pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized
 pub use token_cost::TokenCost;
 pub use weight_cache::{WeightCache, WeightKeeper};
 
-/// The examples of the book's page on this crate.
+/// Runs the examples of the book's page on this crate as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/rust.md")]
 pub struct BookExamples;

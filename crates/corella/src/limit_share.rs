@@ -1,8 +1,8 @@
-//! A speed as a share of what the machine can do, with a word where the share cannot be true.
+//! A speed as a share of the machine's limit, with an explanation if it is above 100 %.
 
 use std::fmt;
 
-/// What the machine was measured to do at best.
+/// A limit of the machine that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     Arithmetic,
@@ -10,12 +10,12 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// How a share above 100 % comes about.
+    /// Why a share of this limit may be above 100 %.
     pub fn why_exceeded(self) -> &'static str {
         match self {
             Self::Arithmetic => "the machine was slower while its peak was measured",
             Self::Memory => {
-                "caches hold a part, or the machine was slower while its memory was measured"
+                "caches held a part of the data, or the machine was slower while its memory was measured"
             }
         }
     }
@@ -52,7 +52,7 @@ impl fmt::Display for LimitShare {
     }
 }
 
-/// The words below a table of shares, one line for each limit that one of them exceeds.
+/// The explanations below a table of shares, a line for each limit that one of them exceeds.
 pub fn footnotes(shares: &[LimitShare]) -> String {
     [Limit::Arithmetic, Limit::Memory]
         .into_iter()
@@ -75,7 +75,7 @@ mod tests {
     fn no_share_is_above_100_without_a_word() {
         let of_memory = |speed| LimitShare::new(Limit::Memory, speed, 10.0);
         assert_eq!(of_memory(3.0).to_string(), "30 %");
-        // What is shown counts, not what was divided.
+        // The rounded share decides, because it is the one that is shown.
         assert_eq!(of_memory(10.04).to_string(), "100 %");
         assert!(of_memory(13.7).to_string().starts_with("137 %: caches"));
         let of_peak = LimitShare::new(Limit::Arithmetic, 1.87, 1.0);

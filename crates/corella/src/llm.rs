@@ -18,8 +18,8 @@ use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
-/// A model that is loaded and warm. Its engine stops when this, and what was made of it, are
-/// gone.
+/// A model that is loaded and ready. Its engine stops when this value, the clones of its engine and
+/// all streams have been dropped.
 pub struct Llm {
     /// The folder's name, or the file's without `.gguf`.
     pub name: String,
@@ -29,16 +29,17 @@ pub struct Llm {
     pub engine: Engine,
     pub max_model_len: u32,
     pub hardware: Hardware,
-    /// Of the model that guesses.
+    /// The draft model's hardware, if there is a draft model.
     pub draft_hardware: Option<DraftHardware>,
-    /// With [`LlmOptions::weight_cache`]: what goes on writing for the next start, until dropped.
+    /// Threads that write packed weights for the next start, with [`LlmOptions::weight_cache`].
+    /// Dropping them stops the writing.
     pub weight_keepers: Vec<WeightKeeper>,
 }
 
-/// How one answer is made. `None` is what the model's makers recommend.
+/// How one answer is generated. `None` is the default in the model's `generation_config.json`.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateParams {
-    /// Default: what context and KV cache allow.
+    /// Default: as many as the context and the KV cache allow.
     pub max_tokens: Option<u32>,
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
@@ -46,11 +47,11 @@ pub struct GenerateParams {
     pub min_p: Option<f32>,
     pub seed: u64,
     pub stop: Vec<String>,
-    /// Go on after an end token.
+    /// Whether to continue after an end token.
     pub ignore_eos: bool,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
     pub text: String,
@@ -61,7 +62,7 @@ pub struct Generation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended, or a stop string was found.
+    /// The model generated an end token, or the text contains a stop string.
     Stop,
     /// `max_tokens` or the context was reached.
     Length,
@@ -120,7 +121,7 @@ impl Llm {
         Ok(())
     }
 
-    /// The answer to one message of a user. A model without a chat template continues it.
+    /// Answers one user message. A model without a chat template continues it as plain text.
     pub fn generate(&self, prompt: &str, params: &GenerateParams) -> Result<Generation, Error> {
         let mut generation = Generation {
             text: String::new(),
@@ -140,7 +141,7 @@ impl Llm {
         Ok(generation)
     }
 
-    /// What was found and decided, in a line.
+    /// One line that describes the model, the hardware and the KV cache.
     pub fn summary(&self) -> String {
         let hardware = &self.hardware;
         let executor = &hardware.executor;
@@ -253,21 +254,21 @@ impl Llm {
     }
 }
 
-/// One request's text as it comes.
+/// The text of one request, as it is generated.
 pub struct TextEvents {
-    /// `None` once finished.
+    /// `None` after the last event.
     stream: Option<TokenStream>,
     text: TextStream,
 }
 
-/// What one token added. The last event, and only the last, has `finish`.
+/// The text that one token added. The last event, and only the last, has `finish`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextEvent {
-    /// May be empty: in the middle of a character, or while a stop string may be forming.
+    /// Empty in the middle of a character, or while the text may become a stop string.
     pub text: String,
     pub finish: Option<Finish>,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens whose KV was there already.
+    /// Number of prompt tokens that were found in the prefix cache.
     pub num_cached_tokens: u32,
     pub num_output_tokens: u32,
 }
@@ -294,7 +295,7 @@ impl Iterator for TextEvents {
                 self.stream = None;
                 return Some(Err(error.into()));
             }
-            // Only who holds the stream can abort it.
+            // Only the holder of the stream can abort it, and that is this value.
             Some(FinishReason::Aborted) => return None,
         };
         let mut text = String::new();
@@ -327,13 +328,13 @@ fn warn_of_draw_cost(loaded: &Loaded) {
         && draw_cost >= SchedulerConfig::MAX_DRAW_COST
     {
         tracing::warn!(
-            "a token of the draft model costs {draw_cost} % of one of the model: guesses cannot pay, \
+            "a token of the draft model costs {draw_cost} % of a token of the model, so guesses cannot pay; \
              and few will be tried"
         );
     }
 }
 
-/// Enough for the first output token to be read in its context.
+/// The end of the prompt, long enough to decode the first output token in its context.
 fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
     const LEN: usize = 8;
     &prompt[prompt.len().saturating_sub(LEN)..]
@@ -352,7 +353,8 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
     }
 }
 
-/// What a folder is called, or a file without `.gguf`; a link to a file by its own name.
+/// The name of a folder, or that of a file without `.gguf`. A link has its own name, not that of its
+/// target.
 fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();

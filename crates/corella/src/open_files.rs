@@ -1,8 +1,8 @@
-//! How many files, sockets among them, this process may have open.
+//! The limit of files, including sockets, that this process may have open.
 
 use std::io;
 
-/// Raises the limit as far as the system allows, and says where it is then.
+/// Raises the limit as far as the system allows, and returns it.
 pub fn raise_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -12,7 +12,7 @@ use crate::WeightCache;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
-    /// The small model inside this program.
+    /// The small model that is part of the program.
     BuiltIn,
     /// A Hugging Face folder or a GGUF file.
     Path(PathBuf),
@@ -21,52 +21,53 @@ pub enum ModelSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     Cpu,
-    /// Draws made-up tokens without a model's weights, as fast as can be.
+    /// Generates made-up tokens as fast as possible, without a model's weights.
     Mock,
 }
 
-/// The model that guesses, with [`Speculation::Draft`](corella_core::Speculation).
+/// The draft model, with [`Speculation::Draft`](corella_core::Speculation).
 #[derive(Clone, Debug)]
 pub struct DraftOptions {
     pub source: ModelSource,
-    /// Default: the checkpoint's.
+    /// Default: the type in the checkpoint.
     pub weight_format: Option<WeightFormat>,
 }
 
-/// `None` is whatever suits model and machine.
+/// How a model is loaded and run. Fields that are `None` suit the model and the machine.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
     pub device: Device,
-    /// Default: the cores this process may use.
+    /// Default: the number of cores that this process may use.
     pub num_threads: Option<usize>,
-    /// Each thread on a core of its own.
+    /// Whether each thread is pinned to a core of its own.
     pub pin_threads: bool,
-    /// Default: the best of this machine.
+    /// Default: the best instruction set of this machine.
     pub isa: Option<Isa>,
-    /// Default: the checkpoint's.
+    /// Default: the type in the checkpoint.
     pub weight_format: Option<WeightFormat>,
-    /// Default: they are packed at every start.
+    /// Where packed weights are kept. Default: nowhere; they are packed at every start.
     pub weight_cache: Option<WeightCache>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_format: Option<KvFormat>,
-    /// Its cost is worked out when the models are loaded.
+    /// The draft model. What its guesses cost is computed when the models are loaded.
     pub draft_model: Option<DraftOptions>,
-    /// Default: half of the free memory, and no more than the requests can use. A draft model's KV
-    /// is part of it.
+    /// Memory for the KV cache, that of a draft model included. Default: half of the free memory, or
+    /// less if the requests cannot use that much.
     pub kv_cache_bytes: Option<u64>,
-    /// Default: what model and KV cache allow.
+    /// Most tokens of a prompt and its output together. Default: what the model and the KV cache
+    /// allow.
     pub max_model_len: Option<u32>,
-    /// Beginnings of prompts, as text, whose KV pages are computed at start and kept.
+    /// Prefixes, as text, whose KV pages are computed at start and never evicted.
     pub pinned_prefixes: Vec<String>,
-    /// The most KV pages that those may take, as a share of all, from 0 to 1.
+    /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1.
     pub max_pinned_share: f64,
-    /// A step that takes longer loses the engine.
+    /// A step that takes longer than this ends the engine.
     pub step_deadline: Duration,
-    /// Where the CPU's steps write down what their time goes to.
+    /// Where the CPU executor records the time that each operation takes.
     pub profile: Option<Arc<Profile>>,
-    /// How long the mock's steps take. Default: no time.
+    /// The time that a step of the mock takes. Default: none.
     pub mock_cost: Option<CostModel>,
-    /// Its `num_pages` and `max_model_len` are set when the model is loaded.
+    /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,
 }
 

@@ -1,4 +1,4 @@
-//! How well a model predicts a text: what rounding its weights costs.
+//! Measures how well a model predicts a text, to see what quantisation costs.
 
 use corella_core::TokenId;
 
@@ -10,14 +10,14 @@ use crate::{Error, Hardware, LlmOptions, ModelSource};
 #[derive(Clone, Debug)]
 pub struct Perplexity {
     pub num_tokens: usize,
-    /// The mean of a predicted token's -ln p.
+    /// The mean of -ln p over all predicted tokens.
     pub loss: f64,
     pub hardware: Hardware,
 }
 
 impl Perplexity {
-    /// Of all documents together. Each is cut into parts of at most `context` tokens, which know
-    /// nothing of each other.
+    /// Measures all documents together. Each is cut into parts of at most `context` tokens, and a
+    /// part is predicted without those before it.
     pub fn measure(
         source: &ModelSource,
         options: &LlmOptions,

@@ -8,14 +8,14 @@ use corella_model::{DType, WeightFormat};
 
 use crate::limit_share::{Limit, LimitShare, footnotes};
 
-/// What a core's arithmetic is measured against.
+/// The peak that the speed of an arithmetic is compared with.
 pub struct Peak {
     pub flops_per_s: f64,
     pub name: &'static str,
 }
 
 impl Peak {
-    /// The peak of the products that weights of a format are computed with.
+    /// The peak of the arithmetic that weights of this format are computed with.
     pub fn of(format: WeightFormat, limits: &MachineLimits) -> Self {
         let (bf16, int8) = (limits.bf16_flops_per_s, limits.int8_ops_per_s);
         let (flops_per_s, name) = match (format, bf16, int8) {
@@ -27,7 +27,7 @@ impl Peak {
     }
 }
 
-/// Of the steps that prefilled, and of those that did not, if there were some.
+/// A table for the steps that prefilled and one for the steps that did not, if there were any.
 pub fn tables(profile: &Profile, hardware: &Hardware, limits: &MachineLimits) -> Vec<String> {
     let reports = profile.report(hardware.executor.num_threads);
     let named = ["prefill", "decode"].into_iter().zip(&reports);

@@ -1,4 +1,8 @@
-//! A model written anew with its matrices as integers, as a folder that vLLM reads too.
+//! Writes a model with quantised matrices, as a folder that vLLM reads too.
+//!
+//! A plan of all tensors is made first; then they are rounded and written layer by layer, with memory
+//! for one matrix at a time. To compensate rounding errors (GPTQ), each layer is run over a text, by the
+//! forward pass of serving and with the layers before it already rounded.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -17,45 +21,45 @@ use crate::{Error, ModelSource};
 #[derive(Clone, Debug)]
 pub struct QuantizeOptions {
     pub format: QuantizeFormat,
-    /// Matrices that stay as they are, by whole parts of their names.
+    /// Matrices to leave unquantised, by whole parts of their names.
     pub keep: Vec<String>,
-    /// With a text, rounding errors are made up for by what the layers take in while it is read.
-    /// Without, each weight goes to the nearest integer.
+    /// With a text, the rounding error of each weight is compensated in others, by the inputs that
+    /// layers have on this text (GPTQ). Without, each weight is rounded to the nearest integer.
     pub calibration: Option<CalibrationText>,
     pub num_threads: usize,
-    /// That the calibration text is read with. Default: the best of this machine.
+    /// The instruction set to process the calibration text with. Default: the best of this machine.
     pub isa: Option<Isa>,
 }
 
 #[derive(Clone, Debug)]
 pub struct CalibrationText {
     pub documents: Vec<String>,
-    /// Documents are cut into parts of so many tokens, at most.
+    /// Documents are cut into parts of at most this many tokens.
     pub context: usize,
-    /// Of all documents; the rest is not looked at.
+    /// Most tokens of all documents together; further text is not read.
     pub max_tokens: usize,
 }
 
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// Of the new folder.
+    /// Size of the new folder.
     pub num_bytes: u64,
     pub num_matrices: usize,
-    /// Names of matrices that are not quantised.
+    /// Names of the matrices that were not quantised.
     pub kept: Vec<String>,
-    /// Of a quantised weight, with scales and zero points.
+    /// Mean bits per quantised weight, including scales and zero points.
     pub bits_per_weight: f64,
     pub num_calibration_tokens: usize,
 }
 
-/// How far it is, in weights.
+/// Progress, counted in weights.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeProgress {
     pub done: usize,
     pub total: usize,
 }
 
-/// Files that are the same for any weights.
+/// Files that do not depend on the weights, and are copied.
 const COPIED: [&str; 9] = [
     "generation_config.json",
     "tokenizer.json",
@@ -68,8 +72,8 @@ const COPIED: [&str; 9] = [
     "tokenizer.model",
 ];
 
-/// Reads a model and writes the folder `target`, which must not exist; it is there when it is
-/// complete. `progress` may break it off.
+/// Reads a model and writes the folder `target`, which must not exist yet. The folder appears when it
+/// is complete. `progress` may cancel the work.
 pub fn quantize(
     source: &ModelSource,
     target: &Path,
@@ -82,7 +86,7 @@ pub fn quantize(
         .map_err(|reason| Error::Config(format!("--keep: {reason}")))?;
     if plan.matrices().next().is_none() {
         let reason =
-            "no matrix is left to quantise; --keep names fewer, --group-size smaller groups";
+            "there is no matrix to quantise; name fewer in --keep, or use a smaller --group-size";
         return Err(Error::Config(reason.to_owned()));
     }
     let config = config_json(&checkpoint, &weights, &plan)?;
@@ -127,14 +131,14 @@ pub fn quantize(
     })
 }
 
-/// What a folder has as it is, and what a GGUF file is turned into.
+/// The model's `config.json`, or the one that the metadata of a GGUF file becomes.
 fn config_json(
     checkpoint: &Checkpoint,
     weights: &DecoderWeights,
     plan: &QuantizePlan<'_>,
 ) -> Result<Value, Error> {
     let mut config = match checkpoint.file("config.json")? {
-        // It has been read before, as an object.
+        // The checkpoint was opened with it, so it is an object.
         Some(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
         None => {
             let config = checkpoint.config().to_folder_config(weights.embed.dtype);
@@ -170,7 +174,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// A layer, rounded with an eye to what goes into it; then what comes out of it, for the next.
+    /// Quantises a layer by its inputs, then computes its outputs, which are the inputs of the next
+    /// layer.
     fn write_layer(
         &mut self,
         layer: &LayerWeights,
@@ -199,7 +204,7 @@ impl Job<'_> {
         Ok(calibration.advance(&rounded)?)
     }
 
-    /// Returns what a reader makes of a matrix that is quantised.
+    /// Writes a tensor. If it was quantised by GPTQ, returns it as a reader will see it.
     fn write(
         &mut self,
         planned: &PlannedTensor<'_>,
@@ -221,7 +226,7 @@ impl Job<'_> {
         Ok(factor.map(|_| matrix.into_tensor()))
     }
 
-    /// Row by row, for what is stored as blocks is dequantised only here.
+    /// Copies a tensor row by row, since the blocks of a GGUF file are dequantised here.
     fn copy(&mut self, planned: &PlannedTensor<'_>) -> Result<(), Error> {
         const AT_ONCE: usize = 1 << 20;
         let tensor = planned.tensor;
@@ -249,7 +254,9 @@ impl Job<'_> {
         };
         match (self.progress)(progress) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Config("interrupted; nothing is left".into())),
+            ControlFlow::Break(()) => {
+                Err(Error::Config("interrupted; no folder was written".into()))
+            }
         }
     }
 }
@@ -258,7 +265,7 @@ fn num_weights(planned: &PlannedTensor<'_>) -> usize {
     planned.tensor.shape.iter().product()
 }
 
-/// Rows for every layer to be calibrated with.
+/// Reads the calibration text and computes the inputs of the first layer.
 fn calibration(
     checkpoint: &Checkpoint,
     weights: &DecoderWeights,
@@ -281,7 +288,7 @@ fn calibration(
         }
     }
     if num_tokens == 0 {
-        let reason = "--calibration: the text has no tokens";
+        let reason = "--calibration: the text is empty";
         return Err(Error::Config(reason.to_owned()));
     }
     let spec = &checkpoint.config().spec;

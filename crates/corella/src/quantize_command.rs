@@ -1,4 +1,4 @@
-//! `corella quantize`: how far it is, and what came of it, on standard error.
+//! `corella quantize`: runs the quantisation, with progress and a summary on standard error.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -36,7 +36,7 @@ pub fn run(config: Quantize) -> Result<(), Error> {
         number => format!(", calibrated on {number} tokens"),
     };
     eprintln!(
-        "{}: {:.1} MB; {} matrices at {:.2} bits a weight{kept}{calibration}; {:.1} s",
+        "{}: {:.1} MB; {} matrices at {:.2} bits per weight{kept}{calibration}; {:.1} s",
         config.out.display(),
         quantized.num_bytes as f64 / 1e6,
         quantized.num_matrices,
@@ -46,7 +46,7 @@ pub fn run(config: Quantize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Set by Ctrl-C or a polite kill, so that what is half written can be removed.
+/// A flag that SIGINT and SIGTERM set, so that a folder that is half written is removed.
 fn interrupt_flag() -> Result<Arc<AtomicBool>, Error> {
     let flag = Arc::new(AtomicBool::new(false));
     let no_thread = |error| Error::Io("installing signal handlers".to_owned(), error);
@@ -89,7 +89,7 @@ impl Display {
             "\r\x1b[K{share:.0} % of {} M weights",
             progress.total / 1_000_000
         );
-        // A progress line that cannot be written is no reason to stop.
+        // Work goes on even if the progress line cannot be written.
         let _ = std::io::stderr().flush();
     }
 

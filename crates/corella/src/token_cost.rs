@@ -1,8 +1,8 @@
-//! What a token costs at least, to judge speeds by.
+//! The least work that a token can take, to judge speeds by.
 
 use corella_model::{DecoderSpec, KvFormat, WeightFormat};
 
-/// Operations and bytes that no implementation of a model can do without.
+/// Operations and bytes that any implementation of a model needs.
 pub struct TokenCost<'a> {
     pub spec: &'a DecoderSpec,
     pub weight_format: WeightFormat,
@@ -10,7 +10,7 @@ pub struct TokenCost<'a> {
 }
 
 impl TokenCost<'_> {
-    /// Of all matrices; norms and biases do not show beside them.
+    /// Weights of all matrices. Norms and biases are so few that they are not counted.
     pub fn num_weights(spec: &DecoderSpec) -> usize {
         let embeddings = match spec.tied_embeddings {
             true => 1,
@@ -19,12 +19,12 @@ impl TokenCost<'_> {
         num_layer_weights(spec) + embeddings * num_head_weights(spec)
     }
 
-    /// Operations to compute a prompt and draw one token. A multiply-add is two.
+    /// Operations to compute a prompt and generate one token. A multiply-add counts as two.
     pub fn prefill_flops(&self, num_tokens: usize) -> f64 {
         let spec = self.spec;
         let tokens = num_tokens as f64;
         let pairs = tokens * (tokens + 1.0) / 2.0;
-        // Scores and weighted sum, for each pair of positions.
+        // Attention computes a score and a weighted sum for each pair of positions.
         let attention =
             4.0 * (spec.num_layers * spec.attention.num_heads * spec.attention.head_dim) as f64;
         2.0 * tokens * num_layer_weights(spec) as f64
@@ -32,7 +32,7 @@ impl TokenCost<'_> {
             + pairs * attention
     }
 
-    /// Bytes read to draw one token behind `num_context_tokens`.
+    /// Bytes that a decode step reads to generate a token after `num_context_tokens`.
     pub fn decode_bytes(&self, num_context_tokens: f64) -> f64 {
         let spec = self.spec;
         let weights = num_layer_weights(spec) + num_head_weights(spec);

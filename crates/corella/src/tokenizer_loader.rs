@@ -1,4 +1,4 @@
-//! A tokenizer that is read while weights are packed: the two take a small model equally long.
+//! Reads the tokenizer while weights are packed, which takes about as long for a small model.
 
 use std::cell::{Cell, OnceCell};
 use std::panic::resume_unwind;
@@ -28,7 +28,7 @@ impl TokenizerLoader {
         })
     }
 
-    /// Waits for it. Not to be called again after an error.
+    /// Waits for the tokenizer. Must not be called again after an error.
     pub fn get(&self) -> Result<&Tokenizer, Error> {
         if let Some(thread) = self.thread.take() {
             let tokenizer = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;

@@ -1,8 +1,8 @@
-//! What is said about an option that does not exist: for those of other servers, what to use here.
+//! Explains an unknown option. For options of other servers, it says what to use instead.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Options that do something similar elsewhere, and what to do here.
+/// Options of other servers, and what to use instead.
 const ELSEWHERE: [(&[&str], &str); 29] = [
     // vLLM and SGLang.
     (
@@ -24,25 +24,25 @@ const ELSEWHERE: [(&[&str], &str); 29] = [
     ),
     (
         &["--quantization", "-q"],
-        "quantised checkpoints are recognised; --dtype int8, int8-grouped or int4 rounds the \
-         weights of others",
+        "quantised checkpoints are recognised by themselves; --dtype int8, int8-grouped or int4 \
+         quantises others at load",
     ),
     (
         &["--trust-remote-code"],
-        "code that comes with a model is never run; leave it out",
+        "code in a model folder is never run; leave it out",
     ),
     (
         &["--tokenizer", "--tokenizer-path"],
-        "the tokenizer is the model's: tokenizer.json in its folder, or the GGUF file's",
+        "the tokenizer comes from the model's tokenizer.json or GGUF file",
     ),
     (
         &["--chat-template"],
-        "the chat template is the model's: chat_template.jinja or tokenizer_config.json in its \
-         folder, or the GGUF file's",
+        "the chat template comes from the model's chat_template.jinja, tokenizer_config.json or \
+         GGUF file",
     ),
     (
         &["--enforce-eager", "--swap-space", "--cpu-offload-gb"],
-        "there is nothing like it to set; leave it out",
+        "Corella has no such setting; leave it out",
     ),
     (
         &["--enable-chunked-prefill"],
@@ -103,11 +103,12 @@ const ELSEWHERE: [(&[&str], &str); 29] = [
     (&["-f", "--file"], "use --prompt \"$(cat FILE)\""),
     (
         &["-v", "--verbose", "--log-level"],
-        "set RUST_LOG=debug in the environment to be told more",
+        "set RUST_LOG=debug in the environment for a longer log",
     ),
 ];
 
-/// `None` where clap's own message is the better one. `arguments` are those of the process.
+/// Explains a refused option; `None` if clap's own message is better. `arguments` are those of the
+/// process.
 pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -117,7 +118,7 @@ pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
         return None;
     }
     let refused = context(ContextKind::InvalidArg).filter(|name| name.starts_with('-'))?;
-    // Of `-ngl` clap refuses the first letter.
+    // clap names only the first letter of `-ngl` in its error.
     let written = match refused.starts_with("--") {
         true => refused,
         false => arguments.iter().find(|word| word.starts_with(refused))?,
@@ -145,7 +146,7 @@ pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
     })
 }
 
-/// Whether most of two names is a common beginning and a common end.
+/// Whether two names mostly consist of a common prefix and a common suffix.
 fn is_near(a: &str, b: &str) -> bool {
     let common =
         |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();

@@ -1,5 +1,5 @@
-//! Packed weights kept in files, so that the next start of a model reads what this one has rounded
-//! and repacked. Weights that are only copied are not kept: to copy them again is as fast.
+//! Keeps packed weights in files, so that the next start of a model reads what this one has quantised
+//! and repacked. Weights that are only copied are not kept, because copying them again is as fast.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File, OpenOptions, TryLockError};
@@ -18,14 +18,14 @@ use corella_model::{Checkpoint, WeightFormat};
 
 use crate::kv_plan::display_bytes;
 
-/// Where packed weights are kept.
+/// The folder of packed weights, and its limits.
 #[derive(Clone, Debug)]
 pub struct WeightCache {
-    /// Made when it is needed. Other files in it are left alone.
+    /// Created when it is needed. Other files in it are left alone.
     pub folder: PathBuf,
-    /// Of all models together; those not used for the longest time make room.
+    /// Disk space for all models together; the least recently used are deleted first.
     pub max_bytes: u64,
-    /// What is smaller is packed again in no time.
+    /// Smaller models are not kept, since packing them again takes no time.
     pub min_bytes: u64,
 }
 
@@ -39,20 +39,20 @@ impl WeightCache {
     }
 }
 
-/// The place of one model's weights in one format for one instruction set.
+/// The file of one model's weights in one format, for one instruction set.
 pub(crate) struct WeightCacheEntry {
     cache: WeightCache,
     path: PathBuf,
 }
 
-/// To be changed when what decides about the bytes of a file changes, and neither `Isa` nor
-/// `WeightFormat` does. That panels lie otherwise need not be told: readers notice.
+/// To be raised when packing changes the bytes of a file in a way that neither the names of `Isa` and
+/// `WeightFormat` nor the check of a reader shows. A reader notices another layout of panels.
 const VERSION: u32 = 1;
 const COMPLETE: &str = "packed";
 const PARTIAL: &str = "partial";
 
 impl WeightCacheEntry {
-    /// `None` for a model that is no files, or whose files cannot be told apart from others.
+    /// `None` for a model that does not come from files, or whose files cannot be identified.
     pub fn new(
         cache: &WeightCache,
         checkpoint: &Checkpoint,
@@ -81,12 +81,13 @@ impl WeightCacheEntry {
 
     pub fn open(&self) -> Option<File> {
         let file = File::open(&self.path).ok()?;
-        // For whoever makes room; a folder that others own can still be read.
+        // `make_room` goes by this time. It cannot be set in a folder of another user, which is fine.
         let _ = file.set_modified(SystemTime::now());
         Some(file)
     }
 
-    /// Writes the image while the model is served. A failure is a warning: the next start packs.
+    /// Writes the image in the background while the model is served. A failure is only a warning,
+    /// since the next start can pack again.
     pub fn keep(self, image: PackedImage) -> Option<WeightKeeper> {
         let num_bytes = image.num_bytes();
         if image.is_read() || num_bytes < self.cache.min_bytes.max(1) {
@@ -94,7 +95,7 @@ impl WeightCacheEntry {
         }
         if num_bytes > self.cache.max_bytes {
             tracing::info!(
-                "packed weights of {} are not kept for the next start: {} are for all models",
+                "packed weights of {} are not kept for the next start: --weight-cache-size is {}",
                 display_bytes(num_bytes),
                 display_bytes(self.cache.max_bytes)
             );
@@ -121,7 +122,7 @@ impl WeightCacheEntry {
         })
     }
 
-    /// Whether it was for this process to write them, and there was time.
+    /// Writes the file. `false` if another process writes it, or if this one was told to stop.
     fn write(&self, image: &PackedImage, is_stopped: &AtomicBool) -> io::Result<bool> {
         fs::create_dir_all(&self.cache.folder)?;
         let partial = self.path.with_extension(PARTIAL);
@@ -135,7 +136,7 @@ impl WeightCacheEntry {
             Err(TryLockError::WouldBlock) => return Ok(false),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // Between opening and locking, whoever had the lock may have completed the file.
+        // The process that held the lock before may have completed the file meanwhile.
         if !partial
             .metadata()
             .is_ok_and(|at_path| is_same(&at_path, &file))
@@ -157,7 +158,7 @@ impl WeightCacheEntry {
         is_stopped: &AtomicBool,
     ) -> io::Result<bool> {
         const PIECE: usize = 4 << 20;
-        // What the system may have to write when it would rather not.
+        // Bounds the dirty pages that the system may have to write all at once.
         const MAX_UNSYNCED: usize = 64 << 20;
         file.set_len(0)?;
         self.make_room(image.num_bytes())?;
@@ -168,7 +169,7 @@ impl WeightCacheEntry {
             }
             let start = Instant::now();
             file.write_all(piece)?;
-            // At most half of a core, which requests may be waiting for.
+            // Takes at most half of a core, which requests may be waiting for.
             std::thread::sleep(start.elapsed());
             num_unsynced += piece.len();
             if num_unsynced >= MAX_UNSYNCED {
@@ -180,7 +181,7 @@ impl WeightCacheEntry {
         Ok(true)
     }
 
-    /// Removes what was used least lately, and what a process left behind that was killed.
+    /// Deletes the least recently used files, and partial files of processes that were killed.
     fn make_room(&self, num_bytes: u64) -> io::Result<()> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&self.cache.folder)? {
@@ -206,7 +207,7 @@ impl WeightCacheEntry {
         let free = free_bytes(&self.cache.folder)?;
         if free < num_bytes + num_bytes / 2 {
             return Err(io::Error::other(format!(
-                "they take {}, and {} of the disk are free",
+                "they take {}, and the disk has {} free",
                 display_bytes(num_bytes),
                 display_bytes(free)
             )));
@@ -215,21 +216,21 @@ impl WeightCacheEntry {
     }
 }
 
-/// Writes packed weights until all are written, or it is dropped.
+/// A thread that writes packed weights until it is done or this is dropped.
 pub struct WeightKeeper {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl WeightKeeper {
-    /// Until it has written all.
+    /// Waits until everything is written.
     pub fn wait(mut self) {
         self.join();
     }
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // Nothing depends on it, not even that it has not panicked.
+            // Nothing depends on this thread, so even a panic in it does no harm.
             let _ = thread.join();
         }
     }
@@ -242,7 +243,7 @@ impl Drop for WeightKeeper {
     }
 }
 
-/// Of a file of ours; `None` for others.
+/// The extension of a file that belongs to the cache; `None` for any other file.
 fn kind(entry: &DirEntry) -> Option<&'static str> {
     let name = entry.file_name();
     let name = name.to_str()?;
@@ -265,7 +266,7 @@ fn is_same(metadata: &fs::Metadata, file: &File) -> bool {
 
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        // Another process made room, too.
+        // Another process made room at the same time.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }

@@ -1,4 +1,4 @@
-//! A draft model on the CPU executor, and which ones are refused.
+//! Draft models on the CPU executor: answers stay the same, and unsuitable models are refused.
 
 #[path = "../../corella-cpu/tests/held_isa/mod.rs"]
 mod held_isa;
@@ -73,7 +73,7 @@ fn engine(model: &str, draft: Option<CpuExecutor>) -> Engine {
     }
 }
 
-/// Every second one is greedy; some begin alike.
+/// Requests of which every second one is greedy, and some begin alike.
 fn submissions(vocab_size: usize) -> Vec<Submission> {
     let submission = |at: u64| {
         let token = |i: u64| ((i * 7919 + at / 3 * 31 + 11) % vocab_size as u64) as TokenId;
@@ -102,7 +102,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
     (0..12).map(submission).collect()
 }
 
-/// All that a caller sees of each token, and what the engine counted.
+/// Runs all requests together, and returns what a caller sees of each token.
 fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let streams: Vec<_> = submissions
         .iter()
@@ -112,7 +112,7 @@ fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> 
         let mut outputs = Vec::new();
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
-                // These depend on who else was there, or came before.
+                // These depend on other requests, at the same time or earlier.
                 (output.queue_us, output.num_cached_tokens) = (0, 0);
                 output.request = Default::default();
                 outputs.push(output);
@@ -123,7 +123,8 @@ fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> 
     streams.into_iter().map(read).collect()
 }
 
-/// The counts of tokens that were guessed, and of those that held.
+/// Checks that answers with a draft model equal those without. Returns how many tokens were guessed and
+/// how many guesses held.
 fn check_drafts(
     model: &str,
     (draft_model, draft_format): (&str, Option<WeightFormat>),
@@ -161,16 +162,16 @@ fn drafts_reach_no_bit_of_any_answer() {
     let golden = "tests/golden/qwen3-gqa-tied";
     for model in ["models/nano", golden] {
         for num_draft_pages in [120, 10] {
-            // The same model draws the same, greedy or seeded.
+            // The same model draws the same tokens, greedy or seeded.
             let (drafted, accepted) = check_drafts(model, (model, None), num_draft_pages);
             assert!(accepted > 0 && accepted == drafted, "{model}");
-            // How much of it holds is up to near ties.
+            // Near ties decide how many guesses of the rounded model hold.
             let rounded = (model, Some(WeightFormat::Int8));
             let (_, accepted) = check_drafts(model, rounded, num_draft_pages);
             assert!(accepted > 0, "{model}");
         }
     }
-    // A model that has nothing to do with it fails whatever the arithmetic is.
+    // The guesses of an unrelated model fail with any arithmetic.
     let stranger = ("tests/golden/llama-gqa-tied", None);
     for num_draft_pages in [120, 10] {
         let (drafted, accepted) = check_drafts(golden, stranger, num_draft_pages);
@@ -231,7 +232,7 @@ fn what_cannot_draft_is_refused() {
     }
 }
 
-/// As many tokens, two of them in each other's place.
+/// The vocabularies have the same size, but two tokens have changed places.
 #[test]
 fn a_vocabulary_of_the_same_size_may_differ() {
     let copy = std::env::temp_dir().join(format!("corella-draft-{}", std::process::id()));

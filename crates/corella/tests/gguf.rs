@@ -1,4 +1,4 @@
-//! One model as a Hugging Face folder and as a GGUF file: nothing tells them apart.
+//! One model as a Hugging Face folder and as a GGUF file, which must behave the same.
 //! `tests/gguf` holds both and the script that makes them.
 
 #[path = "../../corella-cpu/tests/held_isa/mod.rs"]
@@ -95,13 +95,13 @@ fn conversation(llm: &Llm) -> String {
     template.render(input).unwrap()
 }
 
-/// Their expressions are ours to write: the file only has names.
+/// A GGUF file only names its pre-tokenizer, so the regular expression comes from Corella.
 #[test]
 fn every_way_to_split_text_loses_nothing() {
     let file = std::env::temp_dir().join(format!("corella-{}-split.gguf", std::process::id()));
     let whole = std::fs::read(path("qwen3-f16.gguf")).unwrap();
     let key = b"tokenizer.ggml.pre";
-    // The value's type comes before it.
+    // In the file, the type of a value stands before it.
     let start = position(&whole, key) + key.len() + 4;
     let rest = start + 8 + "qwen2".len();
     for name in [
@@ -118,7 +118,7 @@ fn every_way_to_split_text_loses_nothing() {
         bytes.extend((name.len() as u64).to_le_bytes());
         bytes.extend(name.as_bytes());
         bytes.extend(&whole[rest..]);
-        // Nothing reads the weights, which have moved.
+        // The weights have moved, but nothing reads them.
         bytes.extend([0; 64]);
         std::fs::write(&file, &bytes).unwrap();
         let checkpoint = Checkpoint::open(&file).unwrap();
@@ -132,7 +132,7 @@ fn every_way_to_split_text_loses_nothing() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// A vocabulary is checked by the reader, and what it misses must not hurt whoever uses it.
+/// The reader checks a vocabulary; what it overlooks must not make others panic.
 #[test]
 fn damaged_vocabularies_never_panic() {
     let file = std::env::temp_dir().join(format!("corella-{}-damaged.gguf", std::process::id()));
@@ -205,11 +205,11 @@ fn qwen3_with_merges() {
 fn llama_with_merges_and_rotary_divisors() {
     let pair = Pair::load("llama3-f16");
     let mut config = pair.file.config.clone();
-    // The divisors that a file has say what came of the scaling that config.json describes.
+    // config.json describes a scaling, and a file stores the divisors that result from it.
     let scaling = &mut config.spec.rotary.scaling;
     assert!(matches!(scaling, RotaryScaling::Divisors(divisors) if divisors.len() == 2));
     *scaling = pair.folder.config.spec.rotary.scaling.clone();
-    // Nor does the file say in which order they end an answer.
+    // The file does not say the order of the end tokens either.
     config.eos_token_ids = pair.folder.config.eos_token_ids.clone();
     assert_eq!(pair.folder.config, config);
     let sorted = |llm: &Llm| {

@@ -1,4 +1,4 @@
-//! `corella quantize`: what it writes is what was meant, and nothing is there when it fails.
+//! `corella quantize`: the folder it writes is correct, and there is none if it fails.
 
 #[path = "../../corella-cpu/tests/held_isa/mod.rs"]
 mod held_isa;
@@ -20,7 +20,7 @@ use corella_model::{
 };
 use held_isa::held_isa;
 
-/// A folder of a test's own.
+/// A folder that only one test uses.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -67,7 +67,7 @@ fn int4(group_len: usize, symmetric: bool) -> QuantizeFormat {
     }
 }
 
-/// A scale for each output.
+/// 8-bit integers with one scale per output channel.
 const INT8: QuantizeFormat = QuantizeFormat::Int8 { group_len: None };
 
 fn options(format: QuantizeFormat) -> QuantizeOptions {
@@ -93,7 +93,7 @@ fn write(source: &Path, out: &Path, options: &QuantizeOptions) {
     assert_eq!(quantized.unwrap().num_bytes, size.sum::<u64>());
 }
 
-/// With keys and values in f32, so that nothing but weights and rows is rounded.
+/// Loads a model with keys and values in f32, so that only weights and rows are rounded.
 fn load(folder: &Path, format: Option<WeightFormat>) -> Llm {
     let options = LlmOptions {
         num_threads: Some(1),
@@ -119,7 +119,7 @@ fn answers(folder: &Path, format: Option<WeightFormat>) -> Vec<String> {
     answers.into_iter().collect()
 }
 
-/// The folder's numbers, as a folder without integers.
+/// Writes the dequantised weights of a folder as a folder of floats.
 fn dequantised(folder: &Path, out: &Path) {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let weights = checkpoint.weights().unwrap();
@@ -149,8 +149,8 @@ fn dequantised(folder: &Path, out: &Path) {
     writer.finish().unwrap();
 }
 
-/// The log-probabilities of all tokens behind some beginnings of a fixed text. What a model would
-/// draw is no measure of nearness: between two tokens that are about as likely, any rounding decides.
+/// The log-probabilities of all tokens after some prefixes of a fixed text. Drawn tokens would not do
+/// for a comparison: any rounding decides between two tokens that are about equally likely.
 fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     const TEXT: &str = "Once there was a fox who lived near a lake. Every morning it looked for a \
                         lantern. One day a small bird asked: What is 47 + 38?";
@@ -191,8 +191,8 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     predicted.collect()
 }
 
-/// The root mean square of what two predictions differ by, relative to what the expected ones differ
-/// by among themselves.
+/// The root mean square of the difference between two predictions, relative to the standard deviation
+/// of the expected one.
 fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     let (mut error, mut spread) = (0.0, 0.0);
     for (actual, expected) in actual.iter().zip(expected) {
@@ -205,11 +205,11 @@ fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     (error / spread).sqrt()
 }
 
-/// What rounding all rows to 8 bits may do to the logits. A step is 1/127 of a row's largest
-/// magnitude. Of n normal numbers that is about √(2 ln n) times their root mean square; rows have a
-/// few larger ones, so that twice as much is allowed. An error is spread evenly over its step, and
-/// its root mean square is 1/√12 of that. Rows are rounded before each of a layer's four products and
-/// before the head, and these errors know nothing of each other.
+/// A bound for the error of the logits when all rows are rounded to 8 bits. A step is 1/127 of a
+/// row's largest magnitude. The largest of n normal numbers is about √(2 ln n) times their root mean
+/// square; rows have a few larger values, so twice as much is allowed. Errors are uniform within a
+/// step, so their root mean square is 1/√12 of it. Rows are rounded before each of the four products
+/// of a layer and before the head, and these errors are independent.
 fn rounded_rows_error(spec: &DecoderSpec) -> f64 {
     let longest = spec.hidden_size.max(spec.mlp.intermediate_size) as f64;
     let largest = 2.0 * (2.0 * longest.ln()).sqrt();
@@ -240,13 +240,13 @@ fn a_folder_predicts_as_its_numbers_do() {
             predictions(&folder, bf16) == predictions(&plain, bf16),
             "{name}: the same numbers by the same arithmetic"
         );
-        // As it is served: from the integers themselves, with rows in 8 bits.
+        // This is how it is served: with the integers themselves, and rows in 8 bits.
         let error = relative_error(&predictions(&folder, None), &predictions(&plain, f32));
         let most = rounded_rows_error(&Checkpoint::open(&folder).unwrap().config().spec);
         println!("{name}: {error:.4} of at most {most:.4}");
         assert!(error > 0.0 && error <= most, "{name}: {error}, {most}");
     }
-    // A model whose inputs no group of 128 divides has smaller ones there, and says so.
+    // If groups of 128 do not divide the inputs, smaller ones are used, which the folder says.
     let config = fs::read(scratch.path("g128").join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     let groups = &config["quantization_config"]["config_groups"];
@@ -255,7 +255,7 @@ fn a_folder_predicts_as_its_numbers_do() {
     assert_eq!(groups["group_1"]["targets"][0], "Linear");
     assert_eq!(groups["group_1"]["weights"]["group_size"], 128);
     assert_eq!(config["quantization_config"]["ignore"][0], "lm_head");
-    // Nothing is left of the making.
+    // No temporary file is left.
     assert_eq!(scratch.names().len(), 8);
 }
 
@@ -268,8 +268,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
         .collect()
 }
 
-/// In 8 bits by half a step of the row's scale, in 4 bits by a whole one, for the largest weights may
-/// be cut by as much; and by what bf16 rounds of the scale and of the product.
+/// A weight may be off by half a step in 8 bits, and by a whole one in 4 bits, where the largest
+/// weights may be clipped; and by the rounding of the scale and of the product to bf16.
 #[test]
 fn no_weight_is_further_off_than_its_scale_allows() {
     let scratch = Scratch::new("weights");
@@ -358,7 +358,7 @@ fn matrices_that_are_kept_are_kept() {
         assert_eq!(layer.q.has_int8_rows(), index > 0);
         assert!(layer.down.bytes() == before.down.bytes(), "layer {index}");
     }
-    // Some are left that are not integers, so that all are served as numbers.
+    // Some matrices are floats, so all of them are served as floats.
     let served = load(&out, None).hardware;
     let as_numbers = load(&nano(), None).hardware;
     assert_eq!(served.weight_format, as_numbers.weight_format);
@@ -480,7 +480,7 @@ fn a_broken_model_leaves_nothing() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
     }
-    // Of which the first scale is no number.
+    // The first scale of the matrix becomes NaN.
     let file = model.join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     let header_len = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
@@ -499,7 +499,7 @@ fn a_broken_model_leaves_nothing() {
     assert_eq!(scratch.names(), ["model"]);
 }
 
-/// A limit of the size of files does what a full disk does.
+/// A limit on the size of files has the effect of a full disk.
 #[test]
 fn a_full_disk_leaves_nothing() {
     let scratch = Scratch::new("full");
@@ -516,7 +516,7 @@ fn a_full_disk_leaves_nothing() {
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
-/// One that is in the middle of it.
+/// Starts a quantisation, and waits until it is in the middle of writing.
 fn start_slow(scratch: &Scratch) -> Child {
     let text = scratch.path("text.txt");
     fs::write(

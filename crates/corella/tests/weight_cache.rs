@@ -1,4 +1,4 @@
-//! Packed weights kept for the next start: used when they are the model's, and only then.
+//! Packed weights are kept for the next start, and used only if they belong to the model.
 
 #[path = "../../corella-cpu/tests/held_isa/mod.rs"]
 mod held_isa;
@@ -15,7 +15,7 @@ fn nano() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano")
 }
 
-/// A folder of its own for a test, empty.
+/// An empty folder that only one test uses.
 fn scratch(test: &str) -> PathBuf {
     let name = format!("corella-weight-cache-{test}-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
@@ -36,7 +36,7 @@ struct Start {
     were_kept: bool,
 }
 
-/// Loads, answers and waits for what is written.
+/// Loads a model, generates an answer, and waits until the packed weights are written.
 fn start(model: &Path, cache: WeightCache, weight_format: WeightFormat) -> Start {
     let options = LlmOptions {
         weight_format: Some(weight_format),
@@ -101,7 +101,7 @@ fn weights_that_are_only_copied_are_not_kept() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// As after a disk's error, a copy that broke off, or a build that packs otherwise.
+/// Files may be damaged by a disk error or an incomplete copy, or come from a build with another layout.
 #[test]
 fn a_file_that_is_wrong_is_replaced() {
     let folder = scratch("wrong");
@@ -171,7 +171,7 @@ fn what_was_used_last_stays_when_room_is_made() {
         max_bytes,
         ..cache(&folder)
     };
-    // Too large by itself: nothing makes room for it.
+    // The file alone is too large, so nothing is deleted for it.
     start(&nano(), bounded(len - 1), WeightFormat::Int8);
     assert!(oldest.exists() && newest.exists() && left_behind.exists());
 
@@ -187,7 +187,7 @@ fn what_was_used_last_stays_when_room_is_made() {
     }
 }
 
-/// Two servers that start at once: one of them writes.
+/// When two servers start at once, only one of them writes.
 #[test]
 fn what_another_process_is_writing_is_left_to_it() {
     let folder = scratch("both");

@@ -14,7 +14,7 @@ pub struct Reply {
     pub status: u16,
     head: String,
     pub body: Vec<u8>,
-    /// The body ended as its framing says it should.
+    /// Whether the body ended as its framing says it should.
     pub is_complete: bool,
 }
 
@@ -43,13 +43,13 @@ impl Reply {
         error
     }
 
-    /// `data` of each event. `[DONE]` is the string of that name.
+    /// The `data` of each event; `[DONE]` is a JSON string.
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.text());
         events(self.text())
     }
 
-    /// Events of a stream that ended well, without its `[DONE]`.
+    /// The events of a stream that ended with `[DONE]`, without that one.
     pub fn chunks(&self) -> Vec<Value> {
         assert!(self.is_complete);
         let mut events = self.events();
@@ -103,7 +103,7 @@ pub async fn send(address: SocketAddr, head: &str, body: &[u8]) -> Reply {
     read_reply(&mut socket).await
 }
 
-/// Sends and leaves the answer unread.
+/// Sends a request and does not read the answer.
 pub async fn open(address: SocketAddr, head: &str, body: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(address).await.expect("it listens");
     socket.write_all(head.as_bytes()).await.expect("it reads");
@@ -117,7 +117,7 @@ pub async fn open_post(address: SocketAddr, path: &str, body: &Value) -> TcpStre
     open(address, &head, body.as_bytes()).await
 }
 
-/// Reads until the stream holds `text`.
+/// Reads until the stream contains `text`.
 pub async fn read_until(socket: &mut TcpStream, text: &str) -> String {
     let mut bytes = Vec::new();
     let read = async {

@@ -8,7 +8,7 @@ use crate::fixture::{MODEL, Setup, TestServer};
 
 const PATH: &str = "/v1/completions";
 
-/// What a stream says of one choice: its text and its finish reason.
+/// The text and the finish reason of one choice of a stream.
 fn joined(chunks: &[Value], index: usize) -> (String, String) {
     let mut text = String::new();
     let mut finish = None;
@@ -67,7 +67,7 @@ async fn token_ids_and_arrays_of_prompts_are_prompts() {
         assert_eq!(choices.len(), expected.len(), "{prompt}");
         for (index, text) in expected.into_iter().enumerate() {
             assert_eq!(choices[index]["index"], index);
-            // 16 tokens is OpenAI's default here.
+            // OpenAI's default of `max_tokens` is 16 at this endpoint.
             assert_eq!(choices[index]["text"], *text, "{prompt}");
         }
     }
@@ -189,7 +189,7 @@ async fn nothing_ends_a_choice_before_min_tokens() {
     let server = Setup::new().start().await;
     let tokens = server.greedy_tokens(&server.encode("least"), 60);
     let text = |num: usize| server.tokenizer.decode(&tokens[..num], true).expect("text");
-    // A token that is a letter and comes again later.
+    // Look for a token that is a letter and comes again later.
     let (first, second) = (0..60)
         .flat_map(|first| (first + 2..60).map(move |second| (first, second)))
         .find(|&(first, second)| {
@@ -233,7 +233,7 @@ async fn end_and_stop_tokens_are_not_part_of_the_text() {
     assert_eq!(answer["choices"][0]["stop_reason"], Value::Null);
     assert_eq!(answer["usage"]["completion_tokens"], 11);
 
-    // The end token is then a token like others, and special ones are not rendered.
+    // The end token is then like any other token, and special tokens are not rendered.
     body["ignore_eos"] = json!(true);
     body["max_tokens"] = json!(12);
     let answer = post(server.address, PATH, &body).await.json();

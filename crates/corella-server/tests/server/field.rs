@@ -1,4 +1,4 @@
-//! No field is ignored: it is read, accepted because it changes nothing, or refused by name.
+//! No field is ignored: each is read, accepted because it changes nothing, or refused by name.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::fixture::{Setup, TestServer};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Has no effect on an answer, whatever its value.
+/// Fields that have no effect on an answer, whatever their value.
 const ACCEPTED: &[&str] = &[
     // OpenAI
     "user",
@@ -52,7 +52,7 @@ const ACCEPTED: &[&str] = &[
     "guideline",
 ];
 
-/// Read, with a value that is valid at both endpoints.
+/// Fields that are read, each with a value that is valid at both endpoints.
 const READ: &[(&str, &str)] = &[
     ("temperature", "0.5"),
     ("top_p", "0.9"),
@@ -79,7 +79,8 @@ const READ: &[(&str, &str)] = &[
     ("tpot_slo_ms", "100000"),
 ];
 
-/// Not done here. With the last value, if there is one, the answer is the one that comes anyway.
+/// Fields that are refused with the first value. The last one, if there is any, asks for the behaviour
+/// that Corella has anyway, and is accepted.
 const REFUSED: &[(&str, &str, &str)] = &[
     // OpenAI
     ("tools", "[{\"type\": \"function\"}]", "[]"),
@@ -192,7 +193,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("top_n_tokens", "5", "0"),
     ("watermark", "true", "false"),
     ("adapter_id", "\"a\"", ""),
-    // A client's own word for "and these fields".
+    // The parameter by which Python clients add fields to a body.
     ("extra_body", "{\"top_k\": 1}", "{}"),
 ];
 
@@ -334,7 +335,7 @@ async fn a_field_of_another_endpoint_says_where_it_belongs() {
         let reply = post_field(&server, path, body, name, json!(null)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    // Tokens are counted of the body that would be sent to generate.
+    // The same body can be sent to `/tokenize` to count its tokens.
     let mut body = chat;
     body["top_logprobs"] = json!(3);
     body["logprobs"] = json!(true);

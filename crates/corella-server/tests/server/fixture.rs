@@ -20,7 +20,7 @@ use crate::client::PATIENCE;
 pub const MODEL: &str = "org/mock";
 pub const MAX_MODEL_LEN: u32 = 256;
 pub const VOCAB_SIZE: usize = 261;
-/// `ab` and `bc`, the tokens of more than one byte.
+/// The tokens of more than one byte.
 pub const AB: TokenId = 256;
 pub const BC: TokenId = 257;
 pub const END: TokenId = 260;
@@ -40,7 +40,7 @@ impl Setup {
     pub fn new() -> Self {
         let scheduler = SchedulerConfig::new(256, 4, MAX_MODEL_LEN);
         let mut mock = MockConfig::new(VOCAB_SIZE, scheduler.num_pages, scheduler.page_size);
-        // Letters, and the two halves of é, in and out of order.
+        // The mock draws letters, and the two bytes of é, in and out of order.
         mock.drawable = (b'a'..=b'z').map(TokenId::from).collect();
         mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
         let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE);
@@ -53,7 +53,7 @@ impl Setup {
         }
     }
 
-    /// Every sequence ends as this output token.
+    /// Lets every answer end at this output token.
     pub fn ending_at(mut self, output: u32) -> Self {
         self.mock.end = Some(MockEnd {
             token: END,
@@ -63,7 +63,7 @@ impl Setup {
         self
     }
 
-    /// Slow enough to be caught in the act.
+    /// Lets steps take so long that a test can act while one runs.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
         self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
         self
@@ -109,7 +109,7 @@ impl TestServer {
         Setup::new().start().await
     }
 
-    /// What the model says to a prompt, worked out without a server.
+    /// The output of the model for a prompt, computed without a server.
     pub fn oracle(
         &self,
         prompt: &[TokenId],
@@ -133,7 +133,7 @@ impl TestServer {
         self.tokenizer.encode(text, false).expect("it encodes")
     }
 
-    /// Nothing of any request is left in the engine.
+    /// Waits until the engine holds nothing of any request.
     pub async fn assert_at_rest(&self) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -148,7 +148,7 @@ impl TestServer {
         }
     }
 
-    /// The value of the first series of this name that has all these labels.
+    /// The value of the first series with this name and all these labels.
     pub async fn metric(&self, name: &str, labels: &[&str]) -> Option<f64> {
         let reply = crate::client::get(self.address, "/metrics").await;
         let line = reply.text().lines().find(|line| {
@@ -159,7 +159,7 @@ impl TestServer {
         line.rsplit(' ').next()?.parse().ok()
     }
 
-    /// HTTP requests counted with a path and a status.
+    /// The number of HTTP requests that were counted with a path and a status.
     pub async fn num_counted(&self, path: &str, status: u16) -> f64 {
         let labels = [format!("path=\"{path}\""), format!("status=\"{status}\"")];
         let labels = [labels[0].as_str(), labels[1].as_str()];
@@ -191,7 +191,7 @@ pub async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// One token for each byte in byte order, `ab`, `bc`, and four special ones.
+/// A tokenizer with a token for each byte, `ab`, `bc`, and four special tokens.
 fn tokenizer() -> Tokenizer {
     let mut vocab = Map::new();
     for byte in 0..=255u8 {
@@ -228,7 +228,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).expect("it is a tokenizer")
 }
 
-/// GPT-2's alphabet for bytes.
+/// The character that stands for a byte in GPT-2's vocabulary.
 fn byte_character(byte: u8) -> char {
     match byte {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),

@@ -23,7 +23,7 @@ async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
     server.assert_at_rest().await;
     wait_for("499", async || server.num_counted(PATH, 499).await == 1.0).await;
     assert_eq!(server.num_counted(PATH, 200).await, 0.0);
-    // 200 steps would take four seconds: nearly all of it was saved.
+    // All 200 steps would take four seconds, and nearly all of them were saved.
     let stats = server.engine.stats();
     assert_eq!(stats.num_finished_abort, 2);
     assert!(stats.scheduler.num_generated_tokens < 200, "{stats:?}");
@@ -68,7 +68,7 @@ async fn a_failed_step_ends_a_stream_with_an_error() {
         .await;
     assert_eq!(failed, Some(1.0));
 
-    // The next request gets what it would have got without the failure.
+    // The next request gets the answer that it would have got without the failure.
     let body = json!({"prompt": "unlucky", "temperature": 0, "max_tokens": 50});
     let answer = post(server.address, PATH, &body).await.json();
     let expected = server.greedy(&server.encode("unlucky"), 50);
@@ -102,7 +102,7 @@ async fn a_lost_engine_ends_the_server_with_the_reason() {
     assert!(error.to_string().contains(&reason), "{error}");
 }
 
-/// Whoever supervises it must not take this for a clean end.
+/// The supervisor of the process must not take this for a clean end.
 #[tokio::test]
 async fn an_engine_lost_while_draining_is_an_error() {
     let mut setup = Setup::new().with_step_ms(30);
@@ -178,7 +178,7 @@ async fn after_the_grace_period_streams_are_cut_off_visibly() {
 async fn after_the_grace_period_who_waits_for_the_whole_gets_503() {
     let mut setup = Setup::new().with_step_ms(20);
     setup.serve.grace_period = Duration::from_millis(200);
-    // One runs, one waits for it.
+    // One request runs, and another waits for it.
     setup.scheduler.max_num_seqs = 1;
     let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240});
@@ -197,7 +197,7 @@ async fn after_the_grace_period_who_waits_for_the_whole_gets_503() {
     }
 }
 
-/// Whatever of its body comes, it would be refused.
+/// The request would be refused whatever the rest of its body is.
 #[tokio::test]
 async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let mut setup = Setup::new();
@@ -205,7 +205,7 @@ async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let server = setup.start().await;
     let head = head("POST", PATH, &[], Some(1000));
     let mut sending = open(server.address, &head, b"{\"prompt\": \"").await;
-    // A connection that begins afterwards is answered: so this one's head has been read.
+    // A later connection has been answered, so the head of this one has been read.
     assert_eq!(get(server.address, "/ready").await.status, 200);
     server.ask_to_stop();
     let reply = read_reply(&mut sending).await;
@@ -244,12 +244,12 @@ async fn many_streams_with_overlapping_steps_leave_the_engine_empty() {
     run_many_streams(2).await;
 }
 
-/// Every stream says what its lone run would, stop strings cut where they complete, and nobody
-/// pays for those who left.
+/// Every stream equals its lone run, stop strings end it where they complete, and clients that leave
+/// change nothing for the others.
 async fn run_many_streams(max_inflight_steps: u32) {
     let mut setup = Setup::new();
     setup.scheduler.max_inflight_steps = max_inflight_steps;
-    // Small enough that 24 requests cannot run together.
+    // The KV cache is so small that 24 requests cannot run together.
     setup.scheduler.num_pages = 80;
     setup.mock.num_pages = 80;
     let server = setup.with_step_ms(1).start().await;

@@ -34,7 +34,7 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
 
     drop(waiting);
     wait_for("nobody waits", async || num_waiting() == 0).await;
-    // Of three choices there is room for two: none is taken.
+    // There is room for two of the three choices, so none is accepted.
     let three = json!({"prompt": "short", "max_tokens": 1, "n": 3});
     let refused = post(server.address, "/v1/completions", &three).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
@@ -44,7 +44,7 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
     drop(running);
     assert_eq!(read_reply(&mut taken).await.chunks().len(), 2);
     server.assert_at_rest().await;
-    // Those who left, not the one who was refused.
+    // Requests whose clients left count as aborted; the refused one does not.
     let aborted = ["finished_reason=\"abort\""];
     let aborted = server.metric("vllm:request_success_total", &aborted);
     assert_eq!(aborted.await, Some(3.0));
@@ -57,7 +57,7 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
         setup.scheduler.enable_slo_admission = is_on;
         let server = setup.start().await;
         let path = "/v1/completions";
-        // The first tells how long steps take.
+        // The first request shows the server how long steps take.
         let late = json!({"prompt": "a first text", "max_tokens": 3, "ttft_slo_ms": 1});
         assert_eq!(post(server.address, path, &late).await.status, 200);
         let late = json!({"prompt": "another text", "max_tokens": 3, "ttft_slo_ms": 1});
@@ -146,11 +146,11 @@ async fn a_body_over_the_limit_is_413_however_it_is_sent() {
     assert_eq!(reply.status, 413);
 }
 
-/// It says how many tokens such a text has at least, which is less than it has: nobody counted.
+/// The error gives a lower bound of the number of tokens, which nobody has counted.
 #[tokio::test]
 async fn what_cannot_fit_by_its_bytes_is_not_tokenised() {
     let server = TestServer::start().await;
-    // `<|assistant|>`, the longest token, has 13 bytes.
+    // The longest token, `<|assistant|>`, has 13 bytes.
     let text = "x".repeat(7_000_000);
     let at_least = format!("at least {} tokens", 7_000_000usize.div_ceil(13));
     let cases = [

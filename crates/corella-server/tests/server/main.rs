@@ -1,4 +1,4 @@
-//! Whole transcripts: a socket at one end, the mock executor at the other.
+//! Transcripts of the whole server: a socket at one end, the mock executor at the other.
 
 mod chat;
 mod client;

@@ -65,7 +65,7 @@ async fn counts_appear_under_both_names() {
     let queue = seconds("corella_request_queue_time").await;
     let prefill = seconds("corella_request_prefill_time").await;
     let to_first_token = seconds("corella_time_to_first_token").await;
-    // Of two choices, of which the sooner one has the request's first token.
+    // Queue and prefill are sums over two choices; the first token is that of the faster one.
     assert!(tokenize > 0.0 && tokenize < to_first_token);
     assert!(tokenize + (queue + prefill) / 2.0 >= to_first_token * 0.999);
     assert_eq!(
@@ -77,6 +77,6 @@ async fn counts_appear_under_both_names() {
     assert!(text.contains("vllm:time_per_output_token_seconds_count"));
     assert_eq!(server.num_counted("/v1/completions", 200).await, 1.0);
     assert_eq!(server.num_counted("/v1/completions", 400).await, 1.0);
-    // Unknown paths share one label: a scanner must not fill memory.
+    // Unknown paths share one label, so that a scanner cannot fill memory.
     assert_eq!(server.num_counted("other", 404).await, 1.0);
 }

@@ -1,4 +1,4 @@
-//! Everything around generation: keys, ids, models, tokens, the cache.
+//! The endpoints around generation: API keys, request ids, models, tokens, the prefix cache.
 
 use serde_json::json;
 use tokio::io::AsyncWriteExt;

@@ -1,4 +1,4 @@
-//! With and without guesses clients see the same.
+//! Clients get the same answers with and without speculation.
 
 use corella_core::Speculation;
 use corella_model::MockEcho;
@@ -62,7 +62,7 @@ async fn answers_are_the_same_with_guesses() {
     }
 }
 
-/// What of a reply does not depend on when it was made, and on how it was cut into chunks.
+/// The part of a reply that depends neither on the time nor on how it was cut into chunks.
 async fn answer(server: &TestServer, body: &Value) -> Vec<Value> {
     let reply = post(server.address, "/v1/completions", body).await;
     assert_eq!(reply.status, 200, "{body}");

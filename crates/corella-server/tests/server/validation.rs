@@ -1,4 +1,4 @@
-//! What cannot be served is refused by name.
+//! Requests that cannot be served are refused with the name of the field.
 
 use serde_json::{Value, json};
 
@@ -172,7 +172,7 @@ async fn prompts_and_messages_are_checked_part_by_part() {
 #[tokio::test]
 async fn tokens_that_only_the_tokenizer_knows_are_refused() {
     let mut setup = Setup::new();
-    // Without the special tokens.
+    // The model does not have the tokenizer's special tokens.
     setup.serve.vocab_size = 258;
     setup.mock.vocab_size = 258;
     let server = setup.start().await;
@@ -247,7 +247,7 @@ async fn what_is_not_json_is_said_to_be_so() {
             assert_eq!(reply.error()["type"], "invalid_request_error");
         }
     }
-    // Nested beyond what a parser's stack should hold.
+    // JSON that is nested too deeply for the stack of a recursive parser.
     let deep = format!("{{\"prompt\": {}", "[".repeat(100_000));
     let reply = post_bytes(server.address, "/v1/completions", deep.as_bytes()).await;
     assert_eq!(reply.status, 400);
