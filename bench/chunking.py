@@ -1,4 +1,4 @@
-"""The longest gap between tokens of eight streams while a long prompt prefills, chunked and not.
+"""Measures the longest gap between tokens of eight streams while a long prompt prefills, with and without chunks.
 
     python bench/make_model.py small-32k
     python bench/chunking.py target/release/corella bench/models/small-32k [--runs 3] [--prompt-tokens 8192]
@@ -19,7 +19,7 @@ STREAMS = 8
 
 
 def stream(prompt, max_tokens, times):
-    """Appends the time of every token."""
+    """Reads a stream and appends the time of every token."""
     body = {"model": "it", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     request = urllib.request.Request(f"{URL}/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request) as lines:

@@ -1,5 +1,5 @@
-"""Weights in bf16, int8 and int4 on AMX and AVX-512, by turns: prefill and decode of one request, then decode of 8
-and 32 at once, with their shares of the machine's limits in the same round.
+"""Measures weights in bf16, int8 and int4 on AMX and AVX-512, by turns: prefill and decode of one request, then decode of
+8 and 32 requests, with their shares of the machine's limits in the same round.
 
     python bench/cpu_formats.py target/release/corella MODEL [ROUNDS [ISA,…]]
 """
@@ -23,7 +23,7 @@ SPEED = re.compile(r"(prefill|decode)\s+\d+ tokens\s+[\d.]+ s\s+([\d.]+) tokens/
 
 
 def generate(dtype, isa, num_tokens, max_tokens):
-    """By phase: tokens/s, what that is of the limit's unit, the limit, the share."""
+    """Returns for prefill and decode: tokens/s, the speed in the unit of the limit, the limit, and the share."""
     command = [BINARY, "generate", MODEL, "--ignore-eos", "--threads", "2", "--dtype", dtype, "--isa", isa,
                "--prompt-tokens", str(num_tokens), "--max-tokens", str(max_tokens)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
@@ -31,7 +31,7 @@ def generate(dtype, isa, num_tokens, max_tokens):
 
 
 def kv_bytes():
-    """Of a token, in bf16."""
+    """Returns the bytes of a token's keys and values in bf16."""
     config = json.loads((Path(MODEL) / "config.json").read_text())
     return 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
@@ -48,7 +48,7 @@ def main():
                 note(f"prefill {length}", speed, share)
             speed, used, limit, share = generate(dtype, isa, CONTEXT, 1 + DECODED)["decode"]
             note("decode b1", speed, share)
-            # What a step reads: all weights once, and the keys and values of each request.
+            # A step reads all weights once, and the keys and values of each request.
             kv = kv_bytes() * (CONTEXT + DECODED / 2)
             weights = used * 1e9 / speed - kv
             for batch in BATCHES[1:]:

@@ -1,8 +1,8 @@
-"""Measures the values of one option beside each other, by turns: what the defaults were chosen by.
+"""Compares values of one option, by turns. The defaults were chosen by this.
 
     python bench/defaults.py target/release/corella --long FOLDER --large FOLDER [--runs 3] [CASE ...]
 
-LONG is a small model with a context of at least 8k tokens, LARGE one of real size
+LONG is a small model with a context of at least 8k tokens, LARGE a model of real size
 (bench/make_model.py small-32k and qwen3-0.6b).
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from scheduling import run
 
 PORT = 8391
-# name -> (model, the option, its values, the first of which the others are compared with, the rest)
+# name -> (model, the option, its values, further arguments); the other values are compared with the first
 OFFLINE = {
     "page-size": ("long", "--block-size", [16, 4, 8, 32, 64, 128],
                   ["--num-prompts", "8", "--input-lens", "4000", "--max-tokens", "64"]),
@@ -27,14 +27,14 @@ OFFLINE = {
 }
 OFFLINE_MEASURES = [("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"), ("ITL p99, ms", "p99_itl_ms"),
                     ("TPOT p50, ms", "p50_tpot_ms"), ("output tokens/s", "output_throughput")]
-# Answers that end by themselves after a third of what they may take, in a pool for a tenth of the requests.
+# Answers end by themselves after a third of their limit, and the pool has room for a tenth of the requests.
 HEAD_ROOMS = [(value, ["--head-room", value]) for value in ("estimate", "limit", "0.5", "0.25", "0.125", "0")]
 HEAD_ROOM_MEASURES = [("output tokens/s", "output_throughput"), ("TTFT p50, ms", "p50_ttft_ms"), ("TTFT p99, ms", "p99_ttft_ms"),
                   ("ITL p99, ms", "p99_itl_ms"), ("E2EL p99, ms", "p99_e2el_ms"), ("preemptions", "preemptions")]
 
 
 def served(binary, server, load, counters):
-    """What `bench serve` measures of a server of its own, and that server's counters: {name: the series' beginning}."""
+    """Starts a server, and returns the results of `bench serve` and its counters: {name: prefix of the series}."""
     server = subprocess.Popen([binary, "serve", "--port", str(PORT), *server], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_ready()
@@ -57,7 +57,7 @@ def wait_ready():
             return urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready", timeout=5).status
         except OSError:
             time.sleep(0.05)
-    raise SystemExit("the server does not become ready")
+    raise SystemExit("the server has not become ready")
 
 
 def metric(name):

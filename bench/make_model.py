@@ -4,8 +4,8 @@
     python bench/make_model.py qwen3-0.6b small-32k        # into bench/models/
     python bench/make_model.py --list
 
-For benches and load tests: speed depends on shapes and bytes, not on what the weights
-have learnt. Needs numpy and tokenizers. A folder holds config.json,
+The models are for benchmarks and load tests, because speed depends on shapes and bytes, not on
+the values of weights. Needs numpy and tokenizers. A folder has config.json,
 generation_config.json, model.safetensors (bf16), tokenizer.json and
 tokenizer_config.json with a chat template.
 
@@ -79,7 +79,7 @@ def qwen3_06b():
 
 
 def small_32k():
-    """6.8 M parameters: the scheduler and attention over long contexts, not the matrices."""
+    """A model of 6.8 M parameters, to measure the scheduler and attention over long contexts."""
     return qwen3(6, 256, 768, 4, 2, 64, 8192, 32768, (8189, 8190, 8191))
 
 
@@ -228,13 +228,13 @@ def draw(seed, name, shape, kind):
 
 
 def bf16_bytes(array):
-    """Rounded to nearest, ties to even."""
+    """Rounds to bf16, to nearest with ties to even."""
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
 
 
 def write_weights(path, config, seed):
-    """One tensor in memory at a time."""
+    """Writes the file with one tensor in memory at a time."""
     plan = list(tensors(config))
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape, _ in plan:
@@ -358,8 +358,8 @@ def write_tokenizer(path, family, vocab_size, specials):
     state = json.loads(trained.to_str())["model"]
     merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in state["merges"]]
 
-    # The rest of the real vocabulary is tokens that text never produces; a random model
-    # draws them all the time, and they decode to their own name.
+    # The rest of the vocabulary are tokens that text never produces. A random model draws them all
+    # the time, and they decode to their own names.
     vocab = state["vocab"] | specials
     used = set(vocab.values())
     vocab |= {f"<|unused_{i}|>": i for i in range(vocab_size) if i not in used}
@@ -416,7 +416,7 @@ def make(name, folder, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", nargs="*", metavar="NAME", help="shapes to make (all of them)")
+    parser.add_argument("name", nargs="*", metavar="NAME", help="shapes to make [all]")
     parser.add_argument("--list", action="store_true", help="print the shapes and exit")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--seed", type=int, default=0)
@@ -426,7 +426,7 @@ def main():
         return
     for name in arguments.name:
         if name not in SHAPES:
-            sys.exit(f"unknown shape {name!r}; there are: {', '.join(SHAPES)}")
+            sys.exit(f"unknown shape {name!r}; use one of {', '.join(SHAPES)}")
     for name in arguments.name or SHAPES:
         make(name, arguments.out / name, arguments.seed)
 

@@ -1,11 +1,10 @@
-"""What each way to quantise costs the built-in model: perplexity of held-out dialogues (models/nano).
-The calibration text is dialogues as training had them.
+"""Measures what each way to quantise costs the built-in model: its perplexity on held-out dialogues (models/nano).
+The calibration text consists of dialogues as in training.
 
     python bench/quantization.py target/release/corella [--check]
 
-With --check each folder is also loaded by Transformers with the compressed-tensors package
-(tests/quantized/requirements.txt), and its loss on the first documents put beside Corella's, which
-computes in f32 for that.
+With --check, Transformers with the compressed-tensors package (tests/quantized/requirements.txt) also loads each
+folder, and its loss on the first documents is printed beside that of Corella, which computes in f32 for this.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Runs each scheduling policy beside what it is compared with, by turns, and prints medians.
+"""Runs each scheduling policy and what it is compared with by turns, and prints medians.
 
     python bench/scheduling.py target/release/corella [--model FOLDER] [--runs 3] [CASE ...]
 
-Cases with "mock" in their name need no model: their steps take a set time. The others run MODEL on the
-CPU; without one, the built-in model.
+Cases with "mock" in their name need no model, and their steps take a fixed time. The others run MODEL on the
+CPU, or the built-in model.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROWS = ["--device", "mock", "--mock-step-us", "1000", "--mock-token-us", "100"]
 STAGES = ["--device", "mock", "--mock-token-us", "800"]
 FEW = ["--max-decode-seqs", "8"]
 
-# name -> (what both have, what only the second has, the names of the two)
+# name -> (arguments of both, arguments of the second alone, names of the two)
 CASES = {
     "mock-pack": (STEP + PACK + WHOLE, PACKED, ("fifo", "pack")),
     "mock-pack-8-decodes": (STEP + PACK + WHOLE + FEW, PACKED, ("fifo", "pack")),

@@ -3,11 +3,11 @@
     python bench/speculation.py target/release/corella [CASE ...] [--model FOLDER] [--runs 5] [--concurrency 1,8]
     python bench/speculation.py target/release/corella [CASE ...] --draft-model models/nano --draft-dtype int8
 
-Without a draft model the guesses are ngram's. A draft model is worth a run when it is smaller than the model: the same
-one in a cheaper type is the nearest that needs no second checkpoint.
+Without a draft model, guesses are made by --speculate ngram. A draft model should be smaller than the model; the same
+model in a cheaper type is the closest to that without a second checkpoint.
 
-"again" asks for JSON that the conversation has already: the answer repeats it. "json" asks for it once:
-the answer takes the words from the question, in another form. "stories" has nothing to repeat.
+"again" asks for JSON that the conversation already contains, so the answer repeats it. "json" asks for it once, and the
+answer has the words of the question in another form. "stories" has nothing to repeat.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How long a server takes to be ready, and what its first request costs beside the next ones.
+"""Measures how long a server takes until it is ready, and how much slower its first request is than later ones.
 
     python bench/start_up.py target/release/corella [MODEL] [--threads 2 ...]
 """

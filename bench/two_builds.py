@@ -1,11 +1,10 @@
-"""Builds of Corella by turns: what a change did to prefill and decode, and to each operation where all of them know
---profile.
+"""Compares builds of Corella by turns: their prefill, their decode, and each operation if all builds know --profile.
 
     python bench/two_builds.py ROUNDS BINARY BINARY... -- ARGS of corella generate
     python bench/two_builds.py 5 before/corella after/corella -- MODEL --threads 2 --ignore-eos --prompt-tokens 512 \\
         --max-tokens 33
 
-A build that is named twice says how far runs are apart anyway.
+Name a build twice to see how much runs of the same build differ.
 """
 
 import argparse
@@ -27,7 +26,7 @@ def run(command):
 
 
 def generate(command):
-    """Milliseconds of the prompt, of a token after it, and of each operation in a step."""
+    """Returns the milliseconds of the prompt, of each token after it, and of each operation of a step."""
     times, section = {}, None
     for line in run(command).stderr.splitlines():
         if speed := SPEED.match(line):
@@ -54,7 +53,7 @@ def main():
     rounds = [[generate([binary, "generate", *arguments]) for binary in options.binaries] for _ in range(options.rounds)]
     print(f"| ms, best of {options.rounds} (median) | {' | '.join(options.binaries)} |")
     print("|---|" + "---|" * len(options.binaries))
-    # A build may have operations that another has not.
+    # A build may have operations that another does not have.
     for name in dict.fromkeys(name for times in rounds[0] for name in times):
         cells = []
         for at in range(len(options.binaries)):

@@ -1,11 +1,11 @@
-"""Corella beside other engines, by turns: the same model, the same machine, the same client.
+"""Compares Corella with other engines, by turns, with the same model, machine and client.
 
     python bench/compare/compare.py --corella target/release/corella --model bench/models/qwen3-0.6b \\
         --llama …/llama.cpp/build/bin --gguf … --vllm …/bin/python --openvino …/bin/python --openvino-models … \\
         --transformers .venv/bin/python --out compare.json > compare.md
 
-README.md beside this file says how to get the others; one that is missing is named and passed over. Rounds add up
-in the file of --out, so that a comparison may be stopped and gone on with.
+README.md in this folder says how to get the others; an engine that is missing is named and skipped. Rounds add up in
+the file of --out, so that an interrupted comparison can be continued.
 """
 
 import argparse
@@ -38,10 +38,10 @@ PREFIX, NEW = 900, 16
 
 
 def pairs(options):
-    """Which weights and instructions of Corella are measured beside which of another engine."""
+    """Yields each setting of Corella with a setting of another engine to compare it with."""
     for dtype in options.dtypes:
         ours = Corella(options.corella, options.model, f"Corella {dtype}", ["--dtype", dtype])
-        # bf16 is measured beside everything, to know what fewer bits would be worth.
+        # bf16 is compared with every format, to show what fewer bits would gain.
         bits = {"int8": ["Q8_0", "int8", "w8a8"], "int4": ["Q4_0", "int4"]}.get(
             dtype, ["bf16", "Q8_0", "Q4_0", "int8", "int4"]
         )
@@ -65,7 +65,7 @@ def pairs(options):
                 yield restricted, Llama(options.llama, options.gguf, kind, f"llama.cpp {kind} {isa}", libraries)
 
 
-# ---- suites: {what is measured: number} of one engine
+# ---- suites: each returns {name of the measurement: number} for one engine
 
 
 def offline(peer, part, _client, _options, _round):
@@ -73,7 +73,7 @@ def offline(peer, part, _client, _options, _round):
 
 
 def busy(peer, _part, _client, _options, _round):
-    """One request's decode while another process wants a core for itself."""
+    """Measures the decode of one request while another process uses one of the cores."""
     code = f"import os\nos.sched_setaffinity(0, {{{max(os.sched_getaffinity(0))}}})\nwhile True: pass"
     other = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -124,13 +124,13 @@ def make_client(binary):
 
 
 class Load:
-    """The share of the cores that processes other than our own take."""
+    """Measures the share of the cores that processes of others use."""
 
     def __init__(self):
         self.began, self.before = time.monotonic(), self.busy_s()
 
     def busy_s(self):
-        """Seconds of all cores that were neither idle nor ours."""
+        """Returns the core seconds that were neither idle nor used by this comparison."""
         user, nice, system, _idle, _wait, irq, soft, steal = map(int, open("/proc/stat").readline().split()[1:9])
         ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         total = (user + nice + system + irq + soft + steal - descendants_ticks()) / os.sysconf("SC_CLK_TCK")
@@ -141,7 +141,7 @@ class Load:
 
 
 def descendants_ticks():
-    """Of processes that live; those that have ended are in RUSAGE_CHILDREN."""
+    """Returns the processor time of living descendants; that of ended ones is in RUSAGE_CHILDREN."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
@@ -170,7 +170,7 @@ def measure(options, results):
             results["passed over"].pop(peer.name, None)
         except Missing as missing:
             results["passed over"][peer.name] = str(missing)
-            print(f"{peer.name} is passed over: {missing}", file=sys.stderr)
+            print(f"{peer.name} is skipped: {missing}", file=sys.stderr)
             chosen.remove((ours, peer))
     try:
         for at in range(options.rounds):
@@ -187,7 +187,7 @@ def measure(options, results):
 
 
 def parts(suite, options):
-    """What is measured in one go: little, for it to be quiet as long as that."""
+    """Splits a suite into parts so short that the machine is likely to stay quiet during each."""
     if suite != "offline":
         return [(PREFILLS, BATCHES)]
     prefills = [length for length in PREFILLS if f"prefill {length}" in options.what]
@@ -196,7 +196,7 @@ def parts(suite, options):
 
 
 def pair(suite, part, ours, peer, client, at, options, results):
-    """Pairs of runs until one is quiet enough; none where the peer cannot do it."""
+    """Yields pairs of runs until one is quiet enough; none if the peer cannot run the suite."""
     try:
         if suite == "serve":
             peer.serve_command(0)
@@ -210,7 +210,7 @@ def pair(suite, part, ours, peer, client, at, options, results):
     except Missing as missing:
         results["passed over"][f"{peer.name}, {suite}"] = str(missing)
     except (RuntimeError, subprocess.CalledProcessError) as error:
-        # The others are worth measuring all the same.
+        # The other engines can still be measured.
         results["passed over"][f"{peer.name}, {suite}"] = str(error).strip().splitlines()[-1]
         print(f"{suite}, {peer.name}: {error}", file=sys.stderr)
 
@@ -243,7 +243,7 @@ def table(results, max_others):
             print(f"| {what} | {our_name} / {name} | {len(values)} | {spread(ours)} | {spread(theirs)} | **×** {spread(ratios)} |")
     left_out = sum(run["others"] > max_others for run in results["runs"])
     if left_out:
-        print(f"\n{left_out} of {len(results['runs'])} pairs of runs are left out: other processes took more than"
+        print(f"\n{left_out} of {len(results['runs'])} pairs of runs are left out: other processes used more than"
               f" {max_others:.0%} of the cores.")  # fmt: skip
     print("\nMeasured: " + "; ".join(f"{name}: {version}" for name, version in results["versions"].items()) + ".")
     for name, why in results["passed over"].items():
@@ -252,17 +252,17 @@ def table(results, max_others):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)} [all]")
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], metavar="SUITE", help=f"suites to run, from {', '.join(SUITES)} [all]")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("compare.json"), help="numbers of all rounds, added to")
-    parser.add_argument("--peers", type=lambda text: text.split(","), help="only these, by name, e.g. 'llama.cpp bf16,vLLM bf16'")
+    parser.add_argument("--out", type=Path, default=Path("compare.json"), help="file that the numbers of all rounds are added to")
+    parser.add_argument("--peers", type=lambda text: text.split(","), help="compare only with these, e.g. 'llama.cpp bf16,vLLM bf16'")
     offline_all = [f"prefill {length}" for length in PREFILLS] + [f"decode b{batch}" for batch in BATCHES]
     parser.add_argument("--what", type=lambda text: text.split(","), default=offline_all,
-                        help=f"of the offline suite: {', '.join(offline_all)} [all]")  # fmt: skip
-    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16"], help="of Corella's weights [bf16]")
-    parser.add_argument("--max-others", type=float, default=0.1, help="share of the cores above which a pair does not count")
-    parser.add_argument("--requests", type=int, default=32, help="to a server, 8 at a time [32]")
-    parser.add_argument("--tries", type=int, default=1, help="of a pair while other processes take more than that [1]")
+                        help=f"measurements of the offline suite, from {', '.join(offline_all)} [all]")  # fmt: skip
+    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16"], help="types of Corella's weights [bf16]")
+    parser.add_argument("--max-others", type=float, default=0.1, help="a pair does not count if other processes use more than this share of the cores")
+    parser.add_argument("--requests", type=int, default=32, help="number of requests to a server, 8 at a time [32]")
+    parser.add_argument("--tries", type=int, default=1, help="most tries of a pair while other processes use more than that [1]")
     for name, what in (
         ("corella", "binary"),
         ("model", "folder of bench/make_model.py"),

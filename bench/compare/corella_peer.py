@@ -1,4 +1,4 @@
-"""Corella itself, from a release build."""
+"""Measures Corella itself, from a release build."""
 
 import json
 import tempfile
@@ -30,14 +30,14 @@ class Corella(Peer):
     def offline(self, prefills, batches):
         speeds = {}
         if prefills:
-            # One after the other; the first of each length is the warm-up.
+            # Requests run one after the other; the first of each length is the warm-up.
             report = self.bench("--num-prompts", 2 * len(prefills), "--max-num-seqs", 1, "--max-tokens", 1,
                                 "--input-lens", ",".join(map(str, prefills)))  # fmt: skip
             times = [first - queued for first, queued in zip(report["ttfts"], report["queue_times"])]
             for length, time in zip(prefills, times[len(prefills) :]):
                 speeds[f"prefill {length}"] = length / time
         for batch in batches:
-            # The first ones are the warm-up: other servers clear their KV memory when they start, or are kept running.
+            # The first requests are the warm-up, because other servers clear their KV memory at start or are kept running.
             report = self.bench("--num-prompts", 2 * batch, "--max-num-seqs", batch, "--input-lens", CONTEXT,
                                 "--max-tokens", DECODED + 1)  # fmt: skip
             speeds[f"decode b{batch}"] = decode_speed(report, batch)
@@ -48,7 +48,7 @@ class Corella(Peer):
 
 
 def decode_speed(report, first):
-    """Tokens/s of the requests from `first` on, from when all have their first token to when the first has its last."""
+    """Returns tokens/s of the requests from `first` on, between the last first token and the first last token."""
     streams = []
     for start, ttft, itls in list(zip(report["start_times"], report["ttfts"], report["itls"]))[first:]:
         times = [start + ttft]

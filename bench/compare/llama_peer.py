@@ -1,4 +1,4 @@
-"""llama.cpp: llama-batched-bench and llama-server of a build of one's own."""
+"""Measures llama.cpp by llama-batched-bench and llama-server, from your own build."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ class Llama(Peer):
         self.name = name or f"llama.cpp {kind}"
         self.gguf = Path(gguf or "") / f"{kind.lower()}.gguf"
         if libraries:
-            # A libggml-cpu.so for other instructions than the build's own.
+            # The folder has a libggml-cpu.so for other instructions than those of the build.
             self.environment = {"LD_LIBRARY_PATH": str(libraries)}
 
     def check(self):
@@ -33,13 +33,13 @@ class Llama(Peer):
             for row in self.bench(max(prefills) + 1, prefills, 1, [1]):
                 speeds[f"prefill {row['pp']}"] = row["speed_pp"]
         if batches:
-            # The prompt is computed once and its KV copied; what follows reads as much as if there were many prompts.
+            # The prompt is computed once and its KV copied; decoding then reads as much as with many prompts.
             for row in self.bench(max(batches) * (CONTEXT + DECODED), [CONTEXT], DECODED, batches, "-pps"):
                 speeds[f"decode b{row['pl']}"] = row["speed_tg"]
         return speeds
 
     def bench(self, context, prompts, decoded, batches, *more):
-        """llama-bench gives the same speeds and knows no batches."""
+        """Runs llama-batched-bench; llama-bench gives the same speeds, but has no batches."""
         rows = self.run([self.binaries / "llama-batched-bench", "-m", self.gguf, "-t", THREADS, "-c", context, "-ntg", decoded,
                          "-npp", ",".join(map(str, prompts)), "-npl", ",".join(map(str, batches)),
                          "--output-format", "jsonl", *more])  # fmt: skip

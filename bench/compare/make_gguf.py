@@ -1,6 +1,6 @@
-"""The random-weight model folder as GGUF files, with llama.cpp's own tools: bf16, Q8_0 and Q4_0.
+"""Converts the model folder with random weights to GGUF files in bf16, Q8_0 and Q4_0, with llama.cpp's own tools.
 
-    python bench/compare/make_gguf.py LLAMA_CPP MODEL OUT    # the source with build/bin, a model folder, where to
+    python bench/compare/make_gguf.py LLAMA_CPP MODEL OUT    # source with build/bin, model folder, output folder
 """
 
 import runpy
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def convert(source, model, out):
-    # The converter knows tokenizers by a digest of what they make of a text; ours splits as qwen2 does, with merges of its own.
+    # The converter recognises tokenizers by a digest of a tokenised text. This one splits like qwen2, with its own merges.
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     from conversion.base import TextModel
 

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, from the Python that has it. That Python also runs this file, which measures and writes JSON."""
+"""Measures OpenVINO GenAI. The Python that has it runs this file as a script, which prints JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ class OpenVino(ScriptPeer):
     def __init__(self, python, models, kind):
         self.python, self.kind = python, kind
         self.name = f"OpenVINO {kind}"
-        # Stored as f16, computed in bf16 where the machine has it.
+        # The model is stored as f16 and computed in bf16 if the machine has it.
         self.models, self.model = models, Path(models or "") / {"bf16": "fp16"}.get(kind, kind)
 
     def check(self):

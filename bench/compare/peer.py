@@ -1,4 +1,4 @@
-"""What every engine in the comparison is asked for, and what the files of them share."""
+"""The interface of an engine in the comparison, and code that the engines share."""
 
 import contextlib
 import inspect
@@ -17,13 +17,13 @@ from pathlib import Path
 THREADS = 2
 PREFILLS = (512, 2048)
 BATCHES = (1, 8, 32)
-CONTEXT = 128  # tokens before the decode that is measured
+CONTEXT = 128  # number of tokens before the measured decode
 DECODED = 32
 START_LIMIT_S = 600
 
 
 class Missing(Exception):
-    """The peer is not here, in words for whoever could bring it."""
+    """The peer is not installed; the message says what is missing."""
 
 
 def need(path, what):
@@ -33,24 +33,24 @@ def need(path, what):
 
 
 class Peer:
-    """One engine with one kind of weights."""
+    """One engine with one format of weights."""
 
     name = ""
     environment = {}
 
     def check(self):
-        """Raises Missing."""
+        """Raises Missing if the peer cannot be measured."""
 
     def version(self):
-        """What exactly is measured."""
+        """Returns the version that is measured."""
         return ""
 
     def offline(self, prefills, batches):
-        """Tokens/s, as {"prefill 512": …, "decode b8": …}, of the asked ones that it can do."""
+        """Returns tokens/s, as {"prefill 512": …, "decode b8": …}, for those that the peer supports."""
         return {}
 
     def serve_command(self, port):
-        """Raises Missing where there is no server."""
+        """Returns the command that starts a server; raises Missing if the peer has none."""
         raise Missing("its packages have no server for the OpenAI API")
 
     @contextlib.contextmanager
@@ -59,10 +59,10 @@ class Peer:
             yield server
 
     def close(self):
-        """Ends what the engine keeps from run to run."""
+        """Ends processes that are kept from run to run."""
 
     def run(self, command):
-        """Standard output of a command that must succeed."""
+        """Runs a command that must succeed, and returns its standard output."""
         done = subprocess.run(
             [str(part) for part in command], capture_output=True, text=True, env=os.environ | self.environment
         )
@@ -72,20 +72,20 @@ class Peer:
 
 
 class ScriptPeer(Peer):
-    """An engine in a Python of its own, which runs its peer's file as a script: that measures, and prints JSON."""
+    """An engine in its own Python, which runs the file of its peer as a script that prints JSON."""
 
     python = model = None
 
     def offline(self, prefills, batches):
         asked = json.dumps([prefills, batches])
         rows = self.run([self.python, inspect.getfile(type(self)), self.model, asked]).splitlines()
-        # Libraries write to standard output too, some behind the result.
+        # Libraries write to standard output too, some of them after the result.
         return json.loads([row for row in rows if row.startswith("{")][-1])
 
 
 def print_speeds(prefills, batches, seconds):
-    """For a script. `seconds(length, batch, num_decoded)`: to when all prompts have their first token, and from there
-    to the end."""
+    """Prints the speeds of a script. `seconds(length, batch, num_decoded)` returns the time until all prompts have
+    their first token, and the time from there to the end."""
     speeds = {}
     seconds(CONTEXT, 1, 1)
     for length in prefills:
@@ -97,12 +97,12 @@ def print_speeds(prefills, batches, seconds):
 
 
 def prompt(num_tokens, seed):
-    """Random token ids that every model of the comparison has."""
+    """Returns random token ids that every model of the comparison has."""
     return random.Random(seed).choices(range(1000), k=num_tokens)
 
 
 class Server:
-    """A started server; `started_s` is the time from there to its first token."""
+    """A running server; `started_s` is the time from its start to its first token."""
 
     def __init__(self, peer):
         with socket.socket() as free:
@@ -140,7 +140,7 @@ class Server:
                 time.sleep(0.01)
 
     def peak_rss_gb(self):
-        """Of all its processes; pages that two of them share count twice."""
+        """Returns the peak memory of all its processes; pages that two of them share count twice."""
         peak_kb = 0
         for status in Path("/proc").glob("[0-9]*/status"):
             try:
@@ -163,7 +163,7 @@ class Server:
             except ProcessLookupError:
                 break
         try:
-            # What the first process may have left behind.
+            # The first process may have left others behind.
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass

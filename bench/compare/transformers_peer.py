@@ -1,4 +1,4 @@
-"""Transformers, from the Python that has it. That Python also runs this file, which measures and writes JSON."""
+"""Measures Transformers. The Python that has it runs this file as a script, which prints JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""vLLM on a CPU, from the Python that has it. That Python also runs this file, which measures and writes JSON."""
+"""Measures vLLM on a CPU. The Python that has it runs this file as a script, which prints JSON."""
 
 import contextlib
 import json
@@ -12,15 +12,15 @@ from peer import CONTEXT, DECODED, THREADS, Peer, Server, need, prompt
 
 
 class Vllm(Peer):
-    """Starting takes minutes: processes stay from run to run, stopped while others are measured, because idle ones
-    take a core."""
+    """Starting takes minutes, so processes are kept from run to run. They are stopped while others are measured,
+    because an idle one uses a core."""
 
     offline_process = None
     server = None
 
     def __init__(self, python, model, kind, preload=None):
         self.python, self.model, self.name = python, model, f"vLLM {kind}"
-        # Without the binding it may leave a core to the process that schedules.
+        # Without this binding, vLLM may reserve a core for the process that schedules.
         self.environment = {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
             "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -28,7 +28,7 @@ class Vllm(Peer):
             "HF_HUB_OFFLINE": "1",
         }
         if preload:
-            # Its documentation asks for tcmalloc and Intel's OpenMP.
+            # vLLM's documentation asks for tcmalloc and Intel's OpenMP.
             self.environment["LD_PRELOAD"] = preload
 
     def check(self):
@@ -48,7 +48,7 @@ class Vllm(Peer):
         self.offline_process.stdin.write(json.dumps([prefills, batches]) + "\n")
         self.offline_process.stdin.flush()
         for line in self.offline_process.stdout:
-            # Others are its log.
+            # Other lines are its log.
             if line.startswith("{"):
                 os.killpg(self.offline_process.pid, signal.SIGSTOP)
                 return json.loads(line)
@@ -73,7 +73,7 @@ class Vllm(Peer):
             self.server.stop()
 
     def serve_command(self, port):
-        # The `vllm` command looks for a package of that name, which the CPU build is not.
+        # The `vllm` command looks for a package of that name, and the CPU build has another.
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--dtype", "bfloat16",
                 "--port", port, "--max-model-len", 4096]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Servers that tests share."""
+"""Fixtures of servers that tests share."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ def golden_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session", params=["built-in", "golden"])
 def served(request, golden_folder):
-    """A running server, its model's name, and text that its tokenizer knows."""
+    """Yields a running server, the name of its model, and a text that its tokenizer knows."""
     if request.param == "built-in":
         arguments, text = (), "Tell me a story about a fox and a lantern."
     else:

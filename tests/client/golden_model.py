@@ -1,4 +1,4 @@
-"""A golden model as a folder that can be served: its weights with a tokenizer beside them.
+"""Makes a golden model a folder that can be served, by adding a tokenizer.
 
 Token i is the single character FIRST + i and nothing else, so equal text means equal
 tokens, and a prompt may be written either way.

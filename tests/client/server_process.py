@@ -1,4 +1,4 @@
-"""The built binary as a server: start, watch, stop."""
+"""Starts, watches and stops the built binary as a server."""
 
 import os
 import re
@@ -61,7 +61,7 @@ class ServerProcess:
         return self.client.models.list().data[0].id
 
     def status_of(self, path):
-        """HTTP status; None when nobody answers."""
+        """Returns the HTTP status, or None if nobody answers."""
         try:
             with urllib.request.urlopen(self.base_url + path, timeout=5) as response:
                 return response.status
@@ -71,7 +71,7 @@ class ServerProcess:
             return None
 
     def metric(self, name, **labels):
-        """Sum over the samples that carry these labels."""
+        """Returns the sum of the samples that have these labels."""
         with urllib.request.urlopen(self.base_url + "/metrics", timeout=5) as response:
             text = response.read().decode()
         total, names = 0.0, set()

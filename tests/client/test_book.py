@@ -1,8 +1,8 @@
-"""What the book tells its readers to run works as written.
+"""The commands of the book work as written.
 
-Blocks of `sh` and `python` are run from the repository's root, with `corella` on the PATH; one that begins with `corella
-serve` is the server of the blocks behind it. Blocks of `console` are somebody else's machine, but where they show how a
-command is refused, they must be right.
+Blocks of `sh` and `python` run in the repository's root, with `corella` on the PATH. A block that begins with `corella
+serve` starts the server for the blocks after it. Blocks of `console` are examples for the reader's machine and do not run,
+except those that show how a command is refused.
 """
 
 import json
@@ -28,7 +28,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture
 def root_copy(tmp_path, monkeypatch):
-    """The repository's root as readers see it, in which blocks may leave files."""
+    """Makes a copy of the repository's root for readers, in which blocks may leave files."""
     for name in ["Cargo.toml", "bench", "models", "tests"]:
         (tmp_path / name).symlink_to(ROOT / name)
     programs = tmp_path / "programs"
@@ -63,7 +63,7 @@ class Reader:
         if language == "console":
             for command, error in re.findall(r"^\$ (corella .*)\n(error: .*)$", block, re.MULTILINE):
                 words = shlex.split(command)
-                # The book's port may be in use, which would be refused first.
+                # If the port of the book is in use, that would be refused first.
                 words += ["--port", "0"] if words[1] == "serve" else []
                 refused = run(words)
                 assert (refused.returncode, refused.stderr.strip()) == (2, error), command
@@ -104,7 +104,7 @@ def run(command):
 
 
 COMMANDS = ["serve", "generate", "quantize"] + [
-    f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache"]
+    f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache", "admission"]
 ]
 
 
@@ -117,7 +117,7 @@ def test_every_flag_is_in_the_reference(command):
     flags += re.findall(r"\[alias(?:es)?: (--[\w-]+)", help_text)
     assert "--help" in flags
     missing = [flag for flag in flags if flag not in ("--help", "--version") and flag not in section]
-    # An alias is said once, where its option is described.
+    # An alias stands only where its option is described.
     missing = [flag for flag in missing if f"`{flag}`" not in page]
     assert not missing
 
@@ -164,7 +164,7 @@ def test_every_field_in_the_reference_is_read():
 
 def test_messages_in_troubleshooting_are_in_the_code():
     sources = (path.read_text() for path in ROOT.glob("crates/*/src/**/*.rs"))
-    # As compilers read strings that go on in the next line.
+    # Join strings that continue in the next line, as compilers do.
     code = re.sub(r"\\\n\s*", "", "\n".join(sources)).replace('\\"', '"')
     page = (BOOK / "troubleshooting.md").read_text()
     headings = " ".join(re.findall(r"^### (.*)$", page, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Greedy tokens over HTTP are the ones Hugging Face Transformers gives."""
+"""Greedy tokens over HTTP equal those of Hugging Face Transformers."""
 
 import golden_model
 import pytest
@@ -10,10 +10,10 @@ from server_process import ServerProcess
 )
 def test_greedy_tokens(name, tmp_path):
     folder = golden_model.make(name, tmp_path)
-    # Longer prompts take several chunks.
+    # With this step size, longer prompts take several chunks.
     arguments = [folder, "--kv-cache-dtype", "f32", "--max-prefill-tokens", 48]
     if name.endswith("bf16"):
-        # Matrix tiles would round rows to bf16 too, and the goldens do not.
+        # Matrix tiles would also round rows to bf16, which the goldens do not.
         arguments += ["--isa", "portable"]
     with ServerProcess(*arguments) as server:
         for case in golden_model.cases(name):

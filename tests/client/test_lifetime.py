@@ -1,4 +1,4 @@
-"""Full queues, clients that leave, signals, restarts."""
+"""Tests full queues, clients that leave, signals and restarts."""
 
 import concurrent.futures
 import signal
@@ -9,7 +9,7 @@ import pytest
 from server_process import ServerProcess
 
 LONG = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
-# Seconds for that, where the best kernels take tenths: a long request still runs when the test looks.
+# Portable kernels take seconds for a long request, so that it still runs when the test looks.
 SLOW = ("--isa", "portable", "--threads", 1)
 
 
@@ -88,7 +88,7 @@ def test_a_stream_that_is_cut_off_says_so():
         next(stream)
         server.terminate()
         server.wait_until(lambda: server.status_of("/ready") != 200, "it drains")
-        # Asked twice, it waits no longer.
+        # After a second signal, the server waits no longer.
         server.terminate()
         with pytest.raises(openai.APIError) as cut_off:
             for chunk in stream:

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the built binary."""
+"""Tests the built binary with OpenAI's own Python client."""
 
 import openai
 import pytest
@@ -185,7 +185,7 @@ class TestCompletions:
         assert len(answer.logprobs.tokens) == 24
         for drawn, top in zip(answer.logprobs.token_logprobs, answer.logprobs.top_logprobs):
             assert drawn <= 0
-            # Greedy draws the most likely one.
+            # Greedy sampling draws the most likely token.
             assert drawn == max(top.values())
 
 
@@ -214,7 +214,7 @@ class TestErrors:
             served.client.chat.completions.create(**request)
         named = error.value.param
         if field == "max_tokens" and value > 1:
-            # Prompt and output share the context: either may be made smaller.
+            # The prompt and the output share the context, so shortening either would help.
             assert "max_tokens" in error.value.message
         else:
             assert named.split("[")[0].split(".")[0] == field

@@ -1,4 +1,4 @@
-"""How the program starts, and what it says when it cannot."""
+"""Tests how the program starts, and its messages when it cannot."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import golden_model
 import pytest
 from server_process import BINARY, ServerProcess
 
-# Ready within a second is the promise; a busy machine may take this many times as long.
+# The promise is to be ready within a second; a busy machine may take this many times as long.
 SLACK = 5.0
 
 
@@ -28,7 +28,7 @@ def timed_request(server):
         prompt=list(range(40, 104)),
         max_tokens=32,
         temperature=0,
-        # Without a salt the second one would find the first one's prompt in the cache.
+        # Without salts, the second request would find the prompt of the first in the cache.
         extra_body={"ignore_eos": True, "cache_salt": str(start)},
     )
     return time.perf_counter() - start
@@ -42,7 +42,7 @@ def test_the_start_line_says_what_runs(golden_folder):
 
 
 def refusal(*arguments):
-    """The one line that a start which must fail leaves."""
+    """Runs a start that must fail, and returns the one line that it prints."""
     result = subprocess.run(
         [BINARY, "serve", "--port", "0", *map(str, arguments)],
         capture_output=True,

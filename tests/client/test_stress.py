@@ -1,4 +1,4 @@
-"""Many streams at once in a pool that is too small for them: nothing may change a token."""
+"""Runs many streams at once in a pool that is too small for them, which must not change any token."""
 
 import concurrent.futures
 import random
@@ -12,9 +12,9 @@ NUM_STREAMS = 64
 
 
 def make_requests(seed):
-    """Some share prompt beginnings, some draw greedily, some with a seed of their own.
+    """Makes requests of which some share prefixes, some are greedy, and some have their own seeds.
 
-    Answers are long beside prompts: what is admitted together then outgrows the pool.
+    Answers are much longer than prompts, so that requests that start together outgrow the pool.
     """
     rng = random.Random(seed)
     beginnings = [[rng.randrange(3, 256) for _ in range(96)] for _ in range(4)]
@@ -35,7 +35,7 @@ def make_requests(seed):
 
 
 def stream_text(server, model, request, leaves_after=None):
-    """The whole text; None when the client left."""
+    """Returns the whole text, or None if the client left."""
     stream = server.client.completions.create(model=model, stream=True, **request)
     text, reasons = "", []
     for number, chunk in enumerate(stream):
@@ -51,7 +51,7 @@ def stream_text(server, model, request, leaves_after=None):
 
 @pytest.fixture(scope="module")
 def alone(golden_folder):
-    """What each request gets when it is the only one, from an empty cache."""
+    """Returns what each request gets alone, with an empty cache."""
     arguments = ("--no-enable-prefix-caching", "--max-num-seqs", 1)
     with ServerProcess(golden_folder, *arguments) as server:
         model = server.model()
@@ -74,14 +74,14 @@ SEEDS = (1, 2)
 )
 def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
     requests = make_requests(seed)
-    # 16 tokens of K and V of 2 layers of 2 heads of 32 floats: 16 KiB a page, 128 pages.
+    # A page is 16 tokens × K and V × 2 layers × 2 heads × 32 floats = 16 KiB, so there are 128 pages.
     arguments = ("--kv-cache-dtype", "f32", "--kv-cache-memory", "2M", *options)
     with ServerProcess(golden_folder, *arguments) as server:
         model = server.model()
         in_use_at_start = server.metric("corella_kv_cache_usage_perc")
         with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
-            # All are on their way before the first is read: one that comes later than the
-            # others would find the pool less crowded.
+            # All requests are sent before the first answer is read, since one that comes later would find
+            # the pool less crowded.
             server.process.send_signal(signal.SIGSTOP)
             streams = [
                 pool.submit(stream_text, server, model, request, leaves_after)

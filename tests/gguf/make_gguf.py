@@ -3,15 +3,15 @@
     python3 -m venv .venv && .venv/bin/pip install -r tests/gguf/requirements.txt
     .venv/bin/python tests/gguf/make_gguf.py
 
-They are written by the `gguf` package, and what they mean is worked out by others than Corella:
-values of blocks by `gguf`'s own dequantisation, logits by Transformers, vocabularies by
-SentencePiece and `tokenizers`. Made are, in this folder,
+The `gguf` package writes them, and what they must mean is computed without Corella: values of
+blocks by the dequantisation of `gguf`, logits by Transformers, vocabularies by SentencePiece and
+`tokenizers`. In this folder, the script makes
 
-    blocks.gguf      blocks of every type, and beside them the values they stand for
+    blocks.gguf      blocks of every type, with the values that they stand for
     NAME/            a Hugging Face folder
     NAME.gguf        the same model
 
-and in tests/golden the folders *-gguf, with models of many types and their logits.
+and in tests/golden the folders *-gguf, which have models of many types and their logits.
 """
 
 import json
@@ -33,7 +33,7 @@ GOLDEN = HERE.parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 import make_golden  # noqa: E402
 
-# Where the half-precision numbers of a block are; the rest may be any bits.
+# The offsets of the half-precision numbers of a block; the rest may be any bits.
 HALVES = {
     Type.Q4_0: (0,),
     Type.Q4_1: (0, 2),
@@ -48,12 +48,12 @@ HALVES = {
     Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,),
 }
-# Of a code, where codes go from 0: the offset that centres the values, in scales.
+# The offset that centres the values of a type whose codes begin at 0, in scales.
 CENTRES = {Type.Q4_1: -7.5, Type.Q5_1: -15.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
 
 
 def random_blocks(generator, kind, rows, columns, halves):
-    """Blocks of arbitrary codes; `halves(i)` gives the number for each place in HALVES."""
+    """Makes blocks of arbitrary codes; `halves(i)` gives the number for each place in HALVES."""
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_blocks = rows * columns // block_len
     blocks = generator.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
@@ -71,7 +71,7 @@ def make_blocks(path):
     def halves(_, num_blocks):
         numbers = generator.normal(0.0, 1.0, num_blocks) * 10.0 ** generator.uniform(-6, 2, num_blocks)
         numbers[0] = 0.0
-        numbers[-1] = 3e-8  # The least there is, a denormal.
+        numbers[-1] = 3e-8  # The smallest number, which is denormal.
         return numbers
 
     for kind in HALVES:
@@ -94,7 +94,7 @@ def finish(writer):
     writer.close()
 
 
-# What GGUF calls the tensors of a Hugging Face folder.
+# The names that GGUF has for the tensors of a Hugging Face folder.
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -123,7 +123,7 @@ def gguf_name(name):
 
 
 def interleave(config, name, weight):
-    """Llama's queries and keys: the two halves of each head, row by row."""
+    """Reorders Llama's queries and keys: rows of the two halves of each head alternate."""
     if config["model_type"] != "llama" or not name.split(".")[-2] in ("q_proj", "k_proj"):
         return weight
     head_dim = config["head_dim"]
@@ -175,7 +175,7 @@ def rotary_divisors(config, scaling):
     return (1.0 / (kept + (1.0 - kept) / factor)).astype(np.float32)
 
 
-# Golden models: blocks of every type. Rows of `down` are long enough for the larger ones.
+# The golden models have blocks of every type. Rows of `down` are long enough for the larger ones.
 MIXED = {
     "model.embed_tokens.weight": Type.Q8_0,
     "lm_head.weight": Type.Q8_0,
@@ -219,14 +219,14 @@ GOLDEN_MODELS = {
         hidden_size=32, intermediate_size=256, vocab_size=64, head_dim=8
     ),
 }
-# The short rows that Qwen2 has here.
+# Types for the short rows of the Qwen2 model here.
 QWEN2 = {name: Type.Q8_0 for name in MIXED if ".1." not in name and "lm_head" not in name} | {
     "model.layers.0.self_attn.o_proj.weight": Type.F16
 }
-# Llama has Q4_K, and Qwen3 Q5_K in its place.
+# The Llama model has Q4_K where the Qwen3 model has Q5_K.
 QWEN3_CHANGES = {"model.layers.0.mlp.down_proj.weight": Type.Q5_K}
 
-# What executors may keep in 4 bits as it is.
+# Types that executors may keep in 4 bits as they are.
 Q4 = {
     "model.embed_tokens.weight": Type.Q4_0,
     "lm_head.weight": Type.Q4_1,
@@ -249,10 +249,10 @@ KINDS = {"llama-q4-gguf": Q4, "qwen2-gguf": QWEN2, "qwen3-gguf": MIXED | QWEN3_C
 
 
 def block_weights(kind, weight, generator):
-    """Blocks of about these weights, and the weights that they are."""
+    """Makes blocks with roughly these weights, and returns them with their exact weights."""
     weight = np.ascontiguousarray(weight)
     if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL):
-        # Nothing rounds to these: codes are drawn, and scales give them the same deviation.
+        # The package cannot quantise to these types, so codes are drawn, with scales that give the same deviation.
         centre = CENTRES.get(kind, 0.0)
         unit = lambda i, num_blocks: np.full(num_blocks, (1.0, centre)[i])  # noqa: E731
         state = generator.bit_generator.state
@@ -267,7 +267,7 @@ def block_weights(kind, weight, generator):
 
 
 def make_golden_model(name, config):
-    # What lengths do to a model is tested with the other goldens.
+    # The other goldens test prompts of many lengths.
     make_golden.PROMPT_LENGTHS = (1, 40)
     kinds = KINDS.get(name, MIXED)
     for seed in range(1000):
@@ -284,7 +284,7 @@ def make_golden_model(name, config):
                     blocks, stored = block_weights(kind, stored, generator)
                     writer.add_tensor(gguf_name(tensor), blocks, raw_dtype=kind)
                     if kind not in (Type.F16, Type.BF16):
-                        # What the executor is given.
+                        # Executors read the blocks as bf16, so the golden does too.
                         stored = torch.from_numpy(stored).bfloat16().float().numpy()
                 else:
                     writer.add_tensor(gguf_name(tensor), stored)
@@ -329,7 +329,7 @@ INST = (
     "{% endif %}{% endfor %}"
 )
 
-# As the tokenizer.json of these families have them.
+# These are the settings of the tokenizer.json of these families.
 SPLITS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -379,7 +379,7 @@ def add_byte_level(writer, tokenizer, pre, vocab_size):
 
 
 def sentence_piece(scratch):
-    """A vocabulary with scores, and Transformers' reading of it."""
+    """Makes a vocabulary with scores, and reads it with Transformers."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
     from transformers.convert_slow_tokenizer import generate_merges
@@ -403,7 +403,7 @@ def sentence_piece(scratch):
     tokenizer = Tokenizer(
         models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
-    # As in the tokenizer.json that Llama 2 came with.
+    # This is as in the tokenizer.json of Llama 2.
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -430,7 +430,7 @@ def add_sentence_piece(writer, proto):
     writer.add_tokenizer_pre("default")
     writer.add_token_list([piece.piece for piece in proto.pieces])
     writer.add_token_scores([piece.score for piece in proto.pieces])
-    # The numbers are the same.
+    # The values are the same in both.
     writer.add_token_types([piece.type for piece in proto.pieces])
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
@@ -438,7 +438,7 @@ def add_sentence_piece(writer, proto):
 
 
 def make_pair(name, config, dtype, tokenizer, add_tokenizer, special, template, defaults):
-    """A folder and a file of the same model."""
+    """Makes a folder and a file of the same model."""
     weights = make_golden.draw_weights(config, 5)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -476,7 +476,7 @@ def make_pair(name, config, dtype, tokenizer, add_tokenizer, special, template, 
     for tensor, weight in weights.items():
         stored = interleave(config, tensor, weight.to(dtype).numpy())
         if stored.ndim == 1:
-            # Norms are never halved.
+            # Norms are never stored in half precision.
             stored = stored.astype(np.float32)
         writer.add_tensor(gguf_name(tensor), stored)
     finish(writer)
@@ -509,7 +509,7 @@ def make_pairs():
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = byte_level_tokenizer("qwen2", special, ["<think>", "</think>"], None)
     ids = [tokenizer.token_to_id(token) for token in special]
-    # More rows than tokens, as Qwen3 has.
+    # The model has more rows than tokens, like Qwen3.
     config = make_golden.qwen3(
         hidden_size=16,
         intermediate_size=24,

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Make the golden models: tiny random checkpoints and what Transformers says of them.
+"""Make the golden models: tiny random checkpoints, with what Transformers computes from them.
 
     python -m venv .venv && .venv/bin/pip install -r tests/golden/requirements.txt
     .venv/bin/python tests/golden/make_golden.py [NAME …]
 
-A folder holds config.json, weights in safetensors, and golden.json: prompts, the logits
-after the prompt, 64 greedy tokens, and the logits the last of them was drawn from; these
-logits also with K and V rounded to bf16, the tokens being the same. Transformers reads the very
-folder that is committed, and runs it in f32, eager attention, on the CPU, each position from
-scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that the only rounding in a
-golden is that of the stored weights.
+A folder has config.json, weights in safetensors, and golden.json, which has prompts, the logits
+after each prompt, 64 greedy tokens, and the logits that the last of them was drawn from. It has
+these logits a second time with K and V rounded to bf16, which gives the same tokens. Transformers
+reads the very folder that is committed, and runs it in f32 with eager attention on the CPU, each
+position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that only the
+rounding of the stored weights is in a golden.
 
-Greedy tokens can only be compared where no two logits are close. Seeds are tried in order
-until, at every step, the best logit leads the second by MIN_MARGIN of the largest
-magnitude, and the output is not one short loop.
+Greedy tokens can only be compared if no two logits are close. Seeds are tried in order until, at
+every step, the best logit leads the second by MIN_MARGIN of the largest magnitude, and the output
+is not one short loop.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def without_rope_keys(config):
     return {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
 
 
-# Wavelengths from 6 to 20,000 against 64 / 4 and 64 / 1: all three bands are met.
+# Wavelengths from 6 to 20,000 fall into all three bands, whose limits are 64 / 4 and 64 / 1.
 LLAMA3_ROPE_SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -93,8 +93,8 @@ LLAMA3_ROPE_SCALING = {
     "original_max_position_embeddings": 64,
 }
 
-# Between them: every combination of tied/untied and grouped/ungrouped heads, each option of
-# the decoder that a config can switch, sizes that are no multiple of a vector, and both
+# Together they have every combination of tied/untied embeddings and grouped/ungrouped heads, each
+# option of the decoder that a config can switch, sizes that are no multiple of a vector, and both
 # spellings of the rotary settings.
 MODELS = {
     "llama-gqa-tied": llama(hidden_size=60, num_attention_heads=6),
@@ -131,7 +131,7 @@ MODELS = {
     ),
 }
 
-# The same weights in other files: (folder, of, dtype, number of shards).
+# The same weights in other files: (folder, source folder, dtype, number of shards).
 VARIANTS = (
     ("llama-gqa-tied-bf16", "llama-gqa-tied", torch.bfloat16, 1),
     ("llama-gqa-untied-f16", "llama-gqa-untied", torch.float16, 1),
@@ -141,7 +141,7 @@ VARIANTS = (
 
 
 def draw_weights(config, seed):
-    """Scaled so that layers change the residual stream much and logits have spread."""
+    """Draws weights whose scale lets layers change the residual stream much and spreads the logits."""
     generator = np.random.default_rng(seed)
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
@@ -205,7 +205,7 @@ def write_checkpoint(folder, config, weights, dtype, num_shards):
 
 
 class Bf16Cache(transformers.DynamicCache):
-    """K and V as an executor with a bf16 KV cache reads them back."""
+    """Rounds K and V to bf16, as an executor with a bf16 KV cache does."""
 
     def update(self, key_states, value_states, *arguments, **options):
         key_states, value_states = (x.bfloat16().float() for x in (key_states, value_states))
@@ -214,7 +214,7 @@ class Bf16Cache(transformers.DynamicCache):
 
 @torch.inference_mode()
 def evaluate(folder, seed):
-    """What golden.json holds, or why this seed is no good."""
+    """Returns the content of golden.json, or why this seed cannot be used."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -290,18 +290,18 @@ def golden_logits(folder):
 
 
 def asked_names(description, known):
-    """Those on the command line, or all."""
+    """Returns the names on the command line, or all."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("name", nargs="*", help="folders to make (all of them)")
+    parser.add_argument("name", nargs="*", help="folders to make [all]")
     names = parser.parse_args().name
     for name in names:
         if name not in known:
-            sys.exit(f"unknown folder {name!r}; there are: {', '.join(known)}")
+            sys.exit(f"unknown folder {name!r}; use one of {', '.join(known)}")
     return names or known
 
 
 def set_up_transformers():
-    """Quiet, and with one order of sums."""
+    """Silences Transformers, and makes it use one order of sums."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)

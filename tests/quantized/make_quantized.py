@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Make tiny quantised checkpoints, and what Transformers says of the numbers in them.
+"""Make tiny quantised checkpoints, with what Transformers computes from their dequantised weights.
 
     .venv/bin/pip install -r tests/golden/requirements.txt -r tests/quantized/requirements.txt
     .venv/bin/python tests/quantized/make_quantized.py [NAME …]
 
-A folder is as tests/golden has them. compressed-tensors folders are written and read back by the
-package of that name. GPTQ and AWQ folders are packed here, after the papers and AutoGPTQ's and
-AutoAWQ's descriptions of their files, and the package's own converter must read the AWQ ones alike.
-The goldens are those of a plain checkpoint with the dequantised numbers in bf16, which is what they
-are to any 16-bit kernel; no activations are rounded.
+Folders are like those in tests/golden. The compressed-tensors package writes and reads its own
+folders. GPTQ and AWQ folders are packed here, after the papers and the descriptions of files by
+AutoGPTQ and AutoAWQ, and the package's own converter must read the AWQ ones in the same way. The
+goldens are those of a plain checkpoint with the dequantised weights in bf16, as any 16-bit kernel
+sees them; activations are not rounded.
 """
 
 import json
@@ -56,7 +56,7 @@ PER_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 
-# Name: configuration, quantization_config, dtype of what is not quantised and of the scales.
+# name: (configuration, quantization_config, dtype of other tensors and of scales)
 FOLDERS = {
     "int4-g32": (small(), compressed(integers(4, 32)), torch.float32),
     "int4-g64-asymmetric": (
@@ -66,7 +66,7 @@ FOLDERS = {
     ),
     "int4-g128": (
         small(hidden_size=128, intermediate_size=128, vocab_size=64),
-        # The output projection stays as it was.
+        # The output projection is not quantised.
         compressed(integers(4, 128), ignore=["lm_head", "re:.*o_proj"]),
         torch.bfloat16,
     ),
@@ -90,7 +90,7 @@ def is_quantised(name, quantization):
 
 
 def quantise_compressed(weight, quantization, dtype):
-    """The package's tensors of a matrix, and its own reading of them."""
+    """Returns the tensors that the package makes of a matrix, and the matrix that it reads from them."""
     group = quantization["config_groups"]["group_0"]
     weights = QuantizationArgs(**group["weights"])
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
@@ -102,13 +102,13 @@ def quantise_compressed(weight, quantization, dtype):
         state["weight_zero_point"] = zero.to(torch.int8)
     compressor = BaseCompressor.get_value_from_registry(quantization["format"])
     packed = compressor.compress(state, scheme)
-    # In f32, so that what is rounded is the product, once.
+    # The product is computed in f32, so that it is rounded only once.
     wide = packed | {"weight_scale": packed["weight_scale"].float()}
     return packed, compressor.decompress(wide, scheme)["weight"]
 
 
 def find_integers(weight, group_of, num_groups, symmetric, dtype):
-    """Integers from 0 to 15, [out, in], with scales and zero points, [out, groups]."""
+    """Returns integers from 0 to 15 as [out, in], and scales and zero points as [out, groups]."""
     scales = np.zeros((weight.shape[0], num_groups), np.float32)
     zeros = np.full((weight.shape[0], num_groups), 8, np.int64)
     for group in range(num_groups):
@@ -118,7 +118,7 @@ def find_integers(weight, group_of, num_groups, symmetric, dtype):
             continue
         low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
         scales[:, group] = (high - low) / 15
-        # At least 1, as a zero point of 0 cannot be stored less 1.
+        # Files store a zero point less 1, so it is at least 1.
         zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 1, 15)
     scales = torch.from_numpy(scales).to(dtype)
     wide = scales.float().numpy()[:, group_of]
@@ -127,7 +127,7 @@ def find_integers(weight, group_of, num_groups, symmetric, dtype):
 
 
 def pack(values, order=range(8)):
-    """Eight of the last axis to a word, the first of `order` in its lowest bits."""
+    """Packs eight elements of the last axis into a word, the first of `order` in the lowest bits."""
     words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
     for position, index in enumerate(order):
         words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * position)
@@ -135,7 +135,7 @@ def pack(values, order=range(8)):
 
 
 def quantise_columns(weight, quantization, dtype, generator):
-    """GPTQ: words along the inputs. AWQ: words along the outputs, those of even number first."""
+    """Packs GPTQ words along the inputs, and AWQ words along the outputs with even numbers first."""
     weight = weight.numpy()
     num_columns = weight.shape[1]
     group_len = quantization["group_size"] if quantization["group_size"] > 0 else num_columns
@@ -160,13 +160,13 @@ def quantise_columns(weight, quantization, dtype, generator):
         tensors["qweight"] = pack(quants).T.contiguous()
         tensors["qzeros"] = pack((zeros - (version == "gptq")).T)
         tensors["g_idx"] = torch.from_numpy(group_of.astype(np.int32))
-        # The format's first writers gave every layer a bias.
+        # The first programs that wrote this format gave every layer a bias.
         tensors["bias"] = torch.zeros(weight.shape[0], dtype=dtype)
     return tensors, torch.from_numpy(values)
 
 
 def write(folder, name, seed):
-    """The quantised folder, and beside it a plain one of the same numbers."""
+    """Makes the quantised folder, and a plain one with the same weights."""
     config, quantization, dtype = FOLDERS[name]
     generator = np.random.default_rng([seed, 2])
     plain, tensors = {}, {}
