@@ -1,4 +1,4 @@
-//! The book in `docs`: built with mdBook, and every link of its pages followed.
+//! Builds the book in `docs` with mdBook, and checks the links between its pages.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use crate::repository::{Repository, resolve_link, run};
 
-/// One version for everybody, so that a page looks the same wherever it is built.
+/// The version is fixed, so that pages look the same wherever they are built.
 const MDBOOK_VERSION: &str = "0.5.4";
 
-/// The mdBook under the target directory, installed if it is not there yet.
+/// The path of mdBook under the target directory; installs it if necessary.
 pub fn mdbook(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("tools");
     let binary = folder.join("bin/mdbook");
@@ -22,7 +22,7 @@ pub fn mdbook(repository: &Repository) -> Result<PathBuf, String> {
         println!("installing mdBook {MDBOOK_VERSION}");
         let mut install = repository.cargo(&["install", "mdbook", "--locked", "--force"]);
         install.args(["--version", MDBOOK_VERSION]);
-        // Without the server and the file watcher, which are a third of what there is to compile.
+        // The server and the file watcher are not needed, and a third of what there is to compile.
         install.args(["--no-default-features", "--features", "search"]);
         install.arg("--root").arg(&folder);
         run(
@@ -70,8 +70,8 @@ fn read_pages(root: &Path) -> Result<BTreeMap<String, String>, String> {
     Ok(pages)
 }
 
-/// Links to files and headings of the book that are not there, each with its page. Links to other
-/// sites are not followed: CI must not depend on them.
+/// Links to files and headings of the book that do not exist, each with its page. Links to other
+/// sites are not followed, because CI must not depend on them.
 fn dead_links(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let headings: BTreeMap<&str, HashSet<&str>> = pages
         .iter()
@@ -106,7 +106,7 @@ fn dead_links(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -
     dead
 }
 
-/// Values of an attribute in mdBook's own HTML, which writes them in double quotes.
+/// The values of an attribute in mdBook's HTML, which always has them in double quotes.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {name}=\"");
     let mut rest = html;

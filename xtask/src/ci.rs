@@ -10,20 +10,20 @@ pub struct Stage {
     pub name: &'static str,
     pub about: &'static str,
     pub takes_arguments: bool,
-    /// Gets what follows the stage's name on the command line.
+    /// Runs the stage with the arguments that follow its name on the command line.
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
 pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
-        about: "get what the other stages need: Rust components, a Python environment, mdBook, etcd",
+        about: "install what the other stages need: Rust components, a Python environment, mdBook, etcd",
         takes_arguments: false,
         run: set_up,
     },
     Stage {
         name: "fmt",
-        about: "rustfmt changes nothing",
+        about: "the code is formatted as rustfmt does it",
         takes_arguments: false,
         run: |repository, _| {
             run(
@@ -34,7 +34,7 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "clippy",
-        about: "clippy is silent",
+        about: "clippy has no warnings",
         takes_arguments: false,
         run: |repository, _| {
             run(
@@ -48,13 +48,13 @@ pub const STAGES: [Stage; 13] = [
                     "-D",
                     "warnings",
                 ]),
-                "clippy has something to say, above",
+                "clippy has warnings, above",
             )
         },
     },
     Stage {
         name: "tidy",
-        about: "layers, file headers and the other rules of this repository",
+        about: "layers, file headers, comments and the other rules of this repository",
         takes_arguments: false,
         run: |repository, _| tidy::run(repository),
     },
@@ -66,7 +66,7 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "isas",
-        about: "tests of executor, goldens and command line, held to each instruction set of this machine; arguments go to cargo test",
+        about: "tests of the executor, goldens and command line with each instruction set of this machine; arguments go to cargo test",
         takes_arguments: true,
         run: isas::isas,
     },
@@ -78,13 +78,13 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "sim",
-        about: "whole runs with faults, in virtual time: `--seeds N`, or `--seed N` to play one again",
+        about: "simulated runs with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one",
         takes_arguments: true,
         run: sim,
     },
     Stage {
         name: "corpus",
-        about: "what the built-in model's training text promises; arguments go to pytest",
+        about: "properties of the built-in model's training text; arguments go to pytest",
         takes_arguments: true,
         run: |repository, arguments| {
             let mut command = pytest(repository, "models/nano")?;
@@ -93,32 +93,32 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "build",
-        about: "the release binary",
+        about: "build the release binary",
         takes_arguments: false,
         run: build,
     },
     Stage {
         name: "e2e",
-        about: "OpenAI's client against the release binary; arguments go to pytest",
+        about: "OpenAI's client and the commands of the book against the release binary; arguments go to pytest",
         takes_arguments: true,
         run: e2e,
     },
     Stage {
         name: "docs",
-        about: "rustdoc is silent",
+        about: "rustdoc has no warnings",
         takes_arguments: false,
         run: |repository, _| {
             run(
                 repository
                     .cargo(&["doc", "--workspace", "--no-deps", "--locked"])
                     .env("RUSTDOCFLAGS", "-D warnings"),
-                "rustdoc has something to say, above",
+                "rustdoc has warnings, above",
             )
         },
     },
     Stage {
         name: "book",
-        about: "the book in docs builds, and its links lead somewhere",
+        about: "the book in docs builds, and its links lead to existing pages",
         takes_arguments: false,
         run: |repository, _| book::build(repository),
     },
@@ -256,7 +256,7 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     run(&mut command, "end-to-end tests failed, above")
 }
 
-/// Leaves nothing in the tree.
+/// A pytest command that writes no files into the work tree.
 fn pytest(repository: &Repository, folder: &str) -> Result<Command, String> {
     let python = python::environment(repository)?;
     let arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-v", folder];

@@ -1,19 +1,19 @@
-//! The tests of executor, goldens and command line, held to each instruction set in turn.
+//! Runs the tests of the executor, goldens and command line with each instruction set in turn.
 //!
-//! Other stages let the program choose, so that they test what this machine chooses. Here every set
-//! that the machine has is tested, which is as near as one machine comes to the others.
+//! In other stages the program chooses the best set of the machine. This stage tests all sets that
+//! the machine has, so that success depends less on the machine.
 
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, output, run};
 
-/// Read by the tests alone, in `crates/corella-cpu/tests/held_isa`.
+/// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
 
-/// As `--isa` names them, the slowest first.
+/// The instruction sets by their names for `--isa`, the slowest first.
 const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", "amx"];
 
-/// What runs for a set: packages with their files of tests.
+/// The tests to run for a set: packages, each with its test targets.
 const TESTS: [(&str, &[&str]); 2] = [
     (
         "corella-cpu",
@@ -31,8 +31,8 @@ const TESTS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Portable kernels are several times slower. Held to them, what stage `test` does with every set
-/// anyway, and takes longest, is left out.
+/// Portable kernels are several times slower. With them, the tests that take longest are left out if
+/// stage `test` runs them with every set anyway.
 const SLOW: &str = "portable";
 const LEFT_OUT_OF_SLOW: [&str; 6] = [
     "blocks_reach_no_bit",
@@ -82,7 +82,7 @@ pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String>
     for isa in ALL {
         match times.iter().find(|(name, _)| *name == isa) {
             Some((_, time)) => println!("isas: {isa:<12} passed in {} s", time.as_secs()),
-            None => println!("isas: {isa:<12} not run, for this machine has no such instructions"),
+            None => println!("isas: {isa:<12} not run, because this machine does not have it"),
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let stage = ci::STAGES.iter().find(|stage| stage.name == name);
     if stage.is_none() && name != "ci" {
         return refuse(match name.as_str() {
-            "" => "say what to do".to_string(),
+            "" => "name a task".to_string(),
             name => format!("there is no task {name:?}"),
         });
     }
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn refuse(reason: String) -> ExitCode {
-    eprintln!("xtask: {reason}\n\n  cargo xtask ci        all of these, in this order");
+    eprintln!("xtask: {reason}\n\n  cargo xtask ci        run all of these, in this order");
     for stage in &ci::STAGES {
         eprintln!("  cargo xtask {:<9} {}", stage.name, stage.about);
     }

@@ -1,4 +1,4 @@
-//! A Python environment for the tests in Python, under the target directory.
+//! Makes the Python environment of the tests in Python, under the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::repository::{Repository, run, succeeds};
 
 const REQUIREMENTS: &str = "tests/client/requirements.txt";
 
-/// The environment's interpreter. Made anew whenever the requirements change.
+/// The interpreter of the environment, which is made again whenever the requirements change.
 pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("ci-venv");
     let python = folder.join("bin/python");

@@ -1,4 +1,4 @@
-//! Where things are, and how commands are run there.
+//! The paths of the repository, and how to run commands in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,8 +29,8 @@ impl Repository {
         })
     }
 
-    /// The same settings in every stage, so that stages share what they build. No debug
-    /// information: it doubles build time and nobody debugs there.
+    /// A cargo command. All stages have the same settings, so that they share what they build, and no
+    /// debug information, which would double the build time.
     pub fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(&self.cargo, arguments);
         command
@@ -46,7 +46,7 @@ impl Repository {
     }
 }
 
-/// Runs a command with its output shown. `else_say` tells what a failure means.
+/// Runs a command and shows its output. `else_say` is the error if it fails.
 pub fn run(command: &mut Command, else_say: &str) -> Result<(), String> {
     let status = command
         .status()
@@ -57,7 +57,7 @@ pub fn run(command: &mut Command, else_say: &str) -> Result<(), String> {
     Err(format!("{else_say} ({} : {status})", name(command)))
 }
 
-/// What a command says; its errors are shown.
+/// Runs a command and returns its output; its standard error is shown.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let output = command
         .stderr(Stdio::inherit())
@@ -69,7 +69,7 @@ pub fn output(command: &mut Command) -> Result<String, String> {
     String::from_utf8(output.stdout).map_err(|_| format!("{} wrote no text", name(command)))
 }
 
-/// Whether a command runs and succeeds; its output is not shown.
+/// Whether a command succeeds; its output is not shown.
 pub fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -92,7 +92,7 @@ fn name(command: &Command) -> String {
     text
 }
 
-/// Where a relative link of a file leads, both from the same root.
+/// The target of a relative link in a file. Both paths are relative to the same root.
 pub fn resolve_link(from: &str, link: &str) -> String {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

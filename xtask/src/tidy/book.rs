@@ -1,4 +1,4 @@
-//! Lists in `docs` that must name every file of a folder.
+//! Checks the lists in `docs` that must name every file of a folder.
 
 use super::Tree;
 
@@ -9,7 +9,7 @@ const RESULTS_INDEX: &str = "docs/src/results.md";
 const CHAPTERS: &str = "docs/src/";
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 
-/// Every scenario shows a rule, and every rule's scenarios are there.
+/// Every scenario is named in the rules of behaviour, and every one that they name exists.
 pub fn scenarios(tree: &Tree) -> Vec<String> {
     let behaviours = tree.text(BEHAVIOURS).unwrap_or_default();
     let existing: Vec<_> = names(tree, SCENARIOS, ".txt").collect();
@@ -28,7 +28,7 @@ pub fn scenarios(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// What stands in backquotes behind the word "scenario", in a list with commas.
+/// The names in backquotes after the word "scenario", separated by commas.
 fn scenarios_of(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
     for (at, word) in line.match_indices("scenario `") {
@@ -44,7 +44,7 @@ fn scenarios_of(line: &str) -> Vec<&str> {
     names
 }
 
-/// A result that the index does not name is found by nobody.
+/// Every result is named in the index, since nobody would find it otherwise.
 pub fn results(tree: &Tree) -> Vec<String> {
     let index = tree.text(RESULTS_INDEX).unwrap_or_default();
     names(tree, RESULTS, ".md")
@@ -53,16 +53,16 @@ pub fn results(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// mdBook leaves out what the summary does not name.
+/// Every chapter is named in the summary, since mdBook leaves out others.
 pub fn chapters(tree: &Tree) -> Vec<String> {
     let summary = tree.text(SUMMARY).unwrap_or_default();
     names(tree, CHAPTERS, ".md")
         .filter(|name| *name != "SUMMARY" && !summary.contains(&format!("({name}.md)")))
-        .map(|name| format!("{SUMMARY}: names no {name}.md, which the book lacks therefore"))
+        .map(|name| format!("{SUMMARY}: names no {name}.md, so it is not part of the book"))
         .collect()
 }
 
-/// The files of a folder without folder and ending.
+/// The names of the files of a folder, without the folder and the ending.
 fn names<'a>(tree: &'a Tree, folder: &str, ending: &str) -> impl Iterator<Item = &'a str> {
     let paths = tree.files.iter().map(|file| file.path.as_str());
     paths.filter_map(move |path| path.strip_prefix(folder)?.strip_suffix(ending))

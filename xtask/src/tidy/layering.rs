@@ -1,4 +1,4 @@
-//! Who may import whom: a crate imports from lower rows only.
+//! Checks the layers of crates: a crate imports from lower rows only.
 
 use super::Tree;
 use super::manifest::{dependencies, packages};
@@ -11,37 +11,37 @@ const ROWS: [&[&str]; 5] = [
     &["corella", "corella-server", "corella-bench"],
 ];
 
-/// Imports allowed on one row.
+/// Imports that are allowed within a row.
 const EXCEPTIONS: [(&str, &str); 3] = [
     ("corella-cluster", "corella-engine"),
     ("corella", "corella-server"),
     ("corella", "corella-bench"),
 ];
 
-/// Both work without `std`; the hash names pages towards the outside.
+/// Both work without `std`. The hash identifies pages outside of the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
 
-/// Foreign crates that would take a crate out of its job.
+/// Dependencies that do not belong to the job of a crate.
 const BANNED: [(&str, &[&str], &str); 4] = [
     (
         "corella-engine",
         &["tokio", "axum", "tokenizers"],
-        "the engine knows tokens and its own thread",
+        "the engine knows only tokens and its own thread",
     ),
     (
         "corella-model",
         &["tokio", "axum"],
-        "a checkpoint knows no HTTP",
+        "a checkpoint knows nothing of HTTP",
     ),
     (
         "corella-cpu",
         &["tokio", "rayon"],
-        "the worker pool is the executor's own",
+        "the executor has its own worker pool",
     ),
     (
         "corella-text",
         &["tokio", "axum"],
-        "text is computed, not served",
+        "this crate only computes text; the server serves it",
     ),
 ];
 

@@ -1,15 +1,15 @@
-//! What the Cargo.toml files say: every dependency comes from the workspace, and is used.
+//! Checks the Cargo.toml files: every dependency comes from the workspace and is used.
 
 use super::{Tree, rust_code};
 
 pub struct Dependency<'a> {
     pub name: &'a str,
-    /// What follows the name.
+    /// The text after the name.
     value: &'a str,
     pub dev: bool,
 }
 
-/// Of one Cargo.toml, whatever the section. As much TOML as Cargo manifests need.
+/// The dependencies of one Cargo.toml, in all sections. It reads as much TOML as manifests need.
 pub fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     let mut section = "";
     let mut found = Vec::new();
@@ -41,7 +41,7 @@ pub fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     found
 }
 
-/// (folder, package name, manifest) of every package but the workspace itself.
+/// Folder, package name and manifest of every package except the workspace itself.
 pub fn packages(tree: &Tree) -> Vec<(&str, &str, &str)> {
     tree.texts()
         .filter_map(|(path, text)| {
@@ -52,7 +52,7 @@ pub fn packages(tree: &Tree) -> Vec<(&str, &str, &str)> {
         .collect()
 }
 
-/// Versions and features are said once, in the root.
+/// Versions and features are given once, in the root manifest.
 pub fn workspace_dependencies(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (folder, _, manifest) in packages(tree) {
@@ -72,7 +72,7 @@ pub fn workspace_dependencies(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// A dependency that nothing names only costs build time.
+/// Every dependency is named in the code, since others only cost build time.
 pub fn used_dependencies(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (folder, _, manifest) in packages(tree) {

@@ -3,13 +3,13 @@
 use super::Tree;
 use crate::repository::resolve_link;
 
-/// Big by nature: weights.
+/// Folders of weights, whose files may be big.
 const MAY_BE_BIG: [&str; 2] = ["models/nano/", "tests/golden/"];
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Paths of somebody's machine say nothing on another one.
+/// Absolute paths of one machine do not exist on others.
 pub fn machine_paths(tree: &Tree) -> Vec<String> {
-    // In two parts, for this file is checked as well.
+    // The folders are put together here, because this file is checked too.
     let folders = ["work", "home", "root"].map(|name| format!("/{name}/"));
     let mut complaints = Vec::new();
     for (path, text) in tree.texts() {
@@ -51,7 +51,7 @@ pub fn big_files(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Links in Markdown lead to files that are there.
+/// Links in Markdown lead to existing files.
 pub fn links(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.texts().filter(|(path, _)| path.ends_with(".md")) {
@@ -77,7 +77,7 @@ pub fn links(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// What a newcomer is told to run is what CI runs.
+/// The test command in the README is the one that CI runs.
 pub fn readme_command(tree: &Tree) -> Vec<String> {
     let Some(script) = tree.text(".ci/run") else {
         return vec![".ci/run is missing".into()];

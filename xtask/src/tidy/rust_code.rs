@@ -1,4 +1,4 @@
-//! Rust source with its text blanked, so that rules see code and nothing else.
+//! Removes comments and literals from Rust source, so that rules see only code.
 
 /// Comments and the contents of string and character literals become spaces; lines stay.
 pub fn without_text(source: &str) -> String {
@@ -22,7 +22,7 @@ pub fn without_text(source: &str) -> String {
     String::from_utf8(out).expect("whole comments and literals were replaced by ASCII")
 }
 
-/// Length of the comment or literal that starts at `at`; 0 when none does.
+/// The length of the comment or literal that starts at `at`, or 0 if none does.
 fn text_length(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let after_word = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
@@ -69,7 +69,7 @@ fn quoted(rest: &[u8], quote: u8) -> usize {
     rest.len()
 }
 
-/// A character, not a lifetime or a label.
+/// Whether a quote begins a character literal, and not a lifetime or a label.
 fn is_char(rest: &[u8]) -> bool {
     match rest {
         [_, b'\\', ..] => true,
@@ -86,7 +86,7 @@ fn is_char(rest: &[u8]) -> bool {
     }
 }
 
-/// `r"…"`, `r#"…"#`, with any number of signs and an optional `b` or `c` before.
+/// The length of a raw string: `r"…"` or `r#"…"#`, with any number of `#` and an optional `b` or `c`.
 fn raw_string(rest: &[u8]) -> usize {
     let prefix = match rest {
         [b'r', ..] => 1,
