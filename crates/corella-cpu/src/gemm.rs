@@ -2,6 +2,11 @@
 //!
 //! Each output is computed by one worker, which accumulates over k in order. Neither the number of
 //! workers nor the rows beside a row affect its result.
+//!
+//! With bf16 products, rows are rounded to bf16 and multiplied pair by pair. With 8-bit weights, each
+//! row is quantised to 8 bits by its own largest magnitude, and the sums are exact integers. With
+//! grouped weights there is one integer sum per group, which is scaled and added in f32 in the order
+//! of the groups.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;

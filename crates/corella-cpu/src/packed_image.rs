@@ -1,5 +1,9 @@
 //! Images of packed weights: files that hold quantised and repacked matrices as they lie in memory,
 //! so that a later start can read them instead of computing them again.
+//!
+//! An image is read into huge pages instead of being mapped: a mapped file has small pages, from which
+//! decode was 10 to 25 % slower. The reader packs one panel of each matrix and compares it, so that
+//! another layout, quantisation or model is noticed without version numbers.
 
 use std::fs::File;
 use std::io;

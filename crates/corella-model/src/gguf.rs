@@ -2,6 +2,10 @@
 //!
 //! Every number in the file is checked against the file's length before it is used, so that a
 //! damaged or hostile file causes one error and no large allocation.
+//!
+//! A file is presented as a folder: its metadata becomes the configuration and the two tokenizer files,
+//! and its tensors are weights under their own names. Blocks are dequantised row by row where an
+//! executor packs them, or their integers and scales are used as they are (`group_format.rs`).
 
 mod config;
 mod cursor;

@@ -1,5 +1,8 @@
 //! Matrices `[out, in]` that a folder stores as integers with group-wise scales, in the layouts of
 //! compressed-tensors, GPTQ and AWQ.
+//!
+//! Such a matrix is read like any other tensor: as rows in bf16 for any kernel, or as integers and
+//! scales for kernels that compute with them. `packed_matrix.rs` assembles it and checks its parts.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

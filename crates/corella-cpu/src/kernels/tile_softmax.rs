@@ -1,4 +1,7 @@
 //! The softmax of attention with bf16 pair products, one row at a time.
+//!
+//! Softmax weights are powers of two relative to an integer exponent of the row, which is raised when
+//! a score exceeds it by 16. So what has been summed before is scaled by a power of two, exactly.
 
 use std::arch::x86_64::*;
 
