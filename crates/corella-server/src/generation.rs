@@ -70,7 +70,7 @@ pub struct PromptTokens {
     pub echo: Option<String>,
 }
 
-/// Length of the end of the prompt that the first output tokens are decoded in the context of.
+/// Number of prompt tokens that the first output tokens are decoded after, so that their texts join.
 const PROMPT_TAIL_TOKENS: usize = 8;
 
 impl Generation {

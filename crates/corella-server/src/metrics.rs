@@ -203,7 +203,7 @@ struct EngineMetrics {
     max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
-    /// Prompt tokens that were not computed, by source.
+    /// Tokens found in the prefix cache, by source.
     prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
     num_draft_tokens: Counter,
@@ -312,13 +312,13 @@ impl EngineMetrics {
             prefix_cache_queries: both(
                 registry,
                 "prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache",
+                "Tokens looked up in the prefix cache",
                 Counter::default(),
             ),
             prefix_cache_hits: both(
                 registry,
                 "prefix_cache_hits",
-                "Prompt tokens found in the prefix cache",
+                "Tokens found in the prefix cache",
                 Counter::default(),
             ),
             num_preemptions: both(

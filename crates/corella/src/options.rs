@@ -73,7 +73,7 @@ pub struct LlmOptions {
 
 impl Default for LlmOptions {
     fn default() -> Self {
-        // Whoever decodes waits for the whole step, and a CPU gains nothing from larger ones.
+        // A decoding request waits for the whole step, and a CPU gains nothing from larger steps.
         const MAX_NUM_BATCHED_TOKENS: u32 = 512;
         let mut scheduler = SchedulerConfig::new(1, 16, 2);
         scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS;

@@ -93,7 +93,7 @@ fn serve_config(llm: &Llm, config: Serve) -> ServeConfig {
     }
 }
 
-/// The limits in force: whoever tunes a server starts from these.
+/// The limits in force, from which tuning a server starts.
 fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
     format!(
         "limits: running requests {}, waiting requests {}, waiting prompt tokens {}, tokens per step {}, \
