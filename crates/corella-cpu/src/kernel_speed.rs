@@ -269,7 +269,7 @@ impl Bench {
     }
 }
 
-/// A model of which attention uses its own part only.
+/// A model in the shape of Qwen3-0.6B; only its attention is used.
 fn spec(num_layers: usize) -> DecoderSpec {
     DecoderSpec {
         vocab_size: 151_936,

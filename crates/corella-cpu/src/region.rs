@@ -121,7 +121,7 @@ mod tests {
         unsafe { *region.as_ptr().add(HUGE_PAGE + 5) = 7 };
         assert!(!is_there(0) && !is_there(last));
         if !region.commit(HUGE_PAGE + 5..last + 1) {
-            return; // Linux before 5.14.
+            return; // Linux before 5.14 cannot commit memory.
         }
         assert!(is_there(HUGE_PAGE) && is_there(last));
         assert!(!is_there(0) && !is_there(3 * HUGE_PAGE));

@@ -101,8 +101,9 @@ pub struct Lane<'a> {
 
 impl PackedMatrix {
     /// Packs a matrix: `lanes[i]` is the source of output channel i, and channels without a source
-    /// give 0. In `Form::Int8`, weights are quantised per output channel with the scale `max |w| /
-    /// 127`, unless they are stored as 8-bit integers with per-channel scales, or packed in groups.
+    /// give 0. In `Form::Int8`, weights are quantised per output channel with the scale
+    /// `max |w| / 127`, unless they are stored as 8-bit integers with per-channel scales, or packed
+    /// in groups.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,

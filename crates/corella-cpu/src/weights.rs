@@ -114,7 +114,7 @@ impl PackedWeights {
             match format {
                 Some(format) if format.has_integers() => Form::Int8,
                 None if matrices.iter().any(is_grouped) => Form::Int8,
-                // A checkpoint that keeps some matrices as floats wants those not to be rounded.
+                // If a checkpoint keeps some matrices as floats, those are not to be rounded.
                 None if matrices.iter().all(|matrix| matrix.is_quantised()) => Form::Int8,
                 _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
                     Form::MatrixTiles

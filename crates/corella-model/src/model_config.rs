@@ -15,7 +15,7 @@ use crate::{
 pub struct ModelConfig {
     pub architecture: Architecture,
     pub spec: DecoderSpec,
-    /// The type that the configuration declares. Each tensor has its own, which counts.
+    /// The type that the configuration declares. What counts is the type of each tensor.
     pub dtype: Option<DType>,
     /// How matrices are stored as integers, if some are.
     pub quantization: Option<Quantization>,

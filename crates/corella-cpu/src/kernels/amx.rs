@@ -86,7 +86,7 @@ fn may_use_tiles() -> bool {
 /// The length of a tile register's row.
 const TILE_ROW_BYTES: usize = 64;
 
-/// The operand of `ldtilecfg`, palette 1.
+/// The operand of `ldtilecfg` for palette 1.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -101,7 +101,7 @@ struct TileConfig {
 #[derive(Clone, Copy)]
 pub struct TileShape {
     pub num_rows: usize,
-    /// At most `TILE_K`.
+    /// The number of elements of bf16, `TILE_K` at most.
     pub k: usize,
 }
 

@@ -1,8 +1,9 @@
 //! GEMM of many rows with AMX tiles, one part of k at a time, so that the part's weights stay in
 //! the first-level cache while all rows pass by.
 //!
-//! Rows are loaded with a non-temporal hint, which keeps them from evicting the weights. Between
-//! two parts, sums are stored to memory and loaded again, which changes no bit of them.
+//! Rows are loaded with `tileloaddt1`, which hints that they are not needed again soon. Otherwise
+//! they would evict the weights. Between two parts, sums are stored to memory and loaded again,
+//! which changes no bit of them.
 
 use std::arch::asm;
 

@@ -289,8 +289,8 @@ pub struct Int8Rows {
     pub sums: *const i32,
 }
 
-/// [`TileGemm`] for 8-bit integers of magnitude 127 at most, with exact sums. `rows` is `[k /
-/// 64][row][64]`. `panel` has two tiles per block of 64 k, each `[quad of k][lane][4]`.
+/// [`TileGemm`] for 8-bit integers of magnitude 127 at most, with exact sums. `rows` is
+/// `[k / 64][row][64]`. `panel` has two tiles per block of 64 k, each `[quad of k][lane][4]`.
 pub type Int8Gemm = unsafe fn(
     rows: Int8Rows,
     panel: *const u8,
@@ -305,7 +305,7 @@ pub type Int8Gemm = unsafe fn(
 pub struct KeyGroup {
     /// Points to dimension 0 of the first position.
     pub keys: *const u8,
-    /// At most `ATTENTION_LANES`.
+    /// The number of positions, `ATTENTION_LANES` at most.
     pub num_positions: usize,
     /// The place of their scores in a row of `ATTENTION_BLOCK`.
     pub offset: usize,
@@ -453,8 +453,8 @@ pub struct KeyTiles<'a> {
 }
 
 /// The product of bf16 rows and 32 columns, in blocks of `TILE_K` inner elements: scores as in
-/// `TileScores`, or values as in `TileValues`. The number of rows is above 16, and the one that
-/// tiles are configured for.
+/// `TileScores`, or values as in `TileValues`. There are more than 16 rows, as many as the tiles
+/// are configured for.
 #[derive(Clone, Copy)]
 pub struct TileProduct {
     /// The rows of the first block; the next block is `a_step` bytes further on.
@@ -541,9 +541,9 @@ pub struct TileSoftmax<'a> {
 
 /// `out[row] += Σ_j weights[row][j] * values[j]`, over some tiles of values.
 ///
-/// A tile of values is `[head_dim / 16][pair of positions][16 dimensions][2]`. `out` is `[head_dim
-/// / 16][row][16]`. Only the dimensions in `dims` are computed, which begin and end at multiples of
-/// 32. With up to 16 rows, some lines are prefetched meanwhile.
+/// A tile of values is `[head_dim / 16][pair of positions][16 dimensions][2]`. `out` is
+/// `[head_dim / 16][row][16]`. Only the dimensions in `dims` are computed, which begin and end at
+/// multiples of 32. With up to 16 rows, some lines are prefetched meanwhile.
 pub type TileValues = unsafe fn(
     weights: *const u16,
     num_rows: usize,

@@ -197,7 +197,7 @@ fn configurations_that_are_refused() {
         (
             "/dynamic",
             json!({"-:mlp": {}}),
-            "dynamic is {\"-:mlp\":{}}; settings of single matrices are not supported",
+            "dynamic is {\"-:mlp\":{}}; settings for single matrices are not supported",
         ),
     ];
     let awq = [
