@@ -1,5 +1,4 @@
-//! `bench admission`: rules of what a request reserves at admission, beside each other in
-//! virtual time.
+//! `bench admission`: compares, in virtual time, rules of how much a request reserves at admission.
 
 use std::path::PathBuf;
 
@@ -22,23 +21,23 @@ use crate::BenchError;
 pub struct AdmissionOptions {
     pub lengths: LengthSource,
     pub arrivals: Arrivals,
-    /// Requests of the run, the first ones of a trace; `None` is all of a trace.
+    /// The number of requests of the run: the first ones of a trace, or all of them if `None`.
     pub num_requests: Option<usize>,
     pub rules: Vec<&'static Rule>,
-    /// Whatever is not the rules' to decide.
+    /// The configuration, apart from what the rules set.
     pub config: SchedulerConfig,
     pub cost: CostModel,
 }
 
 #[derive(Debug, Clone)]
 pub enum LengthSource {
-    /// JSON lines as the Mooncake traces have them, or a `.csv` file as the Azure traces are.
+    /// A trace: JSON lines as in the Mooncake traces, or a `.csv` file as in the Azure traces.
     Trace {
         file: PathBuf,
         prompt_scale: f64,
         output_scale: f64,
     },
-    /// Lengths drawn evenly from first to last, both included.
+    /// Lengths drawn uniformly from the first to the last, both included.
     Ranges {
         prompt: (u32, u32),
         output: (u32, u32),
@@ -49,9 +48,9 @@ pub enum LengthSource {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrivals {
     AtOnce,
-    /// At even intervals, so many a second.
+    /// At even intervals, this many per second.
     Rate(f64),
-    /// When the trace says, times the factor.
+    /// At the times of the trace, multiplied by a factor.
     Trace {
         time_scale: f64,
     },
@@ -71,8 +70,8 @@ pub fn run(options: &AdmissionOptions) -> Result<AdmissionReport, BenchError> {
 mod tests {
     use super::*;
 
-    /// Two requests of 4 + 3 tokens at once; a step takes 10 ms and 1 ms a token; pages of one
-    /// token, so that a request comes to need 6.
+    /// Two requests with 4 prompt and 3 output tokens arrive at once. A step takes 10 ms and 1 ms
+    /// for each token. A page holds one token, so a request comes to need 6.
     fn report(num_pages: u32) -> AdmissionReport {
         let mut config = SchedulerConfig::new(num_pages, 1, 64);
         config.enable_prefix_caching = false;
@@ -99,8 +98,8 @@ mod tests {
         assert!((got - expected).abs() < 1e-9, "{got} instead of {expected}");
     }
 
-    /// By hand. Whoever reserves all 6 pages runs alone: steps of 14, 11 and 11 ms, and the same
-    /// again. They hold 4, 5 and 6 pages.
+    /// Worked out by hand: a request that reserves all 6 pages runs alone, in steps of 14, 11 and
+    /// 11 ms, and the other after it. They hold 4, 5 and 6 pages.
     #[test]
     fn exact_reservations_are_served_one_after_the_other() {
         let report = report(8);
@@ -117,10 +116,10 @@ mod tests {
         assert_near(replay.page_limited_share, 0.5);
     }
 
-    /// By hand. Nobody reserves more than the next token: both start in a step of 18 ms, the first
-    /// takes the last page, and the second is preempted. The first ends after 11 and 11 ms; the
-    /// second has 5 tokens computed in 15 ms, which brings its next one 37 ms after the one before,
-    /// and ends after 11 more.
+    /// Worked out by hand: no request reserves more than the next token. Both start in a step of 18
+    /// ms, the first takes the last page, and the second is preempted. The first ends after 11 and
+    /// 11 ms. The second computes its 5 tokens in 15 ms, which brings its next token 37 ms after
+    /// the one before, and ends 11 ms later.
     #[test]
     fn without_reservation_the_second_is_preempted() {
         let report = report(9);

@@ -12,14 +12,14 @@ use crate::BenchError;
 
 #[derive(Debug, Clone)]
 pub struct CacheReplayOptions {
-    /// JSON lines with `hash_ids`: a prompt as ids of its blocks, equal for equal prefixes
-    /// (the format of the Mooncake traces, FAST 2025).
+    /// A file of JSON lines with `hash_ids`: a prompt as the ids of its blocks, equal for equal
+    /// prefixes (the format of the Mooncake traces, FAST 2025).
     pub trace: PathBuf,
-    /// Sizes of the pool, in blocks; 0 holds everything.
+    /// Sizes of the pool in blocks; 0 means that it holds everything.
     pub num_blocks: Vec<u32>,
 }
 
-/// How the cache did with one size of the pool.
+/// The result of a replay with one size of the pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CacheReplay {
     pub num_blocks: u32,
@@ -52,8 +52,8 @@ pub fn run(options: &CacheReplayOptions) -> Result<Vec<CacheReplay>, BenchError>
         .collect()
 }
 
-/// One request after the other: match, lock, allocate, publish, release. A block is a page of
-/// one token.
+/// Replays one request after the other: match, lock, allocate, publish, release. A block is a page
+/// of one token.
 fn replay(prompts: &[Vec<TokenId>], num_blocks: u32) -> CacheReplay {
     let mut cache = KvCache::new(num_blocks, 1);
     let namespace = Namespace::default();
@@ -67,14 +67,17 @@ fn replay(prompts: &[Vec<TokenId>], num_blocks: u32) -> CacheReplay {
             cache.lock(page);
         }
         let fits = cache.try_allocate(prompt.len() - num_matched, &mut table);
-        assert!(fits, "the pool holds the longest prompt");
+        assert!(fits, "the pool does not hold the longest prompt");
         for at in num_matched..prompt.len() {
             let parent = match at {
                 0 => Parent::Root(&namespace),
                 at => Parent::Page(table[at - 1]),
             };
             let published = cache.publish(parent, &prompt[at..=at], table[at], StepId(0));
-            assert!(published.is_ok(), "what was not matched is new");
+            assert!(
+                published.is_ok(),
+                "the cache already has a block that it did not match"
+            );
         }
         cache.unlock_all(table);
         num_queried += prompt.len() as u64;
@@ -91,7 +94,7 @@ fn replay(prompts: &[Vec<TokenId>], num_blocks: u32) -> CacheReplay {
 }
 
 impl CacheReplay {
-    /// Hits per block queried.
+    /// The share of queried blocks that were cached.
     pub fn hit_rate(&self) -> f64 {
         self.num_hits as f64 / (self.num_queried as f64).max(1.0)
     }
@@ -127,9 +130,9 @@ fn read(path: &Path) -> Result<Vec<Vec<TokenId>>, BenchError> {
 mod tests {
     use super::*;
 
-    /// By hand: the second prompt finds two blocks, the third one; the fourth finds three of
-    /// an unbounded pool. With four blocks the third prompt has pushed out the end of the first
-    /// two, and the fourth finds the shared head alone.
+    /// Worked out by hand: with an unbounded pool the second prompt finds two blocks, the third
+    /// one, and the fourth three. With four blocks the third prompt has evicted the ends of the
+    /// first two, so the fourth finds only two.
     #[test]
     fn hits_are_counted() {
         let prompts = [vec![1, 2, 3], vec![1, 2, 4], vec![1, 5, 6], vec![1, 2, 3]];

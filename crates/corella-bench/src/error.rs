@@ -1,15 +1,15 @@
-//! Why a benchmark could not be run.
+//! The error type of benchmarks.
 
 use std::fmt;
 
-/// Why the benchmark could not be run at all.
+/// Why a benchmark could not be run at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchError {
     /// An option has an impossible value.
     Option(String),
     /// A file of prompts or results cannot be read or written.
     File(String),
-    /// No server answers at the base URL, or it answers unlike one.
+    /// No server answers at the base URL, or it does not answer like an OpenAI server.
     Server(String),
     /// A warm-up request failed.
     Warmup(String),

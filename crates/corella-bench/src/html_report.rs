@@ -1,4 +1,4 @@
-//! A report as one self-contained HTML page: numbers, and plots drawn as SVG.
+//! The report as a self-contained HTML file: numbers, and plots drawn as SVG.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -23,23 +23,24 @@ border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
 .plots{display:flex;flex-wrap:wrap;gap:1.5em}figure{margin:0}svg{display:block}\
 text{font:12px system-ui,sans-serif;fill:#444}.key{font-size:13px;color:#444}";
 
-/// A line of a plot.
+/// A line in a plot.
 struct Curve {
     name: &'static str,
     points: Vec<(f64, f64)>,
 }
 
-/// The plots are those of one run; of several, its numbers are beside what all of them say.
-pub fn html(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> String {
-    let mut page = String::new();
+/// Writes a report. With several `repeats`, `report` is the typical run, which the plots show, and
+/// its numbers are beside those over all runs.
+pub fn write(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> String {
+    let mut html = String::new();
     let model = escape(&report.head.model);
     let _ = write!(
-        page,
+        html,
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{model}: benchmark</title>\
          <style>{STYLE}</style><h1>{model}</h1>"
     );
     let _ = write!(
-        page,
+        html,
         "<p>{} requests completed, {} failed, in {:.2} s: {:.1} output tokens/s, {} input and {} \
          output tokens.</p>",
         report.num_completed,
@@ -51,43 +52,43 @@ pub fn html(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> 
     );
     if let Some(times) = report.max_passed_over {
         let _ = write!(
-            page,
+            html,
             "<p>A waiting request was overtaken {times} times at most.</p>"
         );
     }
     if let Some(repeats) = repeats.filter(|repeats| repeats.runs.len() > 1) {
-        write_spreads(&mut page, repeats);
+        write_spreads(&mut html, repeats);
     }
-    page.push_str(
+    html.push_str(
         "<table><tr><th>milliseconds</th><th>mean</th><th>p50</th><th>p95</th><th>p99</th></tr>",
     );
     for (_, name, summary) in report.metrics() {
-        let _ = write!(page, "<tr><td>{name}</td>");
+        let _ = write!(html, "<tr><td>{name}</td>");
         for value in [summary.mean, summary.p50, summary.p95, summary.p99] {
-            let _ = write!(page, "<td>{value:.2}</td>");
+            let _ = write!(html, "<td>{value:.2}</td>");
         }
-        page.push_str("</tr>");
+        html.push_str("</tr>");
     }
     for ServerMean { name, mean_ms, .. } in &report.server_means {
         let _ = write!(
-            page,
+            html,
             "<tr><td>{name}, by the server</td><td>{mean_ms:.2}</td></tr>"
         );
     }
-    page.push_str("</table><div class=\"plots\">");
+    html.push_str("</table><div class=\"plots\">");
     for (title, curves) in latencies(report) {
-        page.push_str(&plot(title, "milliseconds", "share of them", &curves));
+        html.push_str(&plot(title, "milliseconds", "share of them", &curves));
     }
     for (title, unit, curves) in over_time(&timeline.moments) {
-        page.push_str(&plot(title, "seconds", unit, &curves));
+        html.push_str(&plot(title, "seconds", unit, &curves));
     }
-    page.push_str("</div></html>\n");
-    page
+    html.push_str("</div></html>\n");
+    html
 }
 
-fn write_spreads(page: &mut String, repeats: &Repeats) {
+fn write_spreads(html: &mut String, repeats: &Repeats) {
     let _ = write!(
-        page,
+        html,
         "<p>This is run {} of {}, the one with the median throughput; over all of them:</p>\
          <table><tr><th></th><th>median</th><th>lowest</th><th>highest</th></tr>",
         repeats.typical() + 1,
@@ -96,14 +97,14 @@ fn write_spreads(page: &mut String, repeats: &Repeats) {
     for (key, spread) in repeats.spreads() {
         let Spread { median, min, max } = spread;
         let _ = write!(
-            page,
+            html,
             "<tr><td>{key}</td><td>{median:.2}</td><td>{min:.2}</td><td>{max:.2}</td></tr>"
         );
     }
-    page.push_str("</table>");
+    html.push_str("</table>");
 }
 
-/// Cumulative distributions.
+/// The cumulative distributions of latencies.
 fn latencies(report: &Report) -> Vec<(&'static str, Vec<Curve>)> {
     let completed = || {
         report
@@ -275,7 +276,7 @@ fn plot(title: &str, x_unit: &str, y_unit: &str, curves: &[Curve]) -> String {
     svg
 }
 
-/// 1, 2, 2.5 or 5 times a power of ten.
+/// The next number up that is 1, 2, 2.5 or 5 times a power of ten.
 fn nice_ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_the_page() {
+    fn names_cannot_break_the_html() {
         assert_eq!(escape("<a&\"b\">"), "&lt;a&amp;&quot;b&quot;&gt;");
     }
 }

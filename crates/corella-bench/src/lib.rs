@@ -1,10 +1,10 @@
-//! Load generator, replays and micro-benchmarks, and what they report.
+//! Benchmarks: a load generator, trace replays and micro-benchmarks, with their reports.
 
 pub mod admission;
 pub mod cache_replay;
 mod error;
+mod html_report;
 pub mod offline;
-mod page;
 mod prefix_cache;
 mod progress;
 mod repeat;

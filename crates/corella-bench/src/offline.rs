@@ -1,4 +1,4 @@
-//! `bench offline`: an engine in this process under load, without HTTP and text.
+//! `bench offline`: puts load on an engine in this process, without HTTP and text.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use tokio::task::JoinSet;
 
 use crate::progress::Progress;
 use crate::timeline::{Moment, Timeline};
-use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord, page};
+use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord, html_report};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone)]
 pub struct OfflineOptions {
     pub num_prompts: usize,
-    /// Prompt i has `input_lens[i % len]` tokens.
+    /// Lengths of the prompts in tokens: prompt i has `input_lens[i % len]`.
     pub input_lens: Vec<usize>,
-    /// Every prompt is the beginning of one sequence; otherwise they have nothing in common.
+    /// Whether all prompts are beginnings of one sequence. Otherwise they have nothing in common.
     pub shared_prefix: bool,
     pub max_tokens: u32,
     pub seed: u64,
@@ -83,12 +83,13 @@ pub async fn run(
     report.max_passed_over = Some(engine.stats().scheduler.max_passed_over);
     options.files.write(
         |is_detailed| report.to_json(is_detailed),
-        || page::html(&report, &timeline, None),
+        || html_report::write(&report, &timeline, None),
     )?;
     Ok(report)
 }
 
-/// Tokens by a multiplicative congruence (Lehmer 1951), other ones in every prompt.
+/// Makes the prompts with a multiplicative congruential generator (Lehmer 1951), different in every
+/// prompt unless they share a prefix.
 fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenId>>, BenchError> {
     if options.input_lens.is_empty() || options.input_lens.contains(&0) {
         return Err(BenchError::Option(
@@ -178,7 +179,8 @@ fn moment(stats: &EngineStats, at: Duration) -> Moment {
         num_running: scheduler.num_running as f64,
         num_waiting: scheduler.num_waiting as f64,
         kv_usage: scheduler.num_in_use_pages as f64 / scheduler.num_pages.max(1) as f64,
-        // Every generated token but the first of a request takes a row to compute the next.
+        // Nearly every generated token takes a row to compute the next. All other rows, except
+        // rejected drafts, are prefill.
         num_prefilled: scheduler
             .num_scheduled_tokens
             .saturating_sub(scheduler.num_generated_tokens + num_rejected)

@@ -12,7 +12,7 @@ const SALT: u64 = 7;
 const NUM_EVICTED: usize = 125;
 const NUM_STEP_TOKENS: usize = 8192;
 
-/// Nanoseconds a token.
+/// The costs of a single prompt in an empty cache, in nanoseconds per token.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheCost {
     pub num_tokens: usize,
@@ -21,14 +21,14 @@ pub struct CacheCost {
     pub evict_ns: f64,
 }
 
-/// What the pages of a full cache are to each other.
+/// How the pages of a full cache relate to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Each is the only one of its namespace, as when every client sends its own salt.
+    /// Each page is the only one of its namespace, as when every client sends its own salt.
     Namespaces,
     /// All are first pages of one namespace, as when no two prompts begin alike.
     Siblings,
-    /// Each follows the one before: a single long prompt.
+    /// Each page follows the one before: a single long prompt.
     Path,
 }
 
@@ -44,14 +44,14 @@ pub struct OperationCosts {
     pub match_us: Summary,
     /// Microseconds to allocate 125 pages when as many must be evicted for them.
     pub evict_us: Summary,
-    /// Nanoseconds a page to begin a watch and to read all that is there.
+    /// Nanoseconds per page to begin a subscription and read all that the cache holds.
     pub watch_ns: Summary,
-    /// Microseconds to read what a step of 8,192 tokens tells: the pages that went for it before
-    /// it returns, and its own when it has.
+    /// Microseconds to read the events of a step of 8,192 tokens: the evicted pages before it
+    /// returns, and its own pages after that.
     pub poll_us: Summary,
 }
 
-/// One prompt alone in the tree, so that nothing but its length counts.
+/// Measures one prompt alone in the tree, so that only its length counts.
 pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
     let num_pages = num_tokens / page_size as usize;
     let tokens: Vec<TokenId> = (0..num_tokens as TokenId).collect();
@@ -61,7 +61,10 @@ pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
 
     let start = Instant::now();
     let mut table = Vec::new();
-    assert!(cache.try_allocate(num_pages, &mut table));
+    assert!(
+        cache.try_allocate(num_pages, &mut table),
+        "the pool is too small"
+    );
     for (at, page_tokens) in tokens.chunks_exact(page_size as usize).enumerate() {
         let parent = match at {
             0 => Parent::Root(&namespace),
@@ -94,14 +97,14 @@ pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
     }
 }
 
-/// A full cache of one shape, to which pages are added as the oldest go.
+/// A full cache of one shape, in which new pages replace the oldest.
 struct Crowd {
     shape: Shape,
     cache: KvCache,
     page_size: u32,
-    /// Numbers the pages that were published. One's tokens follow from its number.
+    /// The number of pages published so far. A page's tokens follow from its number.
     num_published: usize,
-    /// The pages of a path, in order.
+    /// The pages of the path, in order.
     path: Vec<PageId>,
     step: StepId,
 }
@@ -149,7 +152,7 @@ impl Crowd {
         (table, evict_us)
     }
 
-    /// Microseconds of each.
+    /// Publishes the pages, and returns the microseconds that each took.
     fn publish(&mut self, table: Vec<PageId>) -> Vec<f64> {
         self.step.0 += 1;
         let mut publish_us = Vec::with_capacity(table.len());
@@ -173,7 +176,7 @@ impl Crowd {
         publish_us
     }
 
-    /// Microseconds to match a prompt among those that were published last.
+    /// The microseconds to match a prompt among those published last.
     fn match_us(&self, at: usize) -> f64 {
         let num_pages = match self.shape {
             Shape::Path => (NUM_STEP_TOKENS / self.page_size as usize).min(self.path.len()),
@@ -195,7 +198,8 @@ impl Crowd {
         match_us
     }
 
-    /// Reads what there is to tell when `step` is the newest that has returned; microseconds.
+    /// Reads all events when `step` is the newest that has returned. Returns the microseconds that
+    /// this took.
     fn poll(&mut self, step: u64, mut handle: impl FnMut(KvEvent)) -> f64 {
         let start = Instant::now();
         while let Some(event) = self.cache.poll_event(Some(StepId(step))) {
@@ -259,8 +263,7 @@ pub(crate) fn operation_costs(
     }
 }
 
-/// A permutation of all token ids, so that what comes last is in no particular place among its
-/// siblings.
+/// A permutation of all token ids, so that new pages are at random places among their siblings.
 fn scatter(number: usize) -> TokenId {
     (number as TokenId).wrapping_mul(0x9e37_79b1)
 }
@@ -362,7 +365,7 @@ impl OperationCosts {
 mod tests {
     use super::*;
 
-    /// The rows check as they go that what they time has happened.
+    /// While they run, the measurements check that what they time has happened.
     #[test]
     fn every_shape_has_its_operations() {
         for shape in Shape::ALL {

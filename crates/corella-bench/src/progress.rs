@@ -1,4 +1,4 @@
-//! How far the run is, on stderr, while somebody watches.
+//! The progress of a run, shown on stderr if that is a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct Progress {
     is_shown: bool,
-    /// Which run it is, when there are several.
+    /// Names the run, when there are several.
     label: String,
     num_prompts: usize,
     num_finished: AtomicUsize,
@@ -49,7 +49,7 @@ impl Progress {
     }
 
     fn draw(&self) {
-        // Whoever finds it taken leaves the drawing to the other.
+        // If another task is drawing, this one need not.
         let Some(mut drawn) = self.drawn.try_lock().ok().filter(|_| self.is_shown) else {
             return;
         };

@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 use crate::Report;
 use crate::summary::Summary;
 
-/// At least one run.
+/// The reports of at least one run.
 #[derive(Debug, Clone)]
 pub struct Repeats {
     pub runs: Vec<Report>,
 }
 
-/// One number of the reports, over all runs.
+/// The spread of one number of the reports over all runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -22,7 +22,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of `values`, of which there must be at least one.
     fn new(values: Vec<f64>) -> Self {
         Self {
             min: values.iter().copied().fold(f64::INFINITY, f64::min),
@@ -33,7 +33,7 @@ impl Spread {
 }
 
 impl Repeats {
-    /// The run whose throughput is the median; the lower one of two.
+    /// The index of the run with the median throughput; of two runs, the slower one.
     pub fn typical(&self) -> usize {
         let mut runs: Vec<usize> = (0..self.runs.len()).collect();
         let throughput = |run: usize| self.runs[run].output_throughput();
@@ -41,8 +41,9 @@ impl Repeats {
         runs[(runs.len() - 1) / 2]
     }
 
-    /// One run as it is. Several: the first one's description with the medians of all numbers,
-    /// beside `spread` with the lowest and the highest, and `runs` with each run's own.
+    /// The JSON of a single run is that of its report. For several runs it is the first one's
+    /// description with the medians of all numbers, `spread` with the lowest and the highest, and
+    /// `runs` with each run's own.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut runs: Vec<Value> = self.runs.iter().map(|run| run.to_json(detailed)).collect();
         if runs.len() == 1 {
@@ -54,7 +55,7 @@ impl Repeats {
             let Some(spread) = spread(&runs, key) else {
                 continue;
             };
-            // A count that is the same in all of them stays a whole number.
+            // A count that is the same in all runs stays a whole number.
             if spread.min < spread.max {
                 *value = spread.median.into();
                 spreads.insert(key.clone(), json!({ "min": spread.min, "max": spread.max }));
@@ -66,7 +67,7 @@ impl Repeats {
         whole
     }
 
-    /// What one looks at first, by the keys of the JSON.
+    /// The spreads of the most important numbers, by their keys in the JSON.
     pub(crate) fn spreads(&self) -> Vec<(String, Spread)> {
         let runs: Vec<Value> = self.runs.iter().map(|run| run.to_json(false)).collect();
         let mut keys = [
@@ -92,13 +93,13 @@ impl Repeats {
     }
 }
 
-/// `None` unless it is a number in every run.
+/// The spread of a number, or `None` if it is not a number in every run.
 fn spread(runs: &[Value], key: &str) -> Option<Spread> {
     let values: Option<Vec<f64>> = runs.iter().map(|run| run[key].as_f64()).collect();
     values.map(Spread::new)
 }
 
-/// The table of one run; of several, every number with its spread, by its key in the JSON.
+/// Formats one run as its table, and several as the spread of every number by its key in the JSON.
 impl fmt::Display for Repeats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let [run] = &self.runs[..] {
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
     use crate::{ReportHead, RequestRecord};
 
-    /// One request of ten tokens, which take this long.
+    /// A run of one request with ten tokens.
     fn run(seconds: u64, ttft_ms: u64) -> Report {
         let head = ReportHead {
             model: "parrot".into(),
@@ -157,7 +158,11 @@ mod tests {
         let repeats = Repeats {
             runs: vec![run(10, 70), run(1, 20), run(2, 900)],
         };
-        assert_eq!(repeats.typical(), 2, "10, 5 and 1 tokens a second");
+        assert_eq!(
+            repeats.typical(),
+            2,
+            "the throughputs are 1, 10 and 5 tokens/s"
+        );
         let json = repeats.to_json(true);
         assert_eq!(json["output_throughput"], 5.0);
         assert_eq!(
@@ -166,7 +171,7 @@ mod tests {
         );
         assert_eq!(
             json["mean_ttft_ms"], 70.0,
-            "of the third best in throughput"
+            "the median of 70, 20 and 900 ms"
         );
         assert_eq!(json["completed"], 1);
         assert_eq!(json["spread"].get("completed"), None);

@@ -1,4 +1,4 @@
-//! What a run measured, as a table and as JSON with the keys of `vllm bench serve`.
+//! The results of a run, as a table and as JSON with the keys of `vllm bench serve`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,37 +8,38 @@ use serde_json::{Map, Value, json};
 
 use crate::Summary;
 
-/// One request: when its tokens came, or why it failed.
+/// The record of one request: when its tokens came, or why it failed.
 #[derive(Debug, Clone, Default)]
 pub struct RequestRecord {
     pub num_input_tokens: u64,
-    /// As the server counts them, else one per event with text.
+    /// Output tokens as the server counts them, or else one for each event with text.
     pub num_output_tokens: u64,
-    /// When it was sent, after the start of the run.
+    /// When the request was sent, after the start of the run.
     pub start: Duration,
-    /// What handing it over took: opening the connection, before `start`, or the call into the
+    /// The time that submitting took: opening the connection, before `start`, or the call into the
     /// engine, from `start` on.
     pub submit: Option<Duration>,
-    /// From sending the request to its first token; absent when none came.
+    /// Time from sending the request to its first token. Absent if none came.
     pub ttft: Option<Duration>,
-    /// Between tokens; they sum up to `latency - ttft`.
+    /// Times between tokens. They add up to `latency - ttft`.
     pub itls: Vec<Duration>,
-    /// From sending the request to its last token.
+    /// Time from sending the request to its last token.
     pub latency: Duration,
-    /// From submission to the first step that computes it; only the engine itself knows.
+    /// Time from submission to the first step that computes the request. Only the engine itself
+    /// knows it.
     pub queue: Option<Duration>,
-    /// How much later than planned it was sent, when that was planned.
+    /// How much later than planned the request was sent, if a time was planned.
     pub lag: Option<Duration>,
     pub error: Option<String>,
 }
 
 impl RequestRecord {
-    /// From the first step that computes it to its first token.
+    /// Time from the first step that computes the request to its first token.
     pub fn prefill(&self) -> Option<Duration> {
         Some(self.ttft?.saturating_sub(self.queue?))
     }
 
-    /// Whether it was answered and keeps the objective.
+    /// Whether the request was answered and meets the objective.
     pub fn keeps(&self, objective: Objective) -> bool {
         let seconds = match objective.metric {
             Metric::Ttft => self.ttft.map(|ttft| ttft.as_secs_f64()),
@@ -58,7 +59,7 @@ impl RequestRecord {
     }
 }
 
-/// What a request may take.
+/// An upper limit of one of a request's latencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Objective {
     pub metric: Metric,
@@ -72,31 +73,32 @@ pub enum Metric {
     E2el,
 }
 
-/// What was measured.
+/// A description of what was measured.
 #[derive(Debug, Clone, Default)]
 pub struct ReportHead {
-    /// As `vllm bench serve` calls it.
+    /// The backend, by its name in `vllm bench serve`.
     pub backend: &'static str,
     pub model: String,
-    /// Requests a second; absent: all at once.
+    /// Requests per second. Absent if all were sent at once.
     pub request_rate: Option<f64>,
     pub burstiness: f64,
     pub max_concurrency: Option<usize>,
 }
 
-/// The results of a run. Times in the summaries are in milliseconds; failed requests are in
-/// none of the numbers but `num_failed`.
+/// The results of a run. Times in the summaries are in milliseconds. Failed requests count only in
+/// `num_failed`.
 #[derive(Debug, Clone)]
 pub struct Report {
     pub head: ReportHead,
     pub duration: Duration,
     pub num_completed: usize,
     pub num_failed: usize,
-    /// Requests that keep all objectives, when there are any.
+    /// The number of requests that meet all objectives, if there are any objectives.
     pub num_good: Option<usize>,
     pub total_input_tokens: u64,
     pub total_output_tokens: u64,
-    /// Absent when nobody says.
+    /// How much later than planned requests were sent. This and the following summaries are absent
+    /// if nobody measured them.
     pub lag_ms: Option<Summary>,
     pub submit_ms: Option<Summary>,
     pub queue_ms: Option<Summary>,
@@ -105,15 +107,15 @@ pub struct Report {
     pub tpot_ms: Summary,
     pub itl_ms: Summary,
     pub e2el_ms: Summary,
-    /// What only the server could time.
+    /// Means that only the server could measure.
     pub server_means: Vec<ServerMean>,
-    /// The most often that one waiting request was overtaken since the engine started.
+    /// The highest number of times that one waiting request was overtaken since the engine started.
     pub max_passed_over: Option<u32>,
-    /// In the order of the prompts.
+    /// The records of all requests, in the order of the prompts.
     pub requests: Vec<RequestRecord>,
 }
 
-/// A stage of the requests as the server's metrics have it, in milliseconds.
+/// The mean time of a phase of requests, in milliseconds, from the server's metrics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServerMean {
     pub key: &'static str,
@@ -139,7 +141,7 @@ impl Report {
             .collect();
         let e2els = completed().map(|request| ms(request.latency)).collect();
         let num_completed = completed().count();
-        let stage = |time: fn(&RequestRecord) -> Option<Duration>| {
+        let phase = |time: fn(&RequestRecord) -> Option<Duration>| {
             let times: Vec<f64> = completed().filter_map(time).map(ms).collect();
             (!times.is_empty()).then(|| Summary::new(times))
         };
@@ -151,10 +153,10 @@ impl Report {
             total_input_tokens: completed().map(|request| request.num_input_tokens).sum(),
             total_output_tokens: completed().map(|request| request.num_output_tokens).sum(),
             num_good: None,
-            lag_ms: stage(|request| request.lag),
-            submit_ms: stage(|request| request.submit),
-            queue_ms: stage(|request| request.queue),
-            prefill_ms: stage(RequestRecord::prefill),
+            lag_ms: phase(|request| request.lag),
+            submit_ms: phase(|request| request.submit),
+            queue_ms: phase(|request| request.queue),
+            prefill_ms: phase(RequestRecord::prefill),
             ttft_ms: Summary::new(ttfts),
             tpot_ms: Summary::new(tpots),
             itl_ms: Summary::new(itls),
@@ -165,7 +167,7 @@ impl Report {
         }
     }
 
-    /// Counts the requests that keep all objectives.
+    /// Counts the requests that meet all objectives.
     pub(crate) fn judge(mut self, objectives: &[Objective]) -> Self {
         let is_good = |request: &&RequestRecord| objectives.iter().all(|o| request.keeps(*o));
         self.num_good =
@@ -173,7 +175,7 @@ impl Report {
         self
     }
 
-    /// Requests per second.
+    /// Completed requests per second.
     pub fn request_throughput(&self) -> f64 {
         self.per_second(self.num_completed as f64)
     }
@@ -193,13 +195,14 @@ impl Report {
             .filter(|request| request.error.is_none())
     }
 
-    /// The most requests between their start and their last token at once.
+    /// The highest number of requests that were between their start and their last token at the
+    /// same time.
     fn max_concurrent_requests(&self) -> usize {
         let times = self.completed().flat_map(|request| {
             let end = request.start + request.latency;
             [(request.start, 1), (end, -1)]
         });
-        // At the same time the one that ends comes first.
+        // At equal times, ends come before starts.
         let mut times: Vec<(Duration, isize)> = times.collect();
         times.sort_unstable();
         let running = times.iter().scan(0, |running, (_, change)| {
@@ -209,7 +212,8 @@ impl Report {
         running.max().unwrap_or(0) as usize
     }
 
-    /// The most tokens in one second, counted in whole seconds from the first request on.
+    /// The highest number of tokens in one second, counted in whole seconds from the start of the
+    /// first request.
     fn max_output_tokens_per_s(&self) -> usize {
         let mut per_second = BTreeMap::new();
         let first = self.completed().map(|request| request.start).min();
@@ -231,8 +235,8 @@ impl Report {
     }
 
     pub(crate) fn metrics(&self) -> Vec<(&'static str, &'static str, &Summary)> {
-        let stages = [
-            ("lag", "Sent after its time", self.lag_ms.as_ref()),
+        let phases = [
+            ("lag", "Sent later than planned", self.lag_ms.as_ref()),
             ("submit", "Submission", self.submit_ms.as_ref()),
             ("queue", "Queue wait", self.queue_ms.as_ref()),
             (
@@ -245,13 +249,13 @@ impl Report {
             ("itl", "Inter-token latency", Some(&self.itl_ms)),
             ("e2el", "End-to-end latency", Some(&self.e2el_ms)),
         ];
-        let known = stages.into_iter();
+        let known = phases.into_iter();
         known
             .filter_map(|(key, name, summary)| Some((key, name, summary?)))
             .collect()
     }
 
-    /// With `detailed`, also the numbers of every request, in seconds.
+    /// The report as JSON. With `detailed` it includes the numbers of every request, in seconds.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut json = json!({
             "backend": self.head.backend,
@@ -321,7 +325,7 @@ impl Report {
     }
 }
 
-/// The table.
+/// Formats the report as a table.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let concurrency = match self.head.max_concurrency {
@@ -385,7 +389,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Each different error once, the most frequent first.
+    /// Lists each kind of error once, the most frequent first.
     pub(crate) fn write_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MAX_ERRORS: usize = 5;
         let mut counts = BTreeMap::new();
@@ -419,7 +423,7 @@ mod tests {
     #[test]
     fn peaks_are_counted() {
         let ms = Duration::from_millis;
-        // Two at a time: the third starts when the first has ended.
+        // Two requests run at a time: the third starts when the first has ended.
         let request = |start, ttft, itl| RequestRecord {
             start: ms(start),
             ttft: Some(ms(ttft)),
@@ -439,7 +443,7 @@ mod tests {
         ];
         let report = Report::new(ReportHead::default(), ms(1800), requests);
         assert_eq!(report.max_concurrent_requests(), 2);
-        // Tokens at 0.1, 1.1, 0.6, 0.9, 1.2 and 1.3 s after the first start.
+        // The tokens come 0.1, 1.1, 0.6, 0.9, 1.2 and 1.3 s after the first start.
         assert_eq!(report.max_output_tokens_per_s(), 3);
         let empty = Report::new(ReportHead::default(), ms(1), Vec::new());
         assert_eq!(empty.max_concurrent_requests(), 0);

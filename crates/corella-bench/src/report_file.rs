@@ -1,4 +1,4 @@
-//! Where the results of a benchmark go, besides the terminal.
+//! The files to which the results of a benchmark are written.
 
 use std::path::{Path, PathBuf};
 
@@ -9,33 +9,33 @@ use crate::BenchError;
 #[derive(Clone, Debug, Default)]
 pub struct ReportFiles {
     pub json: Option<PathBuf>,
-    /// Whether the JSON has the numbers of every request, too.
+    /// Whether the JSON also contains the numbers of every request.
     pub is_detailed: bool,
-    /// A page with plots.
-    pub page: Option<PathBuf>,
+    /// The HTML report, with plots.
+    pub html: Option<PathBuf>,
 }
 
 impl ReportFiles {
-    /// What cannot be written is found out before the run rather than after it.
+    /// Creates the files, so that one that cannot be written is noticed before the run.
     pub(crate) fn create(&self) -> Result<(), BenchError> {
-        let files = [&self.json, &self.page];
+        let files = [&self.json, &self.html];
         files
             .into_iter()
             .flatten()
             .try_for_each(|path| write(path, ""))
     }
 
-    /// `json` is told whether to be detailed.
+    /// Writes the files. `json` is called with whether to be detailed.
     pub(crate) fn write(
         &self,
         json: impl FnOnce(bool) -> Value,
-        page: impl FnOnce() -> String,
+        html: impl FnOnce() -> String,
     ) -> Result<(), BenchError> {
         if let Some(path) = &self.json {
             write(path, &format!("{}\n", json(self.is_detailed)))?;
         }
-        if let Some(path) = &self.page {
-            write(path, &page())?;
+        if let Some(path) = &self.html {
+            write(path, &html())?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ mod queue_change;
 mod queue_cost;
 mod steady_queue;
 mod traffic;
+mod turnover;
 mod undrawn_step;
 
 use std::fmt;
@@ -26,16 +27,16 @@ const PAGE_SIZE: u32 = 16;
 
 #[derive(Debug, Clone)]
 pub struct SchedulerBenchOptions {
-    /// Requests that decode, for a row of the first table each.
+    /// Numbers of decoding requests, for the rows of the first table.
     pub num_running: Vec<usize>,
-    /// Requests that wait, likewise.
+    /// Numbers of waiting requests, for the rows of the first table.
     pub num_waiting: Vec<usize>,
-    /// Steps timed for a row.
+    /// The number of steps timed for a row.
     pub num_steps: usize,
-    /// Tokens of one prompt, for a row of the second table each.
+    /// Lengths of a prompt in tokens, for the rows of the second table.
     pub num_tokens: Vec<usize>,
     pub queue: QueueBenchOptions,
-    /// Pages in a full prefix cache, for the rows of the third table.
+    /// Numbers of pages in a full prefix cache, for the rows of the third table.
     pub num_cached_pages: Vec<usize>,
 }
 
@@ -60,7 +61,7 @@ pub struct SchedulerReport {
     pub operations: Vec<OperationCosts>,
 }
 
-/// Microseconds of a decode step, over all steps.
+/// The cost of a decode step, in microseconds, over all steps.
 #[derive(Debug, Clone)]
 pub struct StepCost {
     pub num_running: usize,
@@ -101,7 +102,7 @@ fn operations(options: &SchedulerBenchOptions) -> Vec<OperationCosts> {
     rows
 }
 
-/// Everyone who runs decodes; those who wait have no slot to go to, and their prompts differ.
+/// All running requests decode. Waiting ones have no free slot, and their prompts differ.
 fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCost {
     const NUM_PROMPT_TOKENS: usize = 64;
     let max_tokens = num_steps + 64;
@@ -112,7 +113,7 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
     config.max_num_batched_tokens = 8192;
     config.max_prefill_tokens = 8192;
     config.max_queued_requests = (num_running + num_waiting) as u32;
-    let mut scheduler = Scheduler::new(config).expect("the limits fit each other");
+    let mut scheduler = Scheduler::new(config).expect("the limits contradict each other");
     let mut num_added = 0;
     let mut add = |scheduler: &mut Scheduler, count: usize| {
         for _ in 0..count {
@@ -120,7 +121,7 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
             num_added += 1;
             scheduler
                 .add_requests(vec![request])
-                .expect("there is room");
+                .expect("the queue is full");
         }
     };
     add(&mut scheduler, num_running);
@@ -142,11 +143,13 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
     }
 }
 
-/// Microseconds of planning and of taking the result in.
+/// Runs a step, and returns the microseconds that planning it and taking in its result took.
 fn step(scheduler: &mut Scheduler) -> (f64, f64) {
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let start = Instant::now();
-    let batch = scheduler.schedule(0).expect("requests run");
+    let batch = scheduler
+        .schedule(0)
+        .expect("no step was planned although requests run");
     let schedule = start.elapsed();
     let output = drawn(&batch);
     let start = Instant::now();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::page;
+use crate::html_report;
 use crate::progress::Progress;
 use crate::timeline::{Timeline, parse_metrics};
 use crate::{BenchError, Repeats, Report, ReportHead};
@@ -25,17 +25,17 @@ use server_metrics::add_server_metrics;
 pub use option::{BenchServeOptions, Endpoint, PromptSource};
 pub use random_prompt::{COMMON_VOCAB_SIZE, RandomPrompts, Unit};
 
-/// How often the server is asked what it is doing, when somebody wants to see it.
+/// How often the server's metrics are read, when an HTML report is wanted.
 const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as asked,
-/// and writes the files. The table is the result's `Display`.
+/// and writes the files. `Display` of the result is the table.
 ///
 /// Failed requests do not fail the run; they are counted in the report.
 pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     options.check()?;
     let mut client = Client::new(&options)?;
-    // What is wrong with the prompts is found before the server is asked for anything.
+    // Errors in the prompts are found before the server is asked for anything.
     load::load(&options, 1)?;
     let model = match &options.model {
         Some(model) => model.clone(),
@@ -76,13 +76,13 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
         |is_detailed| repeats.to_json(is_detailed),
         || {
             let run = repeats.typical();
-            page::html(&repeats.runs[run], &timelines[run], Some(&repeats))
+            html_report::write(&repeats.runs[run], &timelines[run], Some(&repeats))
         },
     )?;
     Ok(repeats)
 }
 
-/// The requests of a run, as they are sent.
+/// Makes the requests of a run, as they will be sent.
 async fn prepare(
     options: &BenchServeOptions,
     client: &Client,
@@ -99,7 +99,7 @@ async fn prepare(
     Ok(items)
 }
 
-/// One run.
+/// Sends the requests of one run and times them.
 async fn measure(
     options: &BenchServeOptions,
     client: &Arc<Client>,
@@ -118,7 +118,7 @@ async fn measure(
         let (client, places, progress) = (client.clone(), places.clone(), progress.clone());
         requests.spawn(async move {
             tokio::time::sleep_until((start + item.at).into()).await;
-            // Fair: requests go in their order. It is never closed.
+            // The semaphore is fair, so requests keep their order. It is never closed.
             let _place = places.acquire().await;
             let begun = start.elapsed();
             let mut record = client
@@ -137,7 +137,7 @@ async fn measure(
             Some(record) = requests.join_next() => {
                 records.push(record.map_err(|error| BenchError::Worker(error.to_string()))?);
             }
-            () = tokio::time::sleep(timeline.interval), if options.files.page.is_some() => {
+            () = tokio::time::sleep(timeline.interval), if options.files.html.is_some() => {
                 let text = client.metrics().await.unwrap_or_default();
                 if let Some(moment) = parse_metrics(&text, start.elapsed()) {
                     timeline.push(moment);

@@ -1,4 +1,4 @@
-//! Random numbers that are the same everywhere.
+//! Pseudorandom numbers that are the same on every machine.
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 pub(crate) fn split_mix(state: &mut u64) -> u64 {

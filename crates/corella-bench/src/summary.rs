@@ -1,11 +1,12 @@
-//! Mean, deviation and percentiles, as NumPy computes them.
+//! Mean, standard deviation and percentiles, as NumPy computes them.
 
-/// All zero for no values, so that a report is always valid JSON.
+/// A summary of some values. All fields are 0 if there are none, so that a report is always valid
+/// JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Summary {
     pub mean: f64,
     pub median: f64,
-    /// Standard deviation of these values, not an estimate from a sample.
+    /// Population standard deviation.
     pub std: f64,
     pub p50: f64,
     pub p95: f64,
@@ -40,7 +41,7 @@ impl Summary {
     }
 }
 
-/// Interpolated linearly between the two nearest ranks.
+/// A percentile of sorted values, interpolated linearly between the two nearest ranks.
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let rank = percent / 100.0 * (sorted.len() - 1) as f64;
     let below = sorted[rank.floor() as usize];
@@ -52,7 +53,8 @@ fn percentile(sorted: &[f64], percent: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// By numpy: `v = [9, 1, 4, 7, 30]`, mean, median, std, percentile 95, 99 and 99.9.
+    /// The expected numbers come from NumPy, for `v = [9, 1, 4, 7, 30]`: mean, median, std, and the
+    /// percentiles 95, 99 and 99.9.
     #[test]
     fn agrees_with_numpy() {
         let summary = Summary::new(vec![9.0, 1.0, 4.0, 7.0, 30.0]);
@@ -77,7 +79,7 @@ mod tests {
             summary.max,
         ];
         for (got, expected) in got.iter().zip(expected) {
-            assert!((got - expected).abs() < 1e-9, "{got} {expected}");
+            assert!((got - expected).abs() < 1e-9, "{got} instead of {expected}");
         }
         assert_eq!(Summary::new(vec![2.0, 4.0]).median, 3.0);
         assert_eq!(Summary::new(vec![5.0]).p99, 5.0);

@@ -1,17 +1,17 @@
-//! Processor time of this thread.
+//! The processor time of a thread.
 
 use std::time::Duration;
 
-/// Time in which this thread has run. What others had the processor for does not count, and so
-/// the rare long call is the caller's own also on a machine with neighbours.
+/// The time for which this thread has run. Time in which others had the processor does not count,
+/// so that a rare long call is the caller's own even on a busy machine.
 pub(crate) fn thread_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place for the answer, and nothing else is written.
+    // SAFETY: `time` is valid for writing, and nothing else is written.
     let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    assert_eq!(status, 0, "every thread has a clock");
+    assert_eq!(status, 0, "the clock of this thread cannot be read");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -21,7 +21,7 @@ mod tests {
 
     use super::*;
 
-    /// Counting takes time of this thread; sleeping takes none to speak of.
+    /// Busy waiting takes processor time of this thread; sleeping takes next to none.
     #[test]
     fn only_time_on_the_processor_counts() {
         let start = thread_time();

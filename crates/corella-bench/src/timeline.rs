@@ -1,17 +1,17 @@
-//! What the engine did while the load ran, by samples in equal intervals.
+//! The state of the engine over time, sampled at equal intervals during a run.
 
 use std::time::Duration;
 
-/// More are not kept: every other one goes, and the interval doubles.
+/// The most moments kept. When there are more, every other one is dropped and the interval doubles.
 const MAX_MOMENTS: usize = 2000;
 
-/// The state of an engine, and its counters since it started.
+/// The state of an engine at one moment, and its counters since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Moment {
     pub at: Duration,
     pub num_running: f64,
     pub num_waiting: f64,
-    /// Of the KV pages, 0 to 1.
+    /// The share of KV pages in use, from 0 to 1.
     pub kv_usage: f64,
     pub num_prefilled: f64,
     pub num_generated: f64,
@@ -44,8 +44,7 @@ impl Timeline {
     }
 }
 
-/// The moment that a page of Prometheus metrics describes, by vLLM's names; `None` when it
-/// does not have them.
+/// Reads a moment from Prometheus metrics, by vLLM's names. `None` if they are not there.
 pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
     let value = |name| metric(text, name);
     Some(Moment {
@@ -58,7 +57,7 @@ pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
     })
 }
 
-/// A metric's value, summed over its labels.
+/// The value of a metric, summed over its labels.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
     let lines = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;

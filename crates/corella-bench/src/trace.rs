@@ -1,4 +1,4 @@
-//! Request traces: when requests came and how long they were.
+//! Request traces: when requests arrived and how long they were.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,10 +7,11 @@ use serde::Deserialize;
 
 use crate::BenchError;
 
-/// Thirty years: a clock can hold it, and nobody waits for it.
+/// The latest time of a request: about thirty years, which a clock can still represent.
 pub(crate) const LATEST: Duration = Duration::from_secs(1_000_000_000);
 
-/// A line of a trace, as the Mooncake traces (FAST 2025) have it in JSON.
+/// A request of a trace. Its fields are those of the Mooncake traces (FAST 2025), which are JSON
+/// lines.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct TraceRequest {
     #[serde(rename = "timestamp")]
@@ -19,7 +20,7 @@ pub(crate) struct TraceRequest {
     pub num_prompt_tokens: f64,
     #[serde(rename = "output_length")]
     pub num_output_tokens: f64,
-    /// The prompt's blocks of 512 tokens, equal for equal prefixes. Some traces have none.
+    /// Ids of the prompt's blocks of 512 tokens, equal for equal prefixes. Some traces have none.
     #[serde(default)]
     pub hash_ids: Vec<u64>,
 }
@@ -27,8 +28,8 @@ pub(crate) struct TraceRequest {
 /// The columns of the Azure LLM inference traces (2023).
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
-/// The first requests of a trace, in its order: of a `.csv` file with the columns of the Azure
-/// traces, of any other JSON lines. Never none.
+/// Reads the first requests of a trace, in its order. A `.csv` file has the columns of the Azure
+/// traces, any other file has JSON lines. The result is never empty.
 pub(crate) fn read(path: &Path, max_requests: usize) -> Result<Vec<TraceRequest>, BenchError> {
     let error = |reason: String| BenchError::File(format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
@@ -50,7 +51,7 @@ pub(crate) fn read(path: &Path, max_requests: usize) -> Result<Vec<TraceRequest>
     }
     let first_ms = requests.first().map_or(0.0, |first| first.at_ms);
     for request in &mut requests {
-        // What a date says is relative to nothing.
+        // Dates are converted to times after the first request.
         request.at_ms -= if is_csv { first_ms } else { 0.0 };
     }
     match requests.is_empty() {
@@ -60,7 +61,7 @@ pub(crate) fn read(path: &Path, max_requests: usize) -> Result<Vec<TraceRequest>
 }
 
 impl TraceRequest {
-    /// After the start of the trace.
+    /// The time of the request after the start of the trace.
     pub fn at(&self, time_scale: f64) -> Result<Duration, BenchError> {
         match Duration::try_from_secs_f64(self.at_ms * time_scale / 1e3) {
             Ok(at) => Ok(at.min(LATEST)),
@@ -71,7 +72,7 @@ impl TraceRequest {
         }
     }
 
-    /// Tokens of the prompt and of the output, one at least of each.
+    /// The numbers of prompt and output tokens, each at least 1.
     pub fn scaled_lengths(&self, prompt_scale: f64, output_scale: f64) -> (u32, u32) {
         let scaled = |length: f64, scale: f64| (length * scale).round().max(1.0) as u32;
         (
@@ -100,7 +101,7 @@ fn csv_request(line: &str) -> Result<TraceRequest, String> {
     })
 }
 
-/// Milliseconds since the year 0 of `YYYY-MM-DD HH:MM:SS.fraction`.
+/// Reads `YYYY-MM-DD HH:MM:SS.fraction` as milliseconds since the year 0.
 fn date_ms(text: &str) -> Option<f64> {
     let (date, time) = text.split_once(' ')?;
     let date: Vec<i64> = date
@@ -117,7 +118,7 @@ fn date_ms(text: &str) -> Option<f64> {
     if !(1..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
-    // A year begins in March, so that the day that not every year has is its last (Zeller 1882).
+    // Years are counted from March, so that the leap day is the last day of a year (Zeller 1882).
     let (year, month) = match month {
         1 | 2 => (year - 1, month + 9),
         _ => (year, month - 3),
@@ -138,7 +139,7 @@ mod tests {
         requests
     }
 
-    /// By a calendar: 2024 is a leap year, so from 28 February to 1 March there are two days.
+    /// 2024 is a leap year, so it is two days from 28 February to 1 March.
     #[test]
     fn dates_become_distances() {
         let text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n\

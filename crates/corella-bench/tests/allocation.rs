@@ -1,4 +1,4 @@
-//! What a call of the scheduler allocates.
+//! The number of allocations in a call of the scheduler does not grow with the queue.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -15,12 +15,12 @@ fn count() {
     NUM_ALLOCATIONS.with(|number| number.set(number.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator as it came; a counter that neither allocates
-// nor has a destructor changes nothing of it.
+// SAFETY: every call is passed on to the system's allocator; the counter neither allocates nor has
+// a destructor.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are the system's conditions.
+        // SAFETY: the caller keeps the promises of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -31,7 +31,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: as for the two others.
+        // SAFETY: the pointer came from the system's allocator with this layout, and the caller
+        // keeps the promises of `realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -39,8 +40,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Ten times as many wait, and the maps that hold them are a node deeper at most. Rows come in the
-/// same order for every number of waiting requests.
+/// With ten times as many waiting requests, the maps that hold them are at most one node deeper.
+/// The rows have the same order for every number of waiting requests.
 #[test]
 fn no_call_allocates_more_when_more_wait() {
     let mut queue = QueueBenchOptions {

@@ -1,4 +1,4 @@
-//! The load generator against a server whose delays and faults are known.
+//! The load generator, against a server whose delays and faults are known.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use tokio::net::{TcpListener, TcpStream};
 const FIRST: Duration = Duration::from_millis(60);
 const NEXT: Duration = Duration::from_millis(15);
 
-/// What the server does with a request that asks for it.
+/// The fault that the server has.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
     /// Every third request is refused.
     Refuse,
-    /// An error event after two tokens.
+    /// It sends an error event after two tokens.
     ErrorEvent,
-    /// The connection closes after two tokens.
+    /// It closes the connection after two tokens.
     Close,
-    /// Nothing more after two tokens.
+    /// It sends nothing more after two tokens.
     Silence,
-    /// The stream ends as it should, but without usage, and there are no metrics.
+    /// Its streams end as they should, but without usage, and it has no metrics.
     NoUsage,
 }
 
@@ -38,14 +38,15 @@ struct Seen {
     bodies: std::sync::Mutex<Vec<Value>>,
 }
 
-/// One run of the load.
+/// Runs the benchmark with one run.
 async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     let mut repeats = serve::run(options).await?;
     assert_eq!(repeats.runs.len(), 1);
     Ok(repeats.runs.remove(0))
 }
 
-/// Answers like an OpenAI server, one request a connection; returns its base URL.
+/// Starts a server that answers like an OpenAI server, one request per connection, and returns its
+/// base URL.
 async fn server(fault: Fault) -> (String, Arc<Seen>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -147,7 +148,7 @@ async fn stream_tokens(
         false => json!({"choices": [{"text": text, "finish_reason": finish_reason}]}),
     };
     if is_chat {
-        // Before anything is computed: not a token.
+        // The role comes before anything is computed, so it does not count as a token.
         send(
             &mut stream,
             &json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
@@ -280,7 +281,7 @@ async fn all_at_once_runs_them_together() {
     assert_eq!(
         seen.num_requests.load(Ordering::SeqCst),
         7,
-        "six and the warm-up"
+        "six requests and the warm-up were not sent"
     );
     assert_eq!(seen.max_running.load(Ordering::SeqCst), 6);
 }
@@ -301,7 +302,7 @@ async fn failures_are_counted_and_kept_out_of_the_times() {
     for (fault, reason) in [
         (Fault::ErrorEvent, "out of pages"),
         (Fault::Close, "unexpected EOF"),
-        (Fault::Silence, "nothing from the server for 0.3 s"),
+        (Fault::Silence, "the server sent nothing for 0.3 s"),
     ] {
         let (base_url, _) = server(fault).await;
         let hasty = BenchServeOptions {
@@ -326,7 +327,11 @@ async fn without_usage_events_are_counted() {
         (report.total_input_tokens, report.total_output_tokens),
         (0, 6 * 5)
     );
-    assert_eq!(report.server_means, [], "it has no metrics either");
+    assert_eq!(
+        report.server_means,
+        [],
+        "a server without metrics has means"
+    );
     assert_eq!(report.max_passed_over, None);
 }
 
@@ -364,7 +369,7 @@ async fn writes_the_keys_of_vllm_bench_serve() {
         files: ReportFiles {
             json: Some(path.clone()),
             is_detailed: true,
-            page: None,
+            html: None,
         },
         ..options(base_url)
     });
@@ -428,7 +433,7 @@ async fn repeats_send_other_random_prompts_each_time() {
         files: ReportFiles {
             json: Some(path.with_extension("json")),
             is_detailed: false,
-            page: Some(path.with_extension("html")),
+            html: Some(path.with_extension("html")),
         },
         ..options(base_url)
     });
@@ -442,7 +447,7 @@ async fn repeats_send_other_random_prompts_each_time() {
     assert_eq!(json["runs"].as_array().unwrap().len(), 3);
     let mut throughputs: Vec<f64> = repeats.runs.iter().map(Report::output_throughput).collect();
     throughputs.sort_by(f64::total_cmp);
-    // Reading a number back from JSON may cost its last bit.
+    // A number read back from JSON may differ in its last bit.
     let is = |value: &Value, expected: f64| (value.as_f64().unwrap() - expected).abs() < 1e-9;
     assert!(is(&json["output_throughput"], throughputs[1]));
     assert!(is(
@@ -513,7 +518,10 @@ async fn what_cannot_run_says_why() {
     drop(free);
     let cases = [
         (options(closed), "refused"),
-        (options("https://127.0.0.1".into()), "only http is spoken"),
+        (
+            options("https://127.0.0.1".into()),
+            "only http is supported",
+        ),
         (options("127.0.0.1:8000".into()), "--base-url"),
         (
             BenchServeOptions {

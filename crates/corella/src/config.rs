@@ -367,7 +367,7 @@ fn report_files(args: ReportArgs) -> ReportFiles {
     ReportFiles {
         json: args.output_json,
         is_detailed: args.save_detailed,
-        page: args.report,
+        html: args.report,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is played: arrivals and lengths, the same for every rule.
+//! The load: arrivals and lengths, the same for every rule.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use crate::BenchError;
 use crate::split_mix::split_mix;
 use crate::trace::{self, LATEST};
 
-/// Requests in order of arrival.
+/// The requests, in order of arrival.
 #[derive(Debug)]
 pub struct Load {
     pub items: Vec<Item>,
-    /// Requests that context or pool could never hold.
+    /// The number of requests that context or pool could never hold.
     pub num_left_out: usize,
 }
 

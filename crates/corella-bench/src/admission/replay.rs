@@ -14,39 +14,40 @@ use crate::summary::Summary;
 
 const END_TOKEN: TokenId = 0;
 const TOKEN: TokenId = 1;
-/// Prompts are made of what lies above the tokens that are drawn.
+/// Prompts consist of tokens above those that are drawn.
 const FIRST_PROMPT_TOKEN: TokenId = 2;
 
-/// A scheduler that plans nothing so often, with nothing in flight and requests waiting, never
-/// will. Some steps in vain are possible: all who run may have been preempted.
+/// The number of plans without a step, with nothing in flight and requests waiting, after which the
+/// scheduler is taken to be stuck. A few are possible, because all running requests may have been
+/// preempted.
 const MAX_IDLE_PLANS: usize = 1000;
 
-/// What came of a rule.
+/// The result of a rule.
 #[derive(Debug, Clone)]
 pub struct Replay {
     pub rule: &'static Rule,
     pub makespan_s: f64,
-    /// Tokens of the requests that finished.
+    /// Output tokens per second of the requests that finished.
     pub output_tokens_per_s: f64,
     pub num_steps: u64,
     pub num_preemptions: u64,
     pub num_finished: usize,
-    /// Requests that ended in an error.
+    /// The number of requests that ended with an error.
     pub num_failed: usize,
     pub ttft_ms: Summary,
     /// The longest time between two tokens of one request.
     pub worst_gap_ms: f64,
-    /// Pages in use, of all, on average over the time that steps took.
+    /// The share of pages in use, averaged over the time of all steps.
     pub pool_share: f64,
-    /// The same of requests that ran, and of requests that waited.
+    /// The numbers of running and of waiting requests, averaged over the time of all steps.
     pub mean_running: f64,
     pub mean_waiting: f64,
-    /// Share of the time of all steps in which requests waited though slots were free and the
-    /// step had room for their prompts: for want of pages.
+    /// The share of the time of all steps in which requests waited for lack of pages: slots were
+    /// free, and the step had room for prompts.
     pub page_limited_share: f64,
 }
 
-/// What is known of a request while it runs.
+/// What is known about a request while it runs.
 #[derive(Debug, Clone, Default)]
 struct Progress {
     num_tokens: u32,
@@ -55,7 +56,7 @@ struct Progress {
     is_finished: bool,
 }
 
-/// Sums over steps, each times the seconds that the step took.
+/// Sums over all steps, each weighted by the seconds that the step took.
 #[derive(Debug, Default)]
 struct StepSums {
     step_s: f64,
@@ -71,7 +72,7 @@ struct Player<'a> {
     items: &'a [Item],
     now: Duration,
     progress: Vec<Progress>,
-    /// Who has the slot.
+    /// The request that holds each slot.
     tenants: Vec<RequestId>,
     sums: StepSums,
     worst_gap: Duration,
@@ -241,7 +242,7 @@ impl Player<'_> {
     }
 }
 
-/// No other prompt begins with the same token.
+/// Makes a request whose prompt begins with a token that no other begins with.
 fn request(index: usize, item: &Item, limit: GivenLimit, config: &SchedulerConfig) -> Request {
     let token = FIRST_PROMPT_TOKEN + index as TokenId;
     let prompt = vec![token; item.num_prompt_tokens as usize];

@@ -1,4 +1,4 @@
-//! What came of the rules: a table, and JSON.
+//! The results of all rules, as a table and as JSON.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use super::{AdmissionOptions, Replay};
 #[derive(Debug, Clone)]
 pub struct AdmissionReport {
     pub num_requests: usize,
-    /// Requests that context or pool could never hold.
+    /// The number of requests that context or pool could never hold.
     pub num_left_out: usize,
-    /// Tokens of the pool.
+    /// The number of tokens that the pool holds.
     pub pool_len: u64,
     pub replays: Vec<Replay>,
 }
@@ -33,8 +33,8 @@ impl AdmissionReport {
         replays.find(|replay| replay.rule.name == rule_name)
     }
 
-    /// Makespan and TTFT p99 as ratios to the best that an oracle has of each. `None` when no
-    /// oracle was played.
+    /// The makespan and the TTFT p99, divided by the best of any oracle. `None` if no oracle was
+    /// played.
     pub fn ratios(&self, replay: &Replay) -> Option<(f64, f64)> {
         let oracles = self.replays.iter().filter(|replay| replay.rule.is_oracle);
         let makespan_s = oracles.clone().map(|oracle| oracle.makespan_s);

@@ -1,24 +1,26 @@
-//! Rules of admission as data: how each sets the scheduler, and what it is told of lengths.
+//! Admission rules as data: how each configures the scheduler, and what requests say about their
+//! length.
 
 use corella_core::{HeadRoom, SchedulerConfig};
 
-/// What is compared with what.
+/// One of the admission rules that are compared.
 #[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
     pub limit: GivenLimit,
-    /// Knows every length, so that others are measured by it.
+    /// Whether the rule knows every length, so that others are measured by it.
     pub is_oracle: bool,
     pub configure: fn(&mut SchedulerConfig),
 }
 
-/// What requests say of their length. Every request ends by itself at its true one.
+/// What requests say about the length of their output. Every request ends by itself at its true
+/// length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenLimit {
     /// `max_tokens` is the true length, and there is no end token.
     Exact,
-    /// `max_tokens` is this, less where context or pool end before, more where the true length
-    /// is more; an end token comes at the true length.
+    /// `max_tokens` is this, but less where context or pool end before it, and more where the true
+    /// length is greater. An end token comes at the true length.
     AtMost(u32),
     /// No `max_tokens`; an end token comes at the true length.
     None,
@@ -37,7 +39,7 @@ pub static RULES: [Rule; 5] = [
         is_oracle: true,
         configure: |_| {},
     },
-    // Its estimate counts at most 4,096 tokens of a limit (`CLIP_MAX_NEW_TOKENS`).
+    // SGLang's estimate counts at most 4,096 tokens of a limit (`CLIP_MAX_NEW_TOKENS`).
     Rule {
         name: "sglang",
         limit: GivenLimit::AtMost(4096),

@@ -1,31 +1,21 @@
-//! Urgent newcomers pass patient requests until all of those age in one step.
+//! Measures a queue in which urgent newcomers pass patient requests, until all of those age in one
+//! step.
 
-use super::calls::{CallLimits, Calls};
+use super::calls::CallLimits;
 use super::queue_cost::QueueCost;
-use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, Traffic, request};
+use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, request};
+use super::turnover;
 
 const PAGE_SIZE: u32 = 16;
 
-/// In every step an urgent request ends and an urgent one arrives, which takes its slot.
+/// In every step an urgent request ends, and an urgent one arrives and takes its slot.
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
-    const FIRST_MAX_TOKENS: u64 = 64;
     const PATIENT: i32 = 1;
-    let max_tokens = FIRST_MAX_TOKENS + num_running as u64;
-    let pages_each = (NUM_PROMPT_TOKENS + max_tokens as usize).div_ceil(PAGE_SIZE as usize) + 1;
-    let config = PRIORITY.config(num_running, num_running * pages_each, PAGE_SIZE);
-    let mut traffic = Traffic::new(config);
-    let make = |id: u64| {
-        let is_first = id < num_running as u64;
-        let num_tokens = if is_first {
-            FIRST_MAX_TOKENS + id
-        } else {
-            num_running as u64
-        };
-        request(id, NUM_PROMPT_TOKENS, num_tokens as u32)
-    };
+    let mut traffic = turnover::traffic(PRIORITY, PAGE_SIZE, num_running);
+    let make = |id: u64| request(id, NUM_PROMPT_TOKENS, turnover::max_tokens(id, num_running));
     traffic.start(num_running, make);
-    // The first of them end now: nobody passes in a step in which nobody starts.
-    for _ in 0..FIRST_MAX_TOKENS {
+    // No request is passed over in a step in which none starts, so the first ones have to end now.
+    for _ in 0..turnover::NUM_START_STEPS {
         let num_ended = traffic.unmeasured_step();
         traffic.add(num_ended, make);
     }
@@ -34,11 +24,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
         request.priority = PATIENT;
         request
     });
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        let num_ended = traffic.step(&mut schedule, &mut update);
-        traffic.add(num_ended, make);
-    }
+    let (schedule, _) = turnover::measure(&mut traffic, make, limits);
     vec![QueueCost {
         case: "priority, all age at once".to_owned(),
         call: "schedule",

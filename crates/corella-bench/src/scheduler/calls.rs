@@ -1,17 +1,17 @@
-//! Times calls of one kind, not too many and not for too long.
+//! Times calls of one kind, up to a limited number and for a limited time.
 
 use std::time::{Duration, Instant};
 
 use crate::summary::Summary;
 use crate::thread_time::thread_time;
 
-/// When a row has been measured enough, and what may be counted beside time.
+/// How long a row is measured, and what is counted besides time.
 #[derive(Debug, Clone, Copy)]
 pub struct CallLimits {
     pub num_calls: usize,
-    /// No call begins later. What lies between calls counts too.
+    /// The time after which no further call begins. What happens between calls counts too.
     pub max_time: Duration,
-    /// Allocations so far, where somebody counts them.
+    /// Returns the number of allocations so far, if they are counted.
     pub num_allocations: Option<fn() -> u64>,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct Calls {
     start: Instant,
 }
 
-/// What one kind of call costs.
+/// The cost of one kind of call.
 #[derive(Debug, Clone)]
 pub struct CallCost {
     pub num_calls: usize,
-    /// Processor time.
+    /// Processor time in microseconds.
     pub micros: Summary,
-    /// Allocations of a call, on average. `None` where nobody counts them.
+    /// Allocations per call on average, or `None` if they are not counted.
     pub num_allocations: Option<f64>,
 }
 

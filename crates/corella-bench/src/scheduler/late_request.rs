@@ -1,4 +1,4 @@
-//! Requests that would be too late, were their long prompts not cached.
+//! Measures waiting requests that would be too late if their long prompts were not cached.
 
 use corella_core::{LatencyObjectives, Request, RequestId, TokenId};
 
@@ -13,8 +13,9 @@ pub(super) fn costs(num_running: usize, num_late: usize, limits: CallLimits) -> 
     [16, 1].map(row).into()
 }
 
-/// A step takes a second while prompts are computed, so that an uncached one takes about one, and
-/// nothing to speak of while the others wait, which may not wait for half of one.
+/// A step takes a second while prompts are computed, so an uncached prompt is expected to take
+/// about one. While the others wait, a step takes next to nothing; their TTFT objective is half a
+/// second.
 fn cost(page_size: u32, num_running: usize, num_late: usize, limits: CallLimits) -> QueueCost {
     const PREFILL_STEP_US: u64 = 1_000_000;
     const STEP_US: u64 = 1;
@@ -27,7 +28,7 @@ fn cost(page_size: u32, num_running: usize, num_late: usize, limits: CallLimits)
     let mut traffic = Traffic::new(config);
     traffic.step_us = PREFILL_STEP_US;
     let long = |id: u64| {
-        // Those that run have the numbers from below.
+        // Tokens are counted down, because the running requests have the low ones.
         let shared = (0..NUM_CACHED_TOKENS as TokenId).map(|token| TokenId::MAX - token);
         let prompt = shared.chain([id as TokenId]).collect();
         Request::greedy(RequestId(id), prompt, 1)

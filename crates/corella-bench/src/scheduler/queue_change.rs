@@ -1,4 +1,4 @@
-//! Requests that come, and that leave the queue again without having run.
+//! Measures requests that join the queue, and that leave it without having run.
 
 use corella_core::RequestId;
 
@@ -14,7 +14,7 @@ pub(super) fn costs(num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
     [FCFS, PRIORITY].map(rows).into_iter().flatten().collect()
 }
 
-/// One arrives, of some priority; one of those that wait is aborted, wherever it stands.
+/// In each round a request of some priority arrives, and a random waiting one is aborted.
 fn cost(policy: Policy, num_waiting: usize, limits: CallLimits) -> [QueueCost; 2] {
     let mut traffic = Traffic::new(policy.config(1, 1024, PAGE_SIZE));
     let make = |id: u64| {
@@ -31,7 +31,7 @@ fn cost(policy: Policy, num_waiting: usize, limits: CallLimits) -> [QueueCost; 2
         waiting.push(request.id);
         let requests = vec![request];
         let added = add.time(|| traffic.scheduler.add_requests(requests));
-        added.expect("the queue has no limit");
+        added.expect("the queue refuses a request although it has no limit");
         let at = split_mix(&mut state) % waiting.len() as u64;
         let id = waiting.swap_remove(at as usize);
         assert!(abort.time(|| traffic.scheduler.abort_request(id)));

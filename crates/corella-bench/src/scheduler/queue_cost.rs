@@ -1,4 +1,4 @@
-//! What calls cost while very many requests wait.
+//! What calls of the scheduler cost while very many requests wait.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::{ageing, late_request, queue_change, steady_queue, undrawn_step};
 
 #[derive(Debug, Clone)]
 pub struct QueueBenchOptions {
-    /// Requests that run.
+    /// The number of running requests.
     pub num_running: usize,
-    /// Requests that wait, for some rows each.
+    /// Numbers of waiting requests, for some rows each.
     pub num_waiting: Vec<usize>,
-    /// Requests that wait with a latency objective and a long cached prompt.
+    /// The number of waiting requests with a latency objective and a long cached prompt.
     pub num_late: usize,
     pub limits: CallLimits,
 }
@@ -45,7 +45,7 @@ pub struct QueueCost {
     pub cost: CallCost,
 }
 
-/// A row for each call of each case.
+/// Measures all cases, with a row for each kind of call.
 pub fn run(options: &QueueBenchOptions) -> Vec<QueueCost> {
     let &QueueBenchOptions {
         num_running,

@@ -1,4 +1,4 @@
-//! Every policy with a long queue that goes on, or stands for want of pages.
+//! Measures a long queue under every policy, while requests start in each step or lack pages.
 
 use corella_core::{HeadRoom, SchedulerConfig};
 
@@ -7,6 +7,7 @@ use super::queue_cost::QueueCost;
 use super::traffic::{
     FCFS, LPM, NUM_PROMPT_TOKENS, PACK, PRIORITY, Policy, Traffic, request, sharing_request,
 };
+use super::turnover;
 
 const PAGE_SIZE: u32 = 16;
 
@@ -14,7 +15,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     let mut rows = Vec::new();
     for policy in [FCFS, PACK, PRIORITY, LPM] {
         for page_size in [PAGE_SIZE, 1] {
-            rows.extend(turnover(
+            rows.extend(turnover_costs(
                 policy,
                 page_size,
                 num_running,
@@ -30,38 +31,25 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     rows
 }
 
-/// In nearly every step one request ends, one starts and one arrives. Priorities, where they
-/// count, are mixed, so that requests overtake others all the time and some have aged.
-fn turnover(
+/// The queue moves: in nearly every step one request ends, one starts and one arrives. Under
+/// `priority` the priorities are mixed, so that requests overtake others all the time and some have
+/// aged.
+fn turnover_costs(
     policy: Policy,
     page_size: u32,
     num_running: usize,
     num_waiting: usize,
     limits: CallLimits,
 ) -> [QueueCost; 2] {
-    const FIRST_MAX_TOKENS: u64 = 64;
-    let max_tokens = FIRST_MAX_TOKENS + num_running as u64;
-    let pages_each = (NUM_PROMPT_TOKENS + max_tokens as usize).div_ceil(page_size as usize) + 1;
-    let config = policy.config(num_running, num_running * pages_each, page_size);
-    let mut traffic = Traffic::new(config);
+    let mut traffic = turnover::traffic(policy, page_size, num_running);
     let make = |id: u64| {
-        let is_first = id < num_running as u64;
-        let num_tokens = if is_first {
-            FIRST_MAX_TOKENS + id
-        } else {
-            num_running as u64
-        };
-        let mut request = sharing_request(id, num_tokens as u32);
+        let mut request = sharing_request(id, turnover::max_tokens(id, num_running));
         request.priority = (id * 7 % 4) as i32;
         request
     };
     traffic.start(num_running, make);
     traffic.add(num_waiting, make);
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        let num_ended = traffic.step(&mut schedule, &mut update);
-        traffic.add(num_ended, make);
-    }
+    let (schedule, update) = turnover::measure(&mut traffic, make, limits);
     let row = |call, calls: Calls| QueueCost {
         case: format!("{}, turnover", policy.name),
         call,
@@ -73,7 +61,7 @@ fn turnover(
     [row("schedule", schedule), row("update", update)]
 }
 
-/// Slots are free, and pages are promised to those that run.
+/// The queue stands still: slots are free, but all pages are reserved for running requests.
 fn no_pages(
     policy: Policy,
     num_running: usize,
@@ -101,7 +89,8 @@ fn no_pages(
     }
 }
 
-/// The first that waits is more urgent than half of those that run, and too long for their place.
+/// The first waiting request is more urgent than half of the running ones, but too long to fit in
+/// their place.
 fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits) -> QueueCost {
     let max_tokens = limits.num_calls + 64;
     let mut config = full_config(PRIORITY, num_running, max_tokens);
@@ -133,7 +122,8 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     }
 }
 
-/// A pool of what those that run come to need, and less beside it than a prompt.
+/// Limits with a pool that holds what the running requests come to need, and less than a prompt
+/// besides.
 fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> SchedulerConfig {
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;

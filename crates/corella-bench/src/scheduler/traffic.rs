@@ -1,4 +1,5 @@
-//! A scheduler with many running and many more waiting, and steps that are computed by nobody.
+//! Drives a scheduler with many running and many more waiting requests. No executor computes its
+//! steps.
 
 use corella_core::{
     Batch, BatchOutput, PrefillAdmissionPolicy, Request, RequestId, Sample, Scheduler,
@@ -9,10 +10,10 @@ use super::calls::{CallLimits, Calls};
 
 pub(super) const NUM_PROMPT_TOKENS: usize = 64;
 
-/// Steps for the first requests of a run to start in, at most.
+/// The most steps in which the first requests of a run may start.
 const MAX_START_STEPS: usize = 10_000;
 
-/// A policy by its name on the command line.
+/// A policy, with its name on the command line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
     pub name: &'static str,
@@ -52,7 +53,7 @@ pub(super) const LPM: Policy = Policy {
 };
 
 impl Policy {
-    /// Limits that nothing but slots and pages meets.
+    /// Limits of which only slots and pages are ever reached.
     pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
         config.max_num_seqs = num_slots as u32;
@@ -68,7 +69,7 @@ impl Policy {
 pub(super) struct Traffic {
     pub scheduler: Scheduler,
     pub now_us: u64,
-    /// Between the plans of two steps.
+    /// The time between the plans of two steps.
     pub step_us: u64,
     num_added: u64,
 }
@@ -77,25 +78,25 @@ impl Traffic {
     pub fn new(mut config: SchedulerConfig) -> Self {
         config.max_queued_tokens = u64::MAX;
         Self {
-            scheduler: Scheduler::new(config).expect("the limits fit each other"),
+            scheduler: Scheduler::new(config).expect("the limits contradict each other"),
             now_us: 0,
             step_us: 0,
             num_added: 0,
         }
     }
 
-    /// Adds requests, made from the number of requests before them.
+    /// Adds requests. `make` is called with the number of requests before each.
     pub fn add(&mut self, count: usize, make: impl Fn(u64) -> Request) {
         for _ in 0..count {
             let mut request = make(self.num_added);
             request.arrival_us = self.now_us;
             self.num_added += 1;
             let added = self.scheduler.add_requests(vec![request]);
-            added.expect("the queue has no limit");
+            added.expect("the queue refuses a request although it has no limit");
         }
     }
 
-    /// Adds requests and plans steps until all of them run.
+    /// Adds requests and runs steps until all of them run.
     pub fn start(&mut self, count: usize, make: impl Fn(u64) -> Request) {
         let num_running = self.scheduler.stats().num_running + count;
         self.add(count, make);
@@ -105,7 +106,7 @@ impl Traffic {
             }
             self.unmeasured_step();
         }
-        panic!("there is room for all that start");
+        panic!("requests do not start although there is room for all");
     }
 
     pub fn unmeasured_step(&mut self) -> usize {
@@ -117,11 +118,11 @@ impl Traffic {
         self.step(&mut Calls::new(limits), &mut Calls::new(limits))
     }
 
-    /// Plans a step and takes its tokens in. Returns how many requests have ended.
+    /// Plans a step and takes in its tokens. Returns the number of requests that have ended.
     pub fn step(&mut self, schedule: &mut Calls, update: &mut Calls) -> usize {
         self.now_us += self.step_us;
         let batch = schedule.time(|| self.scheduler.schedule(self.now_us));
-        let output = drawn(&batch.expect("requests run"));
+        let output = drawn(&batch.expect("no step was planned although requests run"));
         update.time(|| self.scheduler.update_from_output(&output));
         self.num_ended()
     }
@@ -135,7 +136,7 @@ impl Traffic {
     }
 }
 
-/// Some token for every span that samples.
+/// The output of a step, with some token for every span that samples.
 pub(super) fn drawn(batch: &Batch) -> BatchOutput {
     let sampled = batch.spans.iter().filter(|span| span.sample);
     let samples = sampled.map(|span| {

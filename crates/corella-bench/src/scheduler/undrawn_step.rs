@@ -1,4 +1,4 @@
-//! Steps whose logits are all no numbers.
+//! Measures steps in which no token can be drawn, because no logits are numbers.
 
 use corella_core::BatchOutput;
 
@@ -11,8 +11,8 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     [16, 1].map(row).into()
 }
 
-/// Each time all slots are taken by urgent requests, which end in the step that computes their
-/// prompts; the others wait for good.
+/// In each round urgent requests take all slots and end in the step that computes their prompts.
+/// The others always wait.
 fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimits) -> QueueCost {
     const MAX_TOKENS: u32 = 16;
     let pages_each = (NUM_PROMPT_TOKENS + MAX_TOKENS as usize).div_ceil(page_size as usize) + 1;
@@ -30,7 +30,10 @@ fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimi
     let mut update = Calls::new(limits);
     while update.go_on() {
         traffic.add(num_running, urgent);
-        let batch = traffic.scheduler.schedule(0).expect("requests run");
+        let batch = traffic
+            .scheduler
+            .schedule(0)
+            .expect("no step was planned although requests run");
         assert_eq!(batch.spans.len(), num_running);
         let undrawn = batch.spans.iter().map(|span| (span.slot, "NaN".into()));
         let output = BatchOutput {

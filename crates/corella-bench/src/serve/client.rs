@@ -1,4 +1,5 @@
-//! The HTTP side: one connection and one streamed answer per request, with the time of each token.
+//! The HTTP client: one connection and one streamed answer for each request, with the time of each
+//! token.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -24,14 +25,14 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_ERROR_CHARS: usize = 300;
 
 pub(super) struct Client {
-    /// HOST:PORT
+    /// The server's address, `HOST:PORT`.
     address: String,
     host: HeaderValue,
-    /// What precedes `/v1` in every path; mostly empty.
+    /// What precedes `/v1` in every path, mostly nothing.
     prefix: String,
     authorization: Option<HeaderValue>,
     endpoint: Endpoint,
-    /// The body of every request, but for the prompt.
+    /// The part of the body that is the same in every request.
     body: Value,
     idle_timeout: Duration,
 }
@@ -46,7 +47,7 @@ impl Client {
         };
         let uri: Uri = options.base_url.parse().map_err(|_| wrong("not a URL"))?;
         if uri.scheme_str() != Some("http") {
-            return Err(wrong("only http is spoken"));
+            return Err(wrong("only http is supported"));
         }
         let host = uri
             .host()
@@ -93,7 +94,9 @@ impl Client {
         let models = self.list_models().await.map_err(error)?;
         match models["data"][0]["id"].as_str() {
             Some(id) => Ok(id.to_owned()),
-            None => Err(error("/v1/models lists none; name one with --model".into())),
+            None => Err(error(
+                "/v1/models lists no model; name one with --model".into(),
+            )),
         }
     }
 
@@ -102,13 +105,13 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| format!("/v1/models is not JSON: {error}"))
     }
 
-    /// What the server says of itself, for Prometheus.
+    /// The server's Prometheus metrics.
     pub(super) async fn metrics(&self) -> Result<String, String> {
         let body = self.get("/metrics").await?;
         String::from_utf8(body.into()).map_err(|_| "/metrics is not UTF-8".into())
     }
 
-    /// The tokens of a text, as `/tokenize` of Corella and vLLM says.
+    /// The tokens of a text, as `/tokenize` of Corella or vLLM returns them.
     pub(super) async fn tokenize(&self, text: &str) -> Result<Vec<u32>, BenchError> {
         #[derive(Deserialize)]
         struct Tokenized {
@@ -128,7 +131,7 @@ impl Client {
         self.call(Method::GET, path, Bytes::new()).await
     }
 
-    /// One request with a short answer.
+    /// Sends a request that has a short answer.
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, String> {
         const MAX_BYTES: usize = 16 << 20;
         let mut sender = self.connect().await?;
@@ -141,7 +144,8 @@ impl Client {
         Ok(self.in_time(body).await?.to_bytes())
     }
 
-    /// Sends one request and reads its answer to the end. Never fails: the record says how it went.
+    /// Sends a request and reads its answer to the end. It never fails: the record says what
+    /// happened.
     pub(super) async fn send(&self, item: &Item, on_tokens: impl Fn(u64)) -> RequestRecord {
         let mut timing = Timing::default();
         let outcome = self.stream(item, &mut timing, on_tokens).await;
@@ -158,7 +162,7 @@ impl Client {
         let connecting = Instant::now();
         let mut sender = self.connect().await?;
         timing.connect = Some(connecting.elapsed());
-        // The clock starts on a standing connection, as it does for a client that keeps one.
+        // The clock starts when the connection stands, as for a client that keeps its connections.
         timing.start = Some(Instant::now());
         let response = self.in_time(sender.send_request(request)).await?;
         if response.status() != StatusCode::OK {
@@ -203,7 +207,9 @@ impl Client {
             (Endpoint::Chat, Prompt::Text(text)) => {
                 body["messages"] = json!([{ "role": "user", "content": text }]);
             }
-            (Endpoint::Chat, Prompt::Tokens(_)) => unreachable!("refused before the run"),
+            (Endpoint::Chat, Prompt::Tokens(_)) => {
+                unreachable!("token ids for chat were not refused before the run")
+            }
         }
         body.to_string().into()
     }
@@ -234,7 +240,7 @@ impl Client {
             .set_nodelay(true)
             .map_err(|error| error.to_string())?;
         let (sender, connection) = self.in_time(http1::handshake(TokioIo::new(stream))).await?;
-        // Ends with the sender and the body; its errors reach them too.
+        // The task ends with the sender and the body, which also receive its errors.
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -246,7 +252,7 @@ impl Client {
         match tokio::time::timeout(self.idle_timeout, future).await {
             Ok(outcome) => outcome.map_err(|error| chain(error.into().as_ref())),
             Err(_) => Err(format!(
-                "nothing from the server for {} s",
+                "the server sent nothing for {} s",
                 self.idle_timeout.as_secs_f64()
             )),
         }
@@ -259,7 +265,7 @@ impl Client {
         self.in_time(async { future.await.transpose() }).await
     }
 
-    /// What the server said instead of an answer.
+    /// The server's message when it refuses a request.
     async fn refusal(&self, response: Response<Incoming>) -> String {
         let status = response.status();
         let body = http_body_util::Limited::new(response.into_body(), MAX_ERROR_BYTES);
@@ -277,7 +283,7 @@ impl Client {
     }
 }
 
-/// hyper's errors keep the reason in their source.
+/// Joins an error with its causes; hyper's errors keep the reason there.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -310,8 +316,8 @@ impl Timing {
         }
     }
 
-    /// The latency ends with the last token, so that latency − TTFT is the sum of the ITLs;
-    /// without any token it ends with the stream.
+    /// The latency ends with the last token, so that latency − TTFT is the sum of the ITLs. Without
+    /// any token it ends with the stream.
     fn record(self, outcome: Result<(), String>) -> RequestRecord {
         let end = self.last_token.or(self.end);
         let latency = self
@@ -323,7 +329,7 @@ impl Timing {
             num_output_tokens: self
                 .usage
                 .map_or(self.num_events, |usage| usage.completion_tokens),
-            // Known to whoever knows the start of the run.
+            // The caller, which knows the start of the run, sets this.
             start: Duration::ZERO,
             submit: self.connect,
             ttft: self.ttft,

@@ -1,8 +1,8 @@
-//! Server-sent events of a completion: bytes in, tokens and usage out.
+//! The server-sent events of a completion: bytes in, tokens and usage out.
 
 use serde::Deserialize;
 
-/// A longer line is not a token; without a limit a broken server could fill the memory.
+/// The longest line that is accepted. Without a limit a broken server could fill the memory.
 const MAX_LINE_BYTES: usize = 4 << 20;
 
 /// Splits a byte stream into the payloads of its `data:` lines.
@@ -28,24 +28,24 @@ impl EventReader {
             self.line.clear();
         }
         if self.line.len() + bytes.len() > MAX_LINE_BYTES {
-            return Err("an event of several megabytes".into());
+            return Err("an event is longer than several megabytes".into());
         }
         self.line.extend_from_slice(bytes);
         Ok(())
     }
 }
 
-/// What one payload says.
+/// The meaning of one payload.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A part of the answer: the text of one token, or of several.
+    /// A part of the answer: the text of one token or of several.
     Token,
-    /// The role, the reason to finish, or an event of no choice.
+    /// The role, the finish reason, or an event without a choice.
     Other,
     Done,
 }
 
-/// The counts that a server sends with `include_usage`.
+/// The token counts that a server sends with `include_usage`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Usage {
     #[serde(default)]
@@ -103,8 +103,9 @@ impl Event {
 }
 
 impl Choice {
-    /// An empty text is a token whose characters are not complete yet, unless the event is
-    /// there for something else: the role before the answer, the reason after it.
+    /// Whether the choice has a token. An empty text is a token whose characters are not complete
+    /// yet, unless the event has another purpose: the role before the answer, or the finish reason
+    /// after it.
     fn has_token(&self) -> bool {
         let delta = self.delta.as_ref();
         let has_calls = delta

@@ -1,4 +1,4 @@
-//! What is sent, and when.
+//! The load: which requests are sent, and when.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::BenchError;
 use crate::split_mix::split_mix;
 use crate::trace::{self, LATEST};
 
-/// One request, known before the run.
+/// One request, as planned before the run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Item {
-    /// After the start of the run.
+    /// When it is sent, after the start of the run.
     pub at: Duration,
     pub prompt: Prompt,
     pub max_tokens: u32,
@@ -29,8 +29,8 @@ pub(super) enum Prompt {
 
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
 
-/// All requests of a run, the same for the same options. Run 0 is the warm-up; random prompts
-/// are other ones in every run, given ones the same.
+/// Makes all requests of a run. Equal options give equal requests. Run 0 is the warm-up. Random
+/// prompts differ between runs, given ones are the same.
 pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>, BenchError> {
     let (first, count) = match run {
         0 => (0, options.num_warmups),
@@ -70,14 +70,15 @@ pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>,
 fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, BenchError> {
     let has_tokens = |item: &Item| matches!(item.prompt, Prompt::Tokens(_));
     if endpoint == Endpoint::Chat && items.iter().any(has_tokens) {
-        let reason = "--endpoint chat cannot send token ids, and these prompts are some";
+        let reason = "--endpoint chat cannot send token ids, and these prompts are token ids";
         return Err(BenchError::Option(reason.into()));
     }
     Ok(items)
 }
 
-/// Gamma-distributed intervals, as `vllm bench serve` draws them: burstiness 1 is a Poisson
-/// process, below it requests come in bursts, above it evenly.
+/// Draws the times of requests with gamma-distributed intervals, as `vllm bench serve` does:
+/// burstiness 1 is a Poisson process, with smaller values requests come in bursts, with larger ones
+/// more evenly.
 fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
     if let Some(interval) = options.submit_interval {
         let at = |index| interval.saturating_mul(index as u32).min(LATEST);
@@ -96,7 +97,7 @@ fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
     intervals.collect()
 }
 
-/// Marsaglia and Tsang 2000, with scale 1.
+/// A gamma-distributed number with scale 1 (Marsaglia and Tsang 2000).
 fn gamma(state: &mut u64, shape: f64) -> f64 {
     if shape < 1.0 {
         return gamma(state, shape + 1.0) * uniform(state).powf(1.0 / shape);
@@ -104,7 +105,7 @@ fn gamma(state: &mut u64, shape: f64) -> f64 {
     let d = shape - 1.0 / 3.0;
     let c = 1.0 / (9.0 * d).sqrt();
     loop {
-        // Box and Muller 1958.
+        // Two uniform numbers make a normally distributed one (Box and Muller 1958).
         let radius = (-2.0 * uniform(state).ln()).sqrt();
         let x = radius * (std::f64::consts::TAU * uniform(state)).cos();
         let v = (1.0 + c * x).powi(3);
@@ -114,7 +115,7 @@ fn gamma(state: &mut u64, shape: f64) -> f64 {
     }
 }
 
-/// Above 0, at most 1.
+/// A uniform number above 0 and at most 1.
 fn uniform(state: &mut u64) -> f64 {
     ((split_mix(state) >> 11) + 1) as f64 / (1u64 << 53) as f64
 }
@@ -138,8 +139,8 @@ fn read_trace(
     items.collect()
 }
 
-/// Tokens that any vocabulary has, the same for the same block. A block that the trace gives no id
-/// is the request's own.
+/// The prompt of a trace's request, of tokens that any vocabulary has. Equal blocks have equal
+/// tokens. A block without an id in the trace is unique to the request.
 fn trace_prompt(index: usize, hash_ids: &[u64], num_tokens: u32, length_scale: f64) -> Vec<u32> {
     const FIRST: u64 = 100;
     const COUNT: u64 = 900;
@@ -175,7 +176,7 @@ mod tests {
         );
     }
 
-    /// The mean and the variance of the intervals: 1/rate, and 1/(burstiness rate²).
+    /// The expected mean of the intervals is 1/rate, and their variance 1/(burstiness rate²).
     #[test]
     fn intervals_have_their_mean_and_variance() {
         for burstiness in [0.5, 1.0, 4.0] {

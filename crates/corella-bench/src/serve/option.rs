@@ -1,4 +1,4 @@
-//! What the user of `bench serve` can choose; names follow `vllm bench serve`.
+//! The options of `bench serve`. Their names follow `vllm bench serve`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,40 +8,41 @@ use crate::{BenchError, Objective, ReportFiles};
 
 #[derive(Debug, Clone)]
 pub struct BenchServeOptions {
-    /// `http://HOST:PORT`, with or without `/v1`.
+    /// The server's URL, `http://HOST:PORT`, with or without `/v1`.
     pub base_url: String,
-    /// The model to ask for; absent: the first that the server lists.
+    /// The model to ask for. Without one, the first that the server lists.
     pub model: Option<String>,
     pub endpoint: Endpoint,
     pub prompts: PromptSource,
-    /// Ask the server for the tokens of the prompts before the run, and send those.
+    /// Whether to ask the server for the tokens of the prompts before the run, and to send those.
     pub pre_tokenize: bool,
-    /// How many requests to send; prompts are reused in order when there are fewer.
+    /// The number of requests to send. If there are fewer prompts, they are reused in order.
     pub num_prompts: usize,
-    /// Requests a second on average; absent: as fast as `max_concurrency` lets them go.
+    /// Requests per second on average. Without it, as fast as `max_concurrency` allows.
     pub request_rate: Option<f64>,
-    /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, less is burstier.
+    /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, smaller values are
+    /// burstier.
     pub burstiness: f64,
-    /// Between two requests; absent: as `request_rate` says.
+    /// The time between two requests. Without it, as `request_rate` says.
     pub submit_interval: Option<Duration>,
-    /// Requests sent but not finished at any time; absent: no limit.
+    /// The most requests that may be unfinished at a time. Without it there is no limit.
     pub max_concurrency: Option<usize>,
     pub max_tokens: u32,
-    /// Ask for `max_tokens` tokens whatever the model says.
+    /// Whether to ask for `max_tokens` tokens even if the model would end earlier.
     pub ignore_eos: bool,
-    /// Makes the synthetic words, and is sent with every request.
+    /// The seed of random prompts, which is also sent with every request.
     pub seed: u64,
     pub temperature: f32,
-    /// Sent as a bearer token.
+    /// The API key, sent as a bearer token.
     pub api_key: Option<String>,
-    /// Requests sent one by one, untimed, before the run.
+    /// The number of requests that are sent before the run, one by one and untimed.
     pub num_warmups: usize,
-    /// Runs, one after the other, each with other random prompts.
+    /// The number of runs, one after the other, each with other random prompts.
     pub num_repeats: usize,
     /// A request fails when the server sends nothing for this long.
     pub idle_timeout: Duration,
     pub files: ReportFiles,
-    /// A request is good when it keeps all of these.
+    /// The objectives of goodput. A request is good if it meets all of them.
     pub goodput: Vec<Objective>,
 }
 
@@ -120,7 +121,7 @@ pub enum Endpoint {
     /// `/v1/completions`
     #[default]
     Completions,
-    /// `/v1/chat/completions`, each prompt as one message of the user.
+    /// `/v1/chat/completions`, with each prompt as one user message.
     Chat,
 }
 
@@ -132,7 +133,7 @@ impl Endpoint {
         }
     }
 
-    /// As `vllm bench serve` calls it.
+    /// The name of the endpoint in reports of `vllm bench serve`.
     pub(super) fn backend(self) -> &'static str {
         match self {
             Self::Completions => "openai",
@@ -143,16 +144,17 @@ impl Endpoint {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum PromptSource {
-    /// One prompt a line; lines of a `.jsonl` file are objects with a `prompt`, which is text
-    /// or a list of token ids.
+    /// A file with one prompt per line. Lines of a `.jsonl` file are objects with a `prompt`, which
+    /// is text or a list of token ids.
     File(PathBuf),
     Random(RandomPrompts),
-    /// Prompt i is the phrase, `repeats[i % repeats.len()]` times.
+    /// A phrase: prompt i repeats it `repeats[i % repeats.len()]` times.
     Repeats {
         phrase: String,
         repeats: Vec<usize>,
     },
-    /// Requests of a trace: times and lengths times a factor, prompts with its common prefixes.
+    /// A trace, with its times and lengths multiplied by a factor. Its prompts share prefixes as in
+    /// the trace.
     Trace {
         file: PathBuf,
         time_scale: f64,

@@ -1,4 +1,4 @@
-//! Prompts that are given: in a file, or as a phrase.
+//! Given prompts: from a file, or a repeated phrase.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use super::load::Prompt;
 use crate::BenchError;
 
-/// A prompt of more words is a mistake in the options.
+/// The most repeats. More are a mistake in the options.
 const MAX_REPEATS: usize = 10_000_000;
 
-/// Prompt i is the phrase, `repeats[i % len]` times.
+/// Makes prompts from a phrase: prompt i repeats it `repeats[i % len]` times.
 pub(super) fn repeated(phrase: &str, repeats: &[usize]) -> Result<Vec<Prompt>, BenchError> {
     let phrase = phrase.trim();
     if repeats.is_empty() || phrase.is_empty() {
@@ -34,7 +34,7 @@ struct Line {
     prompt: Prompt,
 }
 
-/// One prompt a line, in a `.jsonl` file as an object.
+/// Reads a file with one prompt per line; lines of a `.jsonl` file are objects.
 pub(super) fn read(path: &Path) -> Result<Vec<Prompt>, BenchError> {
     let error = |reason: String| BenchError::File(format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
@@ -56,7 +56,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Prompt>, BenchError> {
         prompts.push(line.prompt);
     }
     if prompts.is_empty() {
-        return Err(error("no prompts in it".into()));
+        return Err(error("the file has no prompts".into()));
     }
     Ok(prompts)
 }

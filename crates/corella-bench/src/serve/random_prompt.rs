@@ -1,10 +1,11 @@
-//! Prompts drawn from a seed: words or token ids, with a beginning in common or with none.
+//! Random prompts, drawn from a seed: words or token ids, with or without a common prefix.
 
 use super::load::Prompt;
 use crate::BenchError;
 use crate::split_mix::split_mix;
 
-/// A prompt is one of `num_prefixes` beginnings, in turn, and `len` words or tokens of its own.
+/// What random prompts are like: one of `num_prefixes` prefixes, taken in order, followed by `len`
+/// words or tokens of its own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RandomPrompts {
     pub unit: Unit,
@@ -15,18 +16,18 @@ pub struct RandomPrompts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// English ones, sent as text.
+    /// English words, sent as text.
     Words,
-    /// Ids below `vocab_size`. No two `unique` prompts have the same first one, so that the
-    /// cache knows the beginning of none.
+    /// Token ids below `vocab_size`. No two `unique` prompts begin with the same token, so that no
+    /// prefix of one can be cached.
     Tokens { vocab_size: u32, unique: bool },
 }
 
-/// Any vocabulary has the ids below; special tokens mostly come first.
+/// The size below which every vocabulary has token ids. Special tokens mostly come first.
 pub const COMMON_VOCAB_SIZE: u32 = 1000;
 const FIRST_ID: u32 = 100;
 
-/// A longer prompt is a mistake in the options.
+/// The longest prompt. A longer one is a mistake in the options.
 const MAX_LEN: usize = 10_000_000;
 
 const WORDS: [&str; 64] = [
@@ -51,7 +52,7 @@ impl Default for RandomPrompts {
 }
 
 impl RandomPrompts {
-    /// Whether `num_prompts` of them can be made, all runs together.
+    /// Checks that `num_prompts` prompts can be made, counted over all runs.
     pub(super) fn check(&self, num_prompts: usize) -> Result<(), BenchError> {
         let wrong = |reason: String| Err(BenchError::Option(reason));
         let option = match self.unit {
@@ -78,21 +79,21 @@ impl RandomPrompts {
         }
         if unique && self.prefix_len > 0 {
             return wrong(
-                "--unique-prompts have no prefix in common: leave --prefix-len out".into(),
+                "--unique-prompts cannot have a common prefix: leave --prefix-len out".into(),
             );
         }
         let num_ids = vocab_size - FIRST_ID;
         if unique && num_prompts > num_ids as usize {
             return wrong(format!(
-                "--unique-prompts: {num_prompts} prompts, warm-ups and repeats included, need \
-                 other first tokens each, and --vocab-size {vocab_size} has {num_ids}"
+                "--unique-prompts: {num_prompts} prompts, including warm-ups and repeats, need \
+                 different first tokens, and --vocab-size {vocab_size} has {num_ids}"
             ));
         }
         Ok(())
     }
 
-    /// The prompt at `index`, which counts through all runs; `run` chooses the prefixes, so that
-    /// each run finds none of them in the cache.
+    /// The prompt at `index`, which counts through all runs. `run` selects the prefixes, so that no
+    /// run finds them in the cache.
     pub(super) fn prompt(&self, seed: u64, run: u64, index: u64) -> Prompt {
         const PREFIX: u64 = 1;
         const OWN: u64 = 2;
@@ -159,7 +160,7 @@ mod tests {
             assert_eq!(
                 prompt,
                 random.prompt(7, 2, 5),
-                "without a prefix, in any run"
+                "a prompt without a prefix depends on the run"
             );
             assert_ne!(prompt, random.prompt(7, 1, 6));
             assert_ne!(prompt, random.prompt(8, 1, 5));
@@ -189,7 +190,7 @@ mod tests {
         assert_ne!(
             a[..30],
             tokens(&random.prompt(7, 2, 4))[..30],
-            "another run's"
+            "two runs have the same prefix"
         );
 
         let words = RandomPrompts {
@@ -213,7 +214,10 @@ mod tests {
             firsts.collect::<BTreeSet<u32>>().len()
         };
         assert_eq!(firsts(true), 900);
-        assert!(firsts(false) < 800, "the same by chance: the test can fail");
+        assert!(
+            firsts(false) < 800,
+            "random first tokens are all different: the test cannot fail"
+        );
     }
 
     #[test]

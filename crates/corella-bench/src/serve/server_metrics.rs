@@ -1,10 +1,11 @@
-//! What the server's own metrics say of a run: stages that no client can see.
+//! The server's own metrics of a run: phases of requests that no client can see.
 
 use crate::report::{Report, ServerMean};
 use crate::timeline::metric;
 
-/// By key: the histogram, and what it is called. vLLM has the ones that are not ours.
-const STAGES: [(&str, &str, &str); 3] = [
+/// For each phase its key, its histogram, and its name. The histograms that are not Corella's are
+/// vLLM's.
+const PHASES: [(&str, &str, &str); 3] = [
     (
         "tokenize",
         "corella_request_tokenize_time_seconds",
@@ -18,11 +19,10 @@ const STAGES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// The means of the stages between two pages of Prometheus metrics, before and after the run.
-/// Requests of others in that time are in them, too. A server that has no such metrics says
-/// nothing.
+/// Adds the mean of each phase, from the Prometheus metrics before and after the run. Requests of
+/// other clients during the run are included. Metrics that the server does not have are left out.
 pub(super) fn add_server_metrics(report: &mut Report, before: &str, after: &str) {
-    let means = STAGES.iter().filter_map(|&(key, histogram, name)| {
+    let means = PHASES.iter().filter_map(|&(key, histogram, name)| {
         let growth = |kind| {
             let name = format!("{histogram}_{kind}");
             Some(metric(after, &name)? - metric(before, &name).unwrap_or(0.0))
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(report.to_json(false)["mean_queue_ms"], 125.0);
         assert!(report.to_string().contains("Queue wait, by the server"));
 
-        // The first run of a server, and one without metrics.
+        // Metrics may be missing before the first run of a server, or altogether.
         add_server_metrics(&mut report, "", &before);
         assert_eq!(report.server_means[0].mean_ms, 500.0);
         add_server_metrics(&mut report, "", "");
