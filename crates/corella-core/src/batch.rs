@@ -48,7 +48,7 @@ pub struct SlotStart {
     pub masked_until_min_tokens: Arc<[TokenId]>,
 }
 
-/// Writes `pages` into a slot's page table from entry `first` on.
+/// A change of a slot's page table: `pages` are its entries from `first` on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -66,7 +66,7 @@ pub struct PageCopy {
     pub num_rows: u32,
 }
 
-/// Consecutive positions of one slot to compute.
+/// Consecutive positions of one slot, to be computed in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     pub slot: SlotId,

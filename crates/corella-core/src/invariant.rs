@@ -104,7 +104,7 @@ impl Scheduler {
                 let is_published = at < state.num_published_pages as usize;
                 assert!(
                     !is_published || (self.kv.filled_by(page).is_some() && is_path),
-                    "page {page} counts as published by request {id}, but is not on its path in the tree"
+                    "request {id}: published page {page} is not on the request's path in the tree"
                 );
             }
         }

@@ -359,7 +359,11 @@ impl Pair {
         };
         let mut siblings = self.entries.iter().filter(|(_, entry)| is_sibling(entry));
         let has_it = siblings.any(|(_, entry)| entry.path.starts_with(&path));
-        assert_eq!(found.is_err(), has_it, "duplicate of {path:?}");
+        assert_eq!(
+            found.is_err(),
+            has_it,
+            "cache and model disagree whether {path:?} is a duplicate"
+        );
         if let Err(duplicate) = found {
             assert!(self.entries[&duplicate].path.starts_with(&path));
             self.totals.num_duplicates += 1;
@@ -562,7 +566,7 @@ impl Pair {
     }
 }
 
-/// splitmix64.
+/// A pseudorandom number below `bound`, by SplitMix64.
 fn below(state: &mut u64, bound: u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

@@ -47,7 +47,7 @@ pub enum KvEvent {
     Cleared,
     Stored {
         page: PageHash,
-        /// `None` for the first page of a namespace.
+        /// The page before it, or `None` for the first page of a namespace.
         parent: Option<PageHash>,
         tokens: Box<[TokenId]>,
     },

@@ -1,7 +1,7 @@
-//! Decides what each step computes.
+//! The core of Corella: decides what each step computes.
 //!
-//! Pure state machines: no IO, no clock, no randomness, no floats in decisions. Time
-//! comes in as an argument (`now_us`), outside facts through `handle_*` and
+//! It consists of pure state machines without IO, clock, randomness, or floats in decisions. Time
+//! comes in as an argument (`now_us`), facts from outside through `handle_*` and
 //! `update_from_output`, and what should happen goes out as inert data.
 //!
 //! To find your way, read `batch.rs` (what is decided), `request_state.rs` (the counters it is

@@ -81,7 +81,8 @@ impl fmt::Display for PinError {
                 limit,
             } => write!(
                 f,
-                "the prefix takes {num_pages} KV pages; {num_pinned} of at most {limit} are already pinned"
+                "the prefix takes {num_pages} KV pages; {num_pinned} of at most {limit} are already \
+                 pinned"
             ),
         }
     }

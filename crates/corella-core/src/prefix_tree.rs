@@ -332,7 +332,7 @@ impl PrefixTree {
             return Some(Parent::Page(node.pages[index]));
         }
         let Above::Node(above) = node.above else {
-            unreachable!("a node that has pages hangs on another");
+            unreachable!("a node that has pages has no parent");
         };
         let above = self.node(above);
         match &above.above {
@@ -435,7 +435,7 @@ impl PrefixTree {
         let dropped = self.drop_node(node);
         self.forget(&dropped.pages, removed);
         let Above::Node(parent) = dropped.above else {
-            unreachable!("a node that has pages hangs on another");
+            unreachable!("a node that has pages has no parent");
         };
         let first_page = dropped.first_page(self.page_size);
         let parent_node = self.node_mut(parent);

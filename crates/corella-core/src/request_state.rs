@@ -319,7 +319,7 @@ impl Index<RequestIndex> for RequestTable {
     fn index(&self, index: RequestIndex) -> &RequestState {
         self.entries[index.0 as usize]
             .as_ref()
-            .expect("an index names a live request")
+            .expect("an index names a request that has been removed")
     }
 }
 
@@ -327,6 +327,6 @@ impl IndexMut<RequestIndex> for RequestTable {
     fn index_mut(&mut self, index: RequestIndex) -> &mut RequestState {
         self.entries[index.0 as usize]
             .as_mut()
-            .expect("an index names a live request")
+            .expect("an index names a request that has been removed")
     }
 }

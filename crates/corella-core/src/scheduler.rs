@@ -3,7 +3,7 @@
 //! This file holds its state, its calls and the plan of a step. The rest of `impl Scheduler` is
 //! spread over the files of its subjects:
 //!
-//! * `admission.rs` checks new requests, and starts waiting ones where slots, tokens and pages allow
+//! * `admission.rs` checks new requests, and starts waiting ones as far as there is room
 //! * `scheduling_policy.rs` orders the waiting queue, and has the policies `priority` and `lpm`
 //! * `patience.rs` sees that no request is passed over for ever
 //! * `follower.rs` holds back requests whose prefix another one is computing
@@ -37,7 +37,7 @@ use crate::{
     RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
 };
 
-/// Owns all requests and all KV pages; does no IO.
+/// The scheduler owns all requests and all KV pages, and does no IO.
 ///
 /// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
 ///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
@@ -343,7 +343,7 @@ impl Scheduler {
             }
             if self.kv.try_allocate(1, &mut state.table) {
                 plan.num_taken_pages += 1;
-                let slot = state.slot.expect("a running request has a slot");
+                let slot = state.slot.expect("a running request has no slot");
                 plan.extend_table(state, slot, state.table.len() - 1);
                 return true;
             }
@@ -355,7 +355,7 @@ impl Scheduler {
             let victim = *self
                 .running
                 .last()
-                .expect("the running set holds at least the request that asks");
+                .expect("a running request asks for a page, but the running set is empty");
             if victim == index && self.running.len() == 1 {
                 if let Some(arrived) = self.receipts.last_arrived() {
                     self.preempt(arrived);

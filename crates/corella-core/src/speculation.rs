@@ -173,7 +173,7 @@ impl Scheduler {
         let requests = &self.requests;
         let request = |(index, max_drafts): (RequestIndex, u32)| {
             let state: &RequestState = &requests[index];
-            let slot = state.slot.expect("a running request has a slot");
+            let slot = state.slot.expect("a running request has no slot");
             DraftRequest {
                 start: state.slot_start(slot, 0),
                 tokens: &state.tokens,
@@ -259,7 +259,7 @@ impl Scheduler {
                 && (self.waiting.len() == 0 || num_pages <= num_own_pages);
             let first_new = state.table.len();
             if has_pages && self.kv.try_allocate(num_pages, &mut state.table) {
-                let slot = state.slot.expect("a request in a step has a slot");
+                let slot = state.slot.expect("a request in a step has no slot");
                 plan.extend_table(state, slot, first_new);
                 plan.forecast.remove(&demand);
                 plan.forecast

@@ -1,4 +1,4 @@
-//! What the scheduler has done, in numbers.
+//! The scheduler's counters.
 
 /// What the scheduler is doing and has done. The fields up to `num_pinned_pages` describe the
 /// current state; the others count since the start.

@@ -59,7 +59,7 @@ fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
     assert_eq!(cache.num_evicted(), (num_pages - NUM_PROMPTS) as u64);
     cache.check_invariants();
 
-    // A page's tokens are 64 bytes; a node with its entries in the maps is a few hundred.
+    // A page's tokens take 64 bytes, and a node with its entries in the maps takes a few hundred.
     let num_bytes = NUM_BYTES.load(Relaxed) - before;
     let limit = NUM_PROMPTS * 1024;
     assert!(

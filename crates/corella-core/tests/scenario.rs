@@ -566,7 +566,7 @@ impl World {
                 (who == name).then_some(tokens)
             });
             if asked == Some("NaN") {
-                undrawn.push((span.slot, "it is no number".into()));
+                undrawn.push((span.slot, "the logits are NaN".into()));
                 continue;
             }
             let mut asked = asked.unwrap_or_default().chars().map(TokenId::from);

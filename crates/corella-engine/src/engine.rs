@@ -439,7 +439,7 @@ impl Engine {
 /// which has a limit of its own.
 const KV_EVENTS_UNREAD: usize = 1024;
 
-/// Bounds the memory of the command channel.
+/// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
 /// Runs the engine's thread. However the loop ends, every stream ends, because dropping the loop
@@ -479,7 +479,7 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     shared.changed.notify_all();
 }
 
-/// What callers tell the loop.
+/// A command of a caller to the loop.
 pub(crate) enum Command {
     Add {
         requests: Vec<Request>,

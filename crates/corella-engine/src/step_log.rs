@@ -40,7 +40,10 @@ impl StepLog {
         let num_steps = self.batches.len();
         match self.write(reason) {
             Ok(()) => {
-                tracing::error!(reason, path = %self.path.display(), num_steps, "the step log was written");
+                tracing::error!(
+                    reason, path = %self.path.display(), num_steps,
+                    "the step log was written"
+                );
             }
             Err(error) => {
                 tracing::error!(

@@ -64,7 +64,7 @@ pub enum Station {
     PromptInFlight,
     Decoding,
     BetweenTokens,
-    /// Guesses of its tokens are being checked.
+    /// Drafts of its tokens are being checked.
     DraftsInFlight,
     /// The step that draws its last token is being computed.
     LastTokenInFlight,

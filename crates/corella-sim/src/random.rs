@@ -1,6 +1,6 @@
 //! Pseudorandom numbers: a seed is the only source of chance.
 
-/// splitmix64 (Steele, Lea, Flood 2014).
+/// The generator SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 

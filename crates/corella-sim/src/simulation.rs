@@ -285,7 +285,7 @@ impl<'a> Simulation<'a> {
             let progress = self
                 .requests
                 .get_mut(&start.request)
-                .expect("a known request");
+                .expect("a step or an output names an unknown request");
             progress.has_slot = true;
             progress.was_started = true;
         }
@@ -299,7 +299,10 @@ impl<'a> Simulation<'a> {
             let is_long = threshold > 0 && is_prefill && span.tokens.len() > threshold;
             let has_waiting = config.enable_prefix_caching && !span.sample && num_waiting > 0;
             self.totals.num_long_chunks += u64::from(is_long && has_waiting);
-            let progress = self.requests.get_mut(&id).expect("a known request");
+            let progress = self
+                .requests
+                .get_mut(&id)
+                .expect("a step or an output names an unknown request");
             progress.has_drafts = span.num_drafts > 0;
             progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
             if !span.sample || progress.num_rows >= progress.num_prompt_tokens {
@@ -406,7 +409,7 @@ impl<'a> Simulation<'a> {
             let progress = self
                 .requests
                 .get_mut(&output.request)
-                .expect("a known request");
+                .expect("a step or an output names an unknown request");
             progress.num_seen = output.num_output_tokens;
             progress.has_ended = output.finish.is_some();
             if let Some(finish) = &output.finish {

@@ -17,7 +17,7 @@ use crate::error::TextError;
 
 pub(crate) struct PieceTable {
     bytes: Vec<u8>,
-    /// `bytes[ends[id - 1]..ends[id]]` is the piece of `id`.
+    /// The ends of the pieces: `bytes[ends[id - 1]..ends[id]]` is the piece of `id`.
     ends: Vec<u32>,
     kinds: Vec<Kind>,
     decoder: PieceDecoder,

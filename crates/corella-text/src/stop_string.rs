@@ -11,7 +11,7 @@ pub struct StopStrings {
 }
 
 struct Node {
-    /// Sorted by byte.
+    /// The children by their byte, sorted.
     children: Vec<(u8, u32)>,
     /// The node of the longest proper suffix of this node's string that is in the tree.
     fallback: u32,

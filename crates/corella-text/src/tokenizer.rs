@@ -198,7 +198,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// One more than the largest token id.
+    /// The size of the vocabulary: one more than the largest token id.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len()
     }

@@ -131,7 +131,7 @@ fn echoing(limits: &SchedulerConfig, distance: usize) -> MockConfig {
     mock
 }
 
-/// All that a caller sees of each token, and the end.
+/// Submits requests and returns all that their callers see, token by token.
 fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let submissions = submissions.iter().cloned();
     let streams: Vec<_> = submissions.map(|it| submit_one(engine, it)).collect();
