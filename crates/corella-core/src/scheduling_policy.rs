@@ -32,7 +32,8 @@ impl Scheduler {
     pub(crate) fn wait(&mut self, index: RequestIndex) {
         self.num_changes += 1;
         let state = &mut self.requests[index];
-        // A request that was preempted too often has aged: it keeps the ticket of its first wait.
+        // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
+        // now on.
         state.is_aged |= state.num_preemptions >= self.config.max_passed_over;
         if state.ticket == 0 || !state.is_aged {
             state.ticket = self.waiting.take_ticket();

@@ -154,7 +154,7 @@ impl Scheduler {
             let share = num_tokens.div_ceil(num_left);
             num_left -= 1;
             let state = &mut requests[index];
-            // The tokens that the step draws may be its last.
+            // One token is drawn behind the last draft, so the drafts leave room for it.
             let max = (state.max_tokens - state.num_output_tokens() - 1)
                 .min(share)
                 .min(self.config.max_draft_tokens);

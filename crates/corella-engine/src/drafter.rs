@@ -27,8 +27,8 @@ pub struct DraftModel {
 /// sampling parameters and generator, so that two models that agree on the probabilities also draw
 /// the same token.
 ///
-/// It keeps its own KV of a request in the request's slot from one round to the next, and
-/// overwrites the part behind which the request has continued in another way.
+/// It keeps its own KV of a request in the request's slot from one round to the next. Where the
+/// request has continued with other tokens than the drafter had drawn, it overwrites theirs.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,
