@@ -36,6 +36,9 @@ pub use url::{RegistryUrl, RegistryUrlError};
 
 /// An outage is logged when it begins, and again in such intervals.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// A registry that was followed for longer works; what comes then is another outage. No try to
+/// reach one takes so long.
+const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub struct RegistryConfig {
@@ -211,15 +214,17 @@ impl Driver {
     async fn drive(mut self) {
         let mut logged_at: Option<Instant> = None;
         loop {
-            let num_lists = self.exchange.num_lists();
+            let began_at = Instant::now();
             let error = self.source.follow(&mut self.exchange).await;
             self.peers.handle_outage();
-            if self.exchange.num_lists() > num_lists {
+            // One that fails right after each list has not worked.
+            if began_at.elapsed() > STEADY {
                 self.backoff.reset();
                 logged_at = None;
             }
             if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                 logged_at = Some(Instant::now());
+                self.exchange.is_outage_logged = true;
                 tracing::warn!(
                     "the registry {} fails, and the nodes known so far stay in use: {error}",
                     self.url

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use corella_core::PeerRecord;
 use serde::{Deserialize, Serialize};
 
+use super::url::host_and_port;
+
 /// What a registry keeps for one node, at most.
 pub(super) const MAX_RECORD_BYTES: usize = 64 << 10;
 /// Nodes in one registry, at most.
@@ -83,6 +85,18 @@ impl NodeRecord {
                 "the instance id {id:?} may have letters, digits, and any of `._-:[]`"
             ));
         }
+        for address in [Some(&self.session_address), self.kv_address.as_ref()] {
+            let Some(address) = address else {
+                continue;
+            };
+            let (host, _) = host_and_port(address)?;
+            if ["0.0.0.0", "[::]"].contains(&host) {
+                return Err(format!(
+                    "{address} is where a node listens, not where others reach it; name one \
+                     address of this machine"
+                ));
+            }
+        }
         let num_bytes = self.to_json().len();
         if num_bytes > MAX_RECORD_BYTES {
             return Err(format!(
@@ -139,6 +153,26 @@ mod tests {
         record.hello.insert("page_size".into(), "16".into());
         let json = record.to_json();
         assert_eq!(NodeRecord::from_json(json.as_bytes()), Ok(record));
+    }
+
+    #[test]
+    fn addresses_are_those_that_others_can_use() {
+        for address in [
+            "0.0.0.0:9000",
+            "[::]:9000",
+            "decode-1",
+            "decode-1:0",
+            ":9000",
+            "::1:9",
+        ] {
+            assert!(NodeRecord::at("a", address).check().is_err(), "{address}");
+            let mut record = NodeRecord::at("a", "h:1");
+            record.kv_address = Some(address.into());
+            assert!(record.check().is_err(), "{address}");
+        }
+        for address in ["10.0.0.0:9000", "[::1]:9000", "decode-1.internal:9000"] {
+            assert_eq!(NodeRecord::at("a", address).check(), Ok(()));
+        }
     }
 
     #[test]

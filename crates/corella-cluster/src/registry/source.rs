@@ -44,7 +44,8 @@ pub(super) struct Exchange {
     peer_role: Role,
     /// This node as it was last published: it is no peer of its own, not even when it leaves.
     last_own: Option<NodeRecord>,
-    num_lists: u64,
+    has_lists: bool,
+    pub(super) is_outage_logged: bool,
 }
 
 impl Exchange {
@@ -60,17 +61,14 @@ impl Exchange {
             peers,
             peer_role,
             last_own: None,
-            num_lists: 0,
+            has_lists: false,
+            is_outage_logged: false,
         }
     }
 
     /// What is to be published of this node at present, if anything.
     pub fn own(&mut self) -> Option<NodeRecord> {
         self.own.borrow_and_update().clone()
-    }
-
-    pub fn num_lists(&self) -> u64 {
-        self.num_lists
     }
 
     /// Waits until that is something else.
@@ -93,16 +91,19 @@ impl Exchange {
         }
         list.retain(|record| {
             let is_own = { self.last_own.as_ref() }.is_some_and(|own| {
+                // Where a mere address is listed, it is all there is to compare.
+                let is_same_address = own.session_address == record.session_address;
                 own.instance_id == record.instance_id
-                    || own.session_address == record.session_address
+                    || record.incarnation.is_none() && is_same_address
             });
             let may_serve = { record.role }.is_none_or(|role| role == self.peer_role);
             !is_own && may_serve
         });
-        if self.num_lists == 0 {
+        if !self.has_lists || self.is_outage_logged {
             tracing::info!("the registry lists {} other nodes", list.len());
+            self.has_lists = true;
+            self.is_outage_logged = false;
         }
-        self.num_lists += 1;
         self.peers.handle_list(list);
     }
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use corella_cluster::{Registry, Role};
 
-use crate::etcd_server::EtcdServer;
+use crate::etcd_server::{EtcdServer, send_signal};
 use crate::fleet::{
-    decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record, until,
+    LEASE_TTL, decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record,
+    until,
 };
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
@@ -27,8 +28,11 @@ async fn nodes_find_each_other() {
     own.max_prompt_tokens = 4096;
     own.kv_address = Some("127.0.0.1:9001".into());
     own.hello.insert("page_size".into(), "16".into());
+    let mut version = first.peers().version();
+    version.mark_unchanged();
     second.publish(own.clone()).unwrap();
     until(Some(own), || record(&first, "decode-1")).await;
+    assert!(version.has_changed().unwrap());
 
     let life = peer_id(&first, "decode-1");
     let mut restarted = node("decode-1", Role::Decode);
@@ -62,7 +66,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
     for loses_data in [false, true] {
         server.kill();
         // Longer than the leases last.
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
         assert_eq!(peer_id(&first, "decode-1"), Some(life));
         if loses_data {
             server.lose_data();
@@ -75,7 +79,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
         })
         .await;
         // Two more leases later all are still there: they are kept alive.
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        tokio::time::sleep(2 * LEASE_TTL).await;
         assert_eq!(instances(&newcomer), ["decode-1"]);
         assert_eq!(
             peer_id(&first, "decode-1"),
@@ -85,6 +89,24 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
         assert!(is_healthy(&first, life));
         assert_eq!(instances(&second), ["prefill-1"]);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_hangs_takes_nobody_away() {
+    let server = EtcdServer::start("hang");
+    let first = prefill(&server.url(), "prefill-1");
+    let second = decode(&server.url(), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    let life = greet(&first, "decode-1");
+    server.signal("STOP");
+    tokio::time::sleep(2 * LEASE_TTL).await;
+    assert!(is_healthy(&first, life));
+    let mut own = node("decode-1", Role::Decode);
+    own.group = "long".into();
+    second.publish(own.clone()).unwrap();
+    server.signal("CONT");
+    until(Some(own), || record(&first, "decode-1")).await;
+    assert!(is_healthy(&first, life));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,9 +177,9 @@ async fn a_stopped_node_is_back_when_it_goes_on() {
     let _second = decode(&server.url(), "decode-1");
     let child = NodeProcess::start(&server);
     until(2, || instances(&first).len()).await;
-    child.signal("STOP");
+    send_signal(&child.0, "STOP");
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
-    child.signal("CONT");
+    send_signal(&child.0, "CONT");
     let both = ["decode-1", "decode-child"].map(String::from);
     until(both.to_vec(), || instances(&first)).await;
 }
@@ -173,12 +195,6 @@ impl NodeProcess {
             .env(CHILD_REGISTRY, server.url())
             .spawn();
         Self(child.unwrap())
-    }
-
-    fn signal(&self, signal: &str) {
-        let id = self.0.id().to_string();
-        let status = Command::new("kill").args(["-s", signal, &id]).status();
-        assert!(status.unwrap().success());
     }
 
     fn kill(&mut self) {

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fleet::TestFolder;
@@ -79,10 +80,21 @@ impl EtcdServer {
         }
     }
 
+    /// Lets it hang, or go on.
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.process.as_ref().unwrap(), signal);
+    }
+
     pub fn lose_data(&self) {
         assert!(self.process.is_none());
         fs::remove_dir_all(self.folder.0.join("data")).unwrap();
     }
+}
+
+pub fn send_signal(process: &Child, signal: &str) {
+    let id = process.id().to_string();
+    let status = Command::new("kill").args(["-s", signal, &id]).status();
+    assert!(status.unwrap().success());
 }
 
 impl Drop for EtcdServer {
@@ -91,7 +103,16 @@ impl Drop for EtcdServer {
     }
 }
 
+/// Below the ports that the system gives to connections: a server that was killed finds its own
+/// port still free.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 64;
+    loop {
+        let number = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (number % 10_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

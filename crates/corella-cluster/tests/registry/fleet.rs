@@ -10,6 +10,9 @@ use corella_core::{Hello, PeerId, PeerStanding};
 /// Far longer than anything here takes on a machine that does something else as well.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Long enough for a node on a busy machine to say in time that it lives.
+pub const LEASE_TTL: Duration = Duration::from_secs(3);
+
 pub fn node(instance_id: &str, role: Role) -> NodeRecord {
     let mut node = NodeRecord::at(instance_id, &format!("{instance_id}:9000"));
     node.role = Some(role);
@@ -19,7 +22,7 @@ pub fn node(instance_id: &str, role: Role) -> NodeRecord {
 
 pub fn config(peer_role: Role) -> RegistryConfig {
     let mut config = RegistryConfig::new(peer_role);
-    config.lease_ttl = Duration::from_secs(2);
+    config.lease_ttl = LEASE_TTL;
     config.file_interval = Duration::from_millis(100);
     config.max_retry = Duration::from_millis(500);
     config

@@ -6,7 +6,8 @@ use std::time::Duration;
 use corella_cluster::Role;
 
 use crate::fleet::{
-    TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record, until,
+    LEASE_TTL, TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record,
+    until,
 };
 
 fn url(folder: &TestFolder) -> String {
@@ -77,7 +78,7 @@ async fn a_folder_that_cannot_be_read_takes_nobody_away() {
     fs::rename(&nodes, folder.0.join("away")).unwrap();
     fs::write(&nodes, "a file where the folder was").unwrap();
     // Longer than a node without heartbeat would stay.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
     assert!(is_healthy(&first, life));
 
     fs::remove_file(&nodes).unwrap();
