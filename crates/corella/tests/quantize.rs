@@ -161,6 +161,8 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     let predicted = beginnings.map(|beginning| {
         let submission = Submission {
             prompt: beginning.to_vec(),
+            output: Vec::new(),
+            exports_kv: false,
             sampling: SamplingParams {
                 logprobs: Some(vocab_size as u32),
                 ..SamplingParams::GREEDY
