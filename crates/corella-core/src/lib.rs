@@ -63,7 +63,7 @@ pub use id::{
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
-pub use peer::{Hello, ReservationId};
+pub use peer::{PeerFacts, ReservationId};
 pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use pin::PinError;
 pub use placement::{

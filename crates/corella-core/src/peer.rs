@@ -11,7 +11,7 @@ const MIN_MEASURED_BYTES: u64 = 64 << 10;
 
 /// What a node says of itself when it is first spoken to, and whenever it is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct PeerFacts {
     pub incarnation: u64,
     pub page_size: u32,
 }
@@ -116,7 +116,7 @@ impl Peer {
         }
     }
 
-    pub fn handle_hello(&mut self, hello: Hello) {
+    pub fn handle_hello(&mut self, hello: PeerFacts) {
         self.incarnation = Some(hello.incarnation);
         self.page_size = hello.page_size;
         self.health = Health::Healthy { num_failures: 0 };

@@ -7,7 +7,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::peer::{Hello, Peer, ReservationId};
+use crate::peer::{Peer, PeerFacts, ReservationId};
 use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Default for PeerTableConfig {
 pub struct PeerRecord {
     /// Stays when the node is restarted.
     pub instance_id: String,
-    /// A registry that lists mere addresses does not know it; the node's `Hello` does.
+    /// A registry that lists mere addresses does not know it; the node's own answer does.
     pub incarnation: Option<u64>,
     pub max_prompt_tokens: u32,
     pub is_draining: bool,
@@ -239,7 +239,12 @@ impl PeerTable {
 
     /// A node answered, to a probe or when a session was opened. Returns the life that did: where
     /// the node was restarted, the one that was asked is over.
-    pub fn handle_hello(&mut self, peer_id: PeerId, hello: Hello, now_us: u64) -> Option<PeerId> {
+    pub fn handle_hello(
+        &mut self,
+        peer_id: PeerId,
+        hello: PeerFacts,
+        now_us: u64,
+    ) -> Option<PeerId> {
         let peer_id = self.identify(peer_id, hello.incarnation, now_us)?;
         let peer = self.peers.get_mut(&peer_id)?;
         peer.handle_hello(hello);

@@ -1,7 +1,7 @@
 //! What is known of other nodes, and when it is forgotten.
 
 use corella_core::{
-    Hello, LoadReport, PeerChange, PeerId, PeerRecord, PeerStanding, PeerTable, PeerTableConfig,
+    LoadReport, PeerChange, PeerFacts, PeerId, PeerRecord, PeerStanding, PeerTable, PeerTableConfig,
 };
 use proptest::prelude::*;
 
@@ -16,8 +16,8 @@ fn record(instance_id: &str, incarnation: Option<u64>) -> PeerRecord {
     }
 }
 
-fn hello(incarnation: u64) -> Hello {
-    Hello {
+fn hello(incarnation: u64) -> PeerFacts {
+    PeerFacts {
         incarnation,
         page_size: 16,
     }

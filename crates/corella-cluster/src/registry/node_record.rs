@@ -45,7 +45,7 @@ pub struct NodeRecord {
     pub max_prompt_tokens: u32,
     #[serde(default)]
     pub is_draining: bool,
-    /// What the node would say in its `Hello`, by name.
+    /// What the node would say of itself, by name.
     #[serde(default)]
     pub hello: BTreeMap<String, String>,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
-use corella_core::{Hello, PeerId, PeerStanding};
+use corella_core::{PeerFacts, PeerId, PeerStanding};
 
 /// Far longer than anything here takes on a machine that does something else as well.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<PeerId> {
 /// As if a probe had found it well.
 pub fn greet(registry: &Registry, instance_id: &str) -> PeerId {
     let peer_id = peer_id(registry, instance_id).unwrap();
-    let hello = Hello {
+    let hello = PeerFacts {
         incarnation: 1,
         page_size: 16,
     };
