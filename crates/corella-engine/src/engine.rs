@@ -241,8 +241,21 @@ impl Engine {
 
     /// Submits a request and returns a stream for each choice: all of them or none. Never blocks.
     pub fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_as(submission, Entry::New)
+    }
+
+    /// Submits a part of what was admitted before, which a draining engine takes, too.
+    pub fn submit_admitted(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_as(submission, Entry::Admitted)
+    }
+
+    fn submit_as(
+        &self,
+        submission: Submission,
+        entry: Entry,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
-        let first = self.take_in(submission)?;
+        let first = self.take_in(submission, entry)?;
         let mut requests = Vec::with_capacity(num_choices as usize);
         let mut senders = Vec::with_capacity(num_choices as usize);
         let mut streams = Vec::with_capacity(num_choices as usize);
@@ -272,10 +285,11 @@ impl Engine {
         submission: Submission,
         timeout: Duration,
     ) -> Result<Receipt, SubmitError> {
-        let request = self.take_in(Submission {
+        let submission = Submission {
             num_choices: 1,
             ..submission
-        })?;
+        };
+        let request = self.take_in(submission, Entry::New)?;
         let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
         let reservation = Arc::new(OnceLock::new());
         let _ = self.commands.send(Command::Reserve {
@@ -306,7 +320,7 @@ impl Engine {
     }
 
     /// Checks a submission and counts its choices as live. The first one's request.
-    fn take_in(&self, submission: Submission) -> Result<Request, SubmitError> {
+    fn take_in(&self, submission: Submission, entry: Entry) -> Result<Request, SubmitError> {
         let num_choices = submission.num_choices;
         let first = Request {
             id: RequestId(self.shared.take_ids(num_choices)),
@@ -324,7 +338,7 @@ impl Engine {
             .limits
             .check_request(&first)
             .map_err(SubmitError::Refused)?;
-        self.shared.count_live(num_choices)?;
+        self.shared.count_live(num_choices, entry)?;
         Ok(first)
     }
 
@@ -479,6 +493,13 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     shared.changed.notify_all();
 }
 
+/// Whether a submission is new work, which a draining engine refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    New,
+    Admitted,
+}
+
 /// A command of a caller to the loop.
 pub(crate) enum Command {
     Add {
@@ -548,10 +569,11 @@ impl Shared {
 
     /// Counts requests as live. The scheduler decides about the queue; this limit is higher than
     /// any queue that it allows, and only bounds the command channel.
-    fn count_live(&self, num_choices: u32) -> Result<(), SubmitError> {
+    fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         match &inner.state {
             EngineState::Ready => {}
+            EngineState::Draining if entry == Entry::Admitted => {}
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
         }

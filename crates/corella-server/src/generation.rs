@@ -98,7 +98,7 @@ impl Generation {
             };
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
             let streams = state
-                .engine
+                .generator
                 .submit(Submission {
                     prompt: prompt.tokens,
                     output: Vec::new(),

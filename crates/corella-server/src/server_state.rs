@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::TokenId;
-use corella_engine::Engine;
+use corella_engine::{Engine, Generate};
 use corella_text::{EncodeLimit, RenderLimit, TextError};
 use tokio::sync::watch;
 
@@ -19,7 +19,10 @@ use crate::text_thread::{Caller, TextThreads};
 pub struct ServerState {
     pub(crate) config: ServeConfig,
     pub(crate) text: TextModel,
+    /// This node's engine: its state, counters and cache.
     pub(crate) engine: Engine,
+    /// Whoever generates: the engine, or the engine with other nodes.
+    pub(crate) generator: Arc<dyn Generate>,
     pub(crate) metrics: Arc<Metrics>,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
@@ -31,12 +34,25 @@ pub struct ServerState {
 }
 
 impl ServerState {
+    /// A server whose engine generates everything.
     pub fn new(config: ServeConfig, text: TextModel, engine: Engine) -> Arc<Self> {
+        let generator = Arc::new(engine.clone());
+        Self::with_generator(config, text, engine, generator)
+    }
+
+    /// A server that submits to `generator`, which uses `engine` and perhaps other nodes.
+    pub fn with_generator(
+        config: ServeConfig,
+        text: TextModel,
+        engine: Engine,
+        generator: Arc<dyn Generate>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             metrics: Arc::new(Metrics::new(config.model_name())),
             config,
             text,
             engine,
+            generator,
             num_in_flight: watch::Sender::new(0),
             started_unix_s: unix_now_s(),
             is_draining: watch::Sender::new(false),
