@@ -437,7 +437,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
     );
     check_refusal(
         &[model, out, "--format", "int8", "--keep", "layers"],
-        "no matrix is left to quantise",
+        "there is no matrix to quantise",
     );
     check_refusal(
         &["/no/model", out, "--format", "int8"],
@@ -457,7 +457,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
             "--calibration",
             empty,
         ],
-        "the text has no tokens",
+        "the text is empty",
     );
     fs::create_dir(out).unwrap();
     check_refusal(&[model, out, "--format", "int8"], "out: already exists");
