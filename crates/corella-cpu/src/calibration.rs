@@ -12,7 +12,7 @@ use crate::buffer::{Buffer, Form, PackedRows, Tiles};
 use crate::executor::CpuError;
 use crate::forward::{Forward, Observer};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
-use crate::kv_memory::{KvForm, KvMemory};
+use crate::kv_memory::{KvMemory, element_order};
 use crate::region::Region;
 use crate::step_layout::StepLayout;
 use crate::thread_pool::{ThreadPool, Worker};
@@ -164,14 +164,15 @@ impl LayerCalibration {
         let head_dim = spec.attention.head_dim;
         let (format, page_size) = (KvFormat::Float(DType::Bf16), PAGE_SIZE as u32);
         let tiles = kernels.attention_through_tiles(head_dim, format);
-        let form = KvForm::new(tiles.is_some(), page_size);
-        let kv = KvMemory::new(spec, self.num_pages, page_size, format, form).map_err(no_memory)?;
+        let order = element_order(tiles.is_some(), page_size);
+        let kv =
+            KvMemory::new(spec, self.num_pages, page_size, format, order).map_err(no_memory)?;
         let num_threads = self.pool.num_threads();
         Forward::new(
             spec.clone(),
             kernels,
             weights,
-            kv,
+            Arc::new(kv),
             MAX_ROWS,
             num_threads,
             false,

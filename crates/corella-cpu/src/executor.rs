@@ -3,22 +3,24 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, PageId, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, StepId, TokenId};
 use corella_model::{
     DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
-    StepWaker, TokenMask, WeightFormat,
+    KvPages, StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::core_affinity::allowed_cores;
 use crate::forward::Forward;
 use crate::kernels::{Isa, detect_isa, kernels};
-use crate::kv_memory::{KvForm, KvMemory, kv_page_bytes};
+use crate::kv_memory::{KvMemory, element_order, kv_page_bytes};
 use crate::packed_image::PackedImage;
+use crate::pipeline_pages::PipelinePages;
 use crate::profile::Profile;
 use crate::slot::{SlotLimits, Slots};
 use crate::stage::{CallerWaker, Command, Output, Stage};
@@ -64,6 +66,7 @@ impl std::error::Error for CpuError {}
 pub struct CpuExecutor {
     info: ExecutorInfo,
     kv_layout: KvLayout,
+    kv_pages: Arc<PipelinePages>,
     vocab_size: usize,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
@@ -155,35 +158,44 @@ impl CpuExecutor {
             weight_bytes,
         };
 
+        let head_dim = spec.attention.head_dim;
+        let tiles = kernels.attention_through_tiles(head_dim, config.kv_format);
+        let order = element_order(tiles.is_some(), config.page_size);
+        let stage_spec = |stage| {
+            let mut spec = spec.clone();
+            spec.num_layers = share(spec.num_layers, num_stages, stage);
+            spec
+        };
+        let new_kv = |stage| {
+            // One page more, for warm-up.
+            let num_pages = config.num_pages as usize + 1;
+            let (page_size, format) = (config.page_size, config.kv_format);
+            KvMemory::new(&stage_spec(stage), num_pages, page_size, format, order).map(Arc::new)
+        };
+        let kv: io::Result<Vec<_>> = (0..num_stages).map(new_kv).collect();
+        let kv = kv.map_err(no_memory("the KV pages"))?;
+
         let (commands, mut receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);
         let mut executor = Self {
             info,
             kv_layout,
+            kv_pages: Arc::new(PipelinePages::new(
+                &spec.attention,
+                config.num_pages,
+                kv.clone(),
+            )),
             vocab_size: spec.vocab_size,
             commands,
             results,
             waker: Arc::default(),
             stages: Vec::new(),
         };
-        for (stage, pool) in pools.into_iter().enumerate() {
+        for (stage, (pool, kv)) in pools.into_iter().zip(kv).enumerate() {
             let (is_first, is_last) = (stage == 0, stage + 1 == num_stages);
-            let mut spec = spec.clone();
-            spec.num_layers = share(spec.num_layers, num_stages, stage);
+            let spec = stage_spec(stage);
             let layers = packed.take_layers(spec.num_layers);
-            // One page more, for warm-up.
-            let num_pages = config.num_pages as usize + 1;
-            let head_dim = spec.attention.head_dim;
-            let tiles = kernels.attention_through_tiles(head_dim, config.kv_format);
-            let kv_form = KvForm::new(tiles.is_some(), config.page_size);
-            let kv = KvMemory::new(
-                &spec,
-                num_pages,
-                config.page_size,
-                config.kv_format,
-                kv_form,
-            )
-            .map_err(no_memory("the KV pages"))?;
+            let commit = kv.page_commit();
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();
             let mut forward =
@@ -211,6 +223,7 @@ impl CpuExecutor {
                 postponed: VecDeque::new(),
                 newest_drawn: None,
                 previous_step: None,
+                commit,
             };
             let thread = std::thread::Builder::new()
                 .name(format!("corella-stage-{stage}"))
@@ -283,17 +296,8 @@ impl Executor for CpuExecutor {
         assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
     }
 
-    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
-        self.check_page(page, out.len());
-        let (sender, receiver) = sync_channel(1);
-        self.send(Command::ReadPage(page, Vec::new(), sender))?;
-        out.copy_from_slice(&receiver.recv().map_err(|_| lost())?);
-        Ok(())
-    }
-
-    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
-        self.check_page(page, bytes.len());
-        self.send(Command::WritePage(page, bytes.to_vec()))
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        Arc::clone(&self.kv_pages) as _
     }
 
     fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
@@ -305,14 +309,6 @@ impl Executor for CpuExecutor {
         self.send(Command::Score(tokens.to_vec(), sender))
             .map_err(lost)?;
         receiver.recv().map_err(|_| self::lost().to_string())?
-    }
-}
-
-impl CpuExecutor {
-    /// A wrong page or size is a mistake in the caller's code, not a state of the executor.
-    fn check_page(&self, page: PageId, num_bytes: usize) {
-        assert!(page.0 < self.kv_layout.num_pages, "page {page}");
-        assert_eq!(num_bytes, self.kv_layout.page_bytes);
     }
 }
 

@@ -37,7 +37,7 @@ pub struct Forward {
     head_tile_rows: usize,
     weights: PackedWeights,
     rotary: Rotary,
-    pub kv: KvMemory,
+    pub kv: Arc<KvMemory>,
     activations: Activations,
     scratch: Vec<Mutex<AttentionScratch>>,
     pub profile: Option<Arc<Profile>>,
@@ -75,7 +75,7 @@ impl Forward {
         spec: DecoderSpec,
         kernels: &'static Kernels,
         weights: PackedWeights,
-        kv: KvMemory,
+        kv: Arc<KvMemory>,
         max_rows: usize,
         num_threads: usize,
         draws: bool,
@@ -243,6 +243,10 @@ impl Forward {
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(layout, index, layer, walk);
         walk.finish(Operation::Rope);
+        // This is behind the barrier before which every worker's keys and values were written.
+        if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
+            self.kv.counter.advance(step, index + 1);
+        }
         AttentionLayer {
             kernels: self.kernels,
             spec: &self.spec.attention,

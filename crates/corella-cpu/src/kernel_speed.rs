@@ -18,7 +18,7 @@ use crate::gemm::{Epilogue, shared_gemm};
 use crate::grid::Grid;
 use crate::grouped_matrix::GroupedPacking;
 use crate::kernels::{Isa, Kernels, detect_isa, kernels};
-use crate::kv_memory::{HeadPage, KvForm, KvMemory, Rows, Side};
+use crate::kv_memory::{HeadPage, KvMemory, Rows, Side, element_order};
 use crate::queries::Queries;
 use crate::step_layout::StepLayout;
 use crate::thread_pool::{ThreadPool, Worker};
@@ -173,11 +173,11 @@ impl Bench {
         let spec = spec(NUM_LAYERS);
         let (attention, head_dim) = (&spec.attention, spec.attention.head_dim);
         let tiles = self.kernels.attention_through_tiles(head_dim, format);
-        let kv_form = KvForm::new(tiles.is_some(), PAGE_SIZE);
+        let order = element_order(tiles.is_some(), PAGE_SIZE);
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
         let kv =
-            KvMemory::new(&spec, num_pages, PAGE_SIZE, format, kv_form).map_err(out_of_memory)?;
+            KvMemory::new(&spec, num_pages, PAGE_SIZE, format, order).map_err(out_of_memory)?;
         // Pages that were never written would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {

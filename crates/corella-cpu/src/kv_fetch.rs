@@ -3,12 +3,12 @@
 //! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
 //! their other instructions, which takes about as long as the memory needs to answer.
 
-use corella_model::KvFormat;
+use corella_model::{ElementOrder, KvFormat};
 
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::kernels::{KEY_TILE, LineQueue};
-use crate::kv_memory::{HeadPage, KvForm, Side};
+use crate::kv_memory::{HeadPage, Side};
 use crate::step_layout::StepLayout;
 
 /// The number of positions whose cache lines are queued together.
@@ -36,10 +36,10 @@ impl<'a> KvFetch<'a> {
         let mut fetch = Self {
             layer,
             layout,
-            // Keys and values in plain layout are copied, and gain nothing from this.
-            tasks: match layer.kv.form {
-                KvForm::Tiles => tasks,
-                KvForm::Plain => &[],
+            // Keys and values in plain order are copied, and gain nothing from this.
+            tasks: match layer.kv.order {
+                ElementOrder::Tiles => tasks,
+                ElementOrder::Plain => &[],
             },
             task: 0,
             position: 0,

@@ -7,8 +7,10 @@
 
 use std::io;
 use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use corella_model::{DType, DecoderSpec, KvFormat};
+use corella_model::{DType, DecoderSpec, ElementOrder, KvFormat, LayerCounter, int8_scale};
 use half::{bf16, f16};
 
 use crate::core_affinity::has_near_memory;
@@ -26,24 +28,11 @@ pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, format: KvFormat) -> us
     num_rows * format.row_bytes(attention.head_dim)
 }
 
-/// How a head's part of a page lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvForm {
-    /// Keys `[head_dim][page_size]`, so that positions lie side by side for the scores, and values
-    /// `[page_size][head_dim]`.
-    Plain,
-    /// As matrix tiles read them: keys `[head_dim / 2][page_size][2]`, values
-    /// `[page_size / 2][head_dim][2]`.
-    Tiles,
-}
-
-impl KvForm {
-    /// Tiles for attention through tiles, wherever their positions lie in one page.
-    pub fn new(through_tiles: bool, page_size: u32) -> Self {
-        match through_tiles && (page_size as usize).is_multiple_of(KEY_TILE) {
-            true => Self::Tiles,
-            false => Self::Plain,
-        }
+/// Tiles for attention through tiles, wherever their positions lie in one page.
+pub fn element_order(through_tiles: bool, page_size: u32) -> ElementOrder {
+    match through_tiles && (page_size as usize).is_multiple_of(KEY_TILE) {
+        true => ElementOrder::Tiles,
+        false => ElementOrder::Plain,
     }
 }
 
@@ -60,15 +49,17 @@ impl Side {
 
 pub struct KvMemory {
     region: Region,
-    pub form: KvForm,
+    pub order: ElementOrder,
     pub format: KvFormat,
     num_layers: usize,
     num_pages: usize,
     num_kv_heads: usize,
     page_size: usize,
     head_dim: usize,
-    /// Not where memory should be near to the worker that writes it first.
-    commit: Option<PageCommit>,
+    /// Pages up to the highest that was used.
+    num_used: AtomicUsize,
+    /// Layers of a step that every worker has written its keys and values of.
+    pub counter: LayerCounter,
 }
 
 impl KvMemory {
@@ -77,66 +68,63 @@ impl KvMemory {
         num_pages: usize,
         page_size: u32,
         format: KvFormat,
-        form: KvForm,
+        order: ElementOrder,
     ) -> io::Result<Self> {
         let bytes = kv_page_bytes(spec, page_size, format)
             .checked_mul(num_pages)
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        let part_bytes = kv_page_bytes(spec, page_size, format) / spec.num_layers;
         Ok(Self {
             region: Region::new(bytes + ATTENTION_LANES * format.size())?,
-            form,
+            order,
             format,
             num_layers: spec.num_layers,
             num_pages,
             num_kv_heads: spec.attention.num_kv_heads,
             page_size: page_size as usize,
             head_dim: spec.attention.head_dim,
-            commit: (!has_near_memory())
-                .then(|| PageCommit::new(spec.num_layers, num_pages, part_bytes)),
+            num_used: AtomicUsize::new(0),
+            counter: LayerCounter::default(),
         })
     }
 
-    pub fn note_used(&mut self, page: usize) {
-        if let Some(commit) = &mut self.commit {
-            commit.note_used(page);
+    pub fn note_used(&self, page: usize) {
+        if self.num_used.load(Ordering::Relaxed) <= page {
+            self.num_used.fetch_max(page + 1, Ordering::Relaxed);
         }
     }
 
-    /// Whether there are pages that `commit_some` would make ready.
-    pub fn can_commit(&self) -> bool {
-        self.commit
-            .as_ref()
-            .is_some_and(|commit| commit.next().is_some())
+    pub fn num_used(&self) -> usize {
+        self.num_used.load(Ordering::Relaxed)
     }
 
-    /// Has the system give memory for some pages that will be used next: a few milliseconds.
-    pub fn commit_some(&mut self) {
-        if let Some(commit) = &mut self.commit
-            && let Some(bytes) = commit.next()
-        {
-            let is_ready = self.region.commit(bytes);
-            commit.finish_next(is_ready);
-        }
+    /// `None` where memory should be near to the worker that writes it first.
+    pub fn page_commit(&self) -> Option<PageCommit> {
+        let part_bytes = self.num_kv_heads * self.part_bytes();
+        (!has_near_memory()).then(|| PageCommit::new(self.num_layers, self.num_pages, part_bytes))
+    }
+
+    /// Has the system give memory for some pages. What others write there meanwhile stays.
+    pub fn commit(&self, bytes: Range<usize>) -> bool {
+        self.region.commit(bytes)
     }
 
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
+    pub fn num_layers(&self) -> usize {
+        self.num_layers
+    }
+
     pub fn num_pages(&self) -> usize {
         self.num_pages
     }
 
-    pub fn page_bytes(&self) -> usize {
-        self.num_layers * self.num_kv_heads * self.part_bytes()
-    }
-
     /// Bytes from one dimension of a key, or one pair of them, to the next.
     pub fn key_stride(&self) -> usize {
-        match self.form {
-            KvForm::Plain => self.page_size * self.format.size(),
-            KvForm::Tiles => 2 * self.page_size * self.format.size(),
+        match self.order {
+            ElementOrder::Plain => self.page_size * self.format.size(),
+            ElementOrder::Tiles => 2 * self.page_size * self.format.size(),
         }
     }
 
@@ -159,9 +147,9 @@ impl KvMemory {
         }
     }
 
-    /// In `KvForm::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
+    /// In `ElementOrder::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
     pub fn tile(&self, side: Side, at: HeadPage, offset: usize) -> *const u8 {
-        debug_assert!(self.form == KvForm::Tiles && offset.is_multiple_of(KEY_TILE));
+        debug_assert!(self.order == ElementOrder::Tiles && offset.is_multiple_of(KEY_TILE));
         self.element(
             at,
             match side {
@@ -215,8 +203,9 @@ impl KvMemory {
     fn scales(&self, at: HeadPage, side: Side, offset: usize) -> *mut f32 {
         assert!(self.format == KvFormat::Int8 && offset < self.page_size);
         let index = side as usize * self.page_size + offset;
+        let part = self.part(at).as_ptr();
         // SAFETY: behind the elements of the head's part of the page.
-        unsafe { (self.part(at).add(2 * self.half_len()).cast::<f32>()).add(index) }
+        unsafe { part.add(2 * self.half_len()).cast::<f32>().add(index) }
     }
 
     /// Asks memory for those of a tile.
@@ -284,7 +273,7 @@ impl KvMemory {
     fn tile_kernels<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
         let is_bf16 = self.format == KvFormat::Float(DType::Bf16);
         let tiles = kernels.tile_attention.as_ref();
-        tiles.filter(|_| is_bf16 && self.form == KvForm::Tiles)
+        tiles.filter(|_| is_bf16 && self.order == ElementOrder::Tiles)
     }
 
     /// Element by element.
@@ -331,24 +320,27 @@ impl KvMemory {
     }
 
     /// Copies the first `num_rows` positions of a page, all layers.
-    pub fn copy_rows(&mut self, from: usize, to: usize, num_rows: usize) {
+    ///
+    /// # Safety
+    /// Nobody writes the one page meanwhile, and nobody uses the other.
+    pub unsafe fn copy_rows(&self, from: usize, to: usize, num_rows: usize) {
         assert!(num_rows <= self.page_size);
         let size = self.format.size();
-        let num_values = match self.form {
-            KvForm::Plain => num_rows * self.head_dim,
-            KvForm::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
+        let num_values = match self.order {
+            ElementOrder::Plain => num_rows * self.head_dim,
+            ElementOrder::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
         };
         for (layer, head) in self.layers_and_heads() {
             let [from, to] = [from, to].map(|page| HeadPage { layer, page, head });
-            // SAFETY: the first positions of this head; `&mut self` keeps everyone else out.
+            // SAFETY: the first positions of this head; nobody else's by the caller's promise.
             let copy = |at: usize, len: usize| unsafe {
                 std::ptr::copy(self.element(from, at), self.element(to, at), len * size);
             };
-            match self.form {
-                KvForm::Plain => {
+            match self.order {
+                ElementOrder::Plain => {
                     (0..self.head_dim).for_each(|i| copy(self.key_index(i, 0), num_rows));
                 }
-                KvForm::Tiles => (0..self.head_dim)
+                ElementOrder::Tiles => (0..self.head_dim)
                     .step_by(2)
                     .for_each(|i| copy(self.key_index(i, 0), 2 * num_rows)),
             }
@@ -363,58 +355,24 @@ impl KvMemory {
         }
     }
 
-    /// A page in a form that depends neither on this layout nor on how layers are split over
-    /// pipeline stages: layer by layer, all heads' keys, then all heads' values, each
-    /// `[head][position][head_dim]`, then the layer's scales if there are any, of each head those
-    /// of its keys before those of its values. Whatever is stored per layer must stay inside its
-    /// layer's part, because stages append their layers to each other.
-    pub fn read_page(&self, page: usize, out: &mut [u8]) {
-        assert_eq!(out.len(), self.page_bytes());
-        self.for_each_element(page, |at, element, len| {
-            // SAFETY: elements lie inside the region; no step is running.
-            let bytes = unsafe { std::slice::from_raw_parts(element, len) };
-            out[at..at + bytes.len()].copy_from_slice(bytes);
+    /// Where a page within a layer lies: heads in their order, which begin somewhere in the middle.
+    pub fn native_parts(&self, layer: usize, page: usize) -> [NonNull<[u8]>; 2] {
+        let first = self.place(HeadPage {
+            layer,
+            page,
+            head: 0,
         });
-    }
-
-    /// The reverse of `read_page`.
-    pub fn write_page(&mut self, page: usize, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.page_bytes());
-        self.for_each_element(page, |at, element, len| {
-            // SAFETY: elements lie inside the region; `&mut self` keeps everyone else out.
-            let out = unsafe { std::slice::from_raw_parts_mut(element, len) };
-            out.copy_from_slice(&bytes[at..at + len]);
-        });
-    }
-
-    /// Calls `visit(offset in the outside form, element, bytes)`.
-    fn for_each_element(&self, page: usize, mut visit: impl FnMut(usize, *mut u8, usize)) {
-        let size = self.format.size();
-        let layer_bytes = self.num_kv_heads * self.part_bytes();
-        let half_bytes = self.half_len() * size;
-        let scale_bytes = self.page_size * size_of::<f32>();
-        for (layer, head) in self.layers_and_heads() {
-            let at = HeadPage { layer, page, head };
-            let keys = layer * layer_bytes + head * half_bytes;
-            let values = keys + self.num_kv_heads * half_bytes;
-            for position in 0..self.page_size {
-                for i in 0..self.head_dim {
-                    let outside = (position * self.head_dim + i) * size;
-                    let key = self.element(at, self.key_index(i, position));
-                    visit(keys + outside, key, size);
-                    let value = self.element(at, self.value_index(i, position));
-                    visit(values + outside, value, size);
-                }
-            }
-            if self.format == KvFormat::Int8 {
-                let scales = layer * layer_bytes + 2 * self.num_kv_heads * half_bytes;
-                for side in Side::BOTH {
-                    let index = head * 2 + side as usize;
-                    let first = self.scales(at, side, 0).cast();
-                    visit(scales + index * scale_bytes, first, scale_bytes);
-                }
-            }
-        }
+        let parts = [
+            (0, self.num_kv_heads - first),
+            (self.num_kv_heads - first, first),
+        ];
+        parts.map(|(head, num_heads)| {
+            // An empty part is nowhere in particular.
+            let head = head % self.num_kv_heads;
+            let part = self.part(HeadPage { layer, page, head });
+            let len = num_heads * self.part_bytes();
+            NonNull::slice_from_raw_parts(part, len)
+        })
     }
 
     fn layers_and_heads(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -429,35 +387,32 @@ impl KvMemory {
 
     /// Where dimension i of a position's key stands in a head's part of a page.
     fn key_index(&self, i: usize, position: usize) -> usize {
-        match self.form {
-            KvForm::Plain => i * self.page_size + position,
-            KvForm::Tiles => (i / 2 * self.page_size + position) * 2 + i % 2,
-        }
+        self.order.key_index(self.page_size, i, position)
     }
 
     fn value_index(&self, i: usize, position: usize) -> usize {
-        let at = match self.form {
-            KvForm::Plain => position * self.head_dim + i,
-            KvForm::Tiles => (position / 2 * self.head_dim + i) * 2 + position % 2,
-        };
-        self.half_len() + at
+        self.half_len() + self.order.value_index(self.head_dim, i, position)
     }
 
     fn element(&self, at: HeadPage, index: usize) -> *mut u8 {
         assert!(index < 2 * self.half_len());
         // SAFETY: just checked.
-        unsafe { self.part(at).add(index * self.format.size()) }
+        unsafe { self.part(at).as_ptr().add(index * self.format.size()) }
     }
 
     /// A head's part of a page.
-    fn part(&self, at: HeadPage) -> *mut u8 {
+    fn part(&self, at: HeadPage) -> NonNull<u8> {
+        let page = at.layer * self.num_pages + at.page;
+        let start = (page * self.num_kv_heads + self.place(at)) * self.part_bytes();
+        // SAFETY: `place` has checked all indices.
+        unsafe { self.region.start().add(start) }
+    }
+
+    /// Which of a page's parts is the head's.
+    fn place(&self, at: HeadPage) -> usize {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
         assert!(at.head < self.num_kv_heads);
-        let page = at.layer * self.num_pages + at.page;
-        let place = (at.head + at.page) % self.num_kv_heads;
-        let start = (page * self.num_kv_heads + place) * self.part_bytes();
-        // SAFETY: all indices were just checked.
-        unsafe { self.region.as_ptr().add(start) }
+        (at.head + at.page) % self.num_kv_heads
     }
 
     fn part_bytes(&self) -> usize {
@@ -513,17 +468,9 @@ pub struct HeadPage {
 /// what they are to be multiplied by.
 fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
     const AT_ONCE: usize = 128;
-    const INFINITE: u32 = f32::INFINITY.to_bits();
     // SAFETY: exactly the values.
     let most = unsafe { (kernels.largest_bits)(values.as_ptr(), values.len()) };
-    // What is no number, or no finite one, spoils the position.
-    let (scale, inverse) = match most {
-        0 => (0.0, 0.0),
-        1..INFINITE => (f32::from_bits(most) / 127.0, 127.0 / f32::from_bits(most)),
-        _ => (f32::NAN, 0.0),
-    };
-    // Of the smallest numbers the inverse is infinite.
-    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let (scale, inverse) = int8_scale(most);
     let mut quantised = [0; AT_ONCE];
     for (part, values) in values.chunks(AT_ONCE).enumerate() {
         // SAFETY: as many elements as there is room for.

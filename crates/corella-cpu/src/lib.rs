@@ -19,6 +19,7 @@ mod kv_memory;
 mod machine;
 mod packed_image;
 mod page_commit;
+mod pipeline_pages;
 mod profile;
 mod queries;
 mod region;

@@ -42,9 +42,10 @@ impl PageCommit {
         }
     }
 
-    /// Notes that a sequence uses `page`, and so all pages before it.
-    pub fn note_used(&mut self, page: usize) {
-        self.num_used = self.num_used.max(page + 1);
+    /// Notes that sequences use the first `num_pages` pages. The memory of those is no longer asked
+    /// for; pages that others fill may lie beyond, and keep what they hold.
+    pub fn note_used(&mut self, num_pages: usize) {
+        self.num_used = num_pages;
         if self.num_ready < self.num_used {
             (self.num_ready, self.num_ready_layers) = (self.num_used, 0);
         }
@@ -112,11 +113,10 @@ mod tests {
             ready
         };
         assert_eq!(finish(&mut commit), AHEAD_BYTES);
-        commit.note_used(9);
-        commit.note_used(3);
+        commit.note_used(10);
         assert_eq!(finish(&mut commit), AHEAD_BYTES + 10 * 2 * part_bytes);
         // Sequences have used more than was committed; that needs no commit any more.
-        commit.note_used(499);
+        commit.note_used(500);
         assert_eq!(commit.next(), Some(500 * part_bytes..501 * part_bytes));
     }
 
@@ -125,7 +125,7 @@ mod tests {
         let mut commit = PageCommit::new(2, 1000, MIB);
         assert!(commit.next().is_some());
         commit.finish_next(false);
-        commit.note_used(17);
+        commit.note_used(18);
         assert_eq!(commit.next(), None);
     }
 }

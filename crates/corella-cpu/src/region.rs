@@ -83,6 +83,11 @@ impl Region {
     }
 
     /// The first byte, aligned to a memory page at least.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The first byte, aligned to a memory page at least.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }

@@ -6,6 +6,7 @@
 //! from one to the next, and drawn tokens from the last to the first.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,6 +16,7 @@ use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepI
 use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
 
 use crate::forward::Forward;
+use crate::page_commit::PageCommit;
 use crate::profile::{Operation, Walk};
 use crate::slot::Slots;
 use crate::step_layout::{StepLayout, StepSample};
@@ -29,10 +31,6 @@ pub enum Command {
     Sample(StepId, Vec<TokenMask>),
     Drawn(Drawn),
     WarmUp(SyncSender<Result<(), String>>),
-    /// With the bytes of the layers before.
-    ReadPage(PageId, Vec<u8>, SyncSender<Vec<u8>>),
-    /// The bytes of the layers from here on.
-    WritePage(PageId, Vec<u8>),
     Score(Vec<TokenId>, SyncSender<Result<Vec<f32>, String>>),
     Close,
 }
@@ -88,6 +86,8 @@ pub struct Stage {
     pub newest_drawn: Option<StepId>,
     /// The step that this stage computed last.
     pub previous_step: Option<StepId>,
+    /// Of its KV pages.
+    pub commit: Option<PageCommit>,
 }
 
 /// Whoever has sent nothing for so long has nothing to do.
@@ -113,17 +113,27 @@ impl Stage {
             return Some(postponed);
         }
         let mut patience = IDLE;
-        while self.forward.kv.can_commit() {
+        while let Some(bytes) = self.next_commit() {
             match self.commands.recv_timeout(patience) {
                 Ok(command) => return Some(command),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.forward.kv.commit_some();
+                    let is_ready = self.forward.kv.commit(bytes);
+                    if let Some(commit) = &mut self.commit {
+                        commit.finish_next(is_ready);
+                    }
                     patience = Duration::ZERO;
                 }
             }
         }
         self.commands.recv().ok()
+    }
+
+    /// Memory of pages that will be used next, a few milliseconds' worth.
+    fn next_commit(&mut self) -> Option<Range<usize>> {
+        let commit = self.commit.as_mut()?;
+        commit.note_used(self.forward.kv.num_used());
+        commit.next()
     }
 
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
@@ -145,25 +155,6 @@ impl Stage {
                     Ok(())
                 }
             },
-            Command::ReadPage(page, mut bytes, reply) => {
-                let kv = &self.forward.kv;
-                let before = bytes.len();
-                bytes.resize(before + kv.page_bytes(), 0);
-                kv.read_page(page.0 as usize, &mut bytes[before..]);
-                match self.output {
-                    Output::Next(_) => self.pass_on(Command::ReadPage(page, bytes, reply)),
-                    Output::Caller { .. } => {
-                        let _ = reply.send(bytes);
-                        Ok(())
-                    }
-                }
-            }
-            Command::WritePage(page, mut bytes) => {
-                let kv = &mut self.forward.kv;
-                let rest = bytes.split_off(kv.page_bytes());
-                kv.write_page(page.0 as usize, &bytes);
-                self.pass_on(Command::WritePage(page, rest))
-            }
             Command::Score(tokens, reply) => {
                 let _ = reply.send(without_panic(|| self.score(&tokens)));
                 Ok(())
@@ -187,6 +178,7 @@ impl Stage {
         let start = self.forward.profile.as_ref().map(|_| Instant::now());
         let computed = without_panic(|| self.compute(&batch, rows));
         self.previous_step = Some(batch.step);
+        self.forward.kv.counter.finish(batch.step);
         if computed.is_err() {
             self.slots.handle_step_failed(&batch);
         }
@@ -281,14 +273,16 @@ impl Stage {
     }
 
     fn copy_pages(&mut self, batch: &Batch) -> Result<(), String> {
-        let kv = &mut self.forward.kv;
+        let kv = &self.forward.kv;
         for copy in &batch.copies {
             let (from, to) = (copy.from.0 as usize, copy.to.0 as usize);
             // The last page is for warm-up.
             if from.max(to) + 1 >= kv.num_pages() || copy.num_rows as usize > kv.page_size() {
                 return Err(format!("impossible copy: {copy:?}"));
             }
-            kv.copy_rows(from, to, copy.num_rows as usize);
+            // SAFETY: the workers wait; other threads read the one page at most, and have nothing to
+            // do with the other, by the contract of `KvPages`.
+            unsafe { kv.copy_rows(from, to, copy.num_rows as usize) };
         }
         Ok(())
     }
@@ -530,6 +524,13 @@ impl Stage {
             }
         }
         Ok(())
+    }
+}
+
+/// However a stage ends, nobody waits for its steps.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.forward.kv.counter.close();
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use corella_core::{Batch, PageId, SlotId, TokenId};
+use corella_core::{Batch, PageId, SlotId, StepId, TokenId};
 use corella_model::AttentionSpec;
 
 use crate::attention_plan::{AttentionPlan, TaskShape};
@@ -14,6 +14,9 @@ use crate::slot::Slots;
 /// The rows of one step and how they are divided among workers. It is reused from step to step.
 #[derive(Default)]
 pub struct StepLayout {
+    /// The step whose layers others may wait for. `None` where the executor runs something of its
+    /// own.
+    pub step: Option<StepId>,
     pub rows: Vec<StepRow>,
     pub spans: Vec<StepSpan>,
     pages: Vec<PageId>,
@@ -65,6 +68,7 @@ impl StepLayout {
     }
 
     pub fn clear(&mut self) {
+        self.step = None;
         self.rows.clear();
         self.spans.clear();
         self.pages.clear();
@@ -101,6 +105,7 @@ impl StepLayout {
                 batch.num_tokens()
             ));
         }
+        self.step = Some(batch.step);
         for (index, span) in batch.spans.iter().enumerate() {
             if batch.spans[..index].iter().any(|s| s.slot == span.slot) {
                 return Err(format!("slot {} has two spans in one step", span.slot));

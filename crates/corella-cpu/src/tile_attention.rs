@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 
 use corella_core::PageId;
-use corella_model::KvFormat;
+use corella_model::{ElementOrder, KvFormat};
 
 use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
@@ -22,7 +22,7 @@ use crate::kernels::{
     TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
-use crate::kv_memory::{HeadPage, KvForm, KvMemory, Side};
+use crate::kv_memory::{HeadPage, KvMemory, Side};
 use crate::queries::TileQueries;
 use crate::region::Region;
 use crate::step_layout::{StepLayout, StepSpan};
@@ -157,10 +157,10 @@ impl AttentionLayer<'_> {
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
-        let in_place = match (self.kv.form, self.kv.format) {
-            (KvForm::Plain, _) => None,
-            (KvForm::Tiles, KvFormat::Int8) => kernels.int8_in_place,
-            (KvForm::Tiles, KvFormat::Float(_)) => kernels.in_place,
+        let in_place = match (self.kv.order, self.kv.format) {
+            (ElementOrder::Plain, _) => None,
+            (ElementOrder::Tiles, KvFormat::Int8) => kernels.int8_in_place,
+            (ElementOrder::Tiles, KvFormat::Float(_)) => kernels.in_place,
         };
         let mut fetch = KvFetch::new(self, layout, tasks);
         for (index, task) in tasks.iter().enumerate() {
@@ -552,8 +552,8 @@ impl AttentionLayer<'_> {
                 continue;
             }
             let copied = scratch.copied_keys.wrapping_add(index * tile_len);
-            scratch.keys.push(match (self.kv.form, self.kv.format) {
-                (KvForm::Tiles, KvFormat::Int8) => {
+            scratch.keys.push(match (self.kv.order, self.kv.format) {
+                (ElementOrder::Tiles, KvFormat::Int8) => {
                     let from = self.kv.tile(Side::Keys, page, offset);
                     let widen = self.tile_kernels().widen_keys;
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
@@ -564,8 +564,8 @@ impl AttentionLayer<'_> {
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
-                (KvForm::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
-                (KvForm::Plain, _) => {
+                (ElementOrder::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
+                (ElementOrder::Plain, _) => {
                     // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
                     let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
                     for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
@@ -616,8 +616,8 @@ impl AttentionLayer<'_> {
             let (tile, half) = (index / 2, index % 2);
             // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
-            match self.kv.form {
-                KvForm::Tiles => {
+            match self.kv.order {
+                ElementOrder::Tiles => {
                     let from = self.kv.tile(Side::Values, page, first % page_size);
                     // SAFETY: the page has `len` positions from `first` on, and the target is half
                     // a tile of values.
@@ -630,7 +630,7 @@ impl AttentionLayer<'_> {
                         copy(from, len, head_dim, to, fetch.lines(work.index, first));
                     }
                 }
-                KvForm::Plain => {
+                ElementOrder::Plain => {
                     // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
                     if half == 0 {
@@ -651,7 +651,7 @@ impl AttentionLayer<'_> {
 
 /// Whether tiles of keys are read from their pages. Otherwise they are copied.
 fn reads_keys_in_place(kv: &KvMemory) -> bool {
-    kv.form == KvForm::Tiles && kv.format != KvFormat::Int8
+    kv.order == ElementOrder::Tiles && kv.format != KvFormat::Int8
 }
 
 /// The first positions of a block's tiles of keys, an even number of them.

@@ -2,17 +2,19 @@
 //! checkpoints that do not fit.
 
 mod held_isa;
+mod whole_page;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use corella_core::{Batch, BatchOutput, PageId, SamplingParams, TokenId};
+use corella_core::{Batch, BatchOutput, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Profile, kv_page_bytes};
 use corella_model::{
-    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, Storage, Tensor,
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, PageForm, Storage, Tensor,
     WeightFormat,
 };
 use held_isa::{held_isa, isas};
+use whole_page::{read_page, write_page};
 
 const NUM_POSITIONS: u32 = 256;
 const F32: KvFormat = KvFormat::Float(DType::F32);
@@ -281,13 +283,12 @@ fn pages_go_out_position_by_position() {
     let mut executor = executor(F32, 16);
     let layout = executor.kv_layout();
     let pattern: Vec<u8> = (0..layout.page_bytes).map(|i| (i % 249) as u8).collect();
-    executor.write_page(PageId(3), &pattern).unwrap();
+    write_page(&mut executor, 3, PageForm::Canonical, &pattern);
     let mut builder = BatchBuilder::new(0);
     builder.copy(3, 5, 7);
     run(&mut executor, &builder.build()).unwrap();
-    let mut copy = vec![1; layout.page_bytes];
-    executor.read_page(PageId(5), &mut copy).unwrap();
-    // A page is [layer][K, V][head][position][dimension]; these are the first 7 positions of each
+    let copy = read_page(&mut executor, 5, PageForm::Canonical);
+    // A page is [layer][head][K, V][position][dimension]; these are the first 7 positions of each
     // head.
     let head_dim = checkpoint().config().spec.attention.head_dim;
     let position_bytes = head_dim * 4;
@@ -310,29 +311,24 @@ fn pages_of_integers_keep_their_scales() {
     let mut executor = executor(KvFormat::Int8, 16);
     let mut builder = BatchBuilder::new(0);
     play_on(&mut executor, &mut builder, 16, &prompt);
-    let page_bytes = executor.kv_layout().page_bytes;
-    let mut pages = [0, 1, 2, 3].map(|_| vec![0; page_bytes]);
-    executor.read_page(PageId(15), &mut pages[0]).unwrap();
-    executor.write_page(PageId(3), &pages[0]).unwrap();
-    executor.read_page(PageId(3), &mut pages[1]).unwrap();
-    assert_eq!(pages[0], pages[1]);
+    let original = read_page(&mut executor, 15, PageForm::Canonical);
+    write_page(&mut executor, 3, PageForm::Canonical, &original);
+    assert_eq!(read_page(&mut executor, 3, PageForm::Canonical), original);
     builder.copy(3, 4, 16);
     builder.copy(3, 5, 5);
     run(&mut executor, &builder.build()).unwrap();
-    executor.read_page(PageId(4), &mut pages[2]).unwrap();
-    executor.read_page(PageId(5), &mut pages[3]).unwrap();
-    assert_eq!(pages[0], pages[2]);
-    // Each layer has [K, V][head][position][dimension] and then [head][K, V][position] for the
-    // scales.
+    assert_eq!(read_page(&mut executor, 4, PageForm::Canonical), original);
+    let copied = read_page(&mut executor, 5, PageForm::Canonical);
+    // Each head of a layer has [K, V][position][dimension] and then [K, V][position] for the scales.
     let spec = checkpoint().config().spec.clone();
-    let num_rows = 2 * spec.num_layers * spec.attention.num_kv_heads * 16;
-    let num_elements = num_rows * spec.attention.head_dim / spec.num_layers;
+    let num_heads = spec.num_layers * spec.attention.num_kv_heads;
+    let (num_rows, num_elements) = (2 * num_heads * 16, 2 * 16 * spec.attention.head_dim);
     let scales = |page: &[u8]| -> Vec<f32> {
-        let layers = page.chunks(page.len() / spec.num_layers);
-        let bytes = layers.flat_map(|layer| layer[num_elements..].as_chunks::<4>().0);
+        let heads = page.chunks(page.len() / num_heads);
+        let bytes = heads.flat_map(|head| head[num_elements..].as_chunks::<4>().0);
         bytes.map(|bytes| f32::from_le_bytes(*bytes)).collect()
     };
-    let (whole, part) = (scales(&pages[0]), scales(&pages[3]));
+    let (whole, part) = (scales(&original), scales(&copied));
     assert_eq!(whole.len(), num_rows);
     for (i, (whole, part)) in whole.iter().zip(part).enumerate() {
         assert!(*whole > 0.0 && whole.is_finite(), "scale {i}: {whole}");
@@ -372,9 +368,8 @@ fn chunks_of_a_long_prompt_reach_no_bit() {
 fn warm_up_leaves_the_pages_alone() {
     let mut executor = executor(BF16, 16);
     executor.warm_up().unwrap();
-    let mut page = vec![1; executor.kv_layout().page_bytes];
     for id in 0..executor.kv_layout().num_pages {
-        executor.read_page(PageId(id), &mut page).unwrap();
+        let page = read_page(&mut executor, id, PageForm::Native);
         assert!(page.iter().all(|&byte| byte == 0), "page {id}");
     }
 }

@@ -1,18 +1,20 @@
 //! A pipeline under the real scheduler must answer every request as a single stage does.
 
 mod held_isa;
+mod whole_page;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, PageId, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
-    Speculation, StepId, TokenId,
+    Batch, Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, Speculation,
+    StepId, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat};
+use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, PageForm};
 use held_isa::held_isa;
+use whole_page::{read_page, write_page};
 
 const NUM_REQUESTS: u64 = 12;
 const MAX_TOKENS: u32 = 16;
@@ -74,15 +76,15 @@ fn check_pages(kv_format: KvFormat) {
         builder.pages(0, 0, &[5]).span(0, 0, &prompt, false);
         executor.submit(builder.build()).unwrap();
         executor.wait().unwrap();
-        let mut bytes = vec![0; executor.kv_layout().page_bytes];
-        executor.read_page(PageId(5), &mut bytes).unwrap();
-        executor.write_page(PageId(6), &bytes).unwrap();
-        let mut copy = vec![0; bytes.len()];
-        executor.read_page(PageId(6), &mut copy).unwrap();
-        assert_eq!(copy, bytes, "{num_stages} stages, {kv_format:?}");
-        bytes
+        [PageForm::Canonical, PageForm::Native].map(|form| {
+            let bytes = read_page(&mut executor, 5, form);
+            write_page(&mut executor, 6, form, &bytes);
+            let copy = read_page(&mut executor, 6, form);
+            assert_eq!(copy, bytes, "{num_stages} stages, {kv_format:?}, {form:?}");
+            bytes
+        })
     });
-    assert!(pages[0].iter().any(|&byte| byte != 0));
+    assert!(pages[0][0].iter().any(|&byte| byte != 0));
     assert!(pages[1] == pages[0], "2 stages, {kv_format:?}");
     assert!(pages[2] == pages[0], "3 stages, {kv_format:?}");
 }

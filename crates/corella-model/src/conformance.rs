@@ -5,9 +5,10 @@
 
 mod driver;
 mod sampling;
+mod shared_pages;
 mod speculation;
 
-use corella_core::{PageId, Sample, SamplingParams, SlotId, StepId, TokenId};
+use corella_core::{Sample, SamplingParams, SlotId, StepId, TokenId};
 
 use crate::generator::mix;
 use crate::{Executor, ExecutorError};
@@ -52,7 +53,9 @@ pub fn run(
     suite.pages_filled_in_the_same_step_can_be_read();
     suite.slots_are_reused(&expected);
     suite.resumed_equals_uninterrupted(&expected);
+    suite.finished_layers_stay_as_they_are();
     suite.pages_can_be_moved(&expected);
+    suite.pages_of_another_size_go_on(&expected);
     suite.a_failed_step_leaves_the_others_right(&expected);
     suite.steps_in_flight_survive_a_failed_one(&expected);
     suite.a_row_that_cannot_be_drawn_from_ends_alone(&expected);
@@ -83,7 +86,11 @@ impl Suite<'_> {
     }
 
     fn driver_with_threads(&self, num_threads: usize) -> Driver {
-        let page_size = self.page_size as u32;
+        self.driver_of(num_threads, self.page_size)
+    }
+
+    fn driver_of(&self, num_threads: usize, page_size: usize) -> Driver {
+        let page_size = page_size as u32;
         let long = LONG_PROMPT as u32 + 2 * NUM_TOKENS as u32;
         let config = ConformanceConfig {
             page_size,
@@ -371,45 +378,6 @@ impl Suite<'_> {
             driver.finish(&mut after);
             let samples = [before.samples, after.samples].concat();
             assert_same("resumed after preemption", expected, &samples);
-        }
-    }
-
-    /// Pages read out and written back elsewhere: in another executor, and in the same.
-    fn pages_can_be_moved(&self, expected: &[Vec<Sample>]) {
-        let scripts = self.scripts();
-        let index = scripts.len() - 1;
-        let (script, expected) = (&scripts[index], &expected[index]);
-        let num_cached = script.prompt.len() - 1;
-
-        let mut source = self.driver();
-        let mut sequence = source.begin(0, script);
-        source.advance(&mut sequence, usize::MAX);
-        source.step(&mut [&mut sequence]);
-        let contents: Vec<Vec<u8>> = sequence.pages[..num_cached.div_ceil(self.page_size)]
-            .iter()
-            .map(|&page| {
-                let mut bytes = vec![0; source.executor.kv_layout().page_bytes];
-                source
-                    .executor
-                    .read_page(PageId(page), &mut bytes)
-                    .expect("read_page");
-                bytes
-            })
-            .collect();
-        for mut target in [self.driver(), source] {
-            target.shuffle_pages();
-            let mut pages = Vec::new();
-            for bytes in &contents {
-                let page = target.take_page();
-                target
-                    .executor
-                    .write_page(PageId(page), bytes)
-                    .expect("write_page");
-                pages.push(page);
-            }
-            let mut moved = target.begin_from(1, script, &pages, &script.prompt, num_cached);
-            target.finish(&mut moved);
-            assert_same("in moved pages", expected, &moved.samples);
         }
     }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use corella_core::{Batch, BatchOutput, PageId, SlotId, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, SlotId, StepId, TokenId};
 
-use crate::KvFormat;
+use crate::{KvFormat, KvPages};
 
 /// Runs batches in the order they were submitted. A slot's tokens depend on nothing but the
 /// slot's own history and parameters: not on the batch around it, not on how its prompt was
@@ -37,20 +37,15 @@ pub trait Executor: Send {
     /// spans that use neither are right.
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
-    /// The same without blocking: `None` while the oldest submitted step runs.
+    /// Takes the oldest step's output without blocking: `None` while the step runs.
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError>;
 
-    /// From now on `waker` is called, from any thread, when `try_wait` has something to say that it
-    /// may not have had before. It returns at once.
+    /// Sets what is called, from any thread, whenever `try_wait` may have something that it did not
+    /// have before. It returns at once.
     fn set_waker(&mut self, waker: StepWaker);
 
-    /// Copies one page, all layers, out of the KV pool. `out` has `kv_layout().page_bytes`.
-    /// The bytes do not depend on how many pipeline stages or threads there are: another executor
-    /// of the same model and `kv_layout()` may take them. Only between steps.
-    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError>;
-
-    /// The reverse of `read_page`.
-    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError>;
+    /// The KV memory, for threads that fetch pages or bring them while steps run.
+    fn kv_pages(&self) -> Arc<dyn KvPages>;
 
     /// The log-probability of each token but the first behind those before it. Only while nothing
     /// runs: it uses the KV pool as its own. `Err` says why these tokens have none.

@@ -10,17 +10,23 @@ pub mod conformance;
 mod cost_model;
 mod decoder_spec;
 mod decoder_weights;
+mod element_order;
 mod executor;
 mod folder_config;
 mod generator;
 mod gguf;
 mod group_format;
+mod int8_row;
 mod json_object;
+mod kv_pages;
+mod layer_counter;
 mod mock_executor;
+mod mock_kv;
 mod mock_model;
 mod model_config;
 mod packed_matrix;
 mod packed_tensor;
+mod page_conversion;
 mod quantization;
 mod quantize;
 mod safetensors_file;
@@ -37,12 +43,17 @@ pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
 };
+pub use element_order::ElementOrder;
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask};
 pub use group_format::{GroupFormat, GroupedRow};
+pub use int8_row::{int8_scale, quantise_int8_row};
+pub use kv_pages::{KvGeometry, KvPages, LayerProgress, PageForm};
+pub use layer_counter::LayerCounter;
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
 pub use packed_tensor::{PackedLayout, PackedTensor};
+pub use page_conversion::PageConversion;
 pub use quantization::{Quantization, Scheme};
 pub use quantize::{
     Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,

@@ -15,15 +15,16 @@ use corella_core::{
 };
 
 use crate::mock_executor::step_timer::StepTimer;
+use crate::mock_kv::{MockKv, Row};
 use crate::mock_model::Sequence;
 use crate::{
-    DType, Executor, ExecutorError, ExecutorInfo, Fault, KvFormat, KvLayout, MockConfig, StepWaker,
+    Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, KvPages, MockConfig, StepWaker,
     TokenMask,
 };
 
 pub struct MockExecutor {
     config: MockConfig,
-    rows: Vec<Row>,
+    kv: Arc<MockKv>,
     slots: Vec<Option<Slot>>,
     inflight: VecDeque<Inflight>,
     /// When the last step leaves the last stage.
@@ -36,10 +37,19 @@ pub struct MockExecutor {
 struct Inflight {
     batch: Arc<Batch>,
     masks: Option<Vec<TokenMask>>,
+    duration: Duration,
     done_at: Instant,
     /// Planned before an earlier step's failure was known: it may read what that step left
     /// undefined, and nobody will use what it makes of it.
     precedes_bad_news: bool,
+    begun: Option<Begun>,
+}
+
+/// A step whose bookkeeping is done.
+struct Begun {
+    /// What belongs in which rows of the pages, or why the step fails.
+    rows: Result<Vec<(usize, Row)>, ExecutorError>,
+    num_stored_layers: usize,
 }
 
 struct Slot {
@@ -50,48 +60,10 @@ struct Slot {
     undefined: bool,
 }
 
-/// The KV of one position.
-#[derive(Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct Row {
-    position: u32,
-    token: TokenId,
-    chain: u64,
-}
-
-impl Row {
-    const NEVER_WRITTEN: Self = Self {
-        position: u32::MAX,
-        token: u32::MAX,
-        chain: 0,
-    };
-    const UNDEFINED: Self = Self {
-        position: u32::MAX - 1,
-        token: u32::MAX,
-        chain: 0,
-    };
-    const REJECTED: Self = Self {
-        position: u32::MAX - 2,
-        token: u32::MAX,
-        chain: 0,
-    };
-
-    fn describe(self) -> String {
-        match self {
-            Self::NEVER_WRITTEN => "was never written".into(),
-            Self::UNDEFINED => "a failed step left undefined".into(),
-            Self::REJECTED => "holds a draft that was not drawn".into(),
-            Row {
-                position, token, ..
-            } => format!("holds token {token} at position {position} of another history"),
-        }
-    }
-}
-
 impl MockExecutor {
     pub fn new(config: MockConfig) -> Self {
         Self {
-            rows: vec![Row::NEVER_WRITTEN; config.num_pages as usize * config.page_size as usize],
+            kv: Arc::new(MockKv::new(&config)),
             slots: Vec::new(),
             inflight: VecDeque::new(),
             busy_until: Instant::now(),
@@ -185,29 +157,126 @@ impl MockExecutor {
             return Err(format!("{copy:?} is outside the pool"));
         }
         let size = self.config.page_size as usize;
-        let source = from.0 as usize * size..from.0 as usize * size + num_rows as usize;
-        for row in &self.rows[source.clone()] {
-            let is_missing = [Row::NEVER_WRITTEN, Row::REJECTED].contains(row);
-            if is_missing || *row == Row::UNDEFINED && !precedes_bad_news {
-                return Err(format!("a row to copy from page {from} {}", row.describe()));
+        let [from_row, to_row] = [from, to].map(|page| page.0 as usize * size);
+        for layer in 0..self.kv.num_layers() {
+            for at in 0..num_rows as usize {
+                let row = self.kv.load(layer, from_row + at);
+                let is_missing = [Row::NEVER_WRITTEN, Row::REJECTED].contains(&row);
+                if is_missing || row == Row::UNDEFINED && !precedes_bad_news {
+                    return Err(format!("a row to copy from page {from} {}", row.describe()));
+                }
+                self.kv.copy(layer, from_row + at, to_row + at);
             }
         }
-        self.rows.copy_within(source, to.0 as usize * size);
         Ok(())
     }
 
-    fn compute(
+    /// Does what of a step is due by now: its bookkeeping first, then layer by layer its rows.
+    fn advance(&mut self, inflight: &mut Inflight, now: Instant) {
+        if inflight.begun.is_none() && now >= self.ready_at(inflight, 0) {
+            inflight.begun = Some(Begun {
+                rows: self.begin(inflight),
+                num_stored_layers: 0,
+            });
+        }
+        let due =
+            (0..self.kv.num_layers()).take_while(|&layer| now >= self.ready_at(inflight, layer));
+        let num_due_layers = due.count();
+        let step = inflight.batch.step;
+        let Some(begun) = &mut inflight.begun else {
+            return;
+        };
+        let Ok(rows) = &begun.rows else {
+            return;
+        };
+        for layer in begun.num_stored_layers..num_due_layers {
+            for &(index, row) in rows {
+                self.kv.store(layer, index, row);
+            }
+            self.kv.counter.advance(step, layer + 1);
+        }
+        begun.num_stored_layers = num_due_layers;
+    }
+
+    /// What belongs in which rows of the pages.
+    fn begin(&mut self, inflight: &Inflight) -> Result<Vec<(usize, Row)>, ExecutorError> {
+        let batch = &*inflight.batch;
+        let step = batch.step;
+        let applied = self.apply(batch);
+        let mut faults = self.config.faults.iter();
+        match faults.find(|(at, _)| *at == step).map(|&(_, fault)| fault) {
+            _ if self.lost => return Err(lost("a fault was injected")),
+            Some(Fault::Lost) => {
+                self.lost = true;
+                return Err(lost("a fault was injected"));
+            }
+            Some(Fault::Fail) => {
+                self.undo(batch);
+                let reason = "a fault was injected".into();
+                return Err(ExecutorError::StepFailed { step, reason });
+            }
+            Some(Fault::Panic | Fault::Hang(_) | Fault::Undrawn) | None => {}
+        }
+        let precedes_bad_news = inflight.precedes_bad_news;
+        let make_rows = |this: &mut Self| {
+            for copy in &batch.copies {
+                this.copy_rows(copy, precedes_bad_news)?;
+            }
+            let mut rows = Vec::new();
+            for span in &batch.spans {
+                this.append_span(batch, span, precedes_bad_news, &mut rows)?;
+            }
+            Ok(rows)
+        };
+        applied
+            .and_then(|()| make_rows(self))
+            .map_err(|reason: String| {
+                self.undo(batch);
+                ExecutorError::StepFailed { step, reason }
+            })
+    }
+
+    /// Attends and draws, once all rows are there.
+    fn finish(&mut self, inflight: Inflight) -> Result<BatchOutput, ExecutorError> {
+        let Some(masks) = &inflight.masks else {
+            return Err(lost("a step is waited for before it is sampled"));
+        };
+        let (batch, step) = (&*inflight.batch, inflight.batch.step);
+        let begun = inflight
+            .begun
+            .as_ref()
+            .expect("a step ends after it has begun");
+        if let Err(error) = &begun.rows {
+            match error {
+                ExecutorError::Lost { .. } => self.kv.counter.close(),
+                ExecutorError::StepFailed { .. } => self.kv.counter.finish(step),
+            }
+            return Err(error.clone());
+        }
+        self.kv.counter.finish(step);
+        if self.config.faults.contains(&(step, Fault::Panic)) {
+            self.undo(batch);
+            panic!("a fault was injected in step {step}");
+        }
+        let mut output = self.draw_all(&inflight, masks).map_err(|reason| {
+            self.undo(batch);
+            ExecutorError::StepFailed { step, reason }
+        })?;
+        if self.config.faults.contains(&(step, Fault::Undrawn))
+            && let Some(&(slot, _)) = output.samples.first()
+        {
+            output.samples.retain(|(other, _)| *other != slot);
+            output.undrawn.push((slot, "a fault was injected".into()));
+        }
+        Ok(output)
+    }
+
+    fn draw_all(
         &mut self,
-        batch: &Batch,
+        inflight: &Inflight,
         masks: &[TokenMask],
-        precedes_bad_news: bool,
     ) -> Result<BatchOutput, String> {
-        for copy in &batch.copies {
-            self.copy_rows(copy, precedes_bad_news)?;
-        }
-        for span in &batch.spans {
-            self.write_span(batch, span, precedes_bad_news)?;
-        }
+        let (batch, precedes_bad_news) = (&*inflight.batch, inflight.precedes_bad_news);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
         for span in &batch.spans {
             self.attend(span, batch.span_tokens(span).len(), precedes_bad_news)?;
@@ -222,12 +291,17 @@ impl MockExecutor {
         })
     }
 
-    /// Appends the span to its slot's history, and its rows to the slot's pages.
-    fn write_span(
+    fn ready_at(&self, inflight: &Inflight, layer: usize) -> Instant {
+        ready_at(inflight, layer, self.config.num_layers)
+    }
+
+    /// Appends the span to its slot's history, and to `rows` what belongs in the slot's pages.
+    fn append_span(
         &mut self,
         batch: &Batch,
         span: &Span,
         precedes_bad_news: bool,
+        rows: &mut Vec<(usize, Row)>,
     ) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         let drafts = batch.span_drafts(span).iter();
@@ -279,8 +353,7 @@ impl MockExecutor {
                 chain: slot.sequence.chains[position],
             };
             let row = if slot.undefined { Row::UNDEFINED } else { row };
-            let index = row_index(slot, position, self.config.page_size)?;
-            self.rows[index] = row;
+            rows.push((row_index(slot, position, self.config.page_size)?, row));
         }
         Ok(())
     }
@@ -289,18 +362,25 @@ impl MockExecutor {
     fn attend(&mut self, span: &Span, len: usize, precedes_bad_news: bool) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         for position in 0..span.start as usize + len {
-            let row = self.rows[row_index(slot, position, self.config.page_size)?];
+            let index = row_index(slot, position, self.config.page_size)?;
             let expected = Row {
                 position: position as u32,
                 token: slot.sequence.tokens[position],
                 chain: slot.sequence.chains[position],
             };
+            let is_other = |&(layer, row): &(usize, Row)| row != expected.in_layer(layer);
+            let layers = 0..self.kv.num_layers();
+            let mut rows = layers.map(|layer| (layer, self.kv.load(layer, index)));
+            let Some((layer, row)) = rows.find(is_other) else {
+                continue;
+            };
             if row == Row::UNDEFINED && (slot.undefined || precedes_bad_news) {
                 slot.undefined = true;
-            } else if row != expected {
+            } else {
                 let size = self.config.page_size as usize;
                 return Err(format!(
-                    "slot {} reads token {} at position {position} from row {} of page {}, which {}",
+                    "slot {} reads token {} at position {position} from row {} of page {} in \
+                     layer {layer}, which {}",
                     span.slot,
                     expected.token,
                     position % size,
@@ -345,7 +425,8 @@ impl MockExecutor {
         }
         let slot = slot_mut(&mut self.slots, span.slot)?;
         for position in num_tokens..end {
-            self.rows[row_index(slot, position, self.config.page_size)?] = Row::REJECTED;
+            let index = row_index(slot, position, self.config.page_size)?;
+            self.kv.store_in_all_layers(index, Row::REJECTED);
         }
         slot.sequence.truncate(num_tokens);
         Ok(())
@@ -367,7 +448,8 @@ impl MockExecutor {
                 logprobs: None,
             })
         } else {
-            let chain = self.rows[row_index(slot, num_tokens - 1, self.config.page_size)?].chain;
+            let last = row_index(slot, num_tokens - 1, self.config.page_size)?;
+            let chain = self.kv.load(0, last).chain;
             let mask = masks.iter().find(|mask| mask.slot == slot_id);
             let allowed = mask.map(|mask| &mask.allowed[..]);
             let logits = &mut self.logits;
@@ -394,7 +476,7 @@ impl MockExecutor {
             }
             for position in span.start as usize..end {
                 if let Ok(index) = row_index(slot, position, self.config.page_size) {
-                    self.rows[index] = Row::UNDEFINED;
+                    self.kv.store_in_all_layers(index, Row::UNDEFINED);
                 }
             }
         }
@@ -402,20 +484,28 @@ impl MockExecutor {
             later.precedes_bad_news = true;
         }
     }
+}
 
-    fn page_rows(&mut self, page: PageId, num_bytes: usize) -> Result<&mut [Row], ExecutorError> {
-        let lost = |reason: String| Err(ExecutorError::Lost { reason });
-        if !self.inflight.is_empty() {
-            return lost(format!("page {page} is accessed while a step is in flight"));
-        }
-        if page.0 >= self.config.num_pages || num_bytes != self.kv_layout().page_bytes {
-            return lost(format!(
-                "page {page} of {num_bytes} bytes is outside the pool"
-            ));
-        }
-        let size = self.config.page_size as usize;
-        Ok(&mut self.rows[page.0 as usize * size..][..size])
+/// However the executor ends, nobody waits for its steps.
+impl Drop for MockExecutor {
+    fn drop(&mut self) {
+        self.kv.counter.close();
     }
+}
+
+fn lost(reason: &str) -> ExecutorError {
+    ExecutorError::Lost {
+        reason: reason.into(),
+    }
+}
+
+/// When a step has the keys and values of a layer: they come evenly over its time.
+fn ready_at(inflight: &Inflight, layer: usize, num_layers: u32) -> Instant {
+    inflight.done_at - inflight.duration * (num_layers - 1 - layer as u32) / num_layers
+}
+
+fn sleep_until(time: Instant) {
+    std::thread::sleep(time.saturating_duration_since(Instant::now()));
 }
 
 fn slot_mut(slots: &mut [Option<Slot>], slot: SlotId) -> Result<&mut Slot, String> {
@@ -451,8 +541,8 @@ impl Executor for MockExecutor {
         KvLayout {
             num_pages: self.config.num_pages,
             page_size: self.config.page_size,
-            format: KvFormat::Float(DType::F32),
-            page_bytes: self.config.page_size as usize * size_of::<Row>(),
+            format: self.kv.geometry().format,
+            page_bytes: self.kv.geometry().page_bytes(),
         }
     }
 
@@ -480,8 +570,10 @@ impl Executor for MockExecutor {
         self.inflight.push_back(Inflight {
             batch,
             masks: None,
+            duration,
             done_at: self.busy_until + hang,
             precedes_bad_news: false,
+            begun: None,
         });
         Ok(())
     }
@@ -495,6 +587,10 @@ impl Executor for MockExecutor {
             Some(inflight) => {
                 inflight.masks = Some(masks);
                 if let Some(timer) = &self.timer {
+                    let num_layers = self.config.num_layers;
+                    for layer in 0..num_layers {
+                        timer.wake_at(ready_at(inflight, layer as usize, num_layers));
+                    }
                     timer.wake_at(inflight.done_at);
                 }
                 Ok(())
@@ -506,10 +602,16 @@ impl Executor for MockExecutor {
     }
 
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
-        match self.inflight.front() {
-            Some(oldest) if Instant::now() < oldest.done_at => Ok(None),
-            Some(_) | None => self.wait().map(Some),
+        let Some(mut oldest) = self.inflight.pop_front() else {
+            return Err(lost("no step is in flight"));
+        };
+        let now = Instant::now();
+        self.advance(&mut oldest, now);
+        if now < oldest.done_at {
+            self.inflight.push_front(oldest);
+            return Ok(None);
         }
+        self.finish(oldest).map(Some)
     }
 
     fn set_waker(&mut self, waker: StepWaker) {
@@ -517,66 +619,20 @@ impl Executor for MockExecutor {
     }
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
-        let lost = |reason: &str| {
-            Err(ExecutorError::Lost {
-                reason: reason.into(),
-            })
+        let Some(mut oldest) = self.inflight.pop_front() else {
+            return Err(lost("no step is in flight"));
         };
-        let Some(inflight) = self.inflight.pop_front() else {
-            return lost("no step is in flight");
-        };
-        let Some(masks) = inflight.masks else {
-            return lost("a step is waited for before it is sampled");
-        };
-        std::thread::sleep(inflight.done_at.saturating_duration_since(Instant::now()));
-
-        let batch = &*inflight.batch;
-        let step = batch.step;
-        let applied = self.apply(batch);
-        let mut faults = self.config.faults.iter();
-        match faults.find(|(at, _)| *at == step).map(|&(_, fault)| fault) {
-            _ if self.lost => return lost("a fault was injected"),
-            Some(Fault::Lost) => {
-                self.lost = true;
-                return lost("a fault was injected");
-            }
-            Some(Fault::Fail) => {
-                self.undo(batch);
-                let reason = "a fault was injected".into();
-                return Err(ExecutorError::StepFailed { step, reason });
-            }
-            Some(Fault::Panic) => {
-                self.undo(batch);
-                panic!("a fault was injected in step {step}");
-            }
-            Some(Fault::Hang(_) | Fault::Undrawn) | None => {}
+        for layer in 0..self.kv.num_layers() {
+            let ready_at = self.ready_at(&oldest, layer);
+            sleep_until(ready_at);
+            self.advance(&mut oldest, ready_at);
         }
-        let is_undrawn = self.config.faults.contains(&(step, Fault::Undrawn));
-        applied
-            .and_then(|()| self.compute(batch, &masks, inflight.precedes_bad_news))
-            .map(|mut output| {
-                if is_undrawn && let Some(&(slot, _)) = output.samples.first() {
-                    output.samples.retain(|(other, _)| *other != slot);
-                    output.undrawn.push((slot, "a fault was injected".into()));
-                }
-                output
-            })
-            .map_err(|reason| {
-                self.undo(batch);
-                ExecutorError::StepFailed { step, reason }
-            })
+        sleep_until(oldest.done_at);
+        self.finish(oldest)
     }
 
-    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
-        let rows = self.page_rows(page, out.len())?;
-        out.copy_from_slice(bytemuck::cast_slice(rows));
-        Ok(())
-    }
-
-    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
-        let rows = self.page_rows(page, bytes.len())?;
-        bytemuck::cast_slice_mut(rows).copy_from_slice(bytes);
-        Ok(())
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        Arc::clone(&self.kv) as _
     }
 }
 

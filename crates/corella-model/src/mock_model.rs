@@ -14,6 +14,8 @@ pub struct MockConfig {
     pub vocab_size: usize,
     pub num_pages: u32,
     pub page_size: u32,
+    /// Each layer keeps every row; a step stores the layers one after the other, evenly over its time.
+    pub num_layers: u32,
     /// The model's weights, so to speak: two executors with the same seed are the same model.
     pub seed: u64,
     /// How long steps take by the wall clock; `None` makes them as fast as possible.
@@ -79,6 +81,7 @@ impl MockConfig {
             vocab_size,
             num_pages,
             page_size,
+            num_layers: 1,
             seed: 0,
             cost: None,
             num_stages: 1,

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    Batch, BatchOutput, FinishReason, HeadRoom, Namespace, PageId, SamplingParams, SchedulerConfig,
-    StepId, StoppingCriteria, TokenId,
+    Batch, BatchOutput, FinishReason, HeadRoom, Namespace, SamplingParams, SchedulerConfig, StepId,
+    StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
 use corella_model::{
-    Executor, ExecutorError, ExecutorInfo, KvLayout, MockConfig, MockExecutor, StepWaker, TokenMask,
+    Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, MockConfig, MockExecutor, StepWaker,
+    TokenMask,
 };
 
 pub const VOCAB_SIZE: usize = 50;
@@ -166,11 +167,7 @@ impl<F: FnMut(&mut BatchOutput) + Send> Executor for Altered<F> {
         self.mock.set_waker(waker);
     }
 
-    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
-        self.mock.read_page(page, out)
-    }
-
-    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
-        self.mock.write_page(page, bytes)
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        self.mock.kv_pages()
     }
 }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    BatchOutput, RequestId, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
+    BatchOutput, PageId, RequestId, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
 };
 
 use crate::generator::mix;
-use crate::{BatchBuilder, Executor, ExecutorError, TokenMask};
+use crate::{BatchBuilder, Executor, ExecutorError, PageForm, TokenMask};
 
 /// A request to play: its prompt, and what to generate.
 #[derive(Clone, Debug)]
@@ -228,6 +228,30 @@ impl Driver {
             .expect("the pool has too few pages for the suite")
     }
 
+    /// Reads pages layer by layer, page by page. Only between steps.
+    pub fn read_pages(&self, pages: &[u32], form: PageForm) -> Vec<Vec<u8>> {
+        let kv = self.executor.kv_pages();
+        let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
+        let layers = 0..kv.geometry().num_layers;
+        let read = |layer| {
+            let mut bytes = vec![0; pages.len() * kv.geometry().layer_bytes()];
+            // SAFETY: no step is in flight, and the driver does nothing else meanwhile.
+            unsafe { kv.read(layer, &pages, form, &mut bytes) };
+            bytes
+        };
+        layers.map(read).collect()
+    }
+
+    /// Writes what `read_pages` has read, into pages that no slot has.
+    pub fn write_pages(&self, pages: &[u32], form: PageForm, layers: &[Vec<u8>]) {
+        let kv = self.executor.kv_pages();
+        let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
+        for (layer, bytes) in layers.iter().enumerate() {
+            // SAFETY: the pages were taken, and are in no batch so far.
+            unsafe { kv.write(layer as u32, &pages, form, bytes) };
+        }
+    }
+
     /// Frees the slot and its pages for the next batch.
     pub fn release(&mut self, sequence: Sequence) -> Sequence {
         self.release_slot(&sequence);
@@ -249,6 +273,11 @@ impl Driver {
             slot: SlotId(slot),
             allowed: allowed.into(),
         });
+    }
+
+    /// The one that is submitted next.
+    pub fn next_step(&self) -> StepId {
+        StepId(self.next_step)
     }
 
     pub fn submit(&mut self) {

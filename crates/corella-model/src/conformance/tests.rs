@@ -2,21 +2,26 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::Duration;
 
-use corella_core::{Batch, BatchOutput, InputToken, SlotStart};
+use corella_core::{Batch, BatchOutput, InputToken, PageId, SlotStart};
 
 use super::*;
-use crate::{ExecutorInfo, KvLayout, MockConfig, MockExecutor, StepWaker, TokenMask};
+use crate::{
+    ExecutorInfo, KvGeometry, KvLayout, KvPages, LayerProgress, MockConfig, MockExecutor, PageForm,
+    StepWaker, TokenMask,
+};
 
 const VOCAB_SIZE: usize = 100;
 
 fn mock(config: &ConformanceConfig) -> MockExecutor {
-    MockExecutor::new(MockConfig::new(
-        VOCAB_SIZE,
-        config.num_pages,
-        config.page_size,
-    ))
+    MockExecutor::new(MockConfig {
+        num_layers: 2,
+        ..MockConfig::new(VOCAB_SIZE, config.num_pages, config.page_size)
+    })
 }
 
 #[test]
@@ -47,7 +52,7 @@ enum Fault {
     SwallowedFailures,
     /// Goes on drawing behind a draft that does not hold.
     TrustedDraft,
-    EmptyPages,
+    Pages(PagesFault),
 }
 
 impl Executor for Broken {
@@ -138,21 +143,83 @@ impl Executor for Broken {
         result
     }
 
-    fn read_page(&mut self, page: PageId, out: &mut [u8]) -> Result<(), ExecutorError> {
-        if let Fault::EmptyPages = self.fault {
-            return Ok(());
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        match self.fault {
+            Fault::Pages(fault) => Arc::new(BrokenPages {
+                pages: self.mock.kv_pages(),
+                fault,
+                owner: std::thread::current().id(),
+            }),
+            _ => self.mock.kv_pages(),
         }
-        self.mock.read_page(page, out)
+    }
+}
+
+/// The mock's pages, with one thing broken.
+struct BrokenPages {
+    pages: Arc<dyn KvPages>,
+    fault: PagesFault,
+    owner: ThreadId,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum PagesFault {
+    /// Other threads, which read before a step has returned, get another byte.
+    ChangeLater,
+    NeverReady,
+    NotCounted,
+    /// Nothing is read.
+    Empty,
+    /// As if there were no other form.
+    NativeOnly,
+    /// The last layer is that before it.
+    LastLayer,
+}
+
+// SAFETY: the memory is the mock's.
+unsafe impl KvPages for BrokenPages {
+    fn geometry(&self) -> &KvGeometry {
+        self.pages.geometry()
     }
 
-    fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), ExecutorError> {
-        self.mock.write_page(page, bytes)
+    fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
+        self.pages.native_parts(layer, page)
+    }
+
+    fn num_layers_done(&self, step: StepId) -> u32 {
+        match self.fault {
+            PagesFault::NotCounted => 0,
+            _ => self.pages.num_layers_done(step),
+        }
+    }
+
+    fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress {
+        match self.fault {
+            PagesFault::NeverReady => LayerProgress::TimedOut,
+            _ => self.pages.wait_layer(step, layer, timeout),
+        }
+    }
+
+    unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
+        let is_last = layer + 1 == self.geometry().num_layers;
+        let (layer, form) = match self.fault {
+            PagesFault::Empty => return,
+            PagesFault::NativeOnly => (layer, PageForm::Native),
+            PagesFault::LastLayer if is_last => (layer - 1, form),
+            _ => (layer, form),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.pages.read(layer, pages, form, out) };
+        let is_other_thread = std::thread::current().id() != self.owner;
+        if self.fault == PagesFault::ChangeLater && is_other_thread {
+            out[0] ^= 1;
+        }
     }
 }
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 28] = [
+    let cases: [(&str, Fault); 33] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -211,7 +278,19 @@ fn whatever_is_broken_is_found() {
                     && batch.spans.len() == 1
             }),
         ),
-        ("another history", Fault::EmptyPages),
+        (
+            "layer 0 changed after it was ready",
+            Fault::Pages(PagesFault::ChangeLater),
+        ),
+        ("is not ready in time", Fault::Pages(PagesFault::NeverReady)),
+        ("must count as done", Fault::Pages(PagesFault::NotCounted)),
+        ("of another history", Fault::Pages(PagesFault::Empty)),
+        (
+            "in layer 1, which holds",
+            Fault::Pages(PagesFault::LastLayer),
+        ),
+        // What comes of it depends on the bytes.
+        ("slot 1 reads token", Fault::Pages(PagesFault::NativeOnly)),
         ("fails its step", Fault::SwallowedFailures),
         (
             "samples that nobody asked for",

@@ -1,0 +1,145 @@
+//! Pages that others read while steps run, and bring to another executor.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_core::{PageId, Sample, StepId};
+
+use super::driver::{Driver, Script};
+use super::{LONG_PROMPT, SamplingParams, Suite, assert_same};
+use crate::{KvPages, LayerProgress, PageConversion, PageForm};
+
+/// Longer than any step of the suite.
+const LONG: Duration = Duration::from_secs(60);
+
+impl Suite<'_> {
+    /// While a step computes its other layers, and other sequences, one that is done is what it will
+    /// be when the step has returned.
+    pub fn finished_layers_stay_as_they_are(&self) {
+        let script = self.script(21, LONG_PROMPT, SamplingParams::GREEDY);
+        let beside = self.script(22, self.page_size + 1, SamplingParams::GREEDY);
+        let mut driver = self.driver_with_threads(2);
+        driver.shuffle_pages();
+        let kv = driver.executor.kv_pages();
+        let mut other = driver.begin(1, &beside);
+        let mut sequence = driver.begin(0, &script);
+        for chunk in [self.page_size + 3, LONG_PROMPT] {
+            driver.advance(&mut other, usize::MAX);
+            driver.advance(&mut sequence, chunk);
+            let (step, pages) = (driver.next_step(), sequence.pages.clone());
+            let shared = Arc::clone(&kv);
+            let early = std::thread::spawn(move || read_layers(&*shared, step, &pages));
+            driver.submit();
+            driver.receive([&mut sequence, &mut other]);
+            let early = early
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let late = driver.read_pages(&sequence.pages, PageForm::Native);
+            for (layer, (early, late)) in early.iter().zip(&late).enumerate() {
+                assert!(early == late, "layer {layer} changed after it was ready");
+            }
+            let num_layers = kv.geometry().num_layers;
+            assert_eq!(
+                kv.num_layers_done(step),
+                num_layers,
+                "a step that has returned has all layers done"
+            );
+        }
+        driver.finish(&mut sequence);
+        assert_same("read by others", &self.alone(&script), &sequence.samples);
+    }
+
+    /// Pages read out and written elsewhere, in another executor and in the same, by either form.
+    pub fn pages_can_be_moved(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let index = scripts.len() - 1;
+        let (script, expected) = (&scripts[index], &expected[index]);
+        for form in [PageForm::Native, PageForm::Canonical] {
+            let (source, pages) = self.prefill(script);
+            let contents = source.read_pages(&pages, form);
+            for mut target in [self.driver(), source] {
+                let moved = continue_in(&mut target, script, form, &contents);
+                assert_same("in moved pages", expected, &moved);
+            }
+        }
+    }
+
+    /// The canonical form, converted, goes on in an executor with pages of another size, which may
+    /// keep its elements in another order.
+    pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
+        let scripts = self.scripts();
+        let index = scripts.len() - 1;
+        let (source, pages) = self.prefill(&scripts[index]);
+        let from = source.executor.kv_pages().geometry().clone();
+        let contents = source.read_pages(&pages, PageForm::Canonical);
+        let size = self.page_size;
+        for page_size in [2 * size, size + 1, size / 2] {
+            let mut target = self.driver_of(1, page_size);
+            let to = target.executor.kv_pages().geometry().clone();
+            assert!(!from.is_native_to(&to));
+            let conversion = PageConversion::new(&from, &to).expect("the same model");
+            let convert = |pages: &Vec<u8>| {
+                let num_pages = (LONG_PROMPT - 1).div_ceil(page_size);
+                let mut converted = vec![0; num_pages * to.layer_bytes()];
+                conversion.convert(0..LONG_PROMPT - 1, pages, &mut converted);
+                converted
+            };
+            let converted: Vec<Vec<u8>> = contents.iter().map(convert).collect();
+            let form = PageForm::Canonical;
+            let moved = continue_in(&mut target, &scripts[index], form, &converted);
+            assert_same("in pages of another size", &expected[index], &moved);
+        }
+    }
+
+    /// A driver whose pages hold the prompt, but not its last token, in any order.
+    fn prefill(&self, script: &Script) -> (Driver, Vec<u32>) {
+        let mut source = self.driver();
+        source.shuffle_pages();
+        let mut sequence = source.begin(0, script);
+        source.advance(&mut sequence, usize::MAX);
+        source.step(&mut [&mut sequence]);
+        let num_pages = (script.prompt.len() - 1).div_ceil(self.page_size);
+        source.release_slot(&sequence);
+        (source, sequence.pages[..num_pages].to_vec())
+    }
+}
+
+/// All layers of a step's pages, each as soon as it is ready.
+fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
+    let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
+    let read = |layer| {
+        let progress = kv.wait_layer(step, layer, LONG);
+        assert_ne!(
+            progress,
+            LayerProgress::TimedOut,
+            "layer {layer} of step {step} is not ready in time"
+        );
+        assert!(
+            kv.num_layers_done(step) > layer,
+            "layer {layer} of step {step} is ready and must count as done"
+        );
+        let mut bytes = vec![0; pages.len() * kv.geometry().layer_bytes()];
+        // SAFETY: the layer is done, and no other step is in flight until these are compared.
+        unsafe { kv.read(layer, &pages, PageForm::Native, &mut bytes) };
+        bytes
+    };
+    (0..kv.geometry().num_layers).map(read).collect()
+}
+
+/// What comes behind a prompt of which all but the last token is in these pages.
+fn continue_in(
+    target: &mut Driver,
+    script: &Script,
+    form: PageForm,
+    layers: &[Vec<u8>],
+) -> Vec<Sample> {
+    target.shuffle_pages();
+    let layer_bytes = target.executor.kv_pages().geometry().layer_bytes();
+    let num_pages = layers[0].len() / layer_bytes;
+    let pages: Vec<u32> = (0..num_pages).map(|_| target.take_page()).collect();
+    target.write_pages(&pages, form, layers);
+    let num_cached = script.prompt.len() - 1;
+    let mut moved = target.begin_from(1, script, &pages, &script.prompt, num_cached);
+    target.finish(&mut moved);
+    moved.samples
+}

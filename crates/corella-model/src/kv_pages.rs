@@ -1,0 +1,157 @@
+//! KV memory that others read and write while the executor runs.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use corella_core::{PageId, StepId};
+
+use crate::element_order::{to_canonical, to_native};
+use crate::{ElementOrder, KvFormat};
+
+/// What two executors have to know of each other's pages. Whether they run the same model is
+/// another question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvGeometry {
+    pub num_layers: u32,
+    pub num_kv_heads: u32,
+    pub head_dim: u32,
+    /// Positions in a page.
+    pub page_size: u32,
+    pub num_pages: u32,
+    pub format: KvFormat,
+    /// The executor's own.
+    pub order: ElementOrder,
+}
+
+impl KvGeometry {
+    /// One page within one layer, in either form.
+    pub fn layer_bytes(&self) -> usize {
+        self.num_kv_heads as usize * self.head_bytes()
+    }
+
+    /// One page, all layers.
+    pub fn page_bytes(&self) -> usize {
+        self.num_layers as usize * self.layer_bytes()
+    }
+
+    /// One KV head's part of a page within one layer.
+    pub fn head_bytes(&self) -> usize {
+        2 * self.page_size as usize * self.format.row_bytes(self.head_dim as usize)
+    }
+
+    /// A head's part without its scales.
+    pub fn element_bytes(&self) -> usize {
+        2 * (self.page_size * self.head_dim) as usize * self.format.size()
+    }
+
+    /// Whether a page in this one's native form is one in the other's.
+    pub fn is_native_to(&self, other: &Self) -> bool {
+        let num_pages = other.num_pages;
+        *other == Self { num_pages, ..*self }
+    }
+}
+
+/// What the bytes of a page within a layer mean. Both forms have `KvGeometry::layer_bytes` bytes, and
+/// in both they are the parts of all KV heads, in the order of the heads. What they hold of positions
+/// without a token means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageForm {
+    /// A head's part is as `KvGeometry::order` says. For executors whose geometry `is_native_to` the
+    /// other's.
+    Native,
+    /// For all others. A head's part is `[K, V][position][head_dim]` in the KV format of whoever sends
+    /// it, followed, for `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers
+    /// are little-endian. `PageConversion` makes of it what another KV format or page size wants.
+    Canonical,
+}
+
+/// What has come of a layer of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerProgress {
+    /// The keys and values of all the step's tokens are in the pages.
+    Ready,
+    TimedOut,
+    /// The executor is through with the step: the layer is ready, or the step has failed.
+    /// `Executor::wait` will tell, or has told.
+    StepOver,
+}
+
+/// The KV memory of an executor. It stays where it is while anybody has a reference to this, even
+/// when the executor is gone.
+///
+/// A page is named by its layer, of all pipeline stages, and its id. A layer, a page or a number of
+/// bytes that does not exist is a mistake in the caller's code, and panics.
+///
+/// # Safety
+/// `native_parts` names memory that only whoever has the page writes, `KvGeometry::layer_bytes` of
+/// it, and no two pages or layers share any.
+pub unsafe trait KvPages: Send + Sync {
+    fn geometry(&self) -> &KvGeometry;
+
+    /// Where a page within a layer lies, in its native form: a first part and, perhaps empty, the
+    /// rest of it, each whole heads. For transports that send from where it is and receive to where
+    /// it belongs; what is promised for `read` and `write` is promised by whoever uses it.
+    fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2];
+
+    /// Somebody has filled a page, so it will be used soon. `write` says so itself.
+    fn note_written(&self, _page: PageId) {}
+
+    /// So many layers, the first ones, have all keys and values of the step; all when the executor
+    /// is through with it, even if it has failed. From then on these layers of the step's pages do
+    /// not change until it returns, and longer if the core keeps the pages.
+    fn num_layers_done(&self, step: StepId) -> u32;
+
+    /// Until a layer has all keys and values of the step. Steps that were not submitted yet can be
+    /// waited for.
+    fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress;
+
+    /// Copies pages within one layer, one behind the other. Any thread may, while steps run. Of a
+    /// step that has not returned the bytes may yet turn out to be worth nothing.
+    ///
+    /// # Safety
+    /// The steps that write to these pages have the layer done (`wait_layer`) or have returned, and
+    /// until the copy is complete the core gives the pages to nobody and lets no further step, copy
+    /// of rows or `write` change them: they are whole pages, or of a request that goes no further,
+    /// and are held.
+    unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
+        let geometry = self.geometry();
+        let layer_bytes = geometry.layer_bytes();
+        assert_eq!(out.len(), pages.len() * layer_bytes);
+        for (&page, mut out) in pages.iter().zip(out.chunks_mut(layer_bytes)) {
+            for part in self.native_parts(layer, page) {
+                // SAFETY: memory of the pages, which nobody writes by the caller's promise.
+                let part = unsafe { part.as_ref() };
+                let (to, rest) = out.split_at_mut(part.len());
+                match form {
+                    PageForm::Native => to.copy_from_slice(part),
+                    PageForm::Canonical => to_canonical(geometry, part, to),
+                }
+                out = rest;
+            }
+        }
+    }
+
+    /// The reverse of `read`, while steps run.
+    ///
+    /// # Safety
+    /// The core has reserved the pages for what is written here: nobody else reads or writes them,
+    /// they are in no slot's page table and in no batch before the call has returned.
+    unsafe fn write(&self, layer: u32, pages: &[PageId], form: PageForm, bytes: &[u8]) {
+        let geometry = self.geometry();
+        let layer_bytes = geometry.layer_bytes();
+        assert_eq!(bytes.len(), pages.len() * layer_bytes);
+        for (&page, mut bytes) in pages.iter().zip(bytes.chunks(layer_bytes)) {
+            for mut part in self.native_parts(layer, page) {
+                // SAFETY: memory of the pages, which are the caller's alone by its promise.
+                let part = unsafe { part.as_mut() };
+                let (from, rest) = bytes.split_at(part.len());
+                match form {
+                    PageForm::Native => part.copy_from_slice(from),
+                    PageForm::Canonical => to_native(geometry, from, part),
+                }
+                bytes = rest;
+            }
+            self.note_written(page);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! How far a step has come, for threads that read pages of its finished layers.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::StepId;
+
+use crate::LayerProgress;
+
+/// One number that an executor, or a stage of its pipeline, advances when the keys and values of a
+/// layer have been stored. It only grows, because steps run in the order of their ids.
+///
+/// Whoever sees a layer counted also sees what all threads wrote that had met the counting one at a
+/// barrier before.
+#[derive(Default)]
+pub struct LayerCounter {
+    /// The step, and below it the number of layers that are done, or `OVER`.
+    state: AtomicU64,
+    num_waiting: AtomicU32,
+    mutex: Mutex<()>,
+    condvar: Condvar,
+}
+
+const COUNT_BITS: u32 = 16;
+/// More layers than any model has.
+const OVER: u64 = (1 << COUNT_BITS) - 1;
+
+impl LayerCounter {
+    /// From now on the first `num_layers` layers of the step stay as they are until it returns.
+    pub fn advance(&self, step: StepId, num_layers: usize) {
+        self.set(step.0 << COUNT_BITS | num_layers as u64);
+    }
+
+    /// The step has failed, or stores nothing more.
+    pub fn finish(&self, step: StepId) {
+        self.set(step.0 << COUNT_BITS | OVER);
+    }
+
+    /// There will be no further steps: nobody waits for one in vain.
+    pub fn close(&self) {
+        self.set(u64::MAX);
+    }
+
+    /// Layers of the step that are done; `None` when it is over.
+    pub fn num_done(&self, step: StepId) -> Option<usize> {
+        // Behind `set`, and, of a waiter, behind its counting itself.
+        let state = self.state.load(Ordering::SeqCst);
+        let count = state & OVER;
+        match step.0.cmp(&(state >> COUNT_BITS)) {
+            std::cmp::Ordering::Less => None,
+            std::cmp::Ordering::Equal => (count != OVER).then_some(count as usize),
+            std::cmp::Ordering::Greater => Some(0),
+        }
+    }
+
+    pub fn wait(&self, step: StepId, layer: usize, timeout: Duration) -> LayerProgress {
+        let progress = || match self.num_done(step) {
+            None => Some(LayerProgress::StepOver),
+            Some(num_done) if num_done > layer => Some(LayerProgress::Ready),
+            Some(_) => None,
+        };
+        if let Some(progress) = progress() {
+            return progress;
+        }
+        let asked_at = Instant::now();
+        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.num_waiting.fetch_add(1, Ordering::SeqCst);
+        let result = loop {
+            if let Some(progress) = progress() {
+                break progress;
+            }
+            let left = timeout.saturating_sub(asked_at.elapsed());
+            if left.is_zero() {
+                break LayerProgress::TimedOut;
+            }
+            let waited = self.condvar.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        self.num_waiting.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    /// A waiter counts itself before it looks, and this looks for waiters after it has written, so
+    /// one of them sees the other.
+    fn set(&self, state: u64) {
+        self.state.store(state, Ordering::SeqCst);
+        if self.num_waiting.load(Ordering::SeqCst) > 0 {
+            let _guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+            self.condvar.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn layers_are_ready_one_by_one_and_a_later_step_ends_the_wait() {
+        let counter = LayerCounter::default();
+        let wait = |step, layer| counter.wait(StepId(step), layer, Duration::ZERO);
+        counter.advance(StepId(5), 2);
+        assert_eq!(counter.num_done(StepId(5)), Some(2));
+        assert_eq!(wait(5, 0), LayerProgress::Ready);
+        assert_eq!(wait(5, 1), LayerProgress::Ready);
+        assert_eq!(wait(5, 2), LayerProgress::TimedOut);
+        assert_eq!(wait(4, 2), LayerProgress::StepOver);
+        assert_eq!(wait(6, 0), LayerProgress::TimedOut);
+        counter.finish(StepId(5));
+        assert_eq!(counter.num_done(StepId(5)), None);
+        assert_eq!(wait(5, 2), LayerProgress::StepOver);
+        assert_eq!(wait(6, 0), LayerProgress::TimedOut);
+        counter.close();
+        assert_eq!(wait(6, 0), LayerProgress::StepOver);
+    }
+
+    /// A wake-up that is lost shows as a wait of 20 seconds.
+    #[test]
+    fn no_wake_up_is_lost_and_what_was_stored_before_is_seen() {
+        const NUM_STEPS: u64 = 300;
+        const NUM_LAYERS: usize = 5;
+        let counter = LayerCounter::default();
+        let stored = [const { AtomicUsize::new(0) }; NUM_LAYERS];
+        let asked_at = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for step in 1..=NUM_STEPS {
+                        for (layer, stored) in stored.iter().enumerate() {
+                            let progress = counter.wait(StepId(step), layer, LONG);
+                            assert_ne!(progress, LayerProgress::TimedOut);
+                            assert!(stored.load(Ordering::Relaxed) as u64 >= step);
+                        }
+                    }
+                });
+            }
+            for step in 1..=NUM_STEPS {
+                for (layer, stored) in stored.iter().enumerate() {
+                    stored.store(step as usize, Ordering::Relaxed);
+                    counter.advance(StepId(step), layer + 1);
+                }
+                counter.finish(StepId(step));
+            }
+        });
+        assert!(asked_at.elapsed() < LONG);
+    }
+}
