@@ -7,6 +7,7 @@
 
 mod registry;
 pub mod session;
+pub mod transport;
 
 pub use registry::{
     NodeRecord, Peers, Registry, RegistryConfig, RegistryError, RegistryUrl, RegistryUrlError, Role,

@@ -1,0 +1,50 @@
+//! KV rows from a prefill node's memory to a decode node's memory.
+//!
+//! The decode node pulls. Its [`KvReceiver`] asks a prefill node's [`KvSender`] for the rows of a
+//! session, perhaps before the sender has heard of it, and reads them from its own socket into pages
+//! that were reserved for them. So a load that is cancelled is over at once: nobody else ever writes
+//! to those pages.
+//!
+//! The wire is in `frame.rs`. Each end has a reader and a writer task for a connection, on few threads
+//! ([`TransferThreads`]); many sessions share a connection, chunk by chunk, each within its credit.
+
+mod account;
+mod bandwidth_meter;
+mod chunk;
+mod frame;
+mod frame_queue;
+mod gate;
+mod hello;
+mod incoming;
+mod io_parts;
+mod kv_memory;
+mod kv_receiver;
+mod kv_sender;
+mod outgoing;
+mod peer;
+mod plain_pages;
+mod receiver_connection;
+mod sender_connection;
+mod session_key;
+mod socket;
+mod store_table;
+mod token_bucket;
+mod tombstones;
+mod transfer_threads;
+
+pub use account::TransferAccount;
+pub use frame::{
+    FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, Refusal, TRAILER_BYTES, Trailer,
+};
+pub use hello::{Hello, Incompatibility};
+pub use incoming::{LoadFailure, LoadStatus};
+pub use kv_memory::{ElementOrder, KvGeometry, KvPages, PageForm};
+pub use kv_receiver::{
+    KvReceiver, LoadHandle, LoadRejection, LoadRequest, ReceiverConfig, ReceiverStats,
+};
+pub use kv_sender::{KvSender, SenderConfig, SenderStats, StoreError};
+pub use outgoing::SendStatus;
+pub use plain_pages::PlainPages;
+pub use session_key::SessionKey;
+pub use socket::PeerAddress;
+pub use transfer_threads::TransferThreads;

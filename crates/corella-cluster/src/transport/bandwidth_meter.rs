@@ -1,0 +1,118 @@
+//! How fast a peer takes what is sent to it.
+
+use std::time::{Duration, Instant};
+
+/// Older seconds of sending count half after this many newer ones.
+const HALF_LIFE: Duration = Duration::from_secs(2);
+/// Fewer bytes say more about latency than about speed.
+const MIN_BYTES: u64 = 64 << 10;
+/// A sample is taken this often while the peer is never out of work.
+const SAMPLE_TIME: Duration = Duration::from_millis(50);
+
+/// Counts the time in which the peer has not acknowledged everything, and the bytes that it
+/// acknowledged in that time: what it waits for the executor does not count.
+#[derive(Default)]
+pub struct BandwidthMeter {
+    num_unacknowledged: u64,
+    busy_since: Option<Instant>,
+    num_acknowledged: u64,
+    /// Decayed sums.
+    num_bytes: f64,
+    num_seconds: f64,
+}
+
+impl BandwidthMeter {
+    pub fn handle_sent(&mut self, num_bytes: u64, now: Instant) {
+        self.num_unacknowledged += num_bytes;
+        self.busy_since.get_or_insert(now);
+    }
+
+    pub fn handle_acknowledged(&mut self, num_bytes: u64, now: Instant) {
+        let num_bytes = num_bytes.min(self.num_unacknowledged);
+        self.num_unacknowledged -= num_bytes;
+        self.num_acknowledged += num_bytes;
+        let Some(since) = self.busy_since else {
+            return;
+        };
+        let time = now.saturating_duration_since(since);
+        let is_idle = self.num_unacknowledged == 0;
+        if !is_idle && time < SAMPLE_TIME {
+            return;
+        }
+        if self.num_acknowledged >= MIN_BYTES && !time.is_zero() {
+            let age = time.as_secs_f64() / HALF_LIFE.as_secs_f64();
+            let kept = (-age).exp2();
+            self.num_bytes = self.num_bytes * kept + self.num_acknowledged as f64;
+            self.num_seconds = self.num_seconds * kept + time.as_secs_f64();
+        } else if !is_idle {
+            return;
+        }
+        self.num_acknowledged = 0;
+        self.busy_since = (!is_idle).then_some(now);
+    }
+
+    /// What will never be acknowledged, because the connection or the load is gone.
+    pub fn handle_lost(&mut self, num_bytes: u64) {
+        self.num_unacknowledged = self.num_unacknowledged.saturating_sub(num_bytes);
+        if self.num_unacknowledged == 0 {
+            self.busy_since = None;
+            self.num_acknowledged = 0;
+        }
+    }
+
+    /// `None` before anything is known.
+    pub fn bytes_per_s(&self) -> Option<f64> {
+        (self.num_seconds > 0.0).then(|| self.num_bytes / self.num_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    /// Sends bytes and has them acknowledged after `ms`; when that is.
+    fn send(meter: &mut BandwidthMeter, num_bytes: u64, ms: u64, at: Instant) -> Instant {
+        meter.handle_sent(num_bytes, at);
+        let end = at + Duration::from_millis(ms);
+        meter.handle_acknowledged(num_bytes, end);
+        end
+    }
+
+    #[test]
+    fn pauses_do_not_count_and_a_slower_time_shows() {
+        let mut meter = BandwidthMeter::default();
+        let mut now = Instant::now();
+        assert_eq!(meter.bytes_per_s(), None);
+        for _ in 0..20 {
+            now = send(&mut meter, 10 * MB, 100, now) + Duration::from_secs(5);
+        }
+        assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
+        // Two half-lives at a hundredth of the speed: a quarter of two older seconds, which brought
+        // 200 MB, and a decayed sum of four newer ones remain.
+        for _ in 0..4 {
+            now = send(&mut meter, MB, 1000, now);
+        }
+        let kept = 0.5f64.sqrt();
+        let decayed = |each: f64, n: i32| (0..n).map(|i| each * kept.powi(i)).sum::<f64>();
+        let older: f64 = (0..20)
+            .map(|i| 0.1 * 0.5f64.powf(0.05 * f64::from(i)))
+            .sum();
+        let bytes = older * 1e8 * 0.25 + decayed(1e6, 4);
+        let seconds = older * 0.25 + decayed(1.0, 4);
+        let found = meter.bytes_per_s().unwrap();
+        assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
+    }
+
+    #[test]
+    fn a_few_bytes_say_nothing_and_a_lost_load_leaves_no_time_behind() {
+        let mut meter = BandwidthMeter::default();
+        let now = send(&mut meter, 1000, 1000, Instant::now());
+        assert_eq!(meter.bytes_per_s(), None);
+        meter.handle_sent(MB, now);
+        meter.handle_lost(MB);
+        send(&mut meter, MB, 10, now + Duration::from_secs(100));
+        assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
+    }
+}

@@ -1,0 +1,151 @@
+//! Pages on their way to a socket.
+
+use std::io;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use corella_core::PageId;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::PageForm;
+use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
+use super::io_parts::IoParts;
+use super::outgoing::Outgoing;
+use super::socket::Socket;
+
+/// Sent in place of pages that were taken back.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Writes whole frames; one for a connection.
+pub struct ChunkWriter {
+    parts: IoParts,
+    /// For pages in their canonical form.
+    copy: Vec<u8>,
+    hasher: Xxh3Default,
+    /// A peer that takes nothing for so long is given up.
+    stall_timeout: Duration,
+}
+
+impl ChunkWriter {
+    pub fn new(stall_timeout: Duration) -> Self {
+        Self {
+            parts: IoParts::default(),
+            copy: Vec::new(),
+            hasher: Xxh3Default::new(),
+            stall_timeout,
+        }
+    }
+
+    pub async fn write_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> io::Result<()> {
+        self.parts.clear();
+        self.parts.push_slice(bytes);
+        // SAFETY: bytes that are borrowed for this call.
+        unsafe { self.send(socket, None, 0).await }.map(drop)
+    }
+
+    /// Sends from the pages where they lie when the receiver's are alike. When the session ends
+    /// meanwhile, the frame becomes one that is worth nothing.
+    pub async fn write(
+        &mut self,
+        socket: &Socket,
+        outgoing: &Outgoing,
+        run: PageRun,
+        pages: &[PageId],
+    ) -> io::Result<()> {
+        let header = Frame::Data(run).encode();
+        let Some(checksum) = outgoing.gate.enter(|| {
+            self.parts.clear();
+            self.parts.push_slice(&header);
+            self.hasher.reset();
+            self.push_pages(outgoing, run, pages);
+            self.hasher.digest()
+        }) else {
+            // Nothing of the frame is out yet.
+            return Ok(());
+        };
+        let trailer = Trailer::Whole { checksum }.encode();
+        self.parts.push_slice(&trailer);
+        let gate = match run.form {
+            PageForm::Native => Some(outgoing),
+            PageForm::Canonical => None,
+        };
+        // SAFETY: header, trailer and copy stay for this call, pages as long as their gate is open.
+        let rest = unsafe { self.send(socket, gate, TRAILER_BYTES).await? };
+        if rest > 0 {
+            self.parts.clear();
+            let mut num_zeroes = rest;
+            while num_zeroes > 0 {
+                let len = num_zeroes.min(ZEROES.len());
+                self.parts.push_slice(&ZEROES[..len]);
+                num_zeroes -= len;
+            }
+            let trailer = Trailer::Withdrawn.encode();
+            self.parts.push_slice(&trailer);
+            // SAFETY: bytes that stay for this call.
+            unsafe { self.send(socket, None, 0).await? };
+        }
+        Ok(())
+    }
+
+    /// Inside the gate.
+    fn push_pages(&mut self, outgoing: &Outgoing, run: PageRun, pages: &[PageId]) {
+        let Self {
+            parts,
+            copy,
+            hasher,
+            ..
+        } = self;
+        match run.form {
+            PageForm::Native => {
+                let of_page = |&page| outgoing.pages.native_parts(run.layer, page);
+                for part in pages.iter().flat_map(of_page) {
+                    parts.push(part);
+                    // SAFETY: nobody writes to the pages while the gate is open.
+                    hasher.update(unsafe { part.as_ref() });
+                }
+            }
+            PageForm::Canonical => {
+                let num_bytes = pages.len() * outgoing.pages.geometry().layer_bytes();
+                copy.resize(num_bytes, 0);
+                // SAFETY: as above.
+                unsafe { outgoing.pages.read(run.layer, pages, run.form, copy) };
+                hasher.update(copy);
+                parts.push(NonNull::from(copy.as_slice()));
+            }
+        }
+    }
+
+    /// Sends what is in `parts`. Behind a gate that closes it stops before the last `num_own` bytes,
+    /// which are the caller's own; how many before those are missing.
+    ///
+    /// # Safety
+    /// Nobody writes to the parts before this has returned, or while the gate is open.
+    async unsafe fn send(
+        &mut self,
+        socket: &Socket,
+        gate: Option<&Outgoing>,
+        num_own: usize,
+    ) -> io::Result<usize> {
+        while self.parts.num_bytes() > 0 {
+            // SAFETY: the caller's promise.
+            let send = || unsafe { socket.try_send(&self.parts) };
+            let sent = match gate.filter(|_| self.parts.num_bytes() > num_own) {
+                Some(outgoing) => match outgoing.gate.enter(send) {
+                    Some(sent) => sent,
+                    None => return Ok(self.parts.num_bytes() - num_own),
+                },
+                None => send(),
+            };
+            match sent {
+                Ok(num_bytes) => self.parts.advance(num_bytes, |_| {}),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let writable = tokio::time::timeout(self.stall_timeout, socket.writable());
+                    writable.await.map_err(|_| io::ErrorKind::TimedOut)??;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,332 @@
+//! Frames on the wire: 64 bytes each, little-endian, so that there is no length to lie about.
+//!
+//! A `Data` frame is followed by its pages, whose number of bytes follows from the rows and the
+//! sender's geometry, and a [`Trailer`]. A load's id is chosen by the receiver and never used again.
+
+use std::fmt;
+
+use super::{Hello, PageForm, SessionKey};
+
+pub const FRAME_BYTES: usize = 64;
+pub const TRAILER_BYTES: usize = 16;
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Frame {
+    /// The first frame in either direction.
+    Hello(Hello),
+    /// Receiver to sender: send these rows, now or when there are any.
+    Load(LoadFrame),
+    /// Receiver to sender: so many bytes were taken in, and as many more may be sent.
+    Credit { load_id: u64, num_bytes: u32 },
+    /// Sender to receiver. Each layer's rows come in their order.
+    Data(PageRun),
+    /// Sender to receiver: all rows were sent, and they are worth something.
+    Complete { load_id: u64, num_rows: u32 },
+    /// Sender to receiver: nothing more will come.
+    Failed { load_id: u64, reason: Refusal },
+    /// Receiver to sender: all rows are in their pages.
+    Received { load_id: u64 },
+    /// Receiver to sender: send no more.
+    Cancel { load_id: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadFrame {
+    pub load_id: u64,
+    pub key: SessionKey,
+    /// The receiver has the rows before it.
+    pub first_row: u32,
+    /// The session's rows, from 0 on.
+    pub num_rows: u32,
+    /// Bytes that may be sent before any `Credit`.
+    pub credit_bytes: u32,
+    /// How long to wait for a session that the sender has not heard of.
+    pub wait_ms: u32,
+}
+
+/// Whole pages within one layer. The last one may hold rows behind `first_row + num_rows` that mean
+/// nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    pub load_id: u64,
+    pub layer: u32,
+    /// The first of a page of the sender.
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub form: PageForm,
+}
+
+/// Why a sender does not send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing was stored in time.
+    NotStored,
+    /// The session is over.
+    Gone,
+    /// The sender could not compute the rows.
+    Failed,
+    /// The key names another incarnation of one of the two nodes.
+    OtherIncarnation,
+    /// The sender's session has another number of rows.
+    OtherRows,
+    /// Too many loads wait, or share the connection.
+    Busy,
+    /// A newer load asked for the same session.
+    Superseded,
+}
+
+const REFUSALS: [Refusal; 7] = [
+    Refusal::NotStored,
+    Refusal::Gone,
+    Refusal::Failed,
+    Refusal::OtherIncarnation,
+    Refusal::OtherRows,
+    Refusal::Busy,
+    Refusal::Superseded,
+];
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotStored => "nothing was stored in time",
+            Self::Gone => "the session is over",
+            Self::Failed => "the rows could not be computed",
+            Self::OtherIncarnation => "one of the two nodes was restarted meanwhile",
+            Self::OtherRows => "the session has another number of rows",
+            Self::Busy => "too many loads wait",
+            Self::Superseded => "a newer load asked for the same session",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trailer {
+    /// What XXH3-64 makes of the payload.
+    Whole { checksum: u64 },
+    /// The session ended while its pages were sent: the payload is worth nothing.
+    Withdrawn,
+}
+
+/// What makes bytes no frame. A peer that sends such is not one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameError {
+    Kind(u8),
+    Field(&'static str),
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kind(kind) => write!(f, "no frame begins with {kind}"),
+            Self::Field(name) => write!(f, "a frame with an impossible {name}"),
+        }
+    }
+}
+
+impl std::error::Error for FrameError {}
+
+const HELLO: u8 = b'C';
+const LOAD: u8 = 1;
+const CREDIT: u8 = 2;
+const DATA: u8 = 3;
+const COMPLETE: u8 = 4;
+const FAILED: u8 = 5;
+const RECEIVED: u8 = 6;
+const CANCEL: u8 = 7;
+
+const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
+
+impl Frame {
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        let mut bytes = [0; FRAME_BYTES];
+        let mut out = FieldWriter::new(&mut bytes);
+        match self {
+            Self::Hello(hello) => {
+                out.put(&[HELLO]);
+                hello.encode(&mut out);
+            }
+            Self::Load(load) => {
+                out.kind(LOAD, load.load_id);
+                out.put(&load.key.uuid.to_le_bytes());
+                out.u32(load.key.attempt);
+                out.u64(load.key.prefill_incarnation);
+                out.u64(load.key.decode_incarnation);
+                out.u32(load.first_row);
+                out.u32(load.num_rows);
+                out.u32(load.credit_bytes);
+                out.u32(load.wait_ms);
+            }
+            Self::Credit { load_id, num_bytes } => {
+                out.kind(CREDIT, *load_id);
+                out.u32(*num_bytes);
+            }
+            Self::Data(run) => {
+                out.kind(DATA, run.load_id);
+                out.u32(run.layer);
+                out.u32(run.first_row);
+                out.u32(run.num_rows);
+                out.index(&FORMS, &run.form);
+            }
+            Self::Complete { load_id, num_rows } => {
+                out.kind(COMPLETE, *load_id);
+                out.u32(*num_rows);
+            }
+            Self::Failed { load_id, reason } => {
+                out.kind(FAILED, *load_id);
+                out.index(&REFUSALS, reason);
+            }
+            Self::Received { load_id } => out.kind(RECEIVED, *load_id),
+            Self::Cancel { load_id } => out.kind(CANCEL, *load_id),
+        }
+        bytes
+    }
+
+    /// The reverse of `encode`, and nothing else: bytes that it would not write are refused.
+    pub fn decode(bytes: &[u8; FRAME_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = FieldReader { rest: bytes };
+        let kind = fields.take::<1>()[0];
+        if kind == HELLO {
+            let hello = Hello::decode(&mut fields)?;
+            fields.zeroes()?;
+            return Ok(Self::Hello(hello));
+        }
+        if kind == 0 || kind > CANCEL {
+            return Err(FrameError::Kind(kind));
+        }
+        if fields.take::<3>() != [0; 3] {
+            return Err(FrameError::Field("padding"));
+        }
+        let load_id = fields.u64();
+        let frame = match kind {
+            LOAD => Self::Load(LoadFrame {
+                load_id,
+                key: SessionKey {
+                    uuid: u128::from_le_bytes(fields.take()),
+                    attempt: fields.u32(),
+                    prefill_incarnation: fields.u64(),
+                    decode_incarnation: fields.u64(),
+                },
+                first_row: fields.u32(),
+                num_rows: fields.u32(),
+                credit_bytes: fields.u32(),
+                wait_ms: fields.u32(),
+            }),
+            CREDIT => Self::Credit {
+                load_id,
+                num_bytes: fields.u32(),
+            },
+            DATA => Self::Data(PageRun {
+                load_id,
+                layer: fields.u32(),
+                first_row: fields.u32(),
+                num_rows: fields.u32(),
+                form: fields.index(&FORMS, "form")?,
+            }),
+            COMPLETE => Self::Complete {
+                load_id,
+                num_rows: fields.u32(),
+            },
+            FAILED => Self::Failed {
+                load_id,
+                reason: fields.index(&REFUSALS, "reason")?,
+            },
+            RECEIVED => Self::Received { load_id },
+            _ => Self::Cancel { load_id },
+        };
+        fields.zeroes()?;
+        Ok(frame)
+    }
+}
+
+impl Trailer {
+    pub fn encode(self) -> [u8; TRAILER_BYTES] {
+        let (status, checksum) = match self {
+            Self::Whole { checksum } => (1u64, checksum),
+            Self::Withdrawn => (2, 0),
+        };
+        let mut bytes = [0; TRAILER_BYTES];
+        bytes[..8].copy_from_slice(&status.to_le_bytes());
+        bytes[8..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; TRAILER_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = FieldReader { rest: bytes };
+        match (fields.u64(), fields.u64()) {
+            (1, checksum) => Ok(Self::Whole { checksum }),
+            (2, 0) => Ok(Self::Withdrawn),
+            _ => Err(FrameError::Field("trailer")),
+        }
+    }
+}
+
+/// Fields one behind the other. What is not written stays 0.
+pub struct FieldWriter<'a> {
+    rest: &'a mut [u8],
+}
+
+impl<'a> FieldWriter<'a> {
+    fn new(bytes: &'a mut [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    fn kind(&mut self, kind: u8, load_id: u64) {
+        self.put(&[kind, 0, 0, 0]);
+        self.u64(load_id);
+    }
+
+    pub fn put(&mut self, bytes: &[u8]) {
+        let (to, rest) = std::mem::take(&mut self.rest).split_at_mut(bytes.len());
+        to.copy_from_slice(bytes);
+        self.rest = rest;
+    }
+
+    pub fn u32(&mut self, value: u32) {
+        self.put(&value.to_le_bytes());
+    }
+
+    pub fn u64(&mut self, value: u64) {
+        self.put(&value.to_le_bytes());
+    }
+
+    /// One of a few values, counted from 1.
+    pub fn index<T: PartialEq>(&mut self, values: &[T], value: &T) {
+        let index = values.iter().position(|other| other == value);
+        let index = index.expect("the table has every value");
+        self.put(&[index as u8 + 1]);
+    }
+}
+
+/// The reverse of `FieldWriter`.
+pub struct FieldReader<'a> {
+    rest: &'a [u8],
+}
+
+impl FieldReader<'_> {
+    pub fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (bytes, rest) = self.rest.split_first_chunk().expect("fields fit in frames");
+        self.rest = rest;
+        *bytes
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    pub fn index<T: Copy>(&mut self, values: &[T], name: &'static str) -> Result<T, FrameError> {
+        let index = usize::from(self.take::<1>()[0]);
+        let value = index.checked_sub(1).and_then(|index| values.get(index));
+        value.copied().ok_or(FrameError::Field(name))
+    }
+
+    fn zeroes(&self) -> Result<(), FrameError> {
+        match self.rest.iter().all(|&byte| byte == 0) {
+            true => Ok(()),
+            false => Err(FrameError::Field("padding")),
+        }
+    }
+}

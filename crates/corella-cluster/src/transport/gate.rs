@@ -1,0 +1,33 @@
+//! Between those who copy KV pages and whoever takes the pages back.
+
+use std::sync::{Mutex, PoisonError};
+
+/// A copy is made inside the gate, in pieces that take microseconds. When `close` has returned, no
+/// copy runs and none will: the pages may be given to somebody else.
+pub struct Gate {
+    is_open: Mutex<bool>,
+}
+
+impl Gate {
+    pub fn new() -> Self {
+        Self {
+            is_open: Mutex::new(true),
+        }
+    }
+
+    /// `None`, and nothing is done, behind a closed gate.
+    pub fn enter<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
+        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        is_open.then(copy)
+    }
+
+    pub fn is_open(&self) -> bool {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this call closed it.
+    pub fn close(&self) -> bool {
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut is_open, false)
+    }
+}

@@ -1,0 +1,141 @@
+//! What two nodes tell each other before any rows, and whether they can exchange them.
+
+use std::fmt;
+
+use corella_model::{DType, KvFormat};
+
+use super::frame::{FieldReader, FieldWriter, FrameError};
+use super::{ElementOrder, KvGeometry, PageForm};
+
+/// Behind the kind, `C`.
+const MAGIC: [u8; 3] = *b"KVT";
+/// Peers of another version are refused.
+const PROTOCOL_VERSION: u32 = 1;
+
+const FORMATS: [KvFormat; 4] = [
+    KvFormat::Float(DType::F32),
+    KvFormat::Float(DType::F16),
+    KvFormat::Float(DType::Bf16),
+    KvFormat::Int8,
+];
+const ORDERS: [ElementOrder; 2] = [ElementOrder::Plain, ElementOrder::Tiles];
+
+/// Most elements of a page within a layer: more than any model has, and few enough that no product
+/// of what a peer says overflows.
+const MAX_PAGE_ELEMENTS: u64 = 1 << 24;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hello {
+    pub protocol_version: u32,
+    pub incarnation: u64,
+    pub model_fingerprint: u128,
+    /// The number of pages is nobody else's business and does not travel.
+    pub geometry: KvGeometry,
+}
+
+impl Hello {
+    pub fn new(incarnation: u64, model_fingerprint: u128, geometry: &KvGeometry) -> Self {
+        Self {
+            protocol_version: PROTOCOL_VERSION,
+            incarnation,
+            model_fingerprint,
+            geometry: KvGeometry {
+                num_pages: 0,
+                ..geometry.clone()
+            },
+        }
+    }
+
+    /// In which form pages travel between the two; both ends come to the same answer.
+    pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
+        let (own, theirs) = (&self.geometry, &other.geometry);
+        let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
+        if self.protocol_version != other.protocol_version {
+            Err(Incompatibility::Protocol(other.protocol_version))
+        } else if self.model_fingerprint != other.model_fingerprint {
+            Err(Incompatibility::Model)
+        } else if shape(own) != shape(theirs) {
+            Err(Incompatibility::Shape)
+        } else if own.is_native_to(theirs) {
+            Ok(PageForm::Native)
+        } else if (own.page_size, own.format) == (theirs.page_size, theirs.format) {
+            Ok(PageForm::Canonical)
+        } else {
+            Err(Incompatibility::Pages)
+        }
+    }
+
+    pub(super) fn encode(&self, out: &mut FieldWriter<'_>) {
+        out.put(&MAGIC);
+        out.u32(self.protocol_version);
+        out.u64(self.incarnation);
+        out.put(&self.model_fingerprint.to_le_bytes());
+        let geometry = &self.geometry;
+        out.u32(geometry.num_layers);
+        out.u32(geometry.num_kv_heads);
+        out.u32(geometry.head_dim);
+        out.u32(geometry.page_size);
+        out.index(&FORMATS, &geometry.format);
+        out.index(&ORDERS, &geometry.order);
+    }
+
+    pub(super) fn decode(fields: &mut FieldReader<'_>) -> Result<Self, FrameError> {
+        if fields.take() != MAGIC {
+            return Err(FrameError::Field("magic"));
+        }
+        let hello = Self {
+            protocol_version: fields.u32(),
+            incarnation: fields.u64(),
+            model_fingerprint: u128::from_le_bytes(fields.take()),
+            geometry: KvGeometry {
+                num_layers: fields.u32(),
+                num_kv_heads: fields.u32(),
+                head_dim: fields.u32(),
+                page_size: fields.u32(),
+                num_pages: 0,
+                format: fields.index(&FORMATS, "KV format")?,
+                order: fields.index(&ORDERS, "element order")?,
+            },
+        };
+        let geometry = &hello.geometry;
+        let sizes = [geometry.num_kv_heads, geometry.head_dim, geometry.page_size];
+        let num_elements = sizes.iter().try_fold(1u64, |product, &size| {
+            let product = product.checked_mul(u64::from(size))?;
+            (1..=MAX_PAGE_ELEMENTS)
+                .contains(&product)
+                .then_some(product)
+        });
+        match num_elements {
+            Some(_) if (1..=1 << 16).contains(&geometry.num_layers) => Ok(hello),
+            _ => Err(FrameError::Field("geometry")),
+        }
+    }
+}
+
+/// Why two nodes cannot exchange KV rows. Neither of them is ill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incompatibility {
+    /// The other one's version.
+    Protocol(u32),
+    Model,
+    Shape,
+    Pages,
+}
+
+impl fmt::Display for Incompatibility {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protocol(version) => write!(
+                f,
+                "it speaks version {version} of the KV protocol, and this node {PROTOCOL_VERSION}; \
+                 run the same Corella on both"
+            ),
+            Self::Model => f.write_str("it serves another model"),
+            Self::Shape => f.write_str("its model has other layers or heads"),
+            Self::Pages => f.write_str(
+                "its pages have another size or format; give both nodes the same --page-size and \
+                 --kv-cache-dtype",
+            ),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A session's rows on the receiving side.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use corella_core::PageId;
+use tokio::sync::{Notify, watch};
+
+use super::frame::{Frame, LoadFrame, PageRun, Refusal};
+use super::gate::Gate;
+use super::kv_receiver::{LoadRequest, ReceiverState};
+use super::receiver_connection::ReceiverConnection;
+use super::{Incompatibility, KvGeometry, KvPages, TransferAccount};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoadStatus {
+    /// Nothing has come.
+    Opening,
+    Receiving {
+        num_bytes: u64,
+    },
+    /// All rows are in their pages.
+    Done {
+        num_rows: u32,
+    },
+    /// Nothing more will be written to the pages, and what is in them is worth nothing.
+    Failed(LoadFailure),
+}
+
+impl LoadStatus {
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Done { .. } | Self::Failed(_))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoadFailure {
+    /// The sender says so.
+    Refused(Refusal),
+    /// No connection could be made: why the last attempt failed.
+    Unreachable(String),
+    /// The connection ended in the middle.
+    ConnectionLost,
+    DeadlinePassed,
+    Incompatible(Incompatibility),
+    /// Another process listens there by now.
+    OtherIncarnation,
+    /// Bytes did not arrive as they were sent.
+    Corrupt,
+    /// The peer does not keep to the protocol: what it did.
+    Violation(&'static str),
+    Cancelled,
+}
+
+impl fmt::Display for LoadFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(reason) => write!(f, "the sender refused: {reason}"),
+            Self::Unreachable(reason) => write!(f, "the sender cannot be reached: {reason}"),
+            Self::ConnectionLost => f.write_str("the connection to the sender was lost"),
+            Self::DeadlinePassed => f.write_str("the rows did not come in time"),
+            Self::Incompatible(reason) => write!(f, "the sender is incompatible: {reason}"),
+            Self::OtherIncarnation => f.write_str("the sender was restarted meanwhile"),
+            Self::Corrupt => f.write_str("the rows were damaged on their way"),
+            Self::Violation(what) => write!(f, "the sender broke the protocol: {what}"),
+            Self::Cancelled => f.write_str("the load was cancelled"),
+        }
+    }
+}
+
+pub struct Incoming {
+    pub load_id: u64,
+    pub request: LoadRequest,
+    pub pages: Arc<dyn KvPages>,
+    /// Closed when the load is over: its pages are written no more.
+    pub gate: Gate,
+    /// The connection ended before the load.
+    pub lost: Notify,
+    receiver: Weak<ReceiverState>,
+    state: Mutex<State>,
+    status: watch::Sender<LoadStatus>,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Arc<ReceiverConnection>>,
+    /// For each layer, the rows from 0 on that are there.
+    num_received: Vec<u32>,
+    /// Bytes that the sender may still send.
+    credit: u64,
+    /// Bytes that came and are not yet given back as credit.
+    num_unacknowledged: u64,
+    account: TransferAccount,
+}
+
+/// Credit is given back when this part of it is used up, or nothing more has come.
+const CREDIT_PARTS: u64 = 4;
+
+impl Incoming {
+    pub fn new(
+        load_id: u64,
+        request: LoadRequest,
+        pages: Arc<dyn KvPages>,
+        receiver: &Arc<ReceiverState>,
+    ) -> Self {
+        Self {
+            load_id,
+            request,
+            pages,
+            gate: Gate::new(),
+            lost: Notify::new(),
+            receiver: Arc::downgrade(receiver),
+            state: Mutex::default(),
+            status: watch::Sender::new(LoadStatus::Opening),
+        }
+    }
+
+    pub fn status(&self) -> watch::Receiver<LoadStatus> {
+        self.status.subscribe()
+    }
+
+    pub fn account(&self) -> TransferAccount {
+        self.state().account
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.status.borrow().is_over()
+    }
+
+    /// Asks for the rows over this connection.
+    pub fn open(self: &Arc<Self>, connection: &Arc<ReceiverConnection>, window_bytes: u32) {
+        let request = &self.request;
+        if request.key.prefill_incarnation != connection.hello.incarnation {
+            return self.fail(LoadFailure::OtherIncarnation);
+        }
+        let geometry = &connection.hello.geometry;
+        let layer_bytes = u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX);
+        let credit_bytes = window_bytes.max(layer_bytes);
+        let num_received = match request.first_row == request.num_rows {
+            true => request.num_rows,
+            false => request.first_row / geometry.page_size * geometry.page_size,
+        };
+        *self.state() = State {
+            connection: Some(connection.clone()),
+            num_received: vec![num_received; geometry.num_layers as usize],
+            credit: credit_bytes.into(),
+            ..State::default()
+        };
+        if !connection.add_load(self) {
+            return self.handle_lost();
+        }
+        let wait = request.deadline.saturating_duration_since(Instant::now());
+        connection.send(&Frame::Load(LoadFrame {
+            load_id: self.load_id,
+            key: request.key,
+            first_row: request.first_row,
+            num_rows: request.num_rows,
+            credit_bytes,
+            wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
+        }));
+        // It may have been cancelled meanwhile, when nobody knew of the connection.
+        if !self.gate.is_open() {
+            connection.remove_load(self.load_id);
+            connection.send(&Frame::Cancel {
+                load_id: self.load_id,
+            });
+        }
+    }
+
+    /// Whether a run is what comes next in its layer; otherwise what is wrong with it.
+    pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
+        let mut state = self.state();
+        let Some(&num_received) = state.num_received.get(run.layer as usize) else {
+            return Err("a layer that the model does not have");
+        };
+        if run.first_row != num_received {
+            return Err("rows out of their order");
+        }
+        let end = run.first_row.checked_add(run.num_rows);
+        if run.num_rows == 0 || end.is_none_or(|end| end > self.request.num_rows) {
+            return Err("rows that nobody asked for");
+        }
+        match state.credit.checked_sub(num_bytes as u64) {
+            Some(credit) => state.credit = credit,
+            None => return Err("more bytes than it has credit for"),
+        }
+        state.account.first_byte_at.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// This node's pages of a run.
+    pub fn pages_of(&self, run: &PageRun, geometry: &KvGeometry) -> &[PageId] {
+        let page_size = geometry.page_size;
+        let first = run.first_row / page_size;
+        let end = (run.first_row + run.num_rows).div_ceil(page_size);
+        &self.request.table[first as usize..end as usize]
+    }
+
+    /// A run is in its pages. Gives credit back when there is much, or when nothing waits behind it.
+    pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize, is_last: bool) {
+        let mut state = self.state();
+        state.num_received[run.layer as usize] += run.num_rows;
+        state.account.add(num_bytes, num_pages, Instant::now());
+        state.num_unacknowledged += num_bytes as u64;
+        let due = state.num_unacknowledged;
+        if let Some(connection) = &state.connection
+            && (is_last || due > state.credit / (CREDIT_PARTS - 1))
+        {
+            connection.send(&Frame::Credit {
+                load_id: self.load_id,
+                num_bytes: u32::try_from(due).unwrap_or(u32::MAX),
+            });
+            state.credit += due;
+            state.num_unacknowledged = 0;
+        }
+        let num_bytes = state.account.num_bytes;
+        drop(state);
+        self.status.send_if_modified(|status| {
+            let runs = !status.is_over();
+            if runs {
+                *status = LoadStatus::Receiving { num_bytes };
+            }
+            runs
+        });
+    }
+
+    pub fn handle_complete(&self, num_rows: u32) -> Result<(), &'static str> {
+        let is_whole = {
+            let state = self.state();
+            let mut rows = state.num_received.iter();
+            num_rows == self.request.num_rows && rows.all(|&num| num == num_rows)
+        };
+        if !is_whole {
+            return Err("an end before all rows have come");
+        }
+        self.end(LoadStatus::Done { num_rows });
+        Ok(())
+    }
+
+    /// The connection is lost: perhaps there is another.
+    pub fn handle_lost(&self) {
+        let mut state = self.state();
+        state.connection = None;
+        let is_untouched = state.account.first_byte_at.is_none();
+        drop(state);
+        match is_untouched {
+            true => self.lost.notify_one(),
+            false => self.fail(LoadFailure::ConnectionLost),
+        }
+    }
+
+    pub fn fail(&self, failure: LoadFailure) {
+        self.end(LoadStatus::Failed(failure));
+    }
+
+    /// The first end is the one that counts. Before it is told, nothing writes to the pages any
+    /// more.
+    fn end(&self, end: LoadStatus) {
+        if !self.gate.close() {
+            return;
+        }
+        let connection = self.state().connection.take();
+        if let Some(connection) = connection {
+            connection.remove_load(self.load_id);
+            let load_id = self.load_id;
+            match end {
+                LoadStatus::Done { .. } => connection.send(&Frame::Received { load_id }),
+                // The sender knows.
+                LoadStatus::Failed(LoadFailure::Refused(_)) => {}
+                _ => connection.send(&Frame::Cancel { load_id }),
+            }
+        }
+        if let Some(receiver) = self.receiver.upgrade() {
+            receiver.remove_load(self.load_id);
+        }
+        self.status.send_replace(end);
+    }
+}

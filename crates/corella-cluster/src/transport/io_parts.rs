@@ -1,0 +1,121 @@
+//! Pieces of memory that one call sends from or receives into.
+
+use std::ptr::NonNull;
+
+use libc::iovec;
+
+/// More pieces than this are for further calls (`UIO_MAXIOV` of Linux).
+const MAX_PARTS_PER_CALL: usize = 1024;
+
+/// Kept between calls, so that a transfer allocates nothing. That the pieces may be used is promised
+/// by whoever hands them to the socket.
+#[derive(Default)]
+pub struct IoParts {
+    parts: Vec<iovec>,
+    /// Those before it are through.
+    first: usize,
+    num_bytes: usize,
+}
+
+// SAFETY: addresses and lengths; whoever follows them gives a reason there.
+unsafe impl Send for IoParts {}
+// SAFETY: as above.
+unsafe impl Sync for IoParts {}
+
+impl IoParts {
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.first = 0;
+        self.num_bytes = 0;
+    }
+
+    /// Neighbours in memory become one.
+    pub fn push(&mut self, part: NonNull<[u8]>) {
+        let (start, len) = (part.cast::<u8>().as_ptr(), part.len());
+        if len == 0 {
+            return;
+        }
+        self.num_bytes += len;
+        if let Some(last) = self.parts.last_mut()
+            && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == start
+        {
+            last.iov_len += len;
+            return;
+        }
+        self.parts.push(iovec {
+            iov_base: start.cast(),
+            iov_len: len,
+        });
+    }
+
+    pub fn push_slice(&mut self, bytes: &[u8]) {
+        self.push(NonNull::from(bytes));
+    }
+
+    /// Bytes that are left.
+    pub fn num_bytes(&self) -> usize {
+        self.num_bytes
+    }
+
+    /// The next pieces, as many as one call takes.
+    pub fn for_call(&self) -> &[iovec] {
+        let rest = &self.parts[self.first..];
+        &rest[..rest.len().min(MAX_PARTS_PER_CALL)]
+    }
+
+    /// So many bytes are through; each piece of them is visited, in their order.
+    pub fn advance(&mut self, mut num_bytes: usize, mut visit: impl FnMut(NonNull<[u8]>)) {
+        self.num_bytes -= num_bytes;
+        while num_bytes > 0 {
+            let part = &mut self.parts[self.first];
+            let len = part.iov_len.min(num_bytes);
+            visit(slice_of(part.iov_base.cast(), len));
+            part.iov_base = part.iov_base.wrapping_byte_add(len);
+            part.iov_len -= len;
+            num_bytes -= len;
+            if part.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+}
+
+fn slice_of(start: *mut u8, len: usize) -> NonNull<[u8]> {
+    let start = NonNull::new(start).expect("pieces come from references");
+    NonNull::slice_from_raw_parts(start, len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_piece_and_progress_may_stop_anywhere() {
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8];
+        let mut parts = IoParts::default();
+        for range in [0..2, 2..4, 5..8] {
+            parts.push_slice(&bytes[range]);
+        }
+        parts.push_slice(&[]);
+        assert_eq!((parts.for_call().len(), parts.num_bytes()), (2, 7));
+        let mut seen = Vec::new();
+        for step in [1, 4, 2] {
+            // SAFETY: pieces of `bytes`.
+            parts.advance(step, |part| {
+                seen.extend_from_slice(unsafe { part.as_ref() })
+            });
+        }
+        assert_eq!(seen, [1, 2, 3, 4, 6, 7, 8]);
+        assert_eq!((parts.for_call().len(), parts.num_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_call_takes_a_bounded_number_of_pieces() {
+        let bytes = [0; 4096];
+        let mut parts = IoParts::default();
+        (0..2048).for_each(|i| parts.push_slice(&bytes[2 * i..2 * i + 1]));
+        assert_eq!(parts.for_call().len(), 1024);
+        parts.advance(1500, |_| {});
+        assert_eq!((parts.for_call().len(), parts.num_bytes()), (548, 548));
+    }
+}

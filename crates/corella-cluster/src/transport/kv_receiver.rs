@@ -1,0 +1,277 @@
+//! A node's loads: KV rows that come from other nodes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::PageId;
+use tokio::sync::watch;
+
+use super::incoming::{Incoming, LoadFailure, LoadStatus};
+use super::peer::Peer;
+use super::{Hello, KvPages, PeerAddress, SessionKey, TransferAccount, TransferThreads};
+
+#[derive(Clone, Debug)]
+pub struct ReceiverConfig {
+    pub incarnation: u64,
+    pub model_fingerprint: u128,
+    pub connections_per_peer: usize,
+    pub max_loads: usize,
+    pub max_peers: usize,
+    /// What a sender may send of one load before it hears that it has come.
+    pub window_bytes: u32,
+    /// For one attempt, greeting included.
+    pub connect_timeout: Duration,
+    pub num_connect_attempts: usize,
+}
+
+impl ReceiverConfig {
+    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
+        Self {
+            incarnation,
+            model_fingerprint,
+            connections_per_peer: 2,
+            max_loads: 1024,
+            max_peers: 1024,
+            window_bytes: 8 << 20,
+            connect_timeout: Duration::from_millis(250),
+            num_connect_attempts: 3,
+        }
+    }
+}
+
+/// Rows `first_row..num_rows` of a session, and where they belong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadRequest {
+    pub key: SessionKey,
+    pub peer: PeerAddress,
+    /// The first of a page: the rows before it are there already.
+    pub first_row: u32,
+    pub num_rows: u32,
+    /// The session's own pages from row 0 on.
+    pub table: Vec<PageId>,
+    /// When the load has failed.
+    pub deadline: Instant,
+}
+
+/// Why a load was not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadRejection {
+    /// As many loads run as may.
+    Full,
+    /// Loads of as many peers run as may.
+    TooManyPeers,
+    /// A table with fewer pages than the rows need, pages that do not exist, or rows that do not
+    /// begin a page.
+    Rows,
+}
+
+impl fmt::Display for LoadRejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "too many loads run",
+            Self::TooManyPeers => "loads of too many peers run",
+            Self::Rows => "the rows and the pages of a load do not fit each other",
+        })
+    }
+}
+
+impl std::error::Error for LoadRejection {}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiverStats {
+    pub num_loads: usize,
+    pub num_peers: usize,
+    /// Since the start: frames with rows of loads that were over.
+    pub num_unknown_frames: u64,
+    pub num_corrupt_frames: u64,
+}
+
+/// Loads rows from the senders of other nodes. All calls return at once.
+pub struct KvReceiver {
+    state: Arc<ReceiverState>,
+    pages: Arc<dyn KvPages>,
+    threads: TransferThreads,
+}
+
+pub struct ReceiverState {
+    pub config: ReceiverConfig,
+    pub hello: Hello,
+    pub num_unknown_frames: AtomicU64,
+    pub num_corrupt_frames: AtomicU64,
+    pub stopped: watch::Sender<bool>,
+    next_load_id: AtomicU64,
+    peers: Mutex<HashMap<PeerAddress, Arc<Peer>>>,
+    loads: Mutex<HashMap<u64, Arc<Incoming>>>,
+}
+
+/// A load that runs, or has run. Dropping it cancels it.
+pub struct LoadHandle {
+    load: Arc<Incoming>,
+    status: watch::Receiver<LoadStatus>,
+}
+
+impl KvReceiver {
+    pub fn new(config: ReceiverConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
+        let hello = Hello::new(
+            config.incarnation,
+            config.model_fingerprint,
+            pages.geometry(),
+        );
+        Self {
+            state: Arc::new(ReceiverState {
+                config,
+                hello,
+                num_unknown_frames: AtomicU64::new(0),
+                num_corrupt_frames: AtomicU64::new(0),
+                stopped: watch::Sender::new(false),
+                next_load_id: AtomicU64::new(1),
+                peers: Mutex::default(),
+                loads: Mutex::default(),
+            }),
+            pages,
+            threads: threads.clone(),
+        }
+    }
+
+    /// Begins to load.
+    ///
+    /// # Safety
+    /// The pages from `first_row` on are reserved for the load: nobody else reads or writes them
+    /// before it is over, which is when `LoadHandle::status` says so or `LoadHandle::cancel` has
+    /// returned.
+    pub unsafe fn load(&self, request: LoadRequest) -> Result<LoadHandle, LoadRejection> {
+        let geometry = self.pages.geometry();
+        let page_size = geometry.page_size;
+        let num_pages = request.num_rows.div_ceil(page_size) as usize;
+        let exist = |pages: &[PageId]| pages.iter().all(|page| page.0 < geometry.num_pages);
+        if request.first_row > request.num_rows
+            || !request.first_row.is_multiple_of(page_size) && request.first_row < request.num_rows
+            || !request.table.get(..num_pages).is_some_and(exist)
+        {
+            return Err(LoadRejection::Rows);
+        }
+        let mut loads = self.state.loads();
+        if loads.len() >= self.state.config.max_loads {
+            return Err(LoadRejection::Full);
+        }
+        let peer = self.state.peer(&request.peer);
+        let slot = peer.ok_or(LoadRejection::TooManyPeers)?.choose_slot();
+        let load_id = self.state.next_load_id.fetch_add(1, Ordering::Relaxed);
+        let load = Incoming::new(load_id, request, self.pages.clone(), &self.state);
+        let load = Arc::new(load);
+        loads.insert(load_id, load.clone());
+        drop(loads);
+        let status = load.status();
+        let (task, state) = (load.clone(), self.state.clone());
+        self.threads.spawn(async move {
+            let deadline = task.request.deadline;
+            let mut status = task.status();
+            tokio::select! {
+                () = state.run(&task, slot) => {}
+                _ = status.wait_for(LoadStatus::is_over) => {}
+                () = tokio::time::sleep_until(deadline.into()) => {
+                    task.fail(LoadFailure::DeadlinePassed);
+                }
+            }
+        });
+        Ok(LoadHandle { load, status })
+    }
+
+    pub fn stats(&self) -> ReceiverStats {
+        ReceiverStats {
+            num_loads: self.state.loads().len(),
+            num_peers: self.state.peers().len(),
+            num_unknown_frames: self.state.num_unknown_frames.load(Ordering::Relaxed),
+            num_corrupt_frames: self.state.num_corrupt_frames.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for KvReceiver {
+    /// All loads are over, and nobody writes to their pages.
+    fn drop(&mut self) {
+        let loads: Vec<_> = self.state.loads().values().cloned().collect();
+        for load in loads {
+            load.fail(LoadFailure::Cancelled);
+        }
+        self.state.stopped.send_replace(true);
+    }
+}
+
+impl ReceiverState {
+    fn loads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Incoming>>> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<PeerAddress, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn remove_load(&self, load_id: u64) {
+        self.loads().remove(&load_id);
+    }
+
+    fn peer(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
+        let mut peers = self.peers();
+        if !peers.contains_key(address) && peers.len() >= self.config.max_peers {
+            peers.retain(|_, peer| !peer.is_idle());
+            if peers.len() >= self.config.max_peers {
+                return None;
+            }
+        }
+        let make = || Arc::new(Peer::new(address.clone(), self.config.connections_per_peer));
+        Some(peers.entry(address.clone()).or_insert_with(make).clone())
+    }
+
+    /// A connection may have ended while nobody used it, which shows only now: a load that it
+    /// brought nothing is tried once more.
+    async fn run(self: &Arc<Self>, load: &Arc<Incoming>, slot: super::peer::SlotGuard) {
+        for _ in 0..2 {
+            match slot.connection(self).await {
+                Ok(connection) => load.open(&connection, self.config.window_bytes),
+                Err(failure) => return load.fail(failure),
+            }
+            load.lost.notified().await;
+        }
+        load.fail(LoadFailure::ConnectionLost);
+    }
+}
+
+impl LoadHandle {
+    pub fn status(&self) -> LoadStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Waits until the load is over.
+    pub async fn wait(&mut self) -> LoadStatus {
+        match self.status.wait_for(LoadStatus::is_over).await {
+            Ok(status) => status.clone(),
+            Err(_) => unreachable!("the load, which tells its status, is owned here"),
+        }
+    }
+
+    /// Waits until the status has changed.
+    pub async fn changed(&mut self) -> LoadStatus {
+        // The load, which tells its status, is owned here.
+        self.status.changed().await.ok();
+        self.status.borrow_and_update().clone()
+    }
+
+    /// Ends the load. When this has returned, nothing is written to its pages any more.
+    pub fn cancel(&self) {
+        self.load.fail(LoadFailure::Cancelled);
+    }
+
+    pub fn account(&self) -> TransferAccount {
+        self.load.account()
+    }
+}
+
+impl Drop for LoadHandle {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

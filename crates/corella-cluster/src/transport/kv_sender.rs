@@ -1,0 +1,392 @@
+//! A node's sessions whose KV rows others may load.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::PageId;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, Semaphore, watch};
+use tracing::{debug, info, warn};
+
+use super::bandwidth_meter::BandwidthMeter;
+use super::frame::{Frame, Refusal};
+use super::outgoing::{Outgoing, SendStatus};
+use super::sender_connection::{FrameReader, SenderConnection, violation};
+use super::socket::Socket;
+use super::store_table::StoreTable;
+use super::token_bucket::TokenBucket;
+use super::{Hello, KvPages, SessionKey, TransferAccount, TransferThreads};
+
+#[derive(Clone, Debug)]
+pub struct SenderConfig {
+    pub incarnation: u64,
+    pub model_fingerprint: u128,
+    pub max_connections: usize,
+    pub max_loads_per_connection: usize,
+    pub max_stored: usize,
+    /// Loads that come before their session.
+    pub max_waiting_loads: usize,
+    /// A load waits no longer, whatever it asks for.
+    pub max_wait: Duration,
+    pub max_tombstones: usize,
+    pub tombstone_time: Duration,
+    /// Bytes a second that the node sends in all.
+    pub max_bandwidth: Option<u64>,
+    /// Bytes of one session before another has its turn; at least a page goes out.
+    pub chunk_bytes: usize,
+    /// A connection that takes nothing for so long is closed.
+    pub stall_timeout: Duration,
+    /// A connection without loads and frames is closed after it.
+    pub idle_timeout: Duration,
+}
+
+impl SenderConfig {
+    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
+        Self {
+            incarnation,
+            model_fingerprint,
+            max_connections: 256,
+            max_loads_per_connection: 1024,
+            max_stored: 4096,
+            max_waiting_loads: 4096,
+            max_wait: Duration::from_secs(60),
+            max_tombstones: 16_384,
+            tombstone_time: Duration::from_secs(60),
+            max_bandwidth: None,
+            chunk_bytes: 256 << 10,
+            stall_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// How long a new connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+/// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
+/// wait for it.
+const CHUNK_TIME: f64 = 0.02;
+/// Peers whose speed is remembered.
+const MAX_METERS: usize = 1024;
+
+/// Why a session was not stored. Its pages are the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// It was asked for, given up, failed or deleted before.
+    TooLate(Refusal),
+    /// It is stored, or too many are.
+    Full,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLate(reason) => write!(f, "nobody wants the session any more: {reason}"),
+            Self::Full => f.write_str("too many sessions are stored"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderStats {
+    pub num_connections: usize,
+    pub num_stored: usize,
+    pub num_waiting_loads: usize,
+    pub num_tombstones: usize,
+    /// Since the start: connections that were refused or ended for what the peer sent.
+    pub num_refused_connections: u64,
+    pub num_bytes_sent: u64,
+}
+
+/// Listens for receivers and sends them what is stored for them. All calls return at once.
+pub struct KvSender {
+    state: Arc<SenderState>,
+    pages: Arc<dyn KvPages>,
+    threads: TransferThreads,
+    stop: watch::Sender<bool>,
+}
+
+pub struct SenderState {
+    pub config: SenderConfig,
+    pub chunk_bytes: usize,
+    pub deadlines_changed: Notify,
+    hello: Hello,
+    table: Mutex<StoreTable>,
+    bucket: Option<Mutex<TokenBucket>>,
+    meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
+    connections: Arc<Semaphore>,
+    num_refused_connections: AtomicU64,
+    num_bytes_sent: AtomicU64,
+}
+
+impl KvSender {
+    pub fn start(config: SenderConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
+        let hello = Hello::new(
+            config.incarnation,
+            config.model_fingerprint,
+            pages.geometry(),
+        );
+        let bucket = config.max_bandwidth.map(|bytes_per_s| {
+            let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
+            Mutex::new(bucket)
+        });
+        let chunk_bytes = match config.max_bandwidth {
+            Some(bytes_per_s) => config
+                .chunk_bytes
+                .min((bytes_per_s as f64 * CHUNK_TIME) as usize),
+            None => config.chunk_bytes,
+        };
+        let state = Arc::new(SenderState {
+            chunk_bytes,
+            deadlines_changed: Notify::new(),
+            hello,
+            table: Mutex::new(StoreTable::new(&config)),
+            bucket,
+            meters: Mutex::default(),
+            connections: Arc::new(Semaphore::new(config.max_connections)),
+            num_refused_connections: AtomicU64::new(0),
+            num_bytes_sent: AtomicU64::new(0),
+            config,
+        });
+        let (stop, stopped) = watch::channel(false);
+        threads.spawn(until_stopped(stopped, watch_deadlines(state.clone())));
+        Self {
+            state,
+            pages,
+            threads: threads.clone(),
+            stop,
+        }
+    }
+
+    /// Accepts connections; the address tells the port when 0 was asked for.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let listener = {
+            let _guard = self.threads.runtime().enter();
+            TcpListener::from_std(listener)?
+        };
+        let (state, stopped) = (self.state.clone(), self.stop.subscribe());
+        self.threads
+            .spawn(until_stopped(stopped.clone(), async move {
+                loop {
+                    match listener.accept().await {
+                        Ok((stream, peer)) => {
+                            if let Ok(socket) = Socket::tcp(stream) {
+                                state.serve(socket, peer.to_string(), stopped.clone());
+                            }
+                        }
+                        Err(error) => {
+                            // Mostly no descriptor left; others may free some.
+                            warn!("cannot accept a KV connection: {error}");
+                            tokio::time::sleep(Duration::from_millis(100)).await;
+                        }
+                    }
+                }
+            }));
+        Ok(address)
+    }
+
+    /// Opens a session of so many rows. A load that waits for it is served from now on. Tells how it
+    /// goes; the session stays until `delete` or `fail`.
+    ///
+    /// # Safety
+    /// Of the pages of which `add_pages` and `handle_rows_readable` say that they may be read,
+    /// nobody changes a row in a layer that may be read, and when all rows may be read, nor a row
+    /// behind them in the last page, before `delete` or `fail` has returned.
+    pub unsafe fn store(
+        &self,
+        key: SessionKey,
+        num_rows: u32,
+    ) -> Result<watch::Receiver<SendStatus>, StoreError> {
+        let outgoing = Arc::new(Outgoing::new(key, self.pages.clone(), num_rows));
+        let status = outgoing.status();
+        let stored = self.state.table().insert(outgoing, Instant::now());
+        stored.map_err(|reason| match reason {
+            Refusal::Busy => StoreError::Full,
+            reason => StoreError::TooLate(reason),
+        })?;
+        Ok(status)
+    }
+
+    /// The next pages of the session's table. A session that is over has none.
+    pub fn add_pages(&self, key: &SessionKey, pages: &[PageId]) {
+        if let Some(outgoing) = self.get(key) {
+            outgoing.add_pages(pages);
+        }
+    }
+
+    /// The rows from 0 to `num_rows` may be read in these layers, in pages that were added.
+    pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
+        if let Some(outgoing) = self.get(key) {
+            outgoing.handle_rows_readable(layers, num_rows);
+        }
+    }
+
+    /// The steps that computed the rows have returned, so that they are worth something. False when
+    /// some were never told to be readable, or the session is over.
+    pub fn finish(&self, key: &SessionKey) -> bool {
+        self.get(key).is_some_and(|outgoing| outgoing.finish())
+    }
+
+    /// The rows will not come. When this has returned nobody reads the pages.
+    pub fn fail(&self, key: &SessionKey) {
+        self.end(key, Refusal::Failed);
+    }
+
+    /// The session is over, whether it was loaded or not. When this has returned nobody reads the
+    /// pages.
+    pub fn delete(&self, key: &SessionKey) {
+        self.end(key, Refusal::Gone);
+    }
+
+    fn end(&self, key: &SessionKey, reason: Refusal) {
+        let outgoing = self.state.table().remove(key, reason, Instant::now());
+        if let Some(outgoing) = outgoing {
+            outgoing.end(reason);
+        }
+    }
+
+    fn get(&self, key: &SessionKey) -> Option<Arc<Outgoing>> {
+        self.state.table().get(key).cloned()
+    }
+
+    /// Of a session that is stored.
+    pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
+        self.get(key).map(|outgoing| outgoing.account())
+    }
+
+    /// How fast this incarnation of a decode node takes what is sent to it, as far as is known.
+    pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
+        let meter = self.state.meters().get(&decode_incarnation)?.clone();
+        lock(&meter).bytes_per_s()
+    }
+
+    pub fn stats(&self) -> SenderStats {
+        let state = &self.state;
+        let num_free = state.connections.available_permits();
+        let mut table = state.table();
+        SenderStats {
+            num_connections: state.config.max_connections - num_free,
+            num_stored: table.num_stored(),
+            num_waiting_loads: table.num_waiting(),
+            num_tombstones: table.num_tombstones(Instant::now()),
+            num_refused_connections: state.num_refused_connections.load(Ordering::Relaxed),
+            num_bytes_sent: state.num_bytes_sent.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for KvSender {
+    /// All sessions are over, and their pages read no more.
+    fn drop(&mut self) {
+        let sessions = self.state.table().clear();
+        for outgoing in sessions {
+            outgoing.end(Refusal::Gone);
+        }
+        self.stop.send_replace(true);
+    }
+}
+
+impl SenderState {
+    pub fn table(&self) -> MutexGuard<'_, StoreTable> {
+        lock(&self.table)
+    }
+
+    fn meters(&self) -> MutexGuard<'_, HashMap<u64, Arc<Mutex<BandwidthMeter>>>> {
+        lock(&self.meters)
+    }
+
+    /// How long to wait before so many bytes may be sent.
+    pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
+        self.num_bytes_sent
+            .fetch_add(num_bytes as u64, Ordering::Relaxed);
+        match &self.bucket {
+            Some(bucket) => lock(bucket).take(num_bytes, Instant::now()),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn meter(&self, peer_incarnation: u64) -> Arc<Mutex<BandwidthMeter>> {
+        let mut meters = self.meters();
+        if meters.len() >= MAX_METERS {
+            // Those of peers that are connected have two owners.
+            meters.retain(|_, meter| Arc::strong_count(meter) > 1);
+        }
+        meters.entry(peer_incarnation).or_default().clone()
+    }
+
+    fn serve(self: &Arc<Self>, socket: Socket, peer: String, stopped: watch::Receiver<bool>) {
+        let Ok(permit) = self.connections.clone().try_acquire_owned() else {
+            self.num_refused_connections.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let state = self.clone();
+        tokio::spawn(until_stopped(stopped, async move {
+            let _permit = permit;
+            match state.serve_connection(socket).await {
+                Ok(()) => debug!("KV connection from {peer} has ended"),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    state
+                        .num_refused_connections
+                        .fetch_add(1, Ordering::Relaxed);
+                    info!("closed the KV connection from {peer}: {error}");
+                }
+                Err(error) => debug!("KV connection from {peer} is lost: {error}"),
+            }
+        }));
+    }
+
+    async fn serve_connection(self: &Arc<Self>, socket: Socket) -> io::Result<()> {
+        let mut reader = FrameReader::default();
+        let frame = tokio::time::timeout(HELLO_TIMEOUT, reader.next(&socket));
+        let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {
+            return Err(violation("no greeting"));
+        };
+        // Also to a peer that cannot be served, so that it knows why.
+        socket
+            .write_all(&Frame::Hello(self.hello.clone()).encode())
+            .await?;
+        let form = self
+            .hello
+            .page_form(&hello)
+            .map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason.to_string()))?;
+        let meter = self.meter(hello.incarnation);
+        let max_loads = self.config.max_loads_per_connection;
+        let connection = SenderConnection::new(socket, form, hello.incarnation, max_loads, meter);
+        Arc::new(connection).run(self, reader).await
+    }
+}
+
+async fn watch_deadlines(state: Arc<SenderState>) {
+    loop {
+        let next = state.table().expire(Instant::now());
+        let changed = state.deadlines_changed.notified();
+        match next {
+            Some(next) => {
+                tokio::time::timeout_at(next.into(), changed).await.ok();
+            }
+            None => changed.await,
+        }
+    }
+}
+
+async fn until_stopped(mut stopped: watch::Receiver<bool>, task: impl Future<Output = ()>) {
+    tokio::select! {
+        () = task => {}
+        // Also when the sender is gone.
+        _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

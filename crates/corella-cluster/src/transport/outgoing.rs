@@ -1,0 +1,335 @@
+//! A session's rows on the sending side.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use corella_core::PageId;
+use tokio::sync::watch;
+
+use super::frame::{Frame, LoadFrame, PageRun, Refusal};
+use super::gate::Gate;
+use super::sender_connection::SenderConnection;
+use super::{KvPages, PageForm, SessionKey, TransferAccount};
+
+/// What has become of a stored session. When it is over its owner has ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendStatus {
+    /// Nobody has asked for the rows.
+    Stored,
+    Sending,
+    /// All rows went out.
+    Sent,
+    /// The receiver has them all.
+    Received,
+    /// The receiver wants no more, or its connection is lost. It may ask again.
+    Stopped,
+    /// `delete` or `fail` was called.
+    Over,
+}
+
+pub struct Outgoing {
+    pub key: SessionKey,
+    pub pages: Arc<dyn KvPages>,
+    pub num_rows: u32,
+    /// Closed when the session is over: its pages are read no more.
+    pub gate: Gate,
+    state: Mutex<State>,
+    status: watch::Sender<SendStatus>,
+}
+
+struct State {
+    /// The pages from row 0 on, as far as they are known.
+    table: Vec<PageId>,
+    /// For each layer, the rows from 0 on that may be read.
+    num_readable: Box<[u32]>,
+    is_finished: bool,
+    feed: Option<Feed>,
+    account: TransferAccount,
+}
+
+/// A load that is being served.
+struct Feed {
+    connection: Arc<SenderConnection>,
+    load_id: u64,
+    /// Bytes that may be sent.
+    credit: u64,
+    /// Bytes that were sent and not acknowledged.
+    num_unacknowledged: u64,
+    /// For each layer, the rows from 0 on that went out or that the receiver has.
+    num_sent: Box<[u32]>,
+    /// The connection's writer has it in its queue.
+    is_queued: bool,
+    is_complete: bool,
+}
+
+/// What a connection's writer does next for a session.
+pub enum Next {
+    /// The pages are in the caller's vector.
+    Data(PageRun),
+    Frame(Frame),
+    /// Until there are more rows or credit. It is no longer queued.
+    Nothing,
+}
+
+impl Outgoing {
+    pub fn new(key: SessionKey, pages: Arc<dyn KvPages>, num_rows: u32) -> Self {
+        let num_layers = pages.geometry().num_layers as usize;
+        Self {
+            key,
+            pages,
+            num_rows,
+            gate: Gate::new(),
+            state: Mutex::new(State {
+                table: Vec::new(),
+                num_readable: vec![0; num_layers].into(),
+                is_finished: false,
+                feed: None,
+                account: TransferAccount::default(),
+            }),
+            status: watch::Sender::new(SendStatus::Stored),
+        }
+    }
+
+    pub fn status(&self) -> watch::Receiver<SendStatus> {
+        self.status.subscribe()
+    }
+
+    pub fn account(&self) -> TransferAccount {
+        self.state().account
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_status(&self, status: SendStatus) {
+        self.status.send_if_modified(|now| {
+            let changes = *now != status && *now != SendStatus::Over;
+            if changes {
+                *now = status;
+            }
+            changes
+        });
+    }
+
+    pub fn add_pages(&self, pages: &[PageId]) {
+        self.state().table.extend_from_slice(pages);
+    }
+
+    /// The rows from 0 to `num_rows` of these layers may be read from now on.
+    pub fn handle_rows_readable(&self, layers: std::ops::Range<u32>, num_rows: u32) {
+        let mut state = self.state();
+        let num_rows = num_rows.min(self.num_rows);
+        for num_readable in &mut state.num_readable[layers.start as usize..layers.end as usize] {
+            *num_readable = num_rows.max(*num_readable);
+        }
+        self.queue(&mut state);
+    }
+
+    /// The rows that were told are worth something. False when some are missing.
+    pub fn finish(&self) -> bool {
+        let mut state = self.state();
+        let is_whole = state.num_readable.iter().all(|&num| num == self.num_rows);
+        state.is_finished = is_whole;
+        self.queue(&mut state);
+        is_whole
+    }
+
+    /// Takes the pages back: when this has returned nobody reads them. Tells a receiver why, if
+    /// there is one.
+    pub fn end(&self, reason: Refusal) {
+        self.gate.close();
+        let feed = self.state().feed.take();
+        if let Some(feed) = feed {
+            feed.stop();
+            feed.refuse(reason);
+        }
+        self.set_status(SendStatus::Over);
+    }
+
+    /// Begins to serve a load; an older one of this session is told to go.
+    pub fn serve(self: &Arc<Self>, connection: &Arc<SenderConnection>, load: &LoadFrame) {
+        let page_size = self.pages.geometry().page_size;
+        if load.num_rows != self.num_rows || load.first_row > load.num_rows {
+            connection.send(&Frame::Failed {
+                load_id: load.load_id,
+                reason: Refusal::OtherRows,
+            });
+            return;
+        }
+        // A page that begins with rows that the receiver has is sent whole.
+        let num_sent = match load.first_row == load.num_rows {
+            true => load.num_rows,
+            false => load.first_row / page_size * page_size,
+        };
+        if !connection.add_load(load.load_id, self) {
+            return;
+        }
+        let mut state = self.state();
+        let num_layers = state.num_readable.len();
+        let older = state.feed.replace(Feed {
+            connection: connection.clone(),
+            load_id: load.load_id,
+            credit: u64::from(load.credit_bytes),
+            num_unacknowledged: 0,
+            num_sent: vec![num_sent; num_layers].into(),
+            is_queued: false,
+            is_complete: false,
+        });
+        self.queue(&mut state);
+        drop(state);
+        if let Some(older) = older {
+            older.stop();
+            older.refuse(Refusal::Superseded);
+        }
+        self.set_status(SendStatus::Sending);
+    }
+
+    /// The load is over on the receiver's side, or its connection is lost.
+    pub fn stop_serving(&self, load_id: u64) {
+        let mut state = self.state();
+        if let Some(feed) = state.feed.take_if(|feed| feed.load_id == load_id) {
+            drop(state);
+            feed.stop();
+            self.set_status(SendStatus::Stopped);
+        }
+    }
+
+    pub fn handle_credit(&self, load_id: u64, num_bytes: u64, now: Instant) {
+        let mut state = self.state();
+        if let Some(feed) = state.feed_of(load_id) {
+            feed.credit = feed.credit.saturating_add(num_bytes);
+            feed.acknowledge(num_bytes, now);
+            self.queue(&mut state);
+        }
+    }
+
+    pub fn handle_received(&self, load_id: u64, now: Instant) {
+        let mut state = self.state();
+        let Some(mut feed) = state.feed.take_if(|feed| feed.load_id == load_id) else {
+            return;
+        };
+        drop(state);
+        feed.acknowledge(u64::MAX, now);
+        feed.stop();
+        if feed.is_complete {
+            self.set_status(SendStatus::Received);
+        }
+    }
+
+    /// What to send now: at most `max_bytes`, or one page.
+    pub fn next(
+        &self,
+        load_id: u64,
+        form: PageForm,
+        max_bytes: usize,
+        pages: &mut Vec<PageId>,
+    ) -> Next {
+        let geometry = self.pages.geometry();
+        let (page_size, layer_bytes) = (geometry.page_size, geometry.layer_bytes());
+        let mut state = self.state();
+        let State {
+            table,
+            num_readable,
+            is_finished,
+            feed,
+            account,
+        } = &mut *state;
+        let Some(feed) = feed.as_mut().filter(|feed| feed.load_id == load_id) else {
+            return Next::Nothing;
+        };
+        // A page is sent when nobody will write to it any more: full, or the last.
+        let sendable = |layer: usize| match num_readable[layer] {
+            num_rows if num_rows == self.num_rows => num_rows,
+            num_rows => num_rows / page_size * page_size,
+        };
+        let layers = (0..num_readable.len()).filter(|&l| feed.num_sent[l] < sendable(l));
+        // The layer that is behind, so that what a step has finished first goes first.
+        if let Some(layer) = layers.min_by_key(|&layer| feed.num_sent[layer]) {
+            let first_row = feed.num_sent[layer];
+            let first_page = (first_row / page_size) as usize;
+            let end_page = sendable(layer).div_ceil(page_size) as usize;
+            let credit = feed.credit / layer_bytes as u64;
+            let num_pages = (end_page.min(table.len()) - first_page)
+                .min((max_bytes / layer_bytes).max(1))
+                .min(usize::try_from(credit).unwrap_or(usize::MAX));
+            if num_pages == 0 {
+                feed.is_queued = false;
+                return Next::Nothing;
+            }
+            let end_row = ((first_page + num_pages) as u32 * page_size).min(self.num_rows);
+            pages.clear();
+            pages.extend_from_slice(&table[first_page..first_page + num_pages]);
+            let num_bytes = num_pages * layer_bytes;
+            feed.num_sent[layer] = end_row;
+            feed.credit -= num_bytes as u64;
+            feed.num_unacknowledged += num_bytes as u64;
+            let now = Instant::now();
+            feed.connection.meter().handle_sent(num_bytes as u64, now);
+            account.first_byte_at.get_or_insert(now);
+            return Next::Data(PageRun {
+                load_id,
+                layer: layer as u32,
+                first_row,
+                num_rows: end_row - first_row,
+                form,
+            });
+        }
+        let is_through = feed.num_sent.iter().all(|&num| num == self.num_rows);
+        if *is_finished && is_through && !feed.is_complete {
+            feed.is_complete = true;
+            let num_rows = self.num_rows;
+            drop(state);
+            self.set_status(SendStatus::Sent);
+            return Next::Frame(Frame::Complete { load_id, num_rows });
+        }
+        feed.is_queued = false;
+        Next::Nothing
+    }
+
+    pub fn note_sent(&self, num_bytes: usize, num_pages: usize) {
+        self.state()
+            .account
+            .add(num_bytes, num_pages, Instant::now());
+    }
+
+    /// Has the connection's writer look at this session.
+    fn queue(&self, state: &mut State) {
+        if let Some(feed) = &mut state.feed
+            && !feed.is_queued
+        {
+            feed.is_queued = true;
+            feed.connection.queue(feed.load_id);
+        }
+    }
+}
+
+impl State {
+    fn feed_of(&mut self, load_id: u64) -> Option<&mut Feed> {
+        self.feed.as_mut().filter(|feed| feed.load_id == load_id)
+    }
+}
+
+impl Feed {
+    fn acknowledge(&mut self, num_bytes: u64, now: Instant) {
+        let num_bytes = num_bytes.min(self.num_unacknowledged);
+        self.num_unacknowledged -= num_bytes;
+        self.connection.meter().handle_acknowledged(num_bytes, now);
+    }
+
+    fn stop(&self) {
+        self.connection.meter().handle_lost(self.num_unacknowledged);
+        self.connection.remove_load(self.load_id);
+    }
+
+    /// Unless the receiver has been told that all is well.
+    fn refuse(&self, reason: Refusal) {
+        if self.is_complete {
+            return;
+        }
+        self.connection.send(&Frame::Failed {
+            load_id: self.load_id,
+            reason,
+        });
+    }
+}

@@ -1,0 +1,181 @@
+//! A receiver's connections to one sender.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tracing::debug;
+
+use super::PeerAddress;
+use super::frame::{FRAME_BYTES, Frame};
+use super::incoming::LoadFailure;
+use super::kv_receiver::ReceiverState;
+use super::receiver_connection::ReceiverConnection;
+use super::socket::Socket;
+
+/// They are made when they are needed and kept between loads.
+pub struct Peer {
+    address: PeerAddress,
+    slots: Box<[Slot]>,
+    next_slot: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Slot {
+    connection: Mutex<Attempt>,
+    /// Loads that have this slot, whether it is connected or not.
+    num_loads: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Attempt {
+    connection: Option<Arc<ReceiverConnection>>,
+    /// Why the last attempt failed, and when: whoever waited for it need not try again.
+    failure: Option<(Instant, LoadFailure)>,
+}
+
+/// A load's share of a connection.
+pub struct SlotGuard {
+    peer: Arc<Peer>,
+    index: usize,
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        let num_loads = &self.peer.slots[self.index].num_loads;
+        num_loads.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Peer {
+    pub fn new(address: PeerAddress, num_connections: usize) -> Self {
+        Self {
+            address,
+            slots: (0..num_connections.max(1))
+                .map(|_| Slot::default())
+                .collect(),
+            next_slot: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        let mut slots = self.slots.iter();
+        slots.all(|slot| slot.num_loads.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Where the fewest loads are; among equals by turns.
+    pub fn choose_slot(self: &Arc<Self>) -> SlotGuard {
+        let num_slots = self.slots.len();
+        let first = self.next_slot.fetch_add(1, Ordering::Relaxed) % num_slots;
+        let indices = (0..num_slots).map(|i| (first + i) % num_slots);
+        let num_loads = |index: &usize| self.slots[*index].num_loads.load(Ordering::Relaxed);
+        let index = indices.min_by_key(num_loads).unwrap_or(first);
+        self.slots[index].num_loads.fetch_add(1, Ordering::Relaxed);
+        SlotGuard {
+            peer: self.clone(),
+            index,
+        }
+    }
+}
+
+impl SlotGuard {
+    /// Connects if nobody has, with few attempts.
+    pub async fn connection(
+        &self,
+        receiver: &Arc<ReceiverState>,
+    ) -> Result<Arc<ReceiverConnection>, LoadFailure> {
+        let asked_at = Instant::now();
+        let mut attempt = self.peer.slots[self.index].connection.lock().await;
+        if let Some(connection) = attempt.connection.as_ref().filter(|open| !open.is_closed()) {
+            return Ok(connection.clone());
+        }
+        attempt.connection = None;
+        if let Some((at, failure)) = &attempt.failure
+            && *at > asked_at
+        {
+            return Err(failure.clone());
+        }
+        match self.connect(receiver).await {
+            Ok(connection) => {
+                attempt.connection = Some(connection.clone());
+                Ok(connection)
+            }
+            Err(failure) => {
+                attempt.failure = Some((Instant::now(), failure.clone()));
+                Err(failure)
+            }
+        }
+    }
+
+    async fn connect(
+        &self,
+        receiver: &Arc<ReceiverState>,
+    ) -> Result<Arc<ReceiverConnection>, LoadFailure> {
+        let config = &receiver.config;
+        let mut reason = String::new();
+        for _ in 0..config.num_connect_attempts.max(1) {
+            let started_at = Instant::now();
+            let greeting = greet(&self.peer.address, receiver);
+            match tokio::time::timeout(config.connect_timeout, greeting).await {
+                Ok(Ok((socket, hello))) => {
+                    let form = receiver.hello.page_form(&hello);
+                    let form = form.map_err(LoadFailure::Incompatible)?;
+                    let connection = Arc::new(ReceiverConnection::new(socket, hello, form));
+                    self.spawn(&connection, receiver);
+                    return Ok(connection);
+                }
+                Ok(Err(error)) => reason = error.to_string(),
+                Err(_) => reason = "it does not answer".to_owned(),
+            }
+            // A refusal comes at once; the peer may be about to listen.
+            let rest: Duration = config.connect_timeout.saturating_sub(started_at.elapsed());
+            tokio::time::sleep(rest).await;
+        }
+        let address = &self.peer.address;
+        Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
+    }
+
+    fn spawn(&self, connection: &Arc<ReceiverConnection>, receiver: &Arc<ReceiverState>) {
+        let (connection, receiver) = (connection.clone(), receiver.clone());
+        let address = self.peer.address.clone();
+        tokio::spawn(async move {
+            let mut stopped = receiver.stopped.subscribe();
+            tokio::select! {
+                result = connection.run(&receiver) => if let Err(error) = result {
+                    debug!("KV connection to {address} has ended: {error}");
+                },
+                // Also when the receiver is gone.
+                _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
+            }
+        });
+    }
+}
+
+async fn greet(
+    address: &PeerAddress,
+    receiver: &ReceiverState,
+) -> io::Result<(Socket, super::Hello)> {
+    let socket = Socket::connect(address).await?;
+    socket
+        .write_all(&Frame::Hello(receiver.hello.clone()).encode())
+        .await?;
+    let mut bytes = [0; FRAME_BYTES];
+    let mut num_bytes = 0;
+    while num_bytes < FRAME_BYTES {
+        socket.readable().await?;
+        match socket.try_read(&mut bytes[num_bytes..]) {
+            Ok(num) => num_bytes += num,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    match Frame::decode(&bytes) {
+        Ok(Frame::Hello(hello)) => Ok((socket, hello)),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "what listens there is no KV sender of Corella",
+        )),
+    }
+}

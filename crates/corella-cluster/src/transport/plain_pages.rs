@@ -1,0 +1,105 @@
+//! KV memory without an executor, for tests and benchmarks of transfers.
+
+use std::ptr::NonNull;
+
+use corella_core::PageId;
+
+use super::{ElementOrder, KvGeometry, KvPages, PageForm};
+
+/// A layer's pages lie one behind the other, layer after layer.
+pub struct PlainPages {
+    geometry: KvGeometry,
+    memory: NonNull<[u8]>,
+}
+
+// SAFETY: memory that this owns; who reads and writes it when is promised by the callers of the
+// unsafe functions.
+unsafe impl Send for PlainPages {}
+// SAFETY: as above.
+unsafe impl Sync for PlainPages {}
+
+impl PlainPages {
+    /// All bytes are 0, and touched.
+    pub fn new(geometry: KvGeometry) -> Self {
+        let num_pages = geometry.num_layers as usize * geometry.num_pages as usize;
+        let mut memory = vec![1; num_pages * geometry.layer_bytes()].into_boxed_slice();
+        memory.fill(0);
+        let memory = NonNull::from(Box::leak(memory));
+        Self { geometry, memory }
+    }
+
+    fn part(&self, layer: u32, page: PageId) -> NonNull<[u8]> {
+        let geometry = &self.geometry;
+        assert!(layer < geometry.num_layers && page.0 < geometry.num_pages);
+        let layer_bytes = geometry.layer_bytes();
+        let index = layer as usize * geometry.num_pages as usize + page.0 as usize;
+        // SAFETY: inside the memory, which has so many pages.
+        let start = unsafe { self.memory.cast::<u8>().add(index * layer_bytes) };
+        NonNull::slice_from_raw_parts(start, layer_bytes)
+    }
+
+    /// # Safety
+    /// Nobody writes to the page within this layer meanwhile.
+    pub unsafe fn bytes(&self, layer: u32, page: PageId) -> Vec<u8> {
+        // SAFETY: the caller's promise.
+        unsafe { self.part(layer, page).as_ref() }.to_vec()
+    }
+
+    /// # Safety
+    /// Nobody else uses the page within this layer meanwhile.
+    pub unsafe fn fill(&self, layer: u32, page: PageId, mut byte: impl FnMut(usize) -> u8) {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { self.part(layer, page).as_mut() };
+        for (i, out) in bytes.iter_mut().enumerate() {
+            *out = byte(i);
+        }
+    }
+}
+
+impl Drop for PlainPages {
+    fn drop(&mut self) {
+        // SAFETY: the box that was leaked, and nobody has a reference to this any more.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
+    }
+}
+
+impl KvPages for PlainPages {
+    fn geometry(&self) -> &KvGeometry {
+        &self.geometry
+    }
+
+    fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
+        let part = self.part(layer, page);
+        let end = NonNull::slice_from_raw_parts(part.cast(), 0);
+        [part, end]
+    }
+
+    unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
+        for (&page, out) in pages
+            .iter()
+            .zip(out.chunks_mut(self.geometry.layer_bytes()))
+        {
+            // SAFETY: the caller's promise.
+            out.copy_from_slice(unsafe { self.part(layer, page).as_ref() });
+            convert(self.geometry.order, form, out);
+        }
+    }
+
+    unsafe fn write(&self, layer: u32, pages: &[PageId], form: PageForm, bytes: &[u8]) {
+        let layer_bytes = self.geometry.layer_bytes();
+        for (&page, bytes) in pages.iter().zip(bytes.chunks(layer_bytes)) {
+            // SAFETY: the caller's promise.
+            let out = unsafe { self.part(layer, page).as_mut() };
+            out.copy_from_slice(bytes);
+            convert(self.geometry.order, form, out);
+        }
+    }
+}
+
+/// The canonical form is the plain one; tiles are it backwards, which says as much as any order
+/// about whether somebody converted.
+fn convert(order: ElementOrder, form: PageForm, bytes: &mut [u8]) {
+    if form == PageForm::Canonical && order == ElementOrder::Tiles {
+        bytes.reverse();
+    }
+}

@@ -1,0 +1,261 @@
+//! Two nodes with plain memory for their pages.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_cluster::transport::{
+    ElementOrder, KvGeometry, KvReceiver, KvSender, LoadHandle, LoadRequest, LoadStatus,
+    PeerAddress, PlainPages, ReceiverConfig, SendStatus, SenderConfig, SessionKey, TransferThreads,
+};
+use corella_core::PageId;
+use corella_model::{DType, KvFormat};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+pub const PREFILL: u64 = 0x70;
+pub const DECODE: u64 = 0xdec0de;
+pub const MODEL: u128 = 0x1234_5678_9abc_def0_1111;
+/// For what must happen: it is there to end a test that waits in vain.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {
+    KvGeometry {
+        num_layers,
+        num_kv_heads: 2,
+        head_dim: 64,
+        page_size,
+        num_pages,
+        format: KvFormat::Float(DType::Bf16),
+        order: ElementOrder::Plain,
+    }
+}
+
+pub fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+pub fn key(uuid: u128) -> SessionKey {
+    SessionKey {
+        uuid,
+        attempt: 0,
+        prefill_incarnation: PREFILL,
+        decode_incarnation: DECODE,
+    }
+}
+
+pub fn page_ids(ids: impl IntoIterator<Item = u32>) -> Vec<PageId> {
+    ids.into_iter().map(PageId).collect()
+}
+
+pub struct SendingNode {
+    pub sender: KvSender,
+    pub pages: Arc<PlainPages>,
+    pub address: SocketAddr,
+}
+
+impl SendingNode {
+    pub fn new(geometry: KvGeometry) -> Self {
+        Self::configured(geometry, |_| {})
+    }
+
+    pub fn configured(geometry: KvGeometry, change: impl FnOnce(&mut SenderConfig)) -> Self {
+        let threads = TransferThreads::start(2).unwrap();
+        let mut config = SenderConfig::new(PREFILL, MODEL);
+        config.chunk_bytes = 64 << 10;
+        change(&mut config);
+        let pages = Arc::new(PlainPages::new(geometry));
+        let sender = KvSender::start(config, pages.clone(), &threads);
+        let address = sender.listen(loopback(0)).unwrap();
+        Self {
+            sender,
+            pages,
+            address,
+        }
+    }
+
+    /// The session's rows mean something else in each page, layer and session.
+    pub fn fill(&self, key: &SessionKey, table: &[PageId]) {
+        for (index, &page) in table.iter().enumerate() {
+            for layer in 0..self.num_layers() {
+                // SAFETY: the tests fill pages before they say that they may be read.
+                unsafe { self.pages.fill(layer, page, content(key, layer, index)) };
+            }
+        }
+    }
+
+    pub fn num_layers(&self) -> u32 {
+        corella_cluster::transport::KvPages::geometry(&*self.pages).num_layers
+    }
+
+    pub fn store(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
+        // SAFETY: tests change pages that may be read only where they say so.
+        unsafe { self.sender.store(*key, num_rows) }.unwrap()
+    }
+
+    /// Everything at once.
+    pub fn store_whole(
+        &self,
+        key: &SessionKey,
+        table: &[PageId],
+        num_rows: u32,
+    ) -> watch::Receiver<SendStatus> {
+        self.fill(key, table);
+        let status = self.store(key, num_rows);
+        self.make_readable(key, table, num_rows);
+        status
+    }
+
+    pub fn make_readable(&self, key: &SessionKey, table: &[PageId], num_rows: u32) {
+        self.sender.add_pages(key, table);
+        self.sender
+            .handle_rows_readable(key, 0..self.num_layers(), num_rows);
+        assert!(self.sender.finish(key));
+    }
+}
+
+/// Byte `i` of a page within a layer, of a session's page `index`.
+pub fn content(key: &SessionKey, layer: u32, index: usize) -> impl Fn(usize) -> u8 + use<> {
+    let seed = key.uuid as usize * 131 + layer as usize * 31 + index * 7 + 1;
+    move |i| (seed.wrapping_mul(i / 8 + 3) >> 2) as u8 ^ i as u8
+}
+
+pub struct ReceivingNode {
+    pub receiver: KvReceiver,
+    pub pages: Arc<PlainPages>,
+}
+
+impl ReceivingNode {
+    pub fn new(geometry: KvGeometry) -> Self {
+        Self::configured(geometry, |_| {})
+    }
+
+    pub fn configured(geometry: KvGeometry, change: impl FnOnce(&mut ReceiverConfig)) -> Self {
+        let threads = TransferThreads::start(2).unwrap();
+        let mut config = ReceiverConfig::new(DECODE, MODEL);
+        change(&mut config);
+        let pages = Arc::new(PlainPages::new(geometry));
+        let receiver = KvReceiver::new(config, pages.clone(), &threads);
+        Self { receiver, pages }
+    }
+
+    pub fn load(
+        &self,
+        key: &SessionKey,
+        peer: SocketAddr,
+        first_row: u32,
+        num_rows: u32,
+        table: &[PageId],
+    ) -> LoadHandle {
+        self.load_until(key, peer, first_row, num_rows, table, Instant::now() + LONG)
+    }
+
+    pub fn load_until(
+        &self,
+        key: &SessionKey,
+        peer: SocketAddr,
+        first_row: u32,
+        num_rows: u32,
+        table: &[PageId],
+        deadline: Instant,
+    ) -> LoadHandle {
+        let request = LoadRequest {
+            key: *key,
+            peer: PeerAddress::Tcp(peer),
+            first_row,
+            num_rows,
+            table: table.to_vec(),
+            deadline,
+        };
+        // SAFETY: tests give every load pages of its own.
+        unsafe { self.receiver.load(request) }.unwrap()
+    }
+
+    /// Whether these pages hold the session's rows, from the page `first` on, in all layers.
+    pub fn assert_holds(&self, key: &SessionKey, table: &[PageId], first: usize) {
+        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        for (index, &page) in table.iter().enumerate().skip(first) {
+            for layer in 0..geometry.num_layers {
+                // SAFETY: the load is over.
+                let bytes = unsafe { self.pages.bytes(layer, page) };
+                let expected: Vec<u8> = (0..bytes.len()).map(content(key, layer, index)).collect();
+                assert!(
+                    bytes == expected,
+                    "session {key}, page {index}, layer {layer}"
+                );
+            }
+        }
+    }
+
+    pub fn fill(&self, pages: &[PageId], byte: u8) {
+        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        for &page in pages {
+            for layer in 0..geometry.num_layers {
+                // SAFETY: no load has these pages.
+                unsafe { self.pages.fill(layer, page, |_| byte) };
+            }
+        }
+    }
+
+    pub fn assert_filled(&self, pages: &[PageId], byte: u8) {
+        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        for &page in pages {
+            for layer in 0..geometry.num_layers {
+                // SAFETY: no load has these pages.
+                let bytes = unsafe { self.pages.bytes(layer, page) };
+                assert!(
+                    bytes.iter().all(|&other| other == byte),
+                    "{page:?}, layer {layer}"
+                );
+            }
+        }
+    }
+}
+
+pub fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Waits until a load is over.
+pub fn wait(load: &mut LoadHandle) -> LoadStatus {
+    runtime().block_on(async {
+        let over = tokio::time::timeout(LONG, load.wait());
+        over.await.expect("the load ends")
+    })
+}
+
+/// Waits until rows have come.
+pub fn wait_for_bytes(load: &mut LoadHandle) {
+    runtime().block_on(async {
+        let begins = tokio::time::timeout(LONG, async {
+            while matches!(load.status(), LoadStatus::Opening) {
+                load.changed().await;
+            }
+        });
+        begins.await.expect("rows come");
+    });
+    assert!(
+        matches!(load.status(), LoadStatus::Receiving { .. }),
+        "{:?}",
+        load.status()
+    );
+}
+
+pub fn wait_for(status: &mut watch::Receiver<SendStatus>, wanted: SendStatus) {
+    runtime().block_on(async {
+        let changed = tokio::time::timeout(LONG, status.wait_for(|&status| status == wanted));
+        changed
+            .await
+            .expect("the status comes")
+            .expect("the session is stored");
+    });
+}
+
+/// Looks again until it is so; what is looked at changes on other threads.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
