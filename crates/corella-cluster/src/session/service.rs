@@ -11,9 +11,9 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
+use tonic::codegen::Service;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
-use tonic::codegen::{Service, StdError};
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
@@ -29,13 +29,7 @@ pub const MAX_UNSENT: usize = 1024;
 /// More than the largest prompt takes: a token is at most five bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// What a peer sends, and the way to send to it.
-pub struct SessionStream {
-    pub incoming: Streaming<Envelope>,
-    pub outgoing: mpsc::Sender<Envelope>,
-}
-
-/// Opens a session's stream at a decode node. `first` goes out at once.
+/// Opens a stream at a decode node, which is sent what comes out of `outgoing`.
 pub async fn open(
     channel: Channel,
     outgoing: mpsc::Receiver<Envelope>,
@@ -121,6 +115,3 @@ impl<H: SessionHandler> Service<HttpRequest<Body>> for SessionService<H> {
         })
     }
 }
-
-/// Errors of a transport, as tonic has them.
-pub type TransportError = StdError;

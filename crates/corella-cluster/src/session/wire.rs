@@ -93,6 +93,23 @@ pub struct Hello {
     /// Where rows are loaded from, when the sender is a prefill node.
     #[prost(string, tag = "13")]
     pub kv_address: String,
+    /// How a decode node is, in its answer to a probe.
+    #[prost(message, optional, tag = "14")]
+    pub load: Option<Load>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Load {
+    #[prost(uint32, tag = "1")]
+    pub num_free_pages: u32,
+    #[prost(uint32, tag = "2")]
+    pub num_running: u32,
+    #[prost(uint32, tag = "3")]
+    pub num_waiting: u32,
+    #[prost(uint64, tag = "4")]
+    pub num_reservations: u64,
+    #[prost(bool, tag = "5")]
+    pub is_draining: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -323,6 +340,7 @@ pub fn hello(hello: &core::Hello, kv_address: &str) -> Hello {
         weight_format: hello.weight_format.to_string(),
         instruction_set: hello.instruction_set.to_string(),
         kv_address: kv_address.to_owned(),
+        load: None,
     }
 }
 

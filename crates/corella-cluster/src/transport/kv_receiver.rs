@@ -260,6 +260,13 @@ impl LoadHandle {
         self.status.borrow_and_update().clone()
     }
 
+    /// Waits until the load is over, whoever else waits: whether all rows are there.
+    pub async fn wait_done(&self) -> bool {
+        let mut status = self.status.clone();
+        let over = status.wait_for(LoadStatus::is_over).await;
+        over.is_ok_and(|status| matches!(*status, LoadStatus::Done { .. }))
+    }
+
     /// Ends the load. When this has returned, nothing is written to its pages any more.
     pub fn cancel(&self) {
         self.load.fail(LoadFailure::Cancelled);

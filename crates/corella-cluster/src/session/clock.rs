@@ -1,0 +1,25 @@
+//! Microseconds since a node began, as the session machines count them.
+
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub fn now_us(&self) -> u64 {
+        self.0.elapsed().as_micros() as u64
+    }
+
+    pub fn instant(&self, at_us: u64) -> Instant {
+        self.0 + Duration::from_micros(at_us)
+    }
+
+    /// None when it has passed.
+    pub fn until(&self, at_us: u64) -> Duration {
+        Duration::from_micros(at_us.saturating_sub(self.now_us()))
+    }
+}

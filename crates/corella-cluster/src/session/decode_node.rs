@@ -1,0 +1,463 @@
+//! The decode node's side: carries facts into a [`DecodeEnd`] and its actions out.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use corella_core::session::{
+    DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToPrefill,
+};
+use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
+use corella_engine::{
+    Engine, EngineState, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
+};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
+use tonic::{Status, Streaming};
+
+use super::clock::Clock;
+use super::link::{Link, LinkClosed, linger};
+use super::model_pages::transport_key;
+use super::service::SessionHandler;
+use super::wire::{self, Body, Envelope};
+use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
+
+/// Prefill nodes that one decode node tells apart. More share a number, and are suspected together.
+const MAX_NAMES: usize = 4096;
+
+/// A node that takes over requests whose prompt another node computes.
+pub struct DecodeNode {
+    engine: Engine,
+    exchange: KvExchange,
+    receiver: KvReceiver,
+    hello: Hello,
+    clock: Clock,
+    runtime: Handle,
+    /// That were granted since the start.
+    num_reservations: AtomicU64,
+    is_draining: AtomicBool,
+    state: Mutex<State>,
+    timer: Notify,
+}
+
+struct State {
+    end: DecodeEnd,
+    links: HashMap<SessionKey, PeerLink>,
+    requests: HashMap<SessionKey, LocalRequest>,
+    loads: HashMap<SessionKey, Arc<LoadHandle>>,
+    /// Numbers of the prefill nodes that have said their name.
+    names: HashMap<Box<str>, NodeId>,
+}
+
+struct PeerLink {
+    link: Link<Result<Envelope, Status>>,
+    kv_address: String,
+}
+
+struct LocalRequest {
+    id: RequestId,
+    /// Of the prompt, once they are reserved.
+    pages: Vec<PageId>,
+    /// Its KV is there. Until then `Release` says when its pages may go.
+    has_arrived: bool,
+    /// Reads its outputs; aborting it drops the stream, which aborts the request.
+    reader: AbortHandle,
+}
+
+impl DecodeNode {
+    /// Runs on the caller's tokio runtime.
+    pub fn start(
+        config: SessionConfig,
+        hello: Hello,
+        engine: Engine,
+        receiver: KvReceiver,
+    ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
+        let end = DecodeEnd::new(config, hello.clone())?;
+        let node = Arc::new(Self {
+            exchange: engine.kv_exchange(),
+            engine,
+            receiver,
+            hello,
+            clock: Clock::start(),
+            runtime: Handle::current(),
+            state: Mutex::new(State {
+                end,
+                links: HashMap::new(),
+                requests: HashMap::new(),
+                loads: HashMap::new(),
+                names: HashMap::new(),
+            }),
+            num_reservations: AtomicU64::new(0),
+            is_draining: AtomicBool::new(false),
+            timer: Notify::new(),
+        });
+        let weak = Arc::downgrade(&node);
+        node.runtime.spawn(async move {
+            while let Some(node) = weak.upgrade() {
+                let deadline = node.lock().end.poll_timeout();
+                // Looks again now and then, so that a node that was dropped ends.
+                let pause = deadline.map(|at_us| node.clock.until(at_us));
+                let pause = pause.unwrap_or(MAX_PAUSE).min(MAX_PAUSE);
+                let _ = tokio::time::timeout(pause, node.timer.notified()).await;
+                node.with(|end, now_us| end.handle_timeout(now_us));
+            }
+        });
+        Ok(node)
+    }
+
+    /// Takes no new sessions from now on, or takes them again.
+    pub fn set_draining(&self, is_draining: bool) {
+        self.is_draining.store(is_draining, Ordering::Relaxed);
+        self.lock().end.set_draining(is_draining);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Sessions that have not ended, and those whose pages may still be written to.
+    pub fn num_sessions(&self) -> usize {
+        self.lock().end.stats().num_sessions
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the machine something, and does what it asks for.
+    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut DecodeEnd, u64) -> T) -> T {
+        let mut state = self.lock();
+        let before = state.end.poll_timeout();
+        let told = tell(&mut state.end, self.clock.now_us());
+        while let Some(action) = state.end.poll_action() {
+            self.act(&mut state, action);
+        }
+        if state.end.poll_timeout() != before {
+            self.timer.notify_one();
+        }
+        told
+    }
+
+    fn act(self: &Arc<Self>, state: &mut State, action: DecodeAction) {
+        let now_us = self.clock.now_us();
+        match action {
+            DecodeAction::Send { key, message } => self.send(state, key, message),
+            DecodeAction::CloseStream { key } => drop(state.links.remove(&key)),
+            DecodeAction::Reserve {
+                key,
+                allocate,
+                deadline_us,
+            } => {
+                let request = allocate.into_request(RequestId(0), now_us);
+                let submission = Submission {
+                    prompt: request.prompt,
+                    output: request.output,
+                    exports_kv: false,
+                    sampling: request.sampling,
+                    num_choices: 1,
+                    stopping: request.stopping,
+                    priority: request.priority,
+                    objectives: request.objectives,
+                    namespace: request.namespace,
+                };
+                let timeout = self.clock.until(deadline_us);
+                match self.engine.reserve(submission, timeout) {
+                    Ok(receipt) => {
+                        let id = receipt.stream.id();
+                        let reader = self.runtime.spawn(self.clone().read_outputs(key, receipt));
+                        let request = LocalRequest {
+                            id,
+                            pages: Vec::new(),
+                            has_arrived: false,
+                            reader: reader.abort_handle(),
+                        };
+                        state.requests.insert(key, request);
+                    }
+                    Err(error) => state.end.handle_reserved(key, Err(refusal(&error)), now_us),
+                }
+            }
+            DecodeAction::Load {
+                key,
+                first_row,
+                num_rows,
+                deadline_us,
+                ..
+            } => self.load(state, key, first_row, num_rows, deadline_us),
+            DecodeAction::CancelLoad { key } => {
+                if let Some(load) = state.loads.remove(&key) {
+                    load.cancel();
+                }
+                state.end.handle_load_cancelled(key, now_us);
+            }
+            DecodeAction::Arrived { key, first_token } => {
+                state.loads.remove(&key);
+                if let Some(request) = state.requests.get_mut(&key) {
+                    request.has_arrived = true;
+                    let token = first_token.sample.token;
+                    self.exchange.handle_kv_arrived(request.id, token);
+                }
+            }
+            DecodeAction::AbortLocal { key } => {
+                if let Some(request) = state.requests.get(&key) {
+                    request.reader.abort();
+                    if request.has_arrived {
+                        state.requests.remove(&key);
+                    }
+                }
+            }
+            DecodeAction::Release { key } => {
+                state.loads.remove(&key);
+                if let Some(request) = state.requests.remove(&key) {
+                    let how = LostKv::End("its prefill node has given it up".into());
+                    self.exchange.handle_kv_lost(request.id, how);
+                    request.reader.abort();
+                }
+            }
+            DecodeAction::MarkSuspect { node } => {
+                tracing::warn!(%node, "a prefill node does not answer");
+            }
+        }
+    }
+
+    fn send(&self, state: &mut State, key: SessionKey, message: ToPrefill) {
+        let Some(peer) = state.links.get(&key) else {
+            return;
+        };
+        let body = wire::to_prefill(message, &self.hello);
+        let envelope = Envelope {
+            key: None,
+            body: Some(body),
+        };
+        if !peer.link.send(Ok(envelope)) {
+            state.links.remove(&key);
+            state.end.handle_stream_closed(key, self.clock.now_us());
+        }
+    }
+
+    fn load(
+        self: &Arc<Self>,
+        state: &mut State,
+        key: SessionKey,
+        first_row: u32,
+        num_rows: u32,
+        deadline_us: u64,
+    ) {
+        let now_us = self.clock.now_us();
+        let (Some(request), Some(peer)) = (state.requests.get(&key), state.links.get(&key)) else {
+            return state.end.handle_load_failed(key, now_us);
+        };
+        let Ok(address) = peer.kv_address.parse() else {
+            tracing::warn!(
+                address = peer.kv_address,
+                "a prefill node's KV address is wrong"
+            );
+            return state.end.handle_load_failed(key, now_us);
+        };
+        let request = LoadRequest {
+            key: transport_key(key),
+            peer: PeerAddress::Tcp(address),
+            first_row,
+            num_rows,
+            table: request.pages.clone(),
+            deadline: self.clock.instant(deadline_us),
+        };
+        // SAFETY: the engine has reserved these pages for this request, and keeps them from everybody
+        // else until `handle_kv_arrived` or `handle_kv_lost`, which follow the end of the load.
+        match unsafe { self.receiver.load(request) } {
+            Ok(load) => {
+                let load = Arc::new(load);
+                state.loads.insert(key, load.clone());
+                let node = self.clone();
+                self.runtime.spawn(async move {
+                    let is_done = load.wait_done().await;
+                    node.with(|end, now_us| match is_done {
+                        true => end.handle_load_done(key, now_us),
+                        false => end.handle_load_failed(key, now_us),
+                    });
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "KV rows are not loaded");
+                state.end.handle_load_failed(key, now_us);
+            }
+        }
+    }
+
+    async fn read_outputs(self: Arc<Self>, key: SessionKey, mut receipt: Receipt) {
+        while let Some(event) = poll_fn(|cx| receipt.stream.poll_next(cx)).await {
+            match event {
+                StreamEvent::Accepted => {
+                    let reservation = receipt
+                        .reservation()
+                        .cloned()
+                        .unwrap_or_else(|| unreachable!("what is accepted has been reserved"));
+                    let mut state = self.lock();
+                    if let Some(request) = state.requests.get_mut(&key) {
+                        request.pages = reservation.pages;
+                    }
+                    drop(state);
+                    self.num_reservations.fetch_add(1, Ordering::Relaxed);
+                    let num_cached_rows = reservation.num_cached_rows;
+                    self.with(|end, now_us| end.handle_reserved(key, Ok(num_cached_rows), now_us));
+                }
+                StreamEvent::Refused(error) => {
+                    let refusal = admission_refusal(&error);
+                    self.lock().requests.remove(&key);
+                    self.with(|end, now_us| end.handle_reserved(key, Err(refusal), now_us));
+                }
+                StreamEvent::Output(output) => {
+                    let has_ended = output.finish.is_some();
+                    self.with(|end, now_us| end.handle_local_output(key, output, now_us));
+                    let mut state = self.lock();
+                    let request = state.requests.get(&key);
+                    if has_ended && request.is_some_and(|request| request.has_arrived) {
+                        state.requests.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn load_report(&self) -> wire::Load {
+        let stats = self.engine.stats().scheduler;
+        let is_draining = self.engine.state() != EngineState::Ready || self.is_draining();
+        wire::Load {
+            // Cached pages are given up when somebody needs them.
+            num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
+            num_running: stats.num_running as u32,
+            num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
+            num_reservations: self.num_reservations.load(Ordering::Relaxed),
+            is_draining,
+        }
+    }
+
+    /// A prefill node's stream, from its first message to its end.
+    async fn serve_stream(
+        self: Arc<Self>,
+        mut incoming: Streaming<Envelope>,
+        outgoing: mpsc::Sender<Result<Envelope, Status>>,
+    ) {
+        let Ok(Some(first)) = incoming.message().await else {
+            return;
+        };
+        let Some(Body::Hello(hello)) = first.body else {
+            let error = Status::invalid_argument("a session begins with who the node is");
+            let _ = outgoing.send(Err(error)).await;
+            return;
+        };
+        let Some(key) = first.key else {
+            // It only wants to know who this is.
+            let mut answer = wire::hello(&self.hello, "");
+            answer.load = Some(self.load_report());
+            let answer = Envelope {
+                key: None,
+                body: Some(Body::Hello(answer)),
+            };
+            let _ = outgoing.send(Ok(answer)).await;
+            return;
+        };
+        let kv_address = hello.kv_address.clone();
+        let parsed = SessionKey::try_from(key)
+            .and_then(|key| Ok((key, wire::from_prefill(Body::Hello(hello))?)));
+        let (key, hello) = match parsed {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let _ = outgoing
+                    .send(Err(Status::invalid_argument(error.to_string())))
+                    .await;
+                return;
+            }
+        };
+        let (link, mut closed) = Link::over(outgoing);
+        let node = {
+            let mut state = self.lock();
+            if state.links.contains_key(&key) {
+                // The first stream with this key is the session; what comes twice is answered once.
+                return;
+            }
+            state.links.insert(key, PeerLink { link, kv_address });
+            node_number(&mut state, &hello)
+        };
+        self.with(|end, now_us| end.handle_message(node, key, hello, now_us));
+        self.read_messages(node, key, &mut incoming, &mut closed)
+            .await;
+        self.with(|end, now_us| end.handle_stream_closed(key, now_us));
+        self.lock().links.remove(&key);
+        linger(incoming).await;
+    }
+
+    async fn read_messages(
+        self: &Arc<Self>,
+        node: NodeId,
+        key: SessionKey,
+        incoming: &mut Streaming<Envelope>,
+        closed: &mut LinkClosed,
+    ) {
+        while let Some(envelope) = closed.next(incoming).await {
+            let Some(body) = envelope.body else {
+                // A kind of message that a later version knows.
+                continue;
+            };
+            match wire::from_prefill(body) {
+                Ok(message) => self.with(|end, now_us| {
+                    end.handle_message(node, key, message, now_us);
+                }),
+                Err(error) => {
+                    tracing::warn!(%key, %error, "a prefill node breaks the protocol");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// How long the timer's task sleeps at most.
+const MAX_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
+impl SessionHandler for Arc<DecodeNode> {
+    fn serve(
+        &self,
+        incoming: Streaming<Envelope>,
+        outgoing: mpsc::Sender<Result<Envelope, Status>>,
+    ) {
+        self.runtime
+            .spawn(self.clone().serve_stream(incoming, outgoing));
+    }
+}
+
+fn node_number(state: &mut State, hello: &corella_core::session::ToDecode) -> NodeId {
+    let corella_core::session::ToDecode::Hello(hello) = hello else {
+        return NodeId(u32::MAX);
+    };
+    let next = NodeId(state.names.len() as u32);
+    if state.names.len() >= MAX_NAMES && !state.names.contains_key(&hello.instance) {
+        return NodeId(u32::MAX);
+    }
+    *state.names.entry(hello.instance.clone()).or_insert(next)
+}
+
+fn refusal(error: &SubmitError) -> Refusal {
+    match error {
+        SubmitError::QueueFull { .. } => Refusal::Exhausted,
+        SubmitError::Draining | SubmitError::Lost(_) => Refusal::Draining,
+        SubmitError::Refused(error) => admission_refusal(error),
+    }
+}
+
+fn admission_refusal(error: &AdmissionError) -> Refusal {
+    match error {
+        AdmissionError::NoRoom { .. }
+        | AdmissionError::QueueFull { .. }
+        | AdmissionError::QueuedTokensFull { .. }
+        | AdmissionError::ObjectiveMissed(_) => Refusal::Exhausted,
+        AdmissionError::EmptyPrompt
+        | AdmissionError::ZeroMaxTokens
+        | AdmissionError::OutputComplete { .. }
+        | AdmissionError::DuplicateId(_)
+        | AdmissionError::ContextExceeded { .. }
+        | AdmissionError::PoolExceeded { .. }
+        | AdmissionError::StepExceeded { .. } => Refusal::Never,
+    }
+}

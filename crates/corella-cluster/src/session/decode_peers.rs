@@ -1,0 +1,236 @@
+//! The decode nodes that the registry knows: connections to them, how they are, and who is next.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::session::{Hello, Mismatch, Peer};
+use corella_core::{
+    Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, Placement, PlacementConfig,
+    PlacementRequest, Request, ReservationId,
+};
+use tokio::sync::mpsc;
+use tonic::transport::{Channel, Endpoint};
+
+use super::prefill_node::DecodePeers;
+use super::service;
+use super::wire::{self, Body, Envelope};
+use crate::registry::Peers;
+
+/// How long a node may take to say how it is.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
+/// A connection that is silent for so long is asked whether it still is one.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pages that were asked for count as taken until reports have had time to count them.
+const RESERVATION_TIME: Duration = Duration::from_secs(2);
+/// How long the prober sleeps at most.
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+
+pub struct RegistryPeers {
+    peers: Arc<Peers>,
+    config: PlacementConfig,
+    hello: Hello,
+    kv_bytes_per_token: u64,
+    cursor: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    channels: HashMap<PeerId, Channel>,
+    reservations: VecDeque<(Instant, ReservationId)>,
+}
+
+impl RegistryPeers {
+    /// Probes the nodes from now on, on the caller's tokio runtime. `hello` is what this node says of
+    /// itself.
+    pub fn start(
+        peers: Arc<Peers>,
+        config: PlacementConfig,
+        hello: Hello,
+        kv_bytes_per_token: u64,
+    ) -> Arc<Self> {
+        let this = Arc::new(Self {
+            peers,
+            config,
+            kv_bytes_per_token,
+            // Prefill nodes begin at different decode nodes.
+            cursor: AtomicU64::new(hello.incarnation.0),
+            hello,
+            state: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&this);
+        tokio::spawn(async move {
+            while let Some(this) = weak.upgrade() {
+                while let Some(peer) = this
+                    .peers
+                    .with_table(|table, now_us| table.poll_probe(now_us))
+                {
+                    tokio::spawn(this.clone().probe(peer));
+                }
+                this.forget_gone();
+                drop(this);
+                tokio::time::sleep(MAX_PAUSE).await;
+            }
+        });
+        this
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks a node who and how it is.
+    async fn probe(self: Arc<Self>, peer: PeerId) {
+        let answer = tokio::time::timeout(PROBE_TIMEOUT, self.ask(peer)).await;
+        let Ok(Some(answer)) = answer else {
+            self.peers
+                .with_table(|table, now_us| table.handle_silent(peer, now_us));
+            return;
+        };
+        let report = answer.load.map(|load| LoadReport {
+            num_free_pages: load.num_free_pages,
+            num_running: load.num_running,
+            num_waiting: load.num_waiting,
+            num_reservations: load.num_reservations,
+            is_draining: load.is_draining,
+        });
+        let Ok(theirs) = Hello::try_from(answer) else {
+            self.peers
+                .with_table(|table, now_us| table.handle_silent(peer, now_us));
+            return;
+        };
+        if let Err(mismatch) = self.hello.check(&theirs) {
+            return self.note_incompatible(peer, theirs.incarnation, &mismatch);
+        }
+        let hello = PeerFacts {
+            incarnation: theirs.incarnation.0,
+            page_size: theirs.page_size,
+        };
+        self.peers.with_table(|table, now_us| {
+            let peer = table.handle_hello(peer, hello, now_us);
+            if let (Some(peer), Some(report)) = (peer, report) {
+                table.handle_report(peer, report, now_us);
+            }
+        });
+    }
+
+    async fn ask(&self, peer: PeerId) -> Option<wire::Hello> {
+        let channel = self.connect(peer)?;
+        let (sender, outgoing) = mpsc::channel(1);
+        let question = Envelope {
+            key: None,
+            body: Some(Body::Hello(wire::hello(&self.hello, ""))),
+        };
+        sender.try_send(question).ok()?;
+        let mut incoming = service::open(channel, outgoing).await.ok()?;
+        match incoming.message().await.ok()??.body? {
+            Body::Hello(hello) => Some(hello),
+            _ => None,
+        }
+    }
+
+    fn note_incompatible(&self, peer: PeerId, incarnation: Incarnation, mismatch: &Mismatch) {
+        let is_time_to_say = self
+            .peers
+            .with_table(|table, now_us| table.handle_incompatible(peer, incarnation.0, now_us));
+        if is_time_to_say {
+            let instance = self.peers.record(peer).map(|record| record.instance_id);
+            let instance = instance.unwrap_or_default();
+            tracing::warn!(instance, "{mismatch}; its requests are served here");
+        }
+    }
+
+    /// The connection to a node, made before there is anything to say and kept.
+    fn connect(&self, peer: PeerId) -> Option<Channel> {
+        let mut state = self.lock();
+        if let Some(channel) = state.channels.get(&peer) {
+            return Some(channel.clone());
+        }
+        let record = self.peers.record(peer)?;
+        let endpoint = Endpoint::from_shared(format!("http://{}", record.session_address)).ok()?;
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            .connect_lazy();
+        state.channels.insert(peer, channel.clone());
+        Some(channel)
+    }
+
+    /// Closes connections to nodes that have gone, and ends reservations that reports count by now.
+    fn forget_gone(&self) {
+        let mut state = self.lock();
+        state
+            .channels
+            .retain(|&peer, _| self.peers.record(peer).is_some());
+        while let Some(&(since, reservation)) = state.reservations.front()
+            && since.elapsed() >= RESERVATION_TIME
+        {
+            state.reservations.pop_front();
+            self.peers.with_table(|table, _| table.release(reservation));
+        }
+    }
+}
+
+impl DecodePeers for RegistryPeers {
+    fn choose(&self, request: &Request, tried: &[NodeId]) -> Option<Peer> {
+        let wanted = PlacementRequest {
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
+        };
+        let refused: Vec<PeerId> = tried.iter().map(|node| PeerId(node.0.into())).collect();
+        let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
+        let chosen = self.peers.with_table(|table, now_us| {
+            let nodes = table.decode_nodes(now_us);
+            let fleet = Fleet {
+                nodes: &nodes,
+                takes_locally: true,
+                kv_bytes_per_token: self.kv_bytes_per_token,
+                prefill_us: 0,
+            };
+            let Placement::Remote(peer) = fleet.place(&self.config, &wanted, cursor, &refused)
+            else {
+                return None;
+            };
+            let page_size = { nodes.iter() }
+                .find(|node| node.peer_id == peer)?
+                .page_size;
+            let num_pages = wanted.num_pages(page_size).try_into().unwrap_or(u32::MAX);
+            let incarnation = Incarnation(table.incarnation(peer)?);
+            Some((peer, incarnation, table.reserve(peer, num_pages)))
+        });
+        let (peer, incarnation, reservation) = chosen?;
+        let mut state = self.lock();
+        state
+            .reservations
+            .extend(reservation.map(|reservation| (Instant::now(), reservation)));
+        Some(Peer {
+            node: NodeId(u32::try_from(peer.0).ok()?),
+            incarnation,
+        })
+    }
+
+    fn channel(&self, node: NodeId) -> Option<Channel> {
+        self.connect(PeerId(node.0.into()))
+    }
+
+    fn mark_suspect(&self, node: NodeId) {
+        let peer = PeerId(node.0.into());
+        self.peers
+            .with_table(|table, now_us| table.handle_session_lost(peer, now_us));
+    }
+
+    fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch) {
+        let peer = PeerId(node.0.into());
+        let incarnation = self.peers.with_table(|table, _| table.incarnation(peer));
+        if let Some(incarnation) = incarnation {
+            self.note_incompatible(peer, Incarnation(incarnation), mismatch);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! One session's stream, as its driver sees it.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tonic::Streaming;
+
+use super::service::MAX_UNSENT;
+use super::wire::Envelope;
+
+/// How long a closed stream may take to send what it has.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// The sending half. Dropping it closes the stream behind what has been sent.
+pub struct Link<T> {
+    outgoing: mpsc::Sender<T>,
+    _open: watch::Sender<()>,
+}
+
+/// Ends when the link has been dropped.
+#[derive(Clone)]
+pub struct LinkClosed(watch::Receiver<()>);
+
+impl<T> Link<T> {
+    /// The link, and what its stream is to send.
+    pub fn new() -> (Self, mpsc::Receiver<T>, LinkClosed) {
+        let (outgoing, receiver) = mpsc::channel(MAX_UNSENT);
+        let (link, closed) = Self::over(outgoing);
+        (link, receiver, closed)
+    }
+
+    /// A link that sends through `outgoing`.
+    pub fn over(outgoing: mpsc::Sender<T>) -> (Self, LinkClosed) {
+        let (open, closed) = watch::channel(());
+        let link = Self {
+            outgoing,
+            _open: open,
+        };
+        (link, LinkClosed(closed))
+    }
+
+    /// False when the peer has taken nothing for so long that it counts as lost, or has gone.
+    pub fn send(&self, message: T) -> bool {
+        self.outgoing.try_send(message).is_ok()
+    }
+}
+
+impl LinkClosed {
+    async fn wait(&mut self) {
+        // An error is what is waited for.
+        while self.0.changed().await.is_ok() {}
+    }
+
+    /// The next message, or `None` when the stream has ended, failed, or was closed on this side.
+    pub async fn next(&mut self, incoming: &mut Streaming<Envelope>) -> Option<Envelope> {
+        tokio::select! {
+            message = incoming.message() => message.ok().flatten(),
+            () = self.wait() => None,
+        }
+    }
+}
+
+/// Reads a stream that was closed on this side to its end, so that it is not reset before what was
+/// sent on it has gone out.
+pub async fn linger(mut incoming: Streaming<Envelope>) {
+    let rest = async { while let Ok(Some(_)) = incoming.message().await {} };
+    let _ = tokio::time::timeout(LINGER, rest).await;
+}

@@ -1,0 +1,607 @@
+//! The prefill node's side: carries facts into a [`PrefillEnd`] and its actions out.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use corella_core::session::{
+    ClientEvent, Hello, Mismatch, Peer, PrefillAction, PrefillEnd, SessionConfig,
+    SessionConfigError, SessionFinish, SessionKey, Submission as SessionSubmission,
+    SubmissionError, ToDecode,
+};
+use corella_core::{
+    FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput, SessionId,
+};
+use corella_engine::{
+    Engine, EngineState, Generate, KvExchange, StreamEvent, StreamRelay, Submission, SubmitError,
+    TokenStream, relayed_stream,
+};
+use corella_model::KvPages;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tonic::transport::Channel;
+
+use super::clock::Clock;
+use super::export::Export;
+use super::link::{Link, linger};
+use super::model_pages::transport_key;
+use super::service;
+use super::wire::{self, Envelope};
+use crate::transport::KvSender;
+
+/// How often it is looked whether a decode node still takes rows.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the timer's task sleeps at most.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// The decode nodes that there are, and what has come of asking them.
+pub trait DecodePeers: Send + Sync + 'static {
+    /// Where a request should be decoded, none of `tried`; `None`: on this node.
+    fn choose(&self, request: &Request, tried: &[NodeId]) -> Option<Peer>;
+
+    /// A connection to a node that was chosen.
+    fn channel(&self, node: NodeId) -> Option<Channel>;
+
+    fn mark_suspect(&self, node: NodeId);
+
+    fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
+}
+
+/// A node that clients talk to. It computes prompts and has others decode behind them; whatever
+/// happens to those, it sees every request to its end.
+#[derive(Clone)]
+pub struct PrefillNode(Arc<Node>);
+
+pub(super) struct Node {
+    engine: Engine,
+    exchange: KvExchange,
+    sender: KvSender,
+    pub(super) pages: Arc<dyn KvPages>,
+    peers: Arc<dyn DecodePeers>,
+    hello: Hello,
+    kv_address: String,
+    clock: Clock,
+    runtime: Handle,
+    num_sessions: AtomicU64,
+    state: Mutex<State>,
+    timer: Notify,
+}
+
+pub(super) struct State {
+    end: PrefillEnd,
+    clients: HashMap<SessionId, Client>,
+    links: HashMap<SessionKey, Link<Envelope>>,
+    runs: HashMap<(SessionId, u32), Run>,
+    run_of: HashMap<RequestId, (SessionId, u32)>,
+    /// What placement is asked about.
+    requests: HashMap<SessionId, Request>,
+    run_of_key: HashMap<SessionKey, (SessionId, u32)>,
+}
+
+struct Client {
+    relay: StreamRelay,
+    is_accepted: bool,
+}
+
+/// A request of this node's engine.
+struct Run {
+    id: RequestId,
+    reader: AbortHandle,
+    has_ended: bool,
+    export: Export,
+}
+
+impl PrefillNode {
+    /// Runs on the caller's tokio runtime. `kv_address` is where others find `sender`.
+    pub fn start(
+        config: SessionConfig,
+        hello: Hello,
+        engine: Engine,
+        pages: Arc<dyn KvPages>,
+        sender: KvSender,
+        kv_address: String,
+        peers: Arc<dyn DecodePeers>,
+    ) -> Result<Self, SessionConfigError> {
+        let end = PrefillEnd::new(config, hello.clone())?;
+        let node = Arc::new(Node {
+            exchange: engine.kv_exchange(),
+            engine,
+            sender,
+            pages,
+            peers,
+            hello,
+            kv_address,
+            clock: Clock::start(),
+            runtime: Handle::current(),
+            num_sessions: AtomicU64::new(0),
+            state: Mutex::new(State {
+                end,
+                clients: HashMap::new(),
+                links: HashMap::new(),
+                runs: HashMap::new(),
+                run_of: HashMap::new(),
+                requests: HashMap::new(),
+                run_of_key: HashMap::new(),
+            }),
+            timer: Notify::new(),
+        });
+        super::export::start_thread(&node, node.engine.subscribe_kv_facts());
+        let weak = Arc::downgrade(&node);
+        node.runtime.spawn(async move {
+            while let Some(node) = weak.upgrade() {
+                let deadline = node.lock().end.poll_timeout();
+                let pause = deadline.map(|at_us| node.clock.until(at_us));
+                let pause = pause.unwrap_or(MAX_PAUSE).min(MAX_PAUSE);
+                let _ = tokio::time::timeout(pause, node.timer.notified()).await;
+                node.with(|end, now_us| end.handle_timeout(now_us));
+            }
+        });
+        Ok(Self(node))
+    }
+
+    pub fn num_sessions(&self) -> usize {
+        self.0.lock().end.stats().num_sessions
+    }
+}
+
+impl Generate for PrefillNode {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        let node = &self.0;
+        match node.engine.state() {
+            EngineState::Ready => {}
+            EngineState::Draining => return Err(SubmitError::Draining),
+            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
+        }
+        let first = Request {
+            id: RequestId(0),
+            prompt: submission.prompt,
+            output: submission.output,
+            exports_kv: false,
+            sampling: submission.sampling,
+            stopping: submission.stopping,
+            priority: submission.priority,
+            arrival_us: 0,
+            objectives: submission.objectives,
+            namespace: submission.namespace,
+        };
+        let max_tokens = node.engine.limits().check_request(&first);
+        let max_tokens = max_tokens.map_err(SubmitError::Refused)?;
+        let mut streams = Vec::with_capacity(submission.num_choices as usize);
+        for choice in 0..submission.num_choices {
+            let mut request = first.clone();
+            request.sampling.choice += choice;
+            // Dropping the streams of the choices before it cancels them.
+            streams.push(node.clone().begin(request, max_tokens)?);
+        }
+        Ok(streams)
+    }
+}
+
+impl Node {
+    fn begin(
+        self: Arc<Self>,
+        request: Request,
+        max_tokens: u32,
+    ) -> Result<TokenStream, SubmitError> {
+        let number = self.num_sessions.fetch_add(1, Ordering::Relaxed);
+        // Unique among all nodes, as their incarnations are.
+        let id = SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number));
+        let weak = Arc::downgrade(&self);
+        let (relay, stream) = relayed_stream(RequestId(number), move || {
+            if let Some(node) = weak.upgrade() {
+                node.with(|end, now_us| end.cancel(id, now_us));
+            }
+        });
+        let client = Client {
+            relay,
+            is_accepted: false,
+        };
+        let peer = self.peers.choose(&request, &[]);
+        {
+            let mut state = self.lock();
+            state.clients.insert(id, client);
+            state.requests.insert(id, request.clone());
+        }
+        let submission = SessionSubmission {
+            session: id,
+            request,
+            max_tokens,
+            deadline_us: None,
+        };
+        let submitted = self.with(|end, now_us| end.submit(submission, peer, now_us));
+        submitted.map_err(|error| {
+            self.forget(&mut self.lock(), id);
+            match error {
+                SubmissionError::TooManySessions { limit } => SubmitError::QueueFull {
+                    num_waiting: limit as usize,
+                    limit,
+                },
+                SubmissionError::DuplicateSession | SubmissionError::Ended => {
+                    SubmitError::Lost("a session's id came twice".into())
+                }
+            }
+        })?;
+        Ok(stream)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the machine something, and does what it asks for.
+    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut PrefillEnd, u64) -> T) -> T {
+        let mut state = self.lock();
+        self.tell(&mut state, tell)
+    }
+
+    fn tell<T>(
+        self: &Arc<Self>,
+        state: &mut State,
+        tell: impl FnOnce(&mut PrefillEnd, u64) -> T,
+    ) -> T {
+        let before = state.end.poll_timeout();
+        let told = tell(&mut state.end, self.clock.now_us());
+        while let Some(action) = state.end.poll_action() {
+            self.act(state, action);
+        }
+        if state.end.poll_timeout() != before {
+            self.timer.notify_one();
+        }
+        told
+    }
+
+    fn act(self: &Arc<Self>, state: &mut State, action: PrefillAction) {
+        let now_us = self.clock.now_us();
+        match action {
+            PrefillAction::TryNext { session, tried } => {
+                let request = state.requests.get(&session);
+                let peer = request.and_then(|request| self.peers.choose(request, &tried));
+                state.end.handle_placement(session, peer, now_us);
+            }
+            PrefillAction::OpenStream { key, node } => self.open(state, key, node),
+            PrefillAction::Send { key, message } => self.send(state, key, message),
+            PrefillAction::CloseStream { key } => drop(state.links.remove(&key)),
+            PrefillAction::SubmitLocally {
+                session,
+                run,
+                request,
+            } => self.submit_locally(state, session, run, *request),
+            PrefillAction::AbortLocal { session, run } => {
+                if let Some(run) = state.runs.get(&(session, run)) {
+                    run.reader.abort();
+                }
+                self.forget_run_unless_held(state, session, run);
+            }
+            PrefillAction::RenewHold {
+                session,
+                run,
+                until_us,
+            } => {
+                if let Some(run) = state.runs.get(&(session, run)) {
+                    self.exchange.renew_hold(run.id, self.clock.until(until_us));
+                }
+            }
+            PrefillAction::ReleaseHold { session, run } => {
+                if let Some(run) = state.runs.remove(&(session, run)) {
+                    self.exchange.release_hold(run.id);
+                    state.run_of.remove(&run.id);
+                }
+            }
+            PrefillAction::Store {
+                key, run, num_rows, ..
+            } => self.store(state, key, run, num_rows),
+            PrefillAction::Delete { key } => {
+                self.sender.delete(&transport_key(key));
+                if let Some(run) = state.run_of_key.remove(&key)
+                    && let Some(run) = state.runs.get_mut(&run)
+                {
+                    run.export.remove_reader(key);
+                }
+                state.end.handle_deleted(key, now_us);
+            }
+            PrefillAction::Emit { session, event } => self.emit(state, session, event),
+            PrefillAction::MarkSuspect { node } => self.peers.mark_suspect(node),
+            PrefillAction::MarkIncompatible { node, mismatch } => {
+                self.peers.mark_incompatible(node, &mismatch);
+            }
+        }
+    }
+
+    fn open(self: &Arc<Self>, state: &mut State, key: SessionKey, node: NodeId) {
+        let Some(channel) = self.peers.channel(node) else {
+            return state.end.handle_stream_closed(key, self.clock.now_us());
+        };
+        let (link, outgoing, mut closed) = Link::new();
+        state.links.insert(key, link);
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            match service::open(channel, outgoing).await {
+                Ok(mut incoming) => {
+                    while let Some(envelope) = closed.next(&mut incoming).await {
+                        let Some(body) = envelope.body else {
+                            // A kind of message that a later version knows.
+                            continue;
+                        };
+                        match wire::from_decode(body, &this.hello) {
+                            Ok(message) => this.with(|end, now_us| {
+                                end.handle_message(key, message, now_us);
+                            }),
+                            Err(error) => {
+                                tracing::warn!(%key, %error, "a decode node breaks the protocol");
+                                break;
+                            }
+                        }
+                    }
+                    this.handle_closed(key);
+                    linger(incoming).await;
+                }
+                Err(status) => {
+                    tracing::debug!(%key, %status, "a decode node cannot be reached");
+                    this.handle_closed(key);
+                }
+            }
+        });
+    }
+
+    fn handle_closed(self: &Arc<Self>, key: SessionKey) {
+        self.with(|end, now_us| end.handle_stream_closed(key, now_us));
+        self.lock().links.remove(&key);
+    }
+
+    fn send(&self, state: &mut State, key: SessionKey, message: ToDecode) {
+        let Some(link) = state.links.get(&key) else {
+            return;
+        };
+        let is_first = matches!(message, ToDecode::Hello(_));
+        let envelope = Envelope {
+            key: is_first.then(|| key.into()),
+            body: Some(wire::to_decode(message, &self.kv_address)),
+        };
+        if !link.send(envelope) {
+            state.links.remove(&key);
+            state.end.handle_stream_closed(key, self.clock.now_us());
+        }
+    }
+
+    fn submit_locally(
+        self: &Arc<Self>,
+        state: &mut State,
+        session: SessionId,
+        run: u32,
+        request: Request,
+    ) {
+        let num_layers = self.pages.geometry().num_layers as usize;
+        let submission = Submission {
+            prompt: request.prompt,
+            output: request.output,
+            exports_kv: request.exports_kv,
+            sampling: request.sampling,
+            num_choices: 1,
+            stopping: request.stopping,
+            priority: request.priority,
+            objectives: request.objectives,
+            namespace: request.namespace,
+        };
+        match self.engine.submit_admitted(submission) {
+            Ok(mut streams) => {
+                let stream = streams.remove(0);
+                let id = stream.id();
+                let reader = self.clone().read_outputs(session, run, stream);
+                let reader = self.runtime.spawn(reader).abort_handle();
+                let export = Export::new(num_layers, self.pages.geometry().page_size);
+                let has_ended = false;
+                let entry = Run {
+                    id,
+                    reader,
+                    has_ended,
+                    export,
+                };
+                state.runs.insert((session, run), entry);
+                state.run_of.insert(id, (session, run));
+            }
+            Err(SubmitError::Refused(error)) => {
+                let now_us = self.clock.now_us();
+                state.end.handle_local_refused(session, run, error, now_us);
+            }
+            Err(error) => {
+                let reason = error.to_string().into();
+                let output = RequestOutput {
+                    request: RequestId(0),
+                    sample: None,
+                    finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
+                    num_prompt_tokens: 0,
+                    num_cached_tokens: 0,
+                    num_output_tokens: 0,
+                    queue_us: 0,
+                };
+                let now_us = self.clock.now_us();
+                state.end.handle_local_output(session, run, output, now_us);
+            }
+        }
+    }
+
+    async fn read_outputs(self: Arc<Self>, session: SessionId, run: u32, mut stream: TokenStream) {
+        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+            let mut state = self.lock();
+            match event {
+                StreamEvent::Accepted => {
+                    if let Some(client) = state.clients.get_mut(&session) {
+                        client.accept();
+                    }
+                }
+                StreamEvent::Refused(error) => {
+                    self.tell(&mut state, |end, now_us| {
+                        end.handle_local_refused(session, run, error, now_us);
+                    });
+                    self.forget_run_unless_held(&mut state, session, run);
+                }
+                StreamEvent::Output(output) => {
+                    let has_ended = output.finish.is_some();
+                    if has_ended && let Some(run) = state.runs.get_mut(&(session, run)) {
+                        run.has_ended = true;
+                    }
+                    self.tell(&mut state, |end, now_us| {
+                        end.handle_local_output(session, run, output, now_us);
+                    });
+                    if has_ended {
+                        self.forget_run_unless_held(&mut state, session, run);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A run that exports rows is forgotten when its hold is released.
+    fn forget_run_unless_held(&self, state: &mut State, session: SessionId, run: u32) {
+        let key = (session, run);
+        let is_held = |run: &Run| run.export.has_begun();
+        if let Some(run) = state.runs.get(&key)
+            && !is_held(run)
+        {
+            let id = run.id;
+            state.runs.remove(&key);
+            state.run_of.remove(&id);
+        }
+    }
+
+    fn store(self: &Arc<Self>, state: &mut State, key: SessionKey, run: u32, num_rows: u32) {
+        let run_key = (key.session, run);
+        let now_us = self.clock.now_us();
+        let Some(run) = state.runs.get_mut(&run_key) else {
+            return state.end.handle_load_failed(key, now_us);
+        };
+        // SAFETY: exported rows stay as they are until the engine is told to release the hold, which
+        // follows `delete`.
+        match unsafe { self.sender.store(transport_key(key), num_rows) } {
+            Ok(_status) => {
+                run.export.add_reader(key, &self.sender);
+                state.run_of_key.insert(key, run_key);
+                self.runtime.spawn(self.clone().watch_progress(key));
+            }
+            Err(error) => {
+                tracing::warn!(%key, %error, "KV rows are not offered");
+                state.end.handle_load_failed(key, now_us);
+            }
+        }
+    }
+
+    async fn watch_progress(self: Arc<Self>, key: SessionKey) {
+        let mut num_bytes = 0;
+        loop {
+            tokio::time::sleep(PROGRESS_INTERVAL).await;
+            let Some(account) = self.sender.account(&transport_key(key)) else {
+                return;
+            };
+            if account.num_bytes > num_bytes {
+                num_bytes = account.num_bytes;
+                self.with(|end, now_us| end.handle_load_progress(key, now_us));
+            }
+        }
+    }
+
+    /// What the engine says of rows that are wanted elsewhere.
+    pub(super) fn with_export(
+        self: &Arc<Self>,
+        request: RequestId,
+        change: impl FnOnce(&mut Export, &KvSender),
+    ) {
+        let mut state = self.lock();
+        if let Some(key) = state.run_of.get(&request).copied()
+            && let Some(run) = state.runs.get_mut(&key)
+        {
+            change(&mut run.export, &self.sender);
+        }
+    }
+
+    pub(super) fn handle_export_ended(self: &Arc<Self>, request: RequestId, num_rows: u32) {
+        let mut state = self.lock();
+        let Some(&(session, run)) = state.run_of.get(&request) else {
+            // Its session has ended, and nobody reads its pages.
+            self.exchange.release_hold(request);
+            return;
+        };
+        let is_complete = match state.runs.get_mut(&(session, run)) {
+            Some(run) => run.export.end(num_rows, &self.sender),
+            None => false,
+        };
+        if !is_complete {
+            self.tell(&mut state, |end, now_us| {
+                end.handle_export_failed(session, run, now_us);
+            });
+        }
+    }
+
+    pub(super) fn handle_declined(self: &Arc<Self>, request: RequestId) {
+        let mut state = self.lock();
+        if let Some(&(session, run)) = state.run_of.get(&request) {
+            self.tell(&mut state, |end, now_us| {
+                end.handle_export_failed(session, run, now_us);
+            });
+        }
+    }
+
+    pub(super) fn handle_lease_ended(self: &Arc<Self>, request: RequestId) {
+        let mut state = self.lock();
+        match state.run_of.get(&request) {
+            Some(&(session, run)) => self.tell(&mut state, |end, now_us| {
+                end.handle_lease_ended(session, run, now_us);
+            }),
+            None => self.exchange.release_hold(request),
+        }
+    }
+
+    fn emit(&self, state: &mut State, session: SessionId, event: ClientEvent) {
+        let Some(client) = state.clients.get_mut(&session) else {
+            return;
+        };
+        let is_last = event.finish.is_some();
+        let finish = match event.finish {
+            Some(SessionFinish::Refused(error)) if !client.is_accepted => {
+                client.relay.send(StreamEvent::Refused(error));
+                return self.forget(state, session);
+            }
+            None => None,
+            Some(SessionFinish::Finished(reason)) => Some(reason),
+            Some(SessionFinish::Refused(error)) => Some(failed(error.to_string())),
+            Some(SessionFinish::DeadlinePassed) => {
+                Some(failed("the request's deadline has passed".into()))
+            }
+            Some(SessionFinish::DecodeLost(reason)) => {
+                Some(failed(format!("its decode node was lost: {reason}")))
+            }
+        };
+        client.accept();
+        client.relay.send(StreamEvent::Output(RequestOutput {
+            request: client.relay.id(),
+            sample: event.sample,
+            finish,
+            num_prompt_tokens: event.num_prompt_tokens,
+            num_cached_tokens: event.num_cached_tokens,
+            num_output_tokens: event.num_output_tokens,
+            queue_us: event.queue_us,
+        }));
+        if is_last {
+            self.forget(state, session);
+        }
+    }
+
+    fn forget(&self, state: &mut State, session: SessionId) {
+        state.clients.remove(&session);
+        state.requests.remove(&session);
+    }
+}
+
+impl Client {
+    fn accept(&mut self) {
+        if !std::mem::replace(&mut self.is_accepted, true) {
+            self.relay.send(StreamEvent::Accepted);
+        }
+    }
+}
+
+fn failed(reason: String) -> FinishReason {
+    FinishReason::Error(RequestError::Elsewhere(reason.into()))
+}
