@@ -18,4 +18,4 @@ pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
 pub use model_pages::ModelPages;
 pub use prefill_node::{DecodePeers, PrefillNode};
-pub use service::SessionService;
+pub use service::serve_sessions;

@@ -14,16 +14,13 @@ use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
 use super::prefill_node::DecodePeers;
-use super::service;
+use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::wire::{self, Body, Envelope};
 use crate::registry::Peers;
 
 /// How long a node may take to say how it is.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
-/// A connection that is silent for so long is asked whether it still is one.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pages that were asked for count as taken until reports have had time to count them.
 const RESERVATION_TIME: Duration = Duration::from_secs(2);
 /// How long the prober sleeps at most.

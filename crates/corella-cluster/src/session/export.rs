@@ -24,7 +24,6 @@ pub(super) struct Export {
     num_readable: Vec<u32>,
     num_announced: u32,
     is_complete: bool,
-    has_begun: bool,
     readers: Vec<SessionKey>,
 }
 
@@ -36,14 +35,8 @@ impl Export {
             num_readable: vec![0; num_layers],
             num_announced: 0,
             is_complete: false,
-            has_begun: false,
             readers: Vec::new(),
         }
-    }
-
-    /// The engine holds pages for it, now or later.
-    pub fn has_begun(&self) -> bool {
-        self.has_begun
     }
 
     /// Gives a new reader what is there.
@@ -66,7 +59,6 @@ impl Export {
     }
 
     fn announce(&mut self, first_row: u32, end_row: u32, pages: &[PageId], sender: &KvSender) {
-        self.has_begun = true;
         self.num_announced = end_row;
         // The first of them may be there already, with some of its rows.
         let num_known = self.pages.len() - (first_row / self.page_size) as usize;

@@ -91,6 +91,8 @@ struct Run {
     id: RequestId,
     reader: AbortHandle,
     has_ended: bool,
+    /// The engine holds pages for it, now or later, until `ReleaseHold`.
+    is_held: bool,
     export: Export,
 }
 
@@ -273,7 +275,7 @@ impl Node {
                 if let Some(run) = state.runs.get(&(session, run)) {
                     run.reader.abort();
                 }
-                self.forget_run_unless_held(state, session, run);
+                end_run(state, session, run);
             }
             PrefillAction::RenewHold {
                 session,
@@ -285,10 +287,10 @@ impl Node {
                 }
             }
             PrefillAction::ReleaseHold { session, run } => {
-                if let Some(run) = state.runs.remove(&(session, run)) {
-                    self.exchange.release_hold(run.id);
-                    state.run_of.remove(&run.id);
+                if let Some(entry) = state.runs.get(&(session, run)) {
+                    self.exchange.release_hold(entry.id);
                 }
+                let_go_of_hold(state, session, run);
             }
             PrefillAction::Store {
                 key, run, num_rows, ..
@@ -391,13 +393,12 @@ impl Node {
                 let id = stream.id();
                 let reader = self.clone().read_outputs(session, run, stream);
                 let reader = self.runtime.spawn(reader).abort_handle();
-                let export = Export::new(num_layers, self.pages.geometry().page_size);
-                let has_ended = false;
                 let entry = Run {
                     id,
                     reader,
-                    has_ended,
-                    export,
+                    has_ended: false,
+                    is_held: request.exports_kv,
+                    export: Export::new(num_layers, self.pages.geometry().page_size),
                 };
                 state.runs.insert((session, run), entry);
                 state.run_of.insert(id, (session, run));
@@ -436,34 +437,19 @@ impl Node {
                     self.tell(&mut state, |end, now_us| {
                         end.handle_local_refused(session, run, error, now_us);
                     });
-                    self.forget_run_unless_held(&mut state, session, run);
+                    let_go_of_hold(&mut state, session, run);
+                    end_run(&mut state, session, run);
                 }
                 StreamEvent::Output(output) => {
                     let has_ended = output.finish.is_some();
-                    if has_ended && let Some(run) = state.runs.get_mut(&(session, run)) {
-                        run.has_ended = true;
-                    }
                     self.tell(&mut state, |end, now_us| {
                         end.handle_local_output(session, run, output, now_us);
                     });
                     if has_ended {
-                        self.forget_run_unless_held(&mut state, session, run);
+                        end_run(&mut state, session, run);
                     }
                 }
             }
-        }
-    }
-
-    /// A run that exports rows is forgotten when its hold is released.
-    fn forget_run_unless_held(&self, state: &mut State, session: SessionId, run: u32) {
-        let key = (session, run);
-        let is_held = |run: &Run| run.export.has_begun();
-        if let Some(run) = state.runs.get(&key)
-            && !is_held(run)
-        {
-            let id = run.id;
-            state.runs.remove(&key);
-            state.run_of.remove(&id);
         }
     }
 
@@ -540,6 +526,7 @@ impl Node {
             self.tell(&mut state, |end, now_us| {
                 end.handle_export_failed(session, run, now_us);
             });
+            let_go_of_hold(&mut state, session, run);
         }
     }
 
@@ -591,6 +578,32 @@ impl Node {
     fn forget(&self, state: &mut State, session: SessionId) {
         state.clients.remove(&session);
         state.requests.remove(&session);
+    }
+}
+
+/// A run has given its last output, or nobody wants any. One whose pages are held is kept until they
+/// are not, for whoever reads them.
+fn end_run(state: &mut State, session: SessionId, run: u32) {
+    if let Some(entry) = state.runs.get_mut(&(session, run)) {
+        entry.has_ended = true;
+        forget_run(state, session, run);
+    }
+}
+
+fn let_go_of_hold(state: &mut State, session: SessionId, run: u32) {
+    if let Some(entry) = state.runs.get_mut(&(session, run)) {
+        entry.is_held = false;
+        forget_run(state, session, run);
+    }
+}
+
+fn forget_run(state: &mut State, session: SessionId, run: u32) {
+    if let Some(entry) = state.runs.get(&(session, run))
+        && entry.has_ended
+        && !entry.is_held
+    {
+        state.run_of.remove(&entry.id);
+        state.runs.remove(&(session, run));
     }
 }
 

@@ -7,7 +7,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
@@ -15,11 +17,17 @@ use tonic::codegen::Service;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::transport::Channel;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::DecodeNode;
 use super::wire::Envelope;
+
+/// A connection that is silent for so long is asked whether it still is one.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const NAME: &str = "corella.cluster.v1.Sessions";
 const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
@@ -46,6 +54,22 @@ pub async fn open(
     Ok(grpc.streaming(request, path, codec).await?.into_inner())
 }
 
+/// Serves the sessions that prefill nodes open, until `shutdown` and the last of them have ended.
+pub async fn serve_sessions(
+    listener: TcpListener,
+    node: Arc<DecodeNode>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    // Messages are small, and each is waited for.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_service(SessionService::new(Arc::new(node)))
+        .serve_with_incoming_shutdown(incoming, shutdown)
+        .await
+}
+
 type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>> + Send>>;
 
 /// Takes the streams that prefill nodes open.
@@ -59,10 +83,10 @@ pub trait SessionHandler: Send + Sync + 'static {
 }
 
 /// The service as tonic's server takes it.
-pub struct SessionService<H>(Arc<H>);
+struct SessionService<H>(Arc<H>);
 
 impl<H: SessionHandler> SessionService<H> {
-    pub fn new(handler: Arc<H>) -> Self {
+    fn new(handler: Arc<H>) -> Self {
         Self(handler)
     }
 }

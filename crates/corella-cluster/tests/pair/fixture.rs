@@ -1,0 +1,247 @@
+//! Pairs of nodes, and what their clients see.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use corella_cluster::session::{DecodeNode, DecodePeers, ModelPages, PrefillNode, serve_sessions};
+use corella_cluster::transport::{
+    KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
+};
+use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
+use corella_core::{
+    FinishReason, Incarnation, Namespace, NodeId, Request, SamplingParams, SchedulerConfig,
+    StoppingCriteria, TokenId,
+};
+use corella_engine::{Engine, EngineConfig, Generate, StreamEvent, Submission, TokenStream};
+use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+pub const PAGE_SIZE: u32 = 4;
+const FINGERPRINT: u128 = 0x5eed;
+const LONG: Duration = Duration::from_secs(60);
+
+pub fn model(num_pages: u32) -> MockConfig {
+    MockConfig {
+        num_layers: 3,
+        ..MockConfig::new(50, num_pages, PAGE_SIZE)
+    }
+}
+
+fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
+    Hello {
+        instance: instance.into(),
+        incarnation: Incarnation(incarnation),
+        protocol_major: 1,
+        protocol_minor: 0,
+        model_fingerprint: FINGERPRINT,
+        tokenizer_digest: 1,
+        kv_shape: KvShape {
+            num_layers: model.num_layers,
+            num_kv_heads: 1,
+            head_dim: 1,
+            num_ranks: 1,
+        },
+        kv_format: "mock".into(),
+        page_size: model.page_size,
+        element_order: "plain".into(),
+        weight_format: "mock".into(),
+        instruction_set: "none".into(),
+    }
+}
+
+fn start_engine(model: &MockConfig) -> (Engine, Arc<dyn KvPages>) {
+    let limits = SchedulerConfig {
+        max_num_seqs: 16,
+        max_num_batched_tokens: 64,
+        max_prefill_tokens: 32,
+        ..SchedulerConfig::new(model.num_pages, model.page_size, 256)
+    };
+    let executor = MockExecutor::new(model.clone());
+    let pages = executor.kv_pages();
+    let engine = Engine::start(EngineConfig::new(limits), Box::new(executor));
+    (engine.expect("the engine starts"), pages)
+}
+
+pub struct Decode {
+    pub engine: Engine,
+    pub node: Arc<DecodeNode>,
+    pub address: SocketAddr,
+    pub incarnation: u64,
+    server: JoinHandle<()>,
+    // Rows are received on them.
+    _threads: TransferThreads,
+}
+
+impl Decode {
+    pub async fn start(model: &MockConfig, incarnation: u64) -> Self {
+        let (engine, pages) = start_engine(model);
+        let threads = TransferThreads::start(1).expect("threads start");
+        let config = ReceiverConfig::new(incarnation, FINGERPRINT);
+        let pages = Arc::new(ModelPages::new(pages));
+        let receiver = KvReceiver::new(config, pages, &threads);
+        let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
+        let session = SessionConfig::new(64);
+        let node = DecodeNode::start(session, hello, engine.clone(), receiver);
+        let node = node.expect("its configuration is valid");
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let sessions = serve_sessions(listener, node.clone(), std::future::pending());
+        let server = tokio::spawn(async move {
+            let _ = sessions.await;
+        });
+        Self {
+            engine,
+            node,
+            address,
+            incarnation,
+            server,
+            _threads: threads,
+        }
+    }
+
+    /// As if the process had gone: nothing it holds is told to anybody.
+    pub fn kill(&self) {
+        self.server.abort();
+    }
+}
+
+/// The nodes in turn.
+struct FixedPeers {
+    nodes: Vec<(Peer, Channel)>,
+    next: AtomicUsize,
+}
+
+impl DecodePeers for FixedPeers {
+    fn choose(&self, _: &Request, tried: &[NodeId]) -> Option<Peer> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let num_nodes = self.nodes.len();
+        let nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
+        { nodes }.find(|peer| !tried.contains(&peer.node))
+    }
+
+    fn channel(&self, node: NodeId) -> Option<Channel> {
+        Some(self.nodes[node.0 as usize].1.clone())
+    }
+
+    fn mark_suspect(&self, _: NodeId) {}
+
+    fn mark_incompatible(&self, _: NodeId, _: &Mismatch) {}
+}
+
+pub struct Prefill {
+    pub engine: Engine,
+    pub node: PrefillNode,
+    _threads: TransferThreads,
+}
+
+impl Prefill {
+    pub fn start(model: &MockConfig, decode: &[&Decode]) -> Self {
+        let (engine, pages) = start_engine(model);
+        let threads = TransferThreads::start(1).expect("threads start");
+        let incarnation = 7;
+        let config = SenderConfig::new(incarnation, FINGERPRINT);
+        let sender_pages = Arc::new(ModelPages::new(pages.clone()));
+        let sender = KvSender::start(config, sender_pages, &threads);
+        let local = "127.0.0.1:0".parse().expect("an address");
+        let kv_address = sender.listen(local).expect("a port is free");
+        let nodes = decode.iter().enumerate().map(|(i, decode)| {
+            let peer = Peer {
+                node: NodeId(i as u32),
+                incarnation: Incarnation(decode.incarnation),
+            };
+            let endpoint = Endpoint::from_shared(format!("http://{}", decode.address));
+            (peer, endpoint.expect("an address").connect_lazy())
+        });
+        let peers = FixedPeers {
+            nodes: nodes.collect(),
+            next: AtomicUsize::new(0),
+        };
+        let node = PrefillNode::start(
+            SessionConfig::new(64),
+            hello("prefill", incarnation, model),
+            engine.clone(),
+            pages,
+            sender,
+            kv_address.to_string(),
+            Arc::new(peers),
+        );
+        Self {
+            engine,
+            node: node.expect("its configuration is valid"),
+            _threads: threads,
+        }
+    }
+
+    pub fn submit(&self, submission: Submission) -> Vec<TokenStream> {
+        self.node.submit(submission).expect("it is taken")
+    }
+}
+
+pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParams) -> Submission {
+    Submission {
+        prompt,
+        output: Vec::new(),
+        exports_kv: false,
+        sampling,
+        num_choices: 1,
+        stopping: StoppingCriteria {
+            max_tokens: Some(max_tokens),
+            ..Default::default()
+        },
+        priority: 0,
+        objectives: Default::default(),
+        namespace: Namespace::default(),
+    }
+}
+
+/// Reads to the end.
+pub async fn finish(mut stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
+    let mut tokens = Vec::new();
+    let read = async {
+        let mut is_accepted = false;
+        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+            match event {
+                StreamEvent::Accepted => is_accepted = true,
+                StreamEvent::Refused(error) => panic!("refused: {error}"),
+                StreamEvent::Output(output) => {
+                    assert!(is_accepted, "tokens come after `Accepted`");
+                    tokens.extend(output.sample.map(|sample| sample.token));
+                    assert_eq!(output.num_output_tokens as usize, tokens.len());
+                    if let Some(reason) = output.finish {
+                        return reason;
+                    }
+                }
+            }
+        }
+        panic!("the stream ended without a terminal event");
+    };
+    let reason = tokio::time::timeout(LONG, read).await;
+    let reason = reason.expect("an answer takes no minute");
+    (tokens, reason)
+}
+
+/// Waits until an engine holds nothing for anybody.
+pub async fn at_rest(engine: &Engine) {
+    let since = Instant::now();
+    loop {
+        let stats = engine.stats();
+        let scheduler = stats.scheduler;
+        let num_busy = scheduler.num_in_use_pages
+            + scheduler.num_held_pages
+            + scheduler.num_receiving
+            + scheduler.num_inflight_steps
+            + stats.num_live_requests;
+        if num_busy == 0 {
+            return;
+        }
+        assert!(since.elapsed() < LONG, "{scheduler:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

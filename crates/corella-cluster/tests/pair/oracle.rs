@@ -1,0 +1,127 @@
+//! Tokens of a pair are those of the lone run.
+
+use corella_core::{FinishReason, SamplingParams, TokenId};
+
+use crate::fixture::*;
+
+/// Numbers that are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        // A linear congruential generator, by Knuth's constants.
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn sampling(numbers: &mut Numbers) -> SamplingParams {
+    match numbers.below(3) {
+        0 => SamplingParams::GREEDY,
+        1 => SamplingParams {
+            temperature: 1.0,
+            seed: numbers.below(1000),
+            ..SamplingParams::GREEDY
+        },
+        _ => SamplingParams {
+            temperature: 0.8,
+            presence_penalty: 0.5,
+            repetition_penalty: 1.2,
+            seed: numbers.below(1000),
+            ..SamplingParams::GREEDY
+        },
+    }
+}
+
+/// Beginnings that prompts share, so that both sides find prefixes.
+fn prompt(numbers: &mut Numbers) -> Vec<TokenId> {
+    let shared = numbers.below(4) * 8;
+    let own = 1 + numbers.below(40);
+    let shared = (0..shared).map(|i| (i % 7) as TokenId);
+    let own: Vec<_> = (0..own).map(|_| numbers.below(50) as TokenId).collect();
+    shared.chain(own).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outputs_of_a_pair_equal_those_of_lone_runs() {
+    let model = model(256);
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start(&model, &[&decode]);
+    let mut numbers = Numbers(1);
+    for _ in 0..20 {
+        let mut answers = Vec::new();
+        for _ in 0..10 {
+            let prompt = prompt(&mut numbers);
+            let sampling = sampling(&mut numbers);
+            let num_tokens = 1 + numbers.below(20);
+            let expected = model.lone_tokens(&prompt, &sampling, num_tokens as usize);
+            let submission = submission(prompt, num_tokens as u32, sampling);
+            let stream = prefill.submit(submission).remove(0);
+            answers.push((tokio::spawn(finish(stream)), expected));
+        }
+        for (answer, expected) in answers {
+            let (tokens, reason) = answer.await.expect("no task panics");
+            assert_eq!((tokens, reason), (expected, FinishReason::Length));
+        }
+    }
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    assert_eq!(prefill.node.num_sessions(), 0);
+    assert_eq!(decode.node.num_sessions(), 0);
+    let there = decode.engine.stats().scheduler;
+    let here = prefill.engine.stats().scheduler;
+    assert!(
+        there.num_generated_tokens > 1000,
+        "most tokens come from the decode node"
+    );
+    assert_eq!(
+        there.num_prefix_query_tokens, 0,
+        "and it computes no prompt"
+    );
+    assert!(
+        here.num_generated_tokens <= 200,
+        "the prefill node draws one token a request"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_and_stop_tokens_are_as_on_one_node() {
+    let model = model(256);
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start(&model, &[&decode]);
+    let sampling = SamplingParams {
+        temperature: 1.0,
+        seed: 5,
+        ..SamplingParams::GREEDY
+    };
+    let prompt: Vec<TokenId> = (0..30).collect();
+    let mut asked = submission(prompt.clone(), 12, sampling.clone());
+    asked.num_choices = 4;
+    for (choice, stream) in prefill.submit(asked).into_iter().enumerate() {
+        let sampling = SamplingParams {
+            choice: choice as u32,
+            ..sampling.clone()
+        };
+        let expected = model.lone_tokens(&prompt, &sampling, 12);
+        assert_eq!(finish(stream).await, (expected, FinishReason::Length));
+    }
+
+    // A stop token in the middle, and one that is the first token.
+    let lone = model.lone_tokens(&prompt, &sampling, 12);
+    for at in [0, 5] {
+        let first = lone
+            .iter()
+            .position(|token| *token == lone[at])
+            .expect("it is there");
+        let mut asked = submission(prompt.clone(), 12, sampling.clone());
+        asked.stopping.stop_token_ids = vec![lone[at]];
+        let stream = prefill.submit(asked).remove(0);
+        let expected = lone[..=first].to_vec();
+        assert_eq!(finish(stream).await, (expected, FinishReason::StopToken));
+    }
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+}
