@@ -3,17 +3,18 @@
 use alloc::vec::Vec;
 
 use crate::page_forecast::PageDemand;
+use crate::patience::Patient;
 use crate::prefix_tree::{KnownPath, PrefixMatch};
 use crate::request_state::{RequestIndex, Stage};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, HeadRoom, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler,
-    SchedulerConfig, SchedulingPolicy, StepId,
+    AdmissionError, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
+    SchedulingPolicy, StepId,
 };
 
 /// Requests that one step may find to be followers. They are out of the way from then on.
-pub(crate) const MAX_HELD: usize = 64;
+pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 impl SchedulerConfig {
     /// The request's limit of new tokens, or why it could never run to its end.
@@ -82,15 +83,16 @@ impl SchedulerConfig {
     }
 }
 
-/// An attempt that failed for want of pages, and what had changed before it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct VainAttempt {
-    num_changes: u64,
-    step: StepId,
+/// What a step has found out so far about those that wait.
+#[derive(Debug, Default)]
+pub(crate) struct AdmissionRound {
+    /// Waiting requests that were found to be followers.
+    pub num_followers: usize,
+    /// The request that is owed its turn and waits for it: others may not delay it.
+    pub patient: Option<Patient>,
+    /// The latest ticket of those that start.
+    pub latest_ticket: Option<u64>,
 }
-
-/// Steps after which a vain attempt is made again though nothing has changed.
-const MAX_VAIN_STEPS: u64 = 4;
 
 /// What keeps a request from starting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +120,7 @@ pub(crate) struct Candidate {
 impl Candidate {
     /// Pages that it is expected to have in the end, of those that are available now.
     pub fn num_needed_pages(&self) -> usize {
-        self.num_new_pages + self.demand.num_future_pages
+        self.num_new_pages + self.demand.num_future_pages() as usize
     }
 }
 
@@ -129,15 +131,10 @@ impl Scheduler {
             return;
         }
         self.num_admission_rounds += 1;
-        let is_vain = self
-            .vain_admission
-            .is_some_and(|vain| self.is_still_vain(vain, plan));
-        if is_vain || self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
+        if self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
             return;
         }
-        if !plan.is_surveyed {
-            self.survey_running(plan);
-        }
+        self.keep_pages_of_running();
         match self.config.scheduling_policy {
             SchedulingPolicy::Fcfs => {
                 if self.admit_while(WaitingQueue::first_preempted, plan) {
@@ -154,28 +151,6 @@ impl Scheduler {
             }
         }
         self.note_passed_over(plan);
-        let is_vain = plan.latest_ticket.is_none() && plan.lacks_pages_only;
-        self.vain_admission = is_vain.then(|| self.vain_attempt(plan));
-    }
-
-    pub(crate) fn vain_attempt(&self, plan: &StepPlan) -> VainAttempt {
-        VainAttempt {
-            num_changes: self.num_changes,
-            step: plan.batch.step,
-        }
-    }
-
-    /// Nothing has changed that could make a difference, but for pages that the running requests
-    /// have taken since.
-    pub(crate) fn is_still_vain(&self, vain: VainAttempt, plan: &StepPlan) -> bool {
-        let is_share_sinking = match self.config.head_room {
-            HeadRoom::Share {
-                num_decay_steps, ..
-            } => num_decay_steps > 0,
-            HeadRoom::Estimate | HeadRoom::Limit => false,
-        };
-        let num_steps = plan.batch.step.0 - vain.step.0;
-        vain.num_changes == self.num_changes && num_steps < MAX_VAIN_STEPS && !is_share_sinking
     }
 
     fn admit_new(&mut self, plan: &mut StepPlan) {
@@ -241,17 +216,15 @@ impl Scheduler {
 
         let mut num_tokens = plan.budget.prefill_room();
         let mut num_available = self.kv.num_available();
-        let mut forecast = plan.forecast.clone();
+        let mut forecast = self.forecast.clone();
         let num_seqs = (plan.budget.prefill_seqs_left as usize).min(self.free_slots.len());
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {
             let candidate = &candidates[at];
-            plan.lacks_pages_only &= candidate.num_uncached_tokens <= num_tokens;
             let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
             if chosen.len() < num_seqs
                 && candidate.num_uncached_tokens <= num_tokens
-                && candidate.num_new_pages <= num_available
-                && num_needed <= num_available + plan.num_taken_pages
+                && num_needed <= num_available
             {
                 num_tokens -= candidate.num_uncached_tokens;
                 num_available -= candidate.num_new_pages;
@@ -283,20 +256,17 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> Result<(), Held> {
         if !self.has_room_to_start(plan) {
-            plan.lacks_pages_only = false;
             return Err(Held::NoRoom);
         }
         let candidate = self.candidate(index, plan)?;
         let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
         if chunk == 0 {
-            plan.lacks_pages_only = false;
             return Err(Held::NoRoom);
         }
-        if !self.has_pages_for(&candidate, plan) {
+        if !self.has_pages_for(&candidate) {
             return Err(Held::NoRoom);
         }
         if self.would_delay_patient(&candidate, plan) {
-            plan.lacks_pages_only = false;
             return Err(Held::ByPatient);
         }
         self.start(candidate, chunk, plan);
@@ -304,14 +274,14 @@ impl Scheduler {
     }
 
     pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
-        !self.free_slots.is_empty() && plan.budget.prefill_room() > 0 && plan.num_held < MAX_HELD
+        !self.free_slots.is_empty()
+            && plan.budget.prefill_room() > 0
+            && plan.round.num_followers < MAX_FOLLOWERS
     }
 
-    fn has_pages_for(&self, candidate: &Candidate, plan: &mut StepPlan) -> bool {
-        let num_available = self.kv.num_available();
-        let num_needed = candidate.num_new_pages + plan.forecast.peak_with(&candidate.demand);
-        candidate.num_new_pages <= num_available
-            && num_needed <= num_available + plan.num_taken_pages
+    fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
+        let num_needed = candidate.num_new_pages + self.forecast.peak_with(&candidate.demand);
+        num_needed <= self.kv.num_available()
     }
 
     /// How much of `rest` prompt tokens one request may have computed.
@@ -338,8 +308,8 @@ impl Scheduler {
         let mut matched = PrefixMatch::default();
         if self.config.enable_prefix_caching {
             matched = self.match_waiting(index, plan.batch.step);
-            if let Some(leader) = self.leader_of(&self.requests[index], &matched, plan) {
-                plan.num_held += 1;
+            if let Some(leader) = self.leader_of(&self.requests[index], &matched) {
+                plan.round.num_followers += 1;
                 self.follow(index, leader, matched.pages.len());
                 return Err(Held::ByLeader);
             }
@@ -364,7 +334,7 @@ impl Scheduler {
             && is_cached(donor)
         {
             candidate.num_new_pages += 1;
-            if !self.has_pages_for(&candidate, plan) {
+            if !self.has_pages_for(&candidate) {
                 // Computing those rows takes no page more than the request has anyway.
                 candidate.num_new_pages -= 1;
                 candidate.matched.donor = None;
@@ -433,7 +403,7 @@ impl Scheduler {
         state.due_step = None;
         state.table = matched.pages;
         state.known_path = KnownPath::default();
-        plan.latest_ticket = plan.latest_ticket.max(Some(state.ticket));
+        plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket));
         if self.config.scheduling_policy != SchedulingPolicy::Fcfs {
             let num_passed_over = self.waiting.num_passed_over(state.ticket);
             let max = &mut self.counters.max_passed_over;
@@ -449,7 +419,7 @@ impl Scheduler {
         state.slot = Some(slot);
         state.stage = Stage::Running;
         state.num_published_pages = num_matched_pages as u32;
-        state.num_shared_pages = (num_pages - candidate.demand.num_own_pages) as u32;
+        state.num_shared_pages = candidate.demand.num_shared_pages;
         state.num_computed_tokens = num_matched_tokens;
         state.num_scheduled_tokens = num_matched_tokens;
         state.prefill_end = num_known_tokens;
@@ -471,14 +441,16 @@ impl Scheduler {
         let requests = &self.requests;
         let at = self.running.partition_point(|&i| requests[i].rank < rank);
         self.running.insert(at, index);
+        let state = &self.requests[index];
+        if state.is_prefilling() {
+            let prefilling = &self.prefilling;
+            let at = prefilling.partition_point(|&i| requests[i].rank < rank);
+            self.prefilling.insert(at, index);
+        }
         if self.requests[index].request.exports_kv {
             self.begin_export(index);
         }
         self.plan_span(index, chunk, plan);
-        let state = &self.requests[index];
-        plan.forecast.add(&candidate.demand);
-        if state.is_prefilling() {
-            plan.leaders.push(index);
-        }
+        self.count_running(index);
     }
 }

@@ -65,6 +65,8 @@ impl Scheduler {
                     .binary_search_by_key(&rank, |&i| requests[i].rank);
                 self.running
                     .remove(at.expect("a running request is missing from the running set"));
+                self.stop_counting(index);
+                self.prefilling.retain(|&other| other != index);
                 self.let_go_of_followers(index, u32::MAX);
             }
             Stage::Leaving(_) => self.num_leaving -= 1,
@@ -78,7 +80,6 @@ impl Scheduler {
     /// Frees slot, pages and locks, now that no step in flight names them. What was computed stays
     /// in the prefix tree.
     pub(crate) fn release(&mut self, index: RequestIndex) {
-        self.num_changes += 1;
         self.publish_computed(index);
         self.hold_exported(index);
         self.num_leaving -= 1;

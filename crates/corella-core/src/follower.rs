@@ -4,7 +4,6 @@
 use crate::Scheduler;
 use crate::prefix_tree::PrefixMatch;
 use crate::request_state::{RequestIndex, RequestState};
-use crate::step_plan::StepPlan;
 
 impl Scheduler {
     /// The prefilling request, if any, that is about to publish the page that this one needs next.
@@ -12,7 +11,6 @@ impl Scheduler {
         &self,
         state: &RequestState,
         matched: &PrefixMatch,
-        plan: &StepPlan,
     ) -> Option<RequestIndex> {
         let page_size = self.config.page_size as usize;
         let frontier = matched.pages.len();
@@ -28,7 +26,7 @@ impl Scheduler {
                 && leader.table[..frontier] == matched.pages[..]
                 && leader.request.namespace == state.request.namespace
         };
-        plan.leaders.iter().copied().find(leads)
+        self.prefilling.iter().copied().find(leads)
     }
 
     /// Takes a waiting request out of the queue until `leader` has published all pages that the two
@@ -49,7 +47,6 @@ impl Scheduler {
         let common = theirs.zip(ours).take_while(|(theirs, ours)| theirs == ours);
         let num_pages = (num_matched_pages + common.count()) as u32;
         let (rank, ticket) = (self.waiting_rank(state), state.ticket);
-        self.num_changes += 1;
         self.waiting.remove(rank, ticket);
         self.waiting.insert_follower(leader, num_pages, index);
         self.requests[index].held_by = Some((leader, num_pages));
@@ -59,7 +56,6 @@ impl Scheduler {
     /// into the queue.
     pub(crate) fn let_go_of_followers(&mut self, leader: RequestIndex, num_pages: u32) {
         while let Some(index) = self.waiting.follower_up_to(leader, num_pages) {
-            self.num_changes += 1;
             self.stop_following(index);
             let state = &self.requests[index];
             self.waiting

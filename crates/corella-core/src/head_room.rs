@@ -1,10 +1,9 @@
 //! How long a request is expected to go on, and the pages that are kept for it until then.
 
-use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use crate::page_forecast::{PageDemand, PageForecast};
+use crate::page_forecast::PageDemand;
 use crate::request_state::{RequestIndex, RequestState, Stage};
-use crate::step_plan::StepPlan;
 use crate::{HeadRoom, Scheduler};
 
 /// Tokens that every running request shall get before the next preemption.
@@ -60,8 +59,8 @@ impl Scheduler {
         self.head_room_share = self.head_room_share.max(needed as u32);
     }
 
-    /// Settles how many output tokens a request is expected to end with. One that runs keeps to
-    /// it until it is longer.
+    /// Settles how many output tokens a request is expected to end with. A running request keeps
+    /// to it until it is longer.
     pub(crate) fn expect_output(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
@@ -87,95 +86,98 @@ impl Scheduler {
         state.num_expected_pages = num_rows.div_ceil(self.config.page_size);
     }
 
-    /// What a request will want of the pool behind the `table_len` pages that it has, of which it
-    /// found `num_shared_pages` in the prefix tree.
+    /// What a request will want of the pool when it holds `num_held_pages` pages, the first
+    /// `num_shared_pages` of which it found in the prefix tree.
     pub(crate) fn page_demand(
         &self,
         state: &RequestState,
-        table_len: u32,
+        num_held_pages: u32,
         num_shared_pages: u32,
     ) -> PageDemand {
-        // The last token needs no row.
-        let num_rows = state.num_total_tokens() - 1;
+        let num_rows = state.num_rows();
         let num_final_rows = state.num_prompt_tokens + state.expected_output - 1;
-        let num_future_pages = state.num_expected_pages.saturating_sub(table_len);
-        let num_kept_pages = match self.config.head_room {
-            HeadRoom::Estimate => num_future_pages,
-            HeadRoom::Limit | HeadRoom::Share { .. } => {
-                let num_kept_rows = num_rows + self.num_kept_rows(state);
-                let num_pages = num_kept_rows.div_ceil(self.config.page_size);
-                num_pages.saturating_sub(table_len)
-            }
-        };
         PageDemand {
+            num_rows,
             num_steps: num_final_rows.saturating_sub(num_rows),
-            num_free_rows: (table_len * self.config.page_size).saturating_sub(num_rows),
-            num_future_pages: num_future_pages as usize,
-            num_own_pages: (table_len - num_shared_pages) as usize,
-            num_kept_pages: num_kept_pages as usize,
+            num_held_pages,
+            num_final_pages: state.num_expected_pages.max(num_held_pages),
+            num_shared_pages,
+            num_kept_pages: self.num_kept_pages(state, num_held_pages),
             is_certain: state.is_length_known,
         }
     }
 
-    /// Rows beyond those of its tokens but the last that a rule keeps which does not go by time.
-    fn num_kept_rows(&self, state: &RequestState) -> u32 {
+    /// Pages beyond those that it holds which a rule that does not go by time keeps for a request.
+    pub(crate) fn num_kept_pages(&self, state: &RequestState, num_held_pages: u32) -> u32 {
         let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
         let rest = state.max_tokens - num_drawn;
-        if self.config.head_room == HeadRoom::Limit {
-            return rest;
-        }
-        let rest = rest.saturating_sub(1);
-        let share = u64::from(rest) * u64::from(self.head_room_share);
-        let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
-        // Whoever was preempted is given time to go on as long as it has before.
-        let returning = match state.num_preemptions {
-            0 => 0,
-            _ => num_drawn.min(rest),
+        let num_kept_rows = match self.config.head_room {
+            HeadRoom::Estimate => return 0,
+            HeadRoom::Limit => rest,
+            HeadRoom::Share { .. } => {
+                let rest = rest.saturating_sub(1);
+                let share = u64::from(rest) * u64::from(self.head_room_share);
+                let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
+                // A request that was preempted is given time to go on as long as it has before.
+                let returning = match state.num_preemptions {
+                    0 => 0,
+                    _ => num_drawn.min(rest),
+                };
+                1 + share.max(returning)
+            }
         };
-        1 + share.max(returning)
+        let num_pages = (state.num_rows() + num_kept_rows).div_ceil(self.config.page_size);
+        num_pages.saturating_sub(num_held_pages)
     }
 
-    /// The demand of a request that runs. What it found in the prefix tree others may use too; that
-    /// they may use what it has published itself is left out of account.
+    /// The demand of a running request. Others may use what it found in the prefix tree; that they
+    /// may also use what it has published itself is left out of account.
     pub(crate) fn demand_of_running(&self, state: &RequestState) -> PageDemand {
-        let table_len = state.table.len() as u32;
-        self.page_demand(state, table_len, state.num_shared_pages)
+        let num_held_pages = state.table.len() as u32;
+        self.page_demand(state, num_held_pages, state.num_shared_pages)
     }
 
-    /// Who is prefilling, and the pages that those who run will ask for.
-    pub(crate) fn survey_running(&mut self, plan: &mut StepPlan) {
-        plan.is_surveyed = true;
-        plan.num_taken_pages = 0;
-        plan.leaders.clear();
-        let requests = &self.requests;
+    /// Counts a running request in the forecast, by what is expected of it.
+    pub(crate) fn count_running(&mut self, index: RequestIndex) {
+        let demand = self.demand_of_running(&self.requests[index]);
+        let contribution = self.forecast.add(&demand);
+        self.requests[index].contribution = Some(contribution);
+    }
+
+    /// Counts a running request by what is expected of it now instead of when it was last counted.
+    pub(crate) fn recount_running(&mut self, index: RequestIndex) {
+        self.stop_counting(index);
+        self.expect_output(index);
+        self.count_running(index);
+    }
+
+    /// Takes a request that stops running out of the forecast.
+    pub(crate) fn stop_counting(&mut self, index: RequestIndex) {
+        let state = &mut self.requests[index];
+        if let Some(contribution) = state.contribution.take() {
+            self.forecast.remove(&contribution, state.table.len());
+        }
+    }
+
+    /// Adds up what a rule that does not go by time keeps for those counted. What is kept by such
+    /// a rule changes with every token, so it is looked up whenever it is about to matter.
+    pub(crate) fn keep_pages_of_running(&mut self) {
+        self.recount_receipts();
+        if self.config.head_room == HeadRoom::Estimate {
+            return;
+        }
         let running = self.running.iter().copied();
-        plan.leaders
-            .extend(running.filter(|&index| requests[index].is_prefilling()));
-        self.forecast_present(&mut plan.forecast);
+        let counted = running.chain(self.receipts.iter());
+        let counted = counted.map(|index| &self.requests[index]);
+        let kept = counted.map(|state| self.num_kept_pages(state, state.table.len() as u32));
+        let num_pages = kept.map(|num_pages| num_pages as usize).sum();
+        self.forecast.keep_pages(num_pages);
     }
-
-    /// Forecasts the pages of all that have some: who runs, and whose KV another node computes.
-    pub(crate) fn forecast_present(&mut self, forecast: &mut PageForecast) {
-        forecast.clear();
-        for at in 0..self.running.len() {
-            let index = self.running[at];
-            self.expect_output(index);
-            forecast.add(&self.demand_of_running(&self.requests[index]));
+    /// Counts requests without a slot anew: the clock goes on, and they take no rows.
+    pub(crate) fn recount_receipts(&mut self) {
+        for index in self.receipts.iter().collect::<Vec<_>>() {
+            self.recount_running(index);
         }
-        for index in self.receipts.iter() {
-            forecast.add(&self.demand_of_running(&self.requests[index]));
-        }
-    }
-
-    pub(crate) fn take_forecast(&mut self) -> Box<PageForecast> {
-        self.unused_forecast.take().unwrap_or_else(|| {
-            let is_timed = self.config.head_room == HeadRoom::Estimate;
-            Box::new(PageForecast::new(self.config.page_size, is_timed))
-        })
-    }
-
-    pub(crate) fn keep_forecast(&mut self, forecast: Box<PageForecast>) {
-        self.unused_forecast = Some(forecast);
     }
 
     /// Tokens that were drawn elsewhere say how long outputs become, too.

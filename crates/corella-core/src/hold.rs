@@ -125,7 +125,6 @@ impl Scheduler {
         let Some(pages) = self.holds.remove(request) else {
             return false;
         };
-        self.num_changes += 1;
         self.kv.unlock_all(pages);
         true
     }

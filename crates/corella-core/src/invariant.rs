@@ -14,6 +14,7 @@ impl Scheduler {
         self.check_requests();
         self.check_slots();
         self.check_receipts();
+        self.check_forecast();
         self.kv.check_invariants();
     }
 
@@ -167,6 +168,47 @@ impl Scheduler {
             num_held + self.free_slots.len(),
             self.config.max_num_seqs as usize,
             "a slot is lost or held twice"
+        );
+    }
+    /// The forecast has every request that runs, or receives KV, and nobody else, as it was when it was counted, and
+    /// all pages that those hold. Whoever has come so far that it is due has been counted anew.
+    fn check_forecast(&self) {
+        let running = self.running.iter().copied();
+        let holders = running.chain(self.receipts.iter());
+        let counted = holders.map(|index| {
+            let state = &self.requests[index];
+            let id = state.request.id;
+            let contribution = state.contribution.as_ref();
+            let contribution =
+                contribution.unwrap_or_else(|| panic!("request {id} is not counted"));
+            (contribution, state.table.len())
+        });
+        self.forecast.check_invariants(counted);
+        for state in self.requests.iter() {
+            let id = state.request.id;
+            let is_holder = matches!(
+                state.stage,
+                Stage::Running | Stage::Receiving | Stage::Arrived
+            );
+            assert_eq!(
+                is_holder,
+                state.contribution.is_some(),
+                "request {id} is not counted while it holds pages, or is without any"
+            );
+            // What drafts bring is seen when the next step is planned.
+            let is_planned =
+                state.num_inflight_samples > 0 && state.last_sample_step.0 + 1 == self.next_step.0;
+            let max_rows = state.contribution.map_or(0, |counted| counted.max_rows);
+            assert!(
+                !is_planned || !state.is_running() || state.num_rows() <= max_rows,
+                "request {id} should have been counted anew"
+            );
+        }
+        let prefilling = self.running.iter().copied();
+        let prefilling = prefilling.filter(|&index| self.requests[index].is_prefilling());
+        assert!(
+            prefilling.eq(self.prefilling.iter().copied()),
+            "those that prefill are listed, by rank"
         );
     }
 }

@@ -1,90 +1,125 @@
 //! How many pages the running requests will want at once, in the steps to come.
+//!
+//! Each running request is counted once, by numbers that stay true while it takes a row in each
+//! turn: when its last row will be filled, on a clock that counts such turns, and how many rows it
+//! would have had when the clock began. So a step in which everybody decodes changes nothing but
+//! the clock, and a page that a request takes changes only the sum of the pages held.
 
-use crate::log_buckets::{NUM_LOG_BUCKETS, log_bucket};
+use alloc::vec::Vec;
 
-/// What one request adds to a forecast.
+/// What one request is expected to want, as of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageDemand {
-    /// Rows that it is expected to fill yet, one in each step, before it ends.
+    pub num_rows: u32,
+    /// Rows that the request is expected to fill before it ends, one in each turn.
     pub num_steps: u32,
-    /// Rows of the pages that it holds which are free: what the first of those steps fill.
-    pub num_free_rows: u32,
-    /// Pages that it is expected to take yet, all steps together.
-    pub num_future_pages: usize,
-    /// Pages held now that its end gives back.
-    pub num_own_pages: usize,
-    /// Pages kept for it by a rule that does not go by time.
-    pub num_kept_pages: usize,
-    /// Whether it will end when it is expected to.
+    /// Pages that the request holds, or takes when it starts.
+    pub num_held_pages: u32,
+    /// Pages that the request is expected to hold when it ends, and no fewer than it holds now.
+    pub num_final_pages: u32,
+    /// Pages that others go on holding when the request ends.
+    pub num_shared_pages: u32,
+    /// Pages that a rule which does not go by time keeps for the request.
+    pub num_kept_pages: u32,
+    /// Whether the request will end when it is expected to.
     pub is_certain: bool,
 }
+
+impl PageDemand {
+    /// Pages that the request is expected to take yet.
+    pub fn num_future_pages(&self) -> u32 {
+        self.num_final_pages - self.num_held_pages
+    }
+}
+
+/// What one request adds to a forecast. The request keeps it, so that the same is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Contribution {
+    /// The turn in which the request ends, and the last turn of its cohort's window.
+    end: u64,
+    window_end: u64,
+    /// The request's rows less the turns of the clock.
+    first_rows: i64,
+    num_final_pages: i64,
+    num_shared_pages: i64,
+    is_certain: bool,
+    /// With so many rows the request is counted anew.
+    pub max_rows: u32,
+}
+
+/// A request is counted anew after so many rows at the latest, or half of those that it is
+/// expected to fill: then it has come so much nearer to its end that a finer window is due, and
+/// rows that drafts have added, or turns that it has missed, are made good.
+const MAX_UNCOUNTED_ROWS: u32 = 64;
+
+/// Windows are an eighth as long as the time that is left to the end.
+const WINDOW_BITS: u32 = 3;
 
 /// Lengths that are only expected spread about as widely as they are long, so that the sum for n
 /// requests is off by the sum divided by √n. Pages are kept for a third of that: replays of traces
 /// were fastest with it, as more leaves pages idle, and less makes for more preemptions.
 const MARGIN_DIVISOR: u64 = 3;
 
-impl PageDemand {
-    /// The same when some of the pages are there already.
-    pub fn after_taking(&self, num_pages: usize, page_size: u32) -> Self {
-        Self {
-            num_free_rows: self.num_free_rows + num_pages as u32 * page_size,
-            num_future_pages: self.num_future_pages.saturating_sub(num_pages),
-            num_own_pages: self.num_own_pages + num_pages,
-            num_kept_pages: self.num_kept_pages.saturating_sub(num_pages),
-            ..*self
-        }
-    }
-}
-
 /// The most pages that requests will have taken at any step to come, beyond what they have now.
 ///
 /// Requests that end give back what others then take, so the sum of what all will need is far
 /// more than they ever hold at once. The idea is that of the Past-Future scheduler (Gong et al.,
 /// ASPLOS 2025): in the order in which requests end, the most is held when one of them does.
-/// Requests that end at about the same step are counted together, until the last of them does.
+/// Requests that end at about the same time are counted together, until the last of them does.
 #[derive(Clone, Debug)]
 pub(crate) struct PageForecast {
     page_size: i64,
-    /// Whether pages that one gives back count for the others; else what is kept for each counts
-    /// for good.
+    /// Whether pages that one request gives back count for the others. If not, whatever is kept
+    /// for each request counts for good.
     is_timed: bool,
-    /// Requests by the bucket of their last step.
-    cohorts: [Cohort; NUM_LOG_BUCKETS],
-    /// No cohort from this one on has members.
-    num_cohorts: usize,
+    /// Turns so far. In a turn everybody who decodes fills a row.
+    clock: u64,
+    /// Rows of a turn that has begun.
+    num_turn_rows: usize,
+    /// In the order of their windows, which do not overlap but where one contains another.
+    cohorts: Vec<Cohort>,
     total: Cohort,
-    /// The requests whose end is only expected, and the pages that they will take.
-    num_uncertain: i64,
-    num_uncertain_pages: i64,
+    num_held_pages: i64,
+    /// The same for the requests whose end is only expected.
+    uncertain: UncertainPages,
     num_kept_pages: i64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// Requests whose ends lie in one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cohort {
+    window_end: u64,
+    /// No request of the cohort ends later.
+    end: u64,
     num_requests: i64,
-    /// The step in which the last of them ends.
-    last_step: u32,
-    num_free_rows: i64,
-    num_future_pages: i64,
-    num_own_pages: i64,
+    first_rows: i64,
+    num_final_pages: i64,
+    num_shared_pages: i64,
 }
 
-/// The step in which a cohort ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct UncertainPages {
+    num_requests: i64,
+    num_held_pages: i64,
+    num_final_pages: i64,
+}
+
+/// The turn in which a cohort ends.
 #[derive(Clone, Copy, Debug)]
 struct Station {
-    step: u32,
-    /// Pages beyond those held now, before the cohort gives its own back, and behind that.
+    /// Turns from now.
+    num_steps: u32,
+    /// Pages beyond those held now, before the cohort gives its own back, and afterwards.
     before: i64,
     after: i64,
 }
 
 impl Cohort {
-    fn count(&mut self, demand: &PageDemand, sign: i64) {
+    fn count(&mut self, request: &Contribution, sign: i64) {
         self.num_requests += sign;
-        self.num_free_rows += sign * i64::from(demand.num_free_rows);
-        self.num_future_pages += sign * demand.num_future_pages as i64;
-        self.num_own_pages += sign * demand.num_own_pages as i64;
+        self.first_rows += sign * request.first_rows;
+        self.num_final_pages += sign * request.num_final_pages;
+        self.num_shared_pages += sign * request.num_shared_pages;
     }
 }
 
@@ -93,58 +128,127 @@ impl PageForecast {
         Self {
             page_size: page_size.into(),
             is_timed,
-            cohorts: [Cohort::default(); NUM_LOG_BUCKETS],
-            num_cohorts: 0,
+            clock: 0,
+            num_turn_rows: 0,
+            cohorts: Vec::new(),
             total: Cohort::default(),
-            num_uncertain: 0,
-            num_uncertain_pages: 0,
+            num_held_pages: 0,
+            uncertain: UncertainPages::default(),
             num_kept_pages: 0,
         }
     }
 
-    pub fn clear(&mut self) {
-        self.cohorts[..self.num_cohorts].fill(Cohort::default());
-        self.num_cohorts = 0;
-        self.total = Cohort::default();
-        self.num_uncertain = 0;
-        self.num_uncertain_pages = 0;
-        self.num_kept_pages = 0;
+    /// A step gives a row to `num_decodes` of the `num_decoding` requests that want one.
+    pub fn advance(&mut self, num_decodes: usize, num_decoding: usize) {
+        self.num_turn_rows += num_decodes;
+        if self.num_turn_rows >= num_decoding {
+            self.num_turn_rows -= num_decoding;
+            self.clock += u64::from(num_decoding > 0);
+        }
+    }
+
+    /// A request has taken pages.
+    pub fn note_taken(&mut self, num_pages: usize, is_certain: bool) {
+        self.num_held_pages += num_pages as i64;
+        if !is_certain {
+            self.uncertain.num_held_pages += num_pages as i64;
+        }
+    }
+
+    /// A rule that does not go by time keeps so many pages for all requests that are counted.
+    pub fn keep_pages(&mut self, num_pages: usize) {
+        self.num_kept_pages = num_pages as i64;
+    }
+
+    /// So many of the pages that were kept are kept no longer.
+    pub fn drop_kept_pages(&mut self, num_pages: usize) {
+        self.num_kept_pages -= num_pages as i64;
+    }
+
+    /// Pages that one request alone makes the forecast want beyond those that it holds.
+    pub fn num_own_pages(&self, demand: &PageDemand) -> usize {
+        match self.is_timed {
+            true => demand.num_future_pages() as usize,
+            false => demand.num_kept_pages as usize,
+        }
     }
 
     /// The peak with one more request.
     pub fn peak_with(&mut self, demand: &PageDemand) -> usize {
-        let at = log_bucket(demand.num_steps);
-        let cohort = self.cohorts[at];
-        let num_cohorts = self.num_cohorts;
+        let request = self.contribution(demand);
+        let found = self.cohort_at(request.window_end).ok();
+        let cohort = found.map(|at| self.cohorts[at]);
         self.add(demand);
         let peak = self.peak();
-        self.remove(demand);
-        self.cohorts[at] = cohort;
-        self.num_cohorts = num_cohorts;
+        self.remove(&request, demand.num_held_pages as usize);
+        self.drop_kept_pages(demand.num_kept_pages as usize);
+        if let (Some(at), Some(cohort)) = (found, cohort) {
+            self.cohorts[at] = cohort;
+        }
         peak
     }
 
-    pub fn add(&mut self, demand: &PageDemand) {
-        self.count(demand, 1);
+    pub fn add(&mut self, demand: &PageDemand) -> Contribution {
+        let request = self.contribution(demand);
+        self.num_kept_pages += i64::from(demand.num_kept_pages);
+        self.count_until(request.end, &request, demand.num_held_pages.into());
+        request
     }
 
-    /// Takes back what was added. Its cohort may count as ending later than it does.
-    pub fn remove(&mut self, demand: &PageDemand) {
-        self.count(demand, -1);
+    /// Counts a request in its cohort, which ends at `end` at the earliest.
+    fn count_until(&mut self, end: u64, request: &Contribution, num_held_pages: i64) {
+        let window_end = request.window_end;
+        let at = self.cohort_at(window_end).unwrap_or_else(|at| {
+            let cohort = Cohort {
+                window_end,
+                ..Cohort::default()
+            };
+            self.cohorts.insert(at, cohort);
+            at
+        });
+        self.cohorts[at].end = self.cohorts[at].end.max(end);
+        self.count(at, request, num_held_pages, 1);
     }
 
-    fn count(&mut self, demand: &PageDemand, sign: i64) {
-        self.num_kept_pages += sign * demand.num_kept_pages as i64;
-        let at = log_bucket(demand.num_steps);
-        let cohort = &mut self.cohorts[at];
-        cohort.count(demand, sign);
-        cohort.last_step = cohort.last_step.max(demand.num_steps);
-        self.total.count(demand, sign);
-        if !demand.is_certain {
-            self.num_uncertain += sign;
-            self.num_uncertain_pages += sign * demand.num_future_pages as i64;
+    /// Takes back what was added for a request, which holds `num_held_pages` now.
+    pub fn remove(&mut self, request: &Contribution, num_held_pages: usize) {
+        let at = self.cohort_at(request.window_end);
+        let at = at.expect("a request that is counted has a cohort");
+        self.count(at, request, num_held_pages as i64, -1);
+        if self.cohorts[at].num_requests == 0 {
+            self.cohorts.remove(at);
         }
-        self.num_cohorts = self.num_cohorts.max(at + 1);
+    }
+
+    fn contribution(&self, demand: &PageDemand) -> Contribution {
+        let end = self.clock + u64::from(demand.num_steps);
+        let window_bits = demand.num_steps.max(1).ilog2().saturating_sub(WINDOW_BITS);
+        let num_uncounted_rows = (demand.num_steps / 2).clamp(1, MAX_UNCOUNTED_ROWS);
+        Contribution {
+            end,
+            window_end: end | ((1 << window_bits) - 1),
+            first_rows: i64::from(demand.num_rows) - self.clock as i64,
+            num_final_pages: demand.num_final_pages.into(),
+            num_shared_pages: demand.num_shared_pages.into(),
+            is_certain: demand.is_certain,
+            max_rows: demand.num_rows + num_uncounted_rows,
+        }
+    }
+
+    fn cohort_at(&self, window_end: u64) -> Result<usize, usize> {
+        { &self.cohorts }.binary_search_by_key(&window_end, |cohort| cohort.window_end)
+    }
+
+    fn count(&mut self, at: usize, request: &Contribution, num_held_pages: i64, sign: i64) {
+        self.cohorts[at].count(request, sign);
+        self.total.count(request, sign);
+        self.num_held_pages += sign * num_held_pages;
+        if !request.is_certain {
+            let uncertain = &mut self.uncertain;
+            uncertain.num_requests += sign;
+            uncertain.num_held_pages += sign * num_held_pages;
+            uncertain.num_final_pages += sign * request.num_final_pages;
+        }
     }
 
     /// Pages beyond those held now that must be there for those counted, at the step that wants
@@ -157,54 +261,80 @@ impl PageForecast {
         stations.max().unwrap_or(0).max(0) as usize + self.margin()
     }
 
-    /// Pages kept because lengths are only expected. Alone a request is never kept waiting by what
-    /// it might need.
+    /// Pages kept because lengths are only expected. A request that runs alone has no margin, or
+    /// it would be kept waiting by what it might need.
     fn margin(&self) -> usize {
-        if self.total.num_requests < 2 || self.num_uncertain == 0 {
+        let uncertain = &self.uncertain;
+        if self.total.num_requests < 2 || uncertain.num_requests == 0 {
             return 0;
         }
-        let num_pages = self.num_uncertain_pages as u64;
-        let spread = num_pages / (self.num_uncertain as u64).isqrt();
+        let num_pages = (uncertain.num_final_pages - uncertain.num_held_pages).max(0) as u64;
+        let spread = num_pages / (uncertain.num_requests as u64).isqrt();
         (spread / MARGIN_DIVISOR) as usize
     }
 
-    /// The first step behind which at least `num_pages` of `num_available` are left.
-    pub fn first_step_with(&self, num_pages: usize, num_available: usize) -> u32 {
+    /// The number of steps after which at least `num_pages` of `num_available` are left.
+    pub fn num_steps_until(&self, num_pages: usize, num_available: usize) -> u32 {
         let is_there = |station: &Station| station.after + num_pages as i64 <= num_available as i64;
         let mut stations = self.stations();
         let found = stations.find(is_there).or_else(|| self.stations().last());
-        found.map_or(0, |station| station.step)
+        found.map_or(0, |station| station.num_steps)
     }
 
-    /// Pages beyond those held now when all that end up to `step` have ended.
-    pub fn pages_after(&self, step: u32) -> i64 {
-        let ended = self.stations().take_while(|station| station.step <= step);
+    /// Pages beyond those held now when all have ended that end within `num_steps` steps.
+    pub fn pages_after(&self, num_steps: u32) -> i64 {
+        let ended = { self.stations() }.take_while(|station| station.num_steps <= num_steps);
         ended.last().map_or(0, |station| station.after)
     }
 
     fn stations(&self) -> impl Iterator<Item = Station> {
         let mut later = self.total;
-        let mut num_given_back = 0;
-        let cohorts = self.cohorts[..self.num_cohorts].iter();
-        cohorts
-            .filter(|cohort| cohort.num_requests > 0)
-            .map(move |cohort| {
-                later.num_requests -= cohort.num_requests;
-                later.num_free_rows -= cohort.num_free_rows;
-                later.num_future_pages -= cohort.num_future_pages;
-                // On average a request has half a page begun.
-                let num_rows = later.num_requests
-                    * (i64::from(cohort.last_step) + self.page_size / 2)
-                    - later.num_free_rows;
-                let num_grown = (num_rows / self.page_size).clamp(0, later.num_future_pages);
-                let before = num_grown + cohort.num_future_pages - num_given_back;
-                num_given_back += cohort.num_own_pages;
-                Station {
-                    step: cohort.last_step,
-                    before,
-                    after: num_grown - num_given_back,
-                }
-            })
+        let mut at = self.clock;
+        let mut num_left_pages = 0;
+        self.cohorts.iter().map(move |cohort| {
+            at = at.max(cohort.end);
+            later.num_requests -= cohort.num_requests;
+            later.first_rows -= cohort.first_rows;
+            later.num_final_pages -= cohort.num_final_pages;
+            // On average a request has half a page begun.
+            let num_rows = later.first_rows + later.num_requests * (at as i64 + self.page_size / 2);
+            // The others have at most their final pages, so that those who go on hold the rest.
+            let num_others_pages = self.total.num_final_pages - later.num_final_pages;
+            let num_held_now = (self.num_held_pages - num_others_pages).max(0);
+            let num_later_pages = (num_rows / self.page_size)
+                .max(num_held_now)
+                .min(later.num_final_pages);
+            let num_pages = num_later_pages + num_left_pages - self.num_held_pages;
+            num_left_pages += cohort.num_shared_pages;
+            Station {
+                num_steps: u32::try_from(at - self.clock).unwrap_or(u32::MAX),
+                before: num_pages + cohort.num_final_pages,
+                after: num_pages + cohort.num_shared_pages,
+            }
+        })
+    }
+
+    /// # Panics
+    /// When the sums are not those of the requests that are counted, or a request's end is not
+    /// where its cohort has it.
+    pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
+        let mut again = Self {
+            clock: self.clock,
+            ..Self::new(self.page_size as u32, self.is_timed)
+        };
+        for (request, num_held_pages) in requests {
+            let at = self.cohort_at(request.window_end);
+            let cohort = at.map(|at| self.cohorts[at]).unwrap_or_default();
+            assert!(
+                request.end <= cohort.end && cohort.end <= cohort.window_end,
+                "a request ends when its cohort does"
+            );
+            again.count_until(cohort.end, request, num_held_pages as i64);
+        }
+        assert_eq!(self.cohorts, again.cohorts, "cohorts of the page forecast");
+        assert_eq!(self.total, again.total, "requests of the page forecast");
+        assert_eq!(self.num_held_pages, again.num_held_pages, "pages held");
+        assert_eq!(self.uncertain, again.uncertain, "pages of uncertain length");
     }
 }
 
@@ -221,11 +351,12 @@ mod tests {
         let num_pages = num_rows.div_ceil(PAGE_SIZE);
         let num_final_pages = (num_rows + num_steps).div_ceil(PAGE_SIZE);
         PageDemand {
+            num_rows,
             num_steps,
-            num_free_rows: num_pages * PAGE_SIZE - num_rows,
-            num_future_pages: (num_final_pages - num_pages) as usize,
-            num_own_pages: num_pages as usize,
-            num_kept_pages: (num_final_pages - num_pages) as usize,
+            num_held_pages: num_pages,
+            num_final_pages,
+            num_shared_pages: 0,
+            num_kept_pages: num_final_pages - num_pages,
             is_certain: true,
         }
     }
@@ -273,36 +404,78 @@ mod tests {
     #[test]
     fn the_peak_is_near_that_of_every_step() {
         for requests in loads() {
-            let peak = forecast(&requests, true).peak() as i64;
-            let exact = held_in_steps(&requests)
-                .into_iter()
-                .max()
-                .unwrap_or(0)
-                .max(0);
-            // Off by half a page a request, and by an eighth of the steps of those that grow.
-            let num_requests = requests.len() as i64;
-            let steps = requests.iter().map(|&(_, num_steps)| i64::from(num_steps));
-            let num_grown = steps.sum::<i64>() / i64::from(PAGE_SIZE);
-            let slack = num_requests / 2 + 1;
-            assert!(peak >= exact - slack, "{peak} instead of {exact}");
-            assert!(
-                peak <= exact + slack + num_grown / 8,
-                "{peak} instead of {exact}"
-            );
+            assert_near(forecast(&requests, true).peak(), &requests, 8);
         }
     }
 
+    /// Off by half a page a request, and by such a part of the steps of those that grow.
+    fn assert_near(peak: usize, requests: &[(u32, u32)], part: i64) {
+        let peak = peak as i64;
+        let exact = held_in_steps(requests).into_iter().max();
+        let exact = exact.unwrap_or(0).max(0);
+        let steps = requests.iter().map(|&(_, num_steps)| i64::from(num_steps));
+        let num_grown = steps.sum::<i64>() / i64::from(PAGE_SIZE);
+        let slack = requests.len() as i64 / 2 + 1;
+        assert!(peak >= exact - slack, "{peak} instead of {exact}");
+        let max = exact + slack + num_grown / part;
+        assert!(peak <= max, "{peak} instead of {exact}");
+    }
+
+    /// Requests by chance, which are counted when they start and looked at again when they say so.
+    /// At each step the forecast is near that of the same requests counted on the spot.
     #[test]
-    fn what_is_taken_back_was_never_there() {
-        for mut requests in loads() {
-            let other = demand(requests.pop().unwrap_or_default());
-            let mut forecast = forecast(&requests, true);
-            let before = forecast.peak();
-            let with = forecast.peak_with(&other);
-            assert_eq!(forecast.peak(), before);
-            forecast.add(&other);
-            assert_eq!(forecast.peak(), with);
+    fn time_shifts_nothing() {
+        for requests in loads().take(100) {
+            let mut kept = PageForecast::new(PAGE_SIZE, true);
+            let count = |forecast: &mut PageForecast, request| forecast.add(&demand(request));
+            let mut counted: Vec<_> = { requests.iter() }
+                .map(|&request| (request, count(&mut kept, request)))
+                .collect();
+            while !counted.is_empty() {
+                let rows = { counted.iter() }.map(|(request, contribution)| {
+                    let (num_rows, _) = request;
+                    assert!(*num_rows <= contribution.max_rows);
+                    (contribution, num_rows.div_ceil(PAGE_SIZE) as usize)
+                });
+                kept.check_invariants(rows);
+                // A window is an eighth of what was left when its requests were counted, and since
+                // then no more than half of that has passed.
+                let now: Vec<_> = counted.iter().map(|&(request, _)| request).collect();
+                assert_near(kept.peak(), &now, 4);
+
+                kept.advance(counted.len(), counted.len());
+                counted.retain_mut(|((num_rows, num_steps), contribution)| {
+                    let num_pages = num_rows.div_ceil(PAGE_SIZE) as usize;
+                    if *num_steps == 0 {
+                        kept.remove(contribution, num_pages);
+                        return false;
+                    }
+                    *num_rows += 1;
+                    *num_steps -= 1;
+                    let num_pages_now = num_rows.div_ceil(PAGE_SIZE) as usize;
+                    kept.note_taken(num_pages_now - num_pages, true);
+                    if *num_rows >= contribution.max_rows {
+                        kept.remove(contribution, num_pages_now);
+                        *contribution = kept.add(&demand((*num_rows, *num_steps)));
+                    }
+                    true
+                });
+            }
+            assert_eq!(kept.peak(), 0);
         }
+    }
+
+    /// Half of four requests decode in each step, so a turn takes two.
+    #[test]
+    fn the_clock_counts_turns() {
+        let mut forecast = forecast(&[(4, 8); 4], true);
+        let num_pages = forecast.peak();
+        for _ in 0..8 {
+            forecast.advance(2, 4);
+        }
+        assert_eq!(forecast.clock, 4);
+        assert_eq!(forecast.peak(), num_pages);
+        assert_eq!(forecast.num_steps_until(0, 0), 4);
     }
 
     /// By hand, in pages of 4 rows. a has 2 pages and ends after 8 steps with 2 more; b has 3 and
@@ -317,8 +490,8 @@ mod tests {
         assert_eq!(both.pages_after(7), 0);
         assert_eq!(both.pages_after(40), -5);
         // Of 4 pages 4 are left when a has ended, 5 only when b has, too.
-        assert_eq!(both.first_step_with(4, 4), 8);
-        assert_eq!(both.first_step_with(5, 4), 40);
+        assert_eq!(both.num_steps_until(4, 4), 8);
+        assert_eq!(both.num_steps_until(5, 4), 40);
     }
 
     /// Nine requests whose ends are only expected, of 12 pages each to come: a third of 108 / √9

@@ -47,16 +47,15 @@ impl Scheduler {
 
     /// What others have to leave to `index`, and until when.
     pub(crate) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
-        plan.patient = None;
+        plan.round.patient = None;
         let candidate = self.candidate(index, plan).ok()?;
         let num_needed_pages = candidate.num_needed_pages();
         let num_available = self.kv.num_available();
         let num_turns = self.num_decode_turns();
         let now = plan.batch.step.0;
         let due = *self.requests[index].due_step.get_or_insert_with(|| {
-            let num_rows = plan
-                .forecast
-                .first_step_with(num_needed_pages, num_available);
+            let forecast = &self.forecast;
+            let num_rows = forecast.num_steps_until(num_needed_pages, num_available);
             StepId(now + u64::from(num_rows) * num_turns)
         });
         let num_rows_left = due.0.saturating_sub(now) / num_turns;
@@ -69,9 +68,8 @@ impl Scheduler {
 
     /// Whether starting the candidate now might keep the patient request waiting longer.
     pub(crate) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
-        let Some(patient) = plan
-            .patient
-            .filter(|patient| patient.index != candidate.index)
+        let Some(patient) =
+            { plan.round.patient }.filter(|patient| patient.index != candidate.index)
         else {
             return false;
         };
@@ -88,7 +86,7 @@ impl Scheduler {
         if self.free_slots.len() < 2 {
             return true;
         }
-        let num_taken = plan.forecast.pages_after(patient.num_rows_left)
+        let num_taken = self.forecast.pages_after(patient.num_rows_left)
             + (candidate.num_needed_pages() + patient.num_needed_pages) as i64;
         num_taken > self.kv.num_available() as i64
     }
@@ -106,7 +104,7 @@ impl Scheduler {
         if self.config.scheduling_policy == SchedulingPolicy::Fcfs {
             return;
         }
-        if let Some(ticket) = plan.latest_ticket {
+        if let Some(ticket) = plan.round.latest_ticket {
             self.waiting
                 .note_started(ticket, self.config.max_passed_over);
         }

@@ -57,7 +57,6 @@ impl Scheduler {
                 limit,
             });
         }
-        self.num_changes += 1;
         for &page in &pages {
             self.kv.pin(page);
         }

@@ -99,10 +99,8 @@ impl Scheduler {
         let num_pages = num_rows.div_ceil(self.config.page_size);
         let num_new_pages = num_pages as usize - num_in_use;
         let demand = self.page_demand(state, num_pages, num_in_use as u32);
-        let mut forecast = self.take_forecast();
-        self.forecast_present(&mut forecast);
-        let num_needed_pages = num_new_pages + forecast.peak_with(&demand);
-        self.keep_forecast(forecast);
+        self.keep_pages_of_running();
+        let num_needed_pages = num_new_pages + self.forecast.peak_with(&demand);
         let num_available_pages = self.kv.num_available();
         let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
         if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
@@ -136,7 +134,7 @@ impl Scheduler {
         state.receipt_deadline_us = deadline_us;
         let pages = state.table.clone();
         self.receipts.by_deadline.insert((deadline_us, index));
-        self.num_changes += 1;
+        self.count_running(index);
         Ok(Reservation {
             pages,
             num_cached_rows,
@@ -226,6 +224,7 @@ impl Scheduler {
     fn stop_receiving(&mut self, index: RequestIndex) {
         let deadline_us = self.requests[index].receipt_deadline_us;
         self.receipts.by_deadline.remove(&(deadline_us, index));
+        self.stop_counting(index);
         let state = &mut self.requests[index];
         let pages = core::mem::take(&mut state.table);
         self.kv.unlock_all(pages);
@@ -240,6 +239,7 @@ impl Scheduler {
     /// Takes a request that is leaving out of those that have no slot. What is still to come could
     /// be written late, so its pages are held.
     pub(crate) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
+        self.stop_counting(index);
         let state = &mut self.requests[index];
         if stage == Stage::Arrived {
             self.receipts.arrived.retain(|&other| other != index);
@@ -284,7 +284,11 @@ impl Scheduler {
         loop {
             let state = &mut self.requests[index];
             let num_rows = state.table.len() as u32 * self.config.page_size;
-            if state.num_scheduled_tokens < num_rows || self.kv.try_allocate(1, &mut state.table) {
+            if state.num_scheduled_tokens < num_rows {
+                return true;
+            }
+            if self.kv.try_allocate(1, &mut state.table) {
+                self.forecast.note_taken(1, state.is_length_known);
                 return true;
             }
             plan.is_short_of_pages = true;
@@ -325,5 +329,6 @@ impl Scheduler {
         let at = self.running.partition_point(|&i| requests[i].rank < rank);
         self.running.insert(at, index);
         self.plan_span(index, 1, plan);
+        self.recount_running(index);
     }
 }

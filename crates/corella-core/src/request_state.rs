@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
+use crate::page_forecast::Contribution;
 use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
 use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
@@ -52,6 +53,8 @@ pub(crate) struct RequestState {
     pub quantile: u32,
     /// How many pages it will hold with that many output tokens.
     pub num_expected_pages: u32,
+    /// What the forecast counts for it, while it runs or receives KV.
+    pub contribution: Option<Contribution>,
     /// Whether only `max_tokens` can end it, so that the length of its output is known.
     pub is_length_known: bool,
     /// End and stop tokens, which must not be drawn before `min_tokens` are out.
@@ -160,6 +163,7 @@ impl RequestState {
             max_tokens,
             expected_output: 0,
             num_expected_pages: 0,
+            contribution: None,
             is_length_known: stopping.end_token_ids.is_empty()
                 && stopping.stop_token_ids.is_empty(),
             quantile: (rank.arrival as u32).wrapping_mul(GOLDEN_SHARE),
@@ -210,6 +214,11 @@ impl RequestState {
     /// The number of known tokens and of those that steps in flight draw.
     pub fn num_total_tokens(&self) -> u32 {
         self.num_known_tokens() + self.num_inflight_samples
+    }
+
+    /// Rows that its tokens need: the last token needs none.
+    pub fn num_rows(&self) -> u32 {
+        self.num_total_tokens() - 1
     }
 
     pub fn is_running(&self) -> bool {

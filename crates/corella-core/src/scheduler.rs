@@ -15,11 +15,9 @@
 //! * `pin.rs` keeps prefixes in the cache
 //! * `invariant.rs` checks that the state does not contradict itself
 
-use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use crate::admission::VainAttempt;
 use crate::hold::Holds;
 use crate::kv_cache::KvCache;
 use crate::latency_objective::Deadlines;
@@ -33,8 +31,9 @@ use crate::speculation::Speculator;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, KvEvent, Request, RequestError, RequestId,
-    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestError,
+    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
+    StepId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -65,6 +64,8 @@ pub struct Scheduler {
     pub(crate) waiting: WaitingQueue,
     /// Running requests, sorted by rank.
     pub(crate) running: Vec<RequestIndex>,
+    /// Those of them that still prefill, by rank.
+    pub(crate) prefilling: Vec<RequestIndex>,
     pub(crate) num_leaving: usize,
     /// Requests with pages and without a slot, because another node computes their KV.
     pub(crate) receipts: Receipts,
@@ -86,13 +87,9 @@ pub struct Scheduler {
     pub(crate) num_queued_requests: usize,
     pub(crate) num_queued_tokens: u64,
     pub(crate) output_lengths: OutputLengths,
-    /// Counts the changes to the waiting queue and to the slots and pages held. An attempt to admit
-    /// or to preempt that failed is not repeated at once unless this has grown.
-    pub(crate) num_changes: u64,
-    pub(crate) vain_admission: Option<VainAttempt>,
-    pub(crate) vain_preemption: Option<VainAttempt>,
-    /// The forecast of the last step, whose memory the next step uses again.
-    pub(crate) unused_forecast: Option<Box<PageForecast>>,
+    /// Counts the pages that requests will take: of those that run, and of those whose KV another node
+    /// computes.
+    pub(crate) forecast: PageForecast,
     /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
     pub(crate) head_room_share: u32,
     pub(crate) deadlines: Deadlines,
@@ -108,11 +105,13 @@ pub struct CacheInUse {
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let is_timed = config.head_room == HeadRoom::Estimate;
         Ok(Self {
             requests: RequestTable::default(),
             index_of: BTreeMap::new(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
+            prefilling: Vec::new(),
             num_leaving: 0,
             receipts: Receipts::default(),
             holds: Holds::default(),
@@ -129,10 +128,7 @@ impl Scheduler {
             num_queued_requests: 0,
             num_queued_tokens: 0,
             output_lengths: OutputLengths::new(),
-            num_changes: 0,
-            vain_admission: None,
-            vain_preemption: None,
-            unused_forecast: None,
+            forecast: PageForecast::new(config.page_size, is_timed),
             head_room_share: config.head_room.first_share(),
             deadlines: Deadlines::default(),
             counters: SchedulerStats::default(),
@@ -236,8 +232,7 @@ impl Scheduler {
         }
         self.pace.note_time(now_us);
         self.drop_late();
-        let forecast = self.take_forecast();
-        let mut plan = StepPlan::new(self.next_step, &self.config, forecast);
+        let mut plan = StepPlan::new(self.next_step, &self.config);
         self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();
@@ -261,15 +256,16 @@ impl Scheduler {
     fn continue_decodes(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let is_pipeline = self.config.num_pipeline_stages > 1;
-        let running = || self.running.iter().map(|&index| (index, &requests[index]));
         let is_here = |state: &RequestState| !is_pipeline || state.num_inflight_samples == 0;
-        let mut decodes: Vec<_> = running()
-            .filter(|(_, state)| state.wants_decode() && is_here(state))
-            .map(|(index, _)| index)
-            .collect();
-        let num_decoding = running()
-            .filter(|(_, state)| !state.is_prefilling())
-            .count();
+        let mut num_wanting = 0;
+        let mut wants = |state: &RequestState| {
+            let wants = state.wants_decode();
+            num_wanting += usize::from(wants);
+            wants && is_here(state)
+        };
+        let mut decodes = self.running.clone();
+        decodes.retain(|&index| wants(&requests[index]));
+        let num_decoding = self.running.len() - self.prefilling.len();
         let num_shares = match is_pipeline {
             true => self.config.max_inflight_steps as usize,
             false => 1,
@@ -283,6 +279,7 @@ impl Scheduler {
             decodes.truncate(max_decodes);
             decodes.sort_unstable_by_key(|&index| requests[index].rank);
         }
+        self.forecast.advance(decodes.len(), num_wanting);
         for index in decodes {
             // An earlier request of this loop may have preempted it.
             let state = self.requests.get(index);
@@ -296,10 +293,8 @@ impl Scheduler {
     /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
     /// admission.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
-        let requests = &self.requests;
-        let prefills = self.running.iter().copied();
-        let prefills: Vec<_> = prefills.filter(|&i| requests[i].is_prefilling()).collect();
-        for index in prefills {
+        let prefills = self.prefilling.clone();
+        for &index in &prefills {
             let state = &self.requests[index];
             let rest = state.prefill_end - state.num_scheduled_tokens;
             let chunk = self.chunk_len(rest, &plan.budget);
@@ -307,6 +302,10 @@ impl Scheduler {
                 break;
             }
             self.plan_span(index, chunk, plan);
+        }
+        for index in prefills {
+            // The clock went on, and these have taken no row.
+            self.recount_running(index);
         }
     }
 
@@ -328,6 +327,7 @@ impl Scheduler {
                 return;
             }
             plan.lengthen_span(at, state, num_tokens);
+            self.note_prefilled(index);
             self.publish_filled_pages(index, plan.batch.step);
         }
     }
@@ -342,7 +342,7 @@ impl Scheduler {
                 return true;
             }
             if self.kv.try_allocate(1, &mut state.table) {
-                plan.num_taken_pages += 1;
+                self.forecast.note_taken(1, state.is_length_known);
                 let slot = state.slot.expect("a running request has no slot");
                 plan.extend_table(state, slot, state.table.len() - 1);
                 return true;
@@ -383,8 +383,25 @@ impl Scheduler {
 
     /// Adds the request's next tokens to the step and publishes the pages that they fill.
     pub(crate) fn plan_span(&mut self, index: RequestIndex, num_tokens: u32, plan: &mut StepPlan) {
-        plan.add_span(index, &mut self.requests[index], num_tokens);
+        let state = &mut self.requests[index];
+        let was_prefilling = state.is_prefilling();
+        plan.add_span(index, state, num_tokens);
+        let num_rows = state.num_rows();
+        let contribution = state.contribution;
+        if was_prefilling {
+            self.note_prefilled(index);
+        }
+        if contribution.is_some_and(|contribution| num_rows >= contribution.max_rows) {
+            self.recount_running(index);
+        }
         self.publish_filled_pages(index, plan.batch.step);
+    }
+
+    /// A request that has got a chunk of its prompt may be done with prefilling.
+    fn note_prefilled(&mut self, index: RequestIndex) {
+        if !self.requests[index].is_prefilling() {
+            self.prefilling.retain(|&other| other != index);
+        }
     }
 
     /// Publishes the request's full pages of known tokens in the prefix tree. They are pending
@@ -419,7 +436,6 @@ impl Scheduler {
 
     /// Turns the plan into the next step in flight.
     fn commit(&mut self, mut plan: StepPlan) -> Option<Batch> {
-        self.keep_forecast(plan.forecast);
         if plan.batch.is_empty() {
             return None;
         }
@@ -522,7 +538,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{BatchOutput, HeadRoom};
+    use crate::BatchOutput;
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)

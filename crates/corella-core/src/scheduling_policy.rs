@@ -6,7 +6,7 @@ use core::cmp::Reverse;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::admission::{Candidate, Held, MAX_HELD};
+use crate::admission::{Candidate, Held, MAX_FOLLOWERS};
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingRank;
@@ -30,7 +30,6 @@ impl Scheduler {
 
     /// Puts a request into the queue.
     pub(crate) fn wait(&mut self, index: RequestIndex) {
-        self.num_changes += 1;
         let state = &mut self.requests[index];
         // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
         // now on.
@@ -50,7 +49,6 @@ impl Scheduler {
 
     /// Takes a waiting request out of the queue, or from among the followers.
     pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
-        self.num_changes += 1;
         if !self.stop_following(index) {
             let state = &self.requests[index];
             self.waiting.remove(self.waiting_rank(state), state.ticket);
@@ -67,7 +65,7 @@ impl Scheduler {
     /// aged one.
     pub(crate) fn admit_by_priority(&mut self, plan: &mut StepPlan) {
         if let Some(patient) = self.admit_aged(plan) {
-            plan.patient = self.patient(patient, plan);
+            plan.round.patient = self.patient(patient, plan);
         }
         let mut barred = Vec::new();
         while let Some(index) = self.waiting.first_but(&barred) {
@@ -92,40 +90,33 @@ impl Scheduler {
         };
         let last_priority = self.requests[last].rank.priority;
         let is_urgent = |index: RequestIndex| self.requests[index].rank.priority < last_priority;
-        let is_vain = self
-            .vain_preemption
-            .is_some_and(|vain| self.is_still_vain(vain, plan));
-        if is_vain || !self.waiting.first().is_some_and(is_urgent) {
+        if !self.waiting.first().is_some_and(is_urgent) {
             return;
         }
-        self.survey_running(plan);
+        self.keep_pages_of_running();
         let candidate = loop {
             let Some(head) = self.waiting.first() else {
                 return;
             };
             match self.candidate(head, plan) {
                 Ok(candidate) => break candidate,
-                Err(_) if plan.num_held < MAX_HELD => {}
+                Err(_) if plan.round.num_followers < MAX_FOLLOWERS => {}
                 Err(_) => return,
             }
         };
-        plan.patient = self
+        plan.round.patient = self
             .oldest_aged()
             .and_then(|oldest| self.patient(oldest, plan));
         if self.would_delay_patient(&candidate, plan) {
             return;
         }
-        let Some(mut victims) = self.victims_for(&candidate, plan) else {
-            self.vain_preemption = Some(self.vain_attempt(plan));
+        let Some(mut victims) = self.victims_for(&candidate) else {
             return;
         };
         victims.sort_unstable();
         let budget = self.budget_without(&victims, plan);
         if self.chunk_len(candidate.num_uncached_tokens, &budget) > 0 {
             for index in victims {
-                plan.leaders.retain(|&leader| leader != index);
-                plan.forecast
-                    .remove(&self.demand_of_running(&self.requests[index]));
                 self.preempt(index);
             }
         }
@@ -133,7 +124,7 @@ impl Scheduler {
 
     /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages.
     /// `None` when nobody needs to be preempted, or when preempting all of them would not suffice.
-    fn victims_for(&self, candidate: &Candidate, plan: &StepPlan) -> Option<Vec<RequestIndex>> {
+    fn victims_for(&self, candidate: &Candidate) -> Option<Vec<RequestIndex>> {
         let priority = self.requests[candidate.index].rank.priority;
         let page_size = self.config.page_size;
         // The decodes of this step are planned first, and each may begin a page.
@@ -142,7 +133,7 @@ impl Scheduler {
         let mut num_begun = running.filter(|state| begins_page(state)).count();
         let mut num_slots = self.free_slots.len();
         let mut num_available = self.kv.num_available();
-        let mut forecast = plan.forecast.clone();
+        let mut forecast = self.forecast.clone();
         let mut victims = Vec::new();
         let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
         let mut least_urgent = self.running.iter().rev();
@@ -176,7 +167,12 @@ impl Scheduler {
                 };
                 num_available += usize::from(is_won);
             }
-            forecast.remove(&self.demand_of_running(state));
+            if let Some(contribution) = &state.contribution {
+                let num_held_pages = state.table.len();
+                let num_kept_pages = self.num_kept_pages(state, num_held_pages as u32);
+                forecast.remove(contribution, num_held_pages);
+                forecast.drop_kept_pages(num_kept_pages as usize);
+            }
             num_begun -= usize::from(begins_page(state));
             num_slots += 1;
             victims.push(index);

@@ -210,7 +210,7 @@ impl Scheduler {
         let at_all = 0..plan.entries.len();
         let mut num_decodes = at_all.clone().filter(|&at| is_decode(plan, at)).count() as u32;
         let mut num_tokens = plan.budget.tokens_left;
-        self.survey_running(plan);
+        self.keep_pages_of_running();
         for at in at_all {
             if !is_decode(plan, at) {
                 continue;
@@ -232,7 +232,7 @@ impl Scheduler {
     /// pages. Returns the number of drafts.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
         let demand = self.demand_of_running(&self.requests[index]);
-        let num_own_pages = demand.num_kept_pages;
+        let num_own_pages = self.forecast.num_own_pages(&demand);
         let state = &mut self.requests[index];
         // The token drawn behind the last draft may be the request's last.
         let num_left = state.max_tokens - (state.num_total_tokens() - state.num_prompt_tokens);
@@ -253,7 +253,7 @@ impl Scheduler {
         let num_rows = state.num_scheduled_tokens + state.drafts.len() as u32;
         let num_pages = (num_rows.div_ceil(page_size) as usize).saturating_sub(state.table.len());
         if num_pages > 0 {
-            let num_others_pages = plan.forecast.peak().saturating_sub(num_own_pages);
+            let num_others_pages = self.forecast.peak().saturating_sub(num_own_pages);
             let has_pages = !plan.is_short_of_pages
                 && num_others_pages + num_pages <= self.kv.num_available()
                 && (self.waiting.len() == 0 || num_pages <= num_own_pages);
@@ -261,9 +261,9 @@ impl Scheduler {
             if has_pages && self.kv.try_allocate(num_pages, &mut state.table) {
                 let slot = state.slot.expect("a request in a step has no slot");
                 plan.extend_table(state, slot, first_new);
-                plan.forecast.remove(&demand);
-                plan.forecast
-                    .add(&demand.after_taking(num_pages, page_size));
+                let num_kept_pages = num_pages.min(demand.num_kept_pages as usize);
+                self.forecast.drop_kept_pages(num_kept_pages);
+                self.forecast.note_taken(num_pages, state.is_length_known);
             } else {
                 let num_free_rows = first_new as u32 * page_size - state.num_scheduled_tokens;
                 state.drafts.truncate(num_free_rows as usize);

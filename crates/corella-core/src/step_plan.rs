@@ -1,10 +1,8 @@
 //! A step while it is being planned: the batch so far and what is left of the budget.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::page_forecast::PageForecast;
-use crate::patience::Patient;
+use crate::admission::AdmissionRound;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
@@ -18,22 +16,7 @@ pub(crate) struct StepPlan {
     pub budget: StepBudget,
     /// A running request lacked a page: nothing waiting is admitted in this step.
     pub is_short_of_pages: bool,
-    /// Whether leaders and forecast have been looked up.
-    pub is_surveyed: bool,
-    /// Pages that running requests have taken since; the forecast still counts them.
-    pub num_taken_pages: usize,
-    /// Running requests that are still prefilling after this step.
-    pub leaders: Vec<RequestIndex>,
-    /// Pages that running requests have not taken yet and are counted on.
-    pub forecast: Box<PageForecast>,
-    /// Whoever was tried and did not start had room but for pages.
-    pub lacks_pages_only: bool,
-    /// Waiting requests that were found to be followers in this step.
-    pub num_held: usize,
-    /// Who waits for its turn and is owed it: others may not delay it.
-    pub patient: Option<Patient>,
-    /// The latest ticket of those that start in this step.
-    pub latest_ticket: Option<u64>,
+    pub round: AdmissionRound,
 }
 
 /// What the step can still compute.
@@ -97,7 +80,7 @@ impl StepBudget {
 }
 
 impl StepPlan {
-    pub fn new(step: StepId, config: &SchedulerConfig, forecast: Box<PageForecast>) -> Self {
+    pub fn new(step: StepId, config: &SchedulerConfig) -> Self {
         Self {
             batch: Batch {
                 step,
@@ -106,14 +89,7 @@ impl StepPlan {
             entries: Vec::new(),
             budget: StepBudget::new(config),
             is_short_of_pages: false,
-            is_surveyed: false,
-            num_taken_pages: 0,
-            leaders: Vec::new(),
-            forecast,
-            lacks_pages_only: true,
-            num_held: 0,
-            patient: None,
-            latest_ticket: None,
+            round: AdmissionRound::default(),
         }
     }
 
