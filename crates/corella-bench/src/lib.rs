@@ -17,6 +17,7 @@ mod summary;
 mod thread_time;
 mod timeline;
 mod trace;
+pub mod transfer;
 
 pub use error::BenchError;
 pub use repeat::{Repeats, Spread};

@@ -6,6 +6,8 @@ mod bound;
 mod fixture;
 #[path = "transport/frame.rs"]
 mod frame;
+#[path = "transport/host.rs"]
+mod host;
 #[path = "transport/hostile_receiver.rs"]
 mod hostile_receiver;
 #[path = "transport/hostile_sender.rs"]

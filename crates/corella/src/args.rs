@@ -13,7 +13,7 @@ use corella_core::{HeadRoom, SchedulerConfig};
 pub use admission::BenchAdmissionArgs;
 pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
-    BenchSchedulerArgs, BenchServeArgs, EndpointArg, LenRange, ReportArgs,
+    BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 

@@ -9,10 +9,11 @@ use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
 use corella_bench::scheduler::{self, QueueBenchOptions, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
+use corella_bench::transfer::{self, TransferBenchOptions};
 use corella_cpu::{Isa, MachineLimits, detect_isa, measure_kernels, measure_limits};
 use tokio::runtime::Runtime;
 
-use crate::args::{BenchCacheArgs, BenchSchedulerArgs};
+use crate::args::{BenchCacheArgs, BenchSchedulerArgs, BenchTransferArgs};
 use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::limit_share::{Limit, LimitShare, footnotes};
 use crate::profile_table::{self, Peak};
@@ -139,6 +140,30 @@ pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
     });
     print!("{report}");
     write_json(args.json.output_json.as_deref(), &report.to_json())
+}
+
+pub fn transfer(args: BenchTransferArgs) -> Result<(), Box<dyn Error>> {
+    let numbers = [
+        args.connections,
+        args.repeats,
+        args.chunk_kb,
+        args.repeat_mb,
+    ];
+    let sizes = args.message_kb.iter().chain(&args.page_kb);
+    if sizes.chain(&numbers).any(|&number| number == 0) {
+        return Err("every number of bench transfer must be at least 1".into());
+    }
+    let bytes = |sizes: Vec<usize>| sizes.into_iter().map(|kb| kb << 10).collect();
+    let report = transfer::run(&TransferBenchOptions {
+        message_bytes: bytes(args.message_kb),
+        page_bytes: bytes(args.page_kb),
+        num_connections: args.connections,
+        num_repeats: args.repeats,
+        bytes_per_repeat: args.repeat_mb << 20,
+        chunk_bytes: args.chunk_kb << 10,
+    })?;
+    print!("{report}");
+    write_json(args.output_json.as_deref(), &report.to_json())
 }
 
 pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {

@@ -60,6 +60,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             bench::perplexity(config::bench_perplexity(args)?)?
         }
         Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
+        Command::Bench(BenchCommand::Transfer(args)) => bench::transfer(args)?,
         Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
         Command::Bench(BenchCommand::Admission(args)) => {
             bench::admission(config::bench_admission(args)?)?

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::PageForm;
 use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
+use super::host_memory::{PLACE_BYTES, Place};
 use super::io_parts::IoParts;
 use super::outgoing::Outgoing;
 use super::socket::Socket;
@@ -19,7 +20,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// Writes whole frames; one for a connection.
 pub struct ChunkWriter {
     parts: IoParts,
-    /// For pages in their canonical form.
+    /// For pages in their canonical form, and for places.
     copy: Vec<u8>,
     hasher: Xxh3Default,
     /// A peer that takes nothing for so long is given up.
@@ -43,15 +44,19 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends from the pages where they lie when the receiver's are alike. When the session ends
-    /// meanwhile, the frame becomes one that is worth nothing.
+    /// Sends from the pages where they lie when the receiver's are alike, and to a receiver on this
+    /// host only where that is. When the session ends meanwhile, the frame becomes one that is worth
+    /// nothing; who reads its pages only then sees by the checksum that they are not what they were.
     pub async fn write(
         &mut self,
         socket: &Socket,
         outgoing: &Outgoing,
-        run: PageRun,
+        mut run: PageRun,
         pages: &[PageId],
     ) -> io::Result<()> {
+        if socket.is_local() && run.form == PageForm::Native {
+            return self.write_places(socket, outgoing, &mut run, pages).await;
+        }
         let header = Frame::Data(run).encode();
         let Some(checksum) = outgoing.gate.enter(|| {
             self.parts.clear();
@@ -85,6 +90,36 @@ impl ChunkWriter {
             unsafe { self.send(socket, None, 0).await? };
         }
         Ok(())
+    }
+
+    async fn write_places(
+        &mut self,
+        socket: &Socket,
+        outgoing: &Outgoing,
+        run: &mut PageRun,
+        pages: &[PageId],
+    ) -> io::Result<()> {
+        let Some(checksum) = outgoing.gate.enter(|| {
+            self.parts.clear();
+            self.hasher.reset();
+            self.push_pages(outgoing, *run, pages);
+            self.hasher.digest()
+        }) else {
+            return Ok(());
+        };
+        let places = self.parts.iter();
+        self.copy.clear();
+        self.copy
+            .extend(places.flat_map(|part| Place::of(part).encode()));
+        run.num_places = (self.copy.len() / PLACE_BYTES) as u32;
+        let header = Frame::Data(*run).encode();
+        let trailer = Trailer::Whole { checksum }.encode();
+        self.parts.clear();
+        for bytes in [&header[..], &self.copy, &trailer] {
+            self.parts.push_slice(bytes);
+        }
+        // SAFETY: bytes that stay for this call.
+        unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
     /// Inside the gate.

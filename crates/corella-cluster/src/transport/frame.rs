@@ -28,6 +28,9 @@ pub enum Frame {
     Received { load_id: u64 },
     /// Receiver to sender: send no more.
     Cancel { load_id: u64 },
+    /// Sender to receiver on the same host, behind its greeting: what stands at an address of its
+    /// memory. Whoever can read it can read pages.
+    Memory { address: u64, content: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,9 @@ pub struct PageRun {
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,
+    /// 0 when the pages follow. Else as many places in the sender's memory follow, where the pages
+    /// are: address and number of bytes, each in 64 bits.
+    pub num_places: u32,
 }
 
 /// Why a sender does not send.
@@ -133,6 +139,7 @@ const COMPLETE: u8 = 4;
 const FAILED: u8 = 5;
 const RECEIVED: u8 = 6;
 const CANCEL: u8 = 7;
+const MEMORY: u8 = 8;
 
 const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
 
@@ -165,6 +172,7 @@ impl Frame {
                 out.u32(run.layer);
                 out.u32(run.first_row);
                 out.u32(run.num_rows);
+                out.u32(run.num_places);
                 out.index(&FORMS, &run.form);
             }
             Self::Complete { load_id, num_rows } => {
@@ -177,6 +185,10 @@ impl Frame {
             }
             Self::Received { load_id } => out.kind(RECEIVED, *load_id),
             Self::Cancel { load_id } => out.kind(CANCEL, *load_id),
+            Self::Memory { address, content } => {
+                out.kind(MEMORY, *address);
+                out.u64(*content);
+            }
         }
         bytes
     }
@@ -190,7 +202,7 @@ impl Frame {
             fields.zeroes()?;
             return Ok(Self::Hello(hello));
         }
-        if kind == 0 || kind > CANCEL {
+        if kind == 0 || kind > MEMORY {
             return Err(FrameError::Kind(kind));
         }
         if fields.take::<3>() != [0; 3] {
@@ -220,6 +232,7 @@ impl Frame {
                 layer: fields.u32(),
                 first_row: fields.u32(),
                 num_rows: fields.u32(),
+                num_places: fields.u32(),
                 form: fields.index(&FORMS, "form")?,
             }),
             COMPLETE => Self::Complete {
@@ -231,7 +244,11 @@ impl Frame {
                 reason: fields.index(&REFUSALS, "reason")?,
             },
             RECEIVED => Self::Received { load_id },
-            _ => Self::Cancel { load_id },
+            CANCEL => Self::Cancel { load_id },
+            _ => Self::Memory {
+                address: load_id,
+                content: fields.u64(),
+            },
         };
         fields.zeroes()?;
         Ok(frame)

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use libc::iovec;
 
 /// More pieces than this are for further calls (`UIO_MAXIOV` of Linux).
-const MAX_PARTS_PER_CALL: usize = 1024;
+pub const MAX_PARTS_PER_CALL: usize = 1024;
 
 /// Kept between calls, so that a transfer allocates nothing. That the pieces may be used is promised
 /// by whoever hands them to the socket.
@@ -77,6 +77,12 @@ impl IoParts {
                 self.first += 1;
             }
         }
+    }
+
+    /// All that are left.
+    pub fn iter(&self) -> impl Iterator<Item = NonNull<[u8]>> + '_ {
+        let rest = self.parts[self.first..].iter();
+        rest.map(|part| slice_of(part.iov_base.cast(), part.iov_len))
     }
 }
 

@@ -3,25 +3,25 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use super::bandwidth_meter::BandwidthMeter;
 use super::frame::{Frame, Refusal};
+use super::host_memory::allow_reader;
+use super::listener::Listener;
 use super::outgoing::{Outgoing, SendStatus};
 use super::sender_connection::{FrameReader, SenderConnection, violation};
 use super::socket::Socket;
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
-use super::{Hello, KvPages, SessionKey, TransferAccount, TransferThreads};
+use super::{Hello, KvPages, PeerAddress, SessionKey, TransferAccount, TransferThreads};
 
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
@@ -71,6 +71,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
 /// wait for it.
 const CHUNK_TIME: f64 = 0.02;
+/// So that a receiver that reads 0, or another incarnation's word, knows that it reads elsewhere.
+const WORD: u64 = 0x5bd1_e995_c0de_11a5;
 /// Peers whose speed is remembered.
 const MAX_METERS: usize = 1024;
 
@@ -118,6 +120,8 @@ pub struct SenderState {
     pub chunk_bytes: usize,
     pub deadlines_changed: Notify,
     hello: Hello,
+    /// For receivers on this host, to find out whether they can read this memory.
+    word: u64,
     table: Mutex<StoreTable>,
     bucket: Option<Mutex<TokenBucket>>,
     meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
@@ -147,6 +151,7 @@ impl KvSender {
             chunk_bytes,
             deadlines_changed: Notify::new(),
             hello,
+            word: config.incarnation ^ WORD,
             table: Mutex::new(StoreTable::new(&config)),
             bucket,
             meters: Mutex::default(),
@@ -165,25 +170,20 @@ impl KvSender {
         }
     }
 
-    /// Accepts connections; the address tells the port when 0 was asked for.
-    pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
-        let listener = std::net::TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
+    /// Accepts connections there; the address tells the port when 0 was asked for. May be called for
+    /// several addresses.
+    pub fn listen(&self, address: &PeerAddress) -> io::Result<PeerAddress> {
         let listener = {
             let _guard = self.threads.runtime().enter();
-            TcpListener::from_std(listener)?
+            Listener::bind(address)?
         };
+        let address = listener.address()?;
         let (state, stopped) = (self.state.clone(), self.stop.subscribe());
         self.threads
             .spawn(until_stopped(stopped.clone(), async move {
                 loop {
                     match listener.accept().await {
-                        Ok((stream, peer)) => {
-                            if let Ok(socket) = Socket::tcp(stream) {
-                                state.serve(socket, peer.to_string(), stopped.clone());
-                            }
-                        }
+                        Ok((socket, peer)) => state.serve(socket, peer, stopped.clone()),
                         Err(error) => {
                             // Mostly no descriptor left; others may free some.
                             warn!("cannot accept a KV connection: {error}");
@@ -346,6 +346,9 @@ impl SenderState {
     }
 
     async fn serve_connection(self: &Arc<Self>, socket: Socket) -> io::Result<()> {
+        if socket.is_local() && !socket.has_own_user() {
+            return Err(violation("another user's process"));
+        }
         let mut reader = FrameReader::default();
         let frame = tokio::time::timeout(HELLO_TIMEOUT, reader.next(&socket));
         let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {
@@ -359,6 +362,16 @@ impl SenderState {
             .hello
             .page_form(&hello)
             .map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason.to_string()))?;
+        if let Some(pid) = socket.peer_pid() {
+            allow_reader(pid);
+        }
+        if socket.is_local() {
+            let memory = Frame::Memory {
+                address: std::ptr::from_ref(&self.word).addr() as u64,
+                content: self.word,
+            };
+            socket.write_all(&memory.encode()).await?;
+        }
         let meter = self.meter(hello.incarnation);
         let max_loads = self.config.max_loads_per_connection;
         let connection = SenderConnection::new(socket, form, hello.incarnation, max_loads, meter);

@@ -1,6 +1,7 @@
 //! A receiver's connections to one sender.
 
 use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,9 @@ use tracing::debug;
 
 use super::PeerAddress;
 use super::frame::{FRAME_BYTES, Frame};
+use super::host_memory::{HostMemory, Place};
 use super::incoming::LoadFailure;
+use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
 use super::receiver_connection::ReceiverConnection;
 use super::socket::Socket;
@@ -161,6 +164,27 @@ async fn greet(
     socket
         .write_all(&Frame::Hello(receiver.hello.clone()).encode())
         .await?;
+    let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    let stranger = "what listens there is no KV sender of Corella";
+    let Ok(Frame::Hello(hello)) = Frame::decode(&read_frame(&socket).await?) else {
+        return Err(invalid(stranger));
+    };
+    if socket.is_local() {
+        let Ok(Frame::Memory { address, content }) = Frame::decode(&read_frame(&socket).await?)
+        else {
+            return Err(invalid(stranger));
+        };
+        if read_word(&socket, address) != Some(content) {
+            return Err(invalid(
+                "its memory cannot be read; run both as the same user and in the same PID \
+                 namespace, or use TCP",
+            ));
+        }
+    }
+    Ok((socket, hello))
+}
+
+async fn read_frame(socket: &Socket) -> io::Result<[u8; FRAME_BYTES]> {
     let mut bytes = [0; FRAME_BYTES];
     let mut num_bytes = 0;
     while num_bytes < FRAME_BYTES {
@@ -171,11 +195,18 @@ async fn greet(
             Err(error) => return Err(error),
         }
     }
-    match Frame::decode(&bytes) {
-        Ok(Frame::Hello(hello)) => Ok((socket, hello)),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "what listens there is no KV sender of Corella",
-        )),
-    }
+    Ok(bytes)
+}
+
+/// What stands at an address of the process at the other end.
+fn read_word(socket: &Socket, address: u64) -> Option<u64> {
+    let mut memory = HostMemory::new(socket.peer_pid()?);
+    let mut bytes = [0; size_of::<u64>()];
+    let num_bytes = bytes.len() as u64;
+    let mut parts = IoParts::default();
+    parts.push(NonNull::from(bytes.as_mut_slice()));
+    memory.set_places([Place { address, num_bytes }].into_iter(), bytes.len());
+    // SAFETY: bytes of this function.
+    unsafe { memory.copy(&mut parts, |_| {}) }.ok()?;
+    Some(u64::from_ne_bytes(bytes))
 }

@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::chunk::ChunkWriter;
 use super::frame::{FRAME_BYTES, Frame, PageRun, TRAILER_BYTES, Trailer};
 use super::frame_queue::FrameQueue;
+use super::host_memory::{HostMemory, PLACE_BYTES, Place};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
@@ -30,6 +31,8 @@ pub struct ReceiverConnection {
     /// The sender's.
     pub hello: Hello,
     form: PageForm,
+    /// The sender's process, if pages are copied from its memory.
+    pid: Option<libc::pid_t>,
     frames: FrameQueue,
     loads: Mutex<Loads>,
 }
@@ -43,6 +46,7 @@ struct Loads {
 impl ReceiverConnection {
     pub fn new(socket: Socket, hello: Hello, form: PageForm) -> Self {
         Self {
+            pid: socket.peer_pid(),
             socket,
             hello,
             form,
@@ -128,6 +132,8 @@ struct PayloadReader<'a> {
     num_ahead: usize,
     /// For pages in their canonical form.
     copy: Vec<u8>,
+    /// Of a sender on this host.
+    memory: Option<HostMemory>,
     /// For what nobody wants.
     rubbish: Vec<u8>,
     hasher: Xxh3Default,
@@ -148,6 +154,7 @@ impl<'a> PayloadReader<'a> {
             ahead: Box::new([0; TRAILER_BYTES + FRAME_BYTES]),
             num_ahead: 0,
             copy: Vec::new(),
+            memory: connection.pid.map(HostMemory::new),
             rubbish: Vec::new(),
             hasher: Xxh3Default::new(),
         }
@@ -218,6 +225,9 @@ impl<'a> PayloadReader<'a> {
         if !run.first_row.is_multiple_of(geometry.page_size) || run.form != self.connection.form {
             return Ok(Err("rows that do not begin a page, or in another form"));
         }
+        if run.num_places > 0 {
+            return self.read_places(run, num_bytes, receiver).await;
+        }
         let load = self.connection.load(run.load_id);
         if let Some(load) = &load
             && let Err(what) = load.check(&run, num_bytes)
@@ -268,6 +278,72 @@ impl<'a> PayloadReader<'a> {
                 pages.iter().for_each(|&page| load.pages.note_written(page));
             }
         });
+        let is_last = self.num_ahead < FRAME_BYTES;
+        load.handle_run(&run, num_bytes, pages.len(), is_last);
+        Ok(Ok(()))
+    }
+
+    /// A run that is still in the sender's memory.
+    async fn read_places(
+        &mut self,
+        run: PageRun,
+        num_bytes: usize,
+        receiver: &ReceiverState,
+    ) -> io::Result<Result<(), &'static str>> {
+        let num_places = run.num_places as usize;
+        // Pages have two parts at most.
+        let num_pages = num_bytes / self.connection.hello.geometry.layer_bytes();
+        if self.memory.is_none() || run.form != PageForm::Native || num_places > 2 * num_pages {
+            return Ok(Err("places in a memory that cannot be read"));
+        }
+        self.copy.resize(num_places * PLACE_BYTES, 0);
+        self.parts.clear();
+        self.parts.push(NonNull::from(self.copy.as_mut_slice()));
+        self.push_ahead();
+        let trailer = self.read_payload(&Sink::Nowhere).await?;
+        let Some(load) = self.connection.load(run.load_id) else {
+            receiver.num_unknown_frames.fetch_add(1, Ordering::Relaxed);
+            return Ok(Ok(()));
+        };
+        if let Err(what) = load.check(&run, num_bytes) {
+            return Ok(Err(what));
+        }
+        let Trailer::Whole { checksum } = trailer else {
+            return Ok(Ok(()));
+        };
+        let memory = self.memory.as_mut().expect("it was there before");
+        let (places, _) = self.copy.as_chunks();
+        if !memory.set_places(places.iter().map(Place::decode), num_bytes) {
+            return Ok(Err("places of another size than the pages"));
+        }
+        let pages = load.pages_of(&run, &self.connection.hello.geometry);
+        self.parts.clear();
+        let parts = pages
+            .iter()
+            .flat_map(|&page| load.pages.native_parts(run.layer, page));
+        parts.for_each(|part| self.parts.push(part));
+        self.hasher.reset();
+        let copied = load.gate.enter(|| {
+            // SAFETY: pages that are reserved for a load whose gate is open.
+            let hash = |part: NonNull<[u8]>| self.hasher.update(unsafe { part.as_ref() });
+            // SAFETY: as above.
+            let copied = unsafe { memory.copy(&mut self.parts, hash) };
+            if run.layer == 0 {
+                pages.iter().for_each(|&page| load.pages.note_written(page));
+            }
+            copied
+        });
+        match copied {
+            None => return Ok(Ok(())),
+            Some(Ok(())) if self.hasher.digest() == checksum => {}
+            // The sender has taken its pages back, or something is very wrong: either way nothing
+            // else on the connection is.
+            Some(_) => {
+                receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
+                load.fail(LoadFailure::Corrupt);
+                return Ok(Ok(()));
+            }
+        }
         let is_last = self.num_ahead < FRAME_BYTES;
         load.handle_run(&run, num_bytes, pages.len(), is_last);
         Ok(Ok(()))

@@ -20,6 +20,18 @@ pub enum PeerAddress {
     Unix(PathBuf),
 }
 
+impl From<SocketAddr> for PeerAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self::Tcp(address)
+    }
+}
+
+impl From<PathBuf> for PeerAddress {
+    fn from(path: PathBuf) -> Self {
+        Self::Unix(path)
+    }
+}
+
 impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,6 +58,31 @@ impl Socket {
         // Frames are written whole, and the last one of a burst should not wait for another.
         stream.set_nodelay(true)?;
         Ok(Self::Tcp(stream))
+    }
+
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
+    /// The process at the other end of a connection inside the host, unless it lives where this one
+    /// sees no processes.
+    pub fn peer_pid(&self) -> Option<libc::pid_t> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(stream) => stream.peer_cred().ok()?.pid().filter(|&pid| pid > 0),
+        }
+    }
+
+    /// Whether the process at the other end of a connection inside the host has this one's user.
+    pub fn has_own_user(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Unix(stream) => {
+                // SAFETY: a call without arguments.
+                let own = unsafe { libc::geteuid() };
+                stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
+            }
+        }
     }
 
     pub async fn readable(&self) -> io::Result<()> {

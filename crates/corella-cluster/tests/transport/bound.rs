@@ -85,6 +85,8 @@ fn sessions_of_a_connection_take_turns() {
     let layer_bytes = geometry.layer_bytes();
     let node = SendingNode::configured(geometry.clone(), |config| {
         config.chunk_bytes = 2 * layer_bytes;
+        // A chunk takes 8 ms, so that all have credit before the first is through.
+        config.max_bandwidth = Some(2_000_000);
     });
     let mut peer = RawPeer::connect(node.address, &geometry);
     for uuid in 0..3 {

@@ -66,7 +66,7 @@ impl SendingNode {
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
         let sender = KvSender::start(config, pages.clone(), &threads);
-        let address = sender.listen(loopback(0)).unwrap();
+        let address = listen(&sender);
         Self {
             sender,
             pages,
@@ -142,7 +142,7 @@ impl ReceivingNode {
     pub fn load(
         &self,
         key: &SessionKey,
-        peer: SocketAddr,
+        peer: impl Into<PeerAddress>,
         first_row: u32,
         num_rows: u32,
         table: &[PageId],
@@ -153,7 +153,7 @@ impl ReceivingNode {
     pub fn load_until(
         &self,
         key: &SessionKey,
-        peer: SocketAddr,
+        peer: impl Into<PeerAddress>,
         first_row: u32,
         num_rows: u32,
         table: &[PageId],
@@ -161,7 +161,7 @@ impl ReceivingNode {
     ) -> LoadHandle {
         let request = LoadRequest {
             key: *key,
-            peer: PeerAddress::Tcp(peer),
+            peer: peer.into(),
             first_row,
             num_rows,
             table: table.to_vec(),
@@ -209,6 +209,14 @@ impl ReceivingNode {
                 );
             }
         }
+    }
+}
+
+/// On a free port.
+pub fn listen(sender: &KvSender) -> SocketAddr {
+    match sender.listen(&loopback(0).into()).unwrap() {
+        PeerAddress::Tcp(address) => address,
+        PeerAddress::Unix(path) => panic!("{}", path.display()),
     }
 }
 

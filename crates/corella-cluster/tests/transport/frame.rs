@@ -68,8 +68,15 @@ fn load() -> impl Strategy<Value = Frame> {
 }
 
 fn data() -> impl Strategy<Value = Frame> {
-    let rows = (any::<u32>(), any::<u32>(), any::<u32>(), any::<bool>());
-    (any::<u64>(), rows).prop_map(|(load_id, (layer, first_row, num_rows, is_native))| {
+    let rows = (
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<bool>(),
+    );
+    (any::<u64>(), rows).prop_map(|(load_id, rows)| {
+        let (layer, first_row, num_rows, num_places, is_native) = rows;
         Frame::Data(PageRun {
             load_id,
             layer,
@@ -79,6 +86,7 @@ fn data() -> impl Strategy<Value = Frame> {
                 true => PageForm::Native,
                 false => PageForm::Canonical,
             },
+            num_places,
         })
     })
 }
@@ -93,7 +101,7 @@ fn small() -> impl Strategy<Value = Frame> {
         Refusal::Busy,
         Refusal::Superseded,
     ];
-    (0..5, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
+    (0..6, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
         |(kind, load_id, number, reason)| match kind {
             0 => Frame::Credit {
                 load_id,
@@ -108,6 +116,10 @@ fn small() -> impl Strategy<Value = Frame> {
                 reason: REASONS[reason],
             },
             3 => Frame::Received { load_id },
+            4 => Frame::Memory {
+                address: load_id,
+                content: u64::from(number) << 7,
+            },
             _ => Frame::Cancel { load_id },
         },
     )

@@ -138,7 +138,7 @@ fn loads_that_wait_hold_up_nobody() {
         geometry.clone(),
     ));
     let sender = corella_cluster::transport::KvSender::start(config, pages, &threads);
-    let address = sender.listen(crate::fixture::loopback(0)).unwrap();
+    let address = crate::fixture::listen(&sender);
     let node = SendingNode {
         sender,
         pages: std::sync::Arc::new(corella_cluster::transport::PlainPages::new(

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use corella_bench::scheduler::SchedulerBenchOptions;
 use corella_bench::serve::{BenchServeOptions, COMMON_VOCAB_SIZE};
+use corella_bench::transfer::TransferBenchOptions;
 use corella_bench::{Metric, Objective};
 
 use super::admission::BenchAdmissionArgs;
@@ -23,6 +24,12 @@ pub enum BenchCommand {
     Kernels(BenchKernelsArgs),
     /// Measure how well a model predicts a text, to see what quantisation costs
     Perplexity(BenchPerplexityArgs),
+    /// How fast KV rows go from one node to another, beside a bare socket and memory
+    ///
+    /// Sender and receiver are in this process. All ways copy the same pages to the same pages over
+    /// as many connections; tcp and shm with their checksums, credits and sessions of a message each,
+    /// socket and memcpy with nothing but the bytes.
+    Transfer(BenchTransferArgs),
     /// Replay the prefixes of a request trace through the prefix cache
     Cache(BenchCacheArgs),
     /// Compare rules for the KV pages that a request reserves when it starts, in virtual time
@@ -373,6 +380,35 @@ pub struct BenchSchedulerArgs {
     pub num_cached_pages: Vec<usize>,
     #[command(flatten)]
     pub json: JsonArgs,
+}
+
+#[derive(Args)]
+pub struct BenchTransferArgs {
+    /// Kilobytes (1,024 bytes) of a session
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = kilobytes(TransferBenchOptions::default().message_bytes))]
+    pub message_kb: Vec<usize>,
+    /// Kilobytes of a page within a layer
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = kilobytes(TransferBenchOptions::default().page_bytes))]
+    pub page_kb: Vec<usize>,
+    /// Connections, each with a thread at either end
+    #[arg(long, value_name = "N", default_value_t = TransferBenchOptions::default().num_connections)]
+    pub connections: usize,
+    /// Measurements of each pair of sizes, by turns; the table has medians
+    #[arg(long, value_name = "N", default_value_t = TransferBenchOptions::default().num_repeats)]
+    pub repeats: usize,
+    /// Megabytes of one measurement
+    #[arg(long, value_name = "N", default_value_t = TransferBenchOptions::default().bytes_per_repeat >> 20)]
+    pub repeat_mb: usize,
+    /// Kilobytes of a session before another has its turn
+    #[arg(long, value_name = "N", default_value_t = TransferBenchOptions::default().chunk_bytes >> 10)]
+    pub chunk_kb: usize,
+    /// Write the numbers as JSON
+    #[arg(long, value_name = "FILE")]
+    pub output_json: Option<PathBuf>,
+}
+
+fn kilobytes(sizes: Vec<usize>) -> Vec<usize> {
+    sizes.into_iter().map(|bytes| bytes >> 10).collect()
 }
 
 #[derive(Args)]

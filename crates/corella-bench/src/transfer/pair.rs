@@ -1,0 +1,132 @@
+//! A sender and a receiver of KV rows in this process, over a real socket.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use corella_cluster::transport::{
+    KvReceiver, KvSender, LoadRequest, LoadStatus, PeerAddress, ReceiverConfig, SenderConfig,
+    SessionKey, TransferThreads,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::TransferBenchOptions;
+use super::layout::{Layout, PAGE_SIZE, Table};
+
+const PREFILL: u64 = 1;
+const DECODE: u64 = 2;
+const MODEL: u128 = 3;
+/// A session that takes longer has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+pub struct Pair {
+    sender: KvSender,
+    receiver: KvReceiver,
+    address: PeerAddress,
+    runtime: Runtime,
+    next_uuid: AtomicU64,
+}
+
+impl Pair {
+    pub fn over_tcp(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
+        let address = PeerAddress::from(std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        Self::new(layout, options, &address)
+    }
+
+    pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
+        let process = std::process::id();
+        let file = format!("corella-bench-transfer-{process}-{:p}", &raw const *layout);
+        let path: PathBuf = std::env::temp_dir().join(file);
+        Self::new(layout, options, &path.into())
+    }
+
+    fn new(
+        layout: &Layout,
+        options: &TransferBenchOptions,
+        address: &PeerAddress,
+    ) -> io::Result<Self> {
+        let threads = |_| TransferThreads::start(options.num_connections);
+        let [sending, receiving] = [threads(0)?, threads(1)?];
+        let mut config = SenderConfig::new(PREFILL, MODEL);
+        config.chunk_bytes = options.chunk_bytes;
+        let sender = KvSender::start(config, layout.from.clone(), &sending);
+        let address = sender.listen(address)?;
+        let mut config = ReceiverConfig::new(DECODE, MODEL);
+        config.connections_per_peer = options.num_connections;
+        let receiver = KvReceiver::new(config, layout.to.clone(), &receiving);
+        Ok(Self {
+            sender,
+            receiver,
+            address,
+            runtime: Builder::new_current_thread().enable_all().build()?,
+            next_uuid: AtomicU64::new(0),
+        })
+    }
+
+    /// As many sessions at the same time as there are tables, each of a message.
+    pub fn copy(&self, layout: &Layout) -> io::Result<()> {
+        let num_rounds = layout.num_messages / layout.tables.len();
+        let rounds = |table| async move {
+            for _ in 0..num_rounds {
+                self.copy_message(table).await?;
+            }
+            Ok(())
+        };
+        let mut running: Vec<_> = layout
+            .tables
+            .iter()
+            .map(|table| Box::pin(rounds(table)))
+            .collect();
+        // They are few: each is looked at whenever one has something to do.
+        self.runtime.block_on(poll_fn(|context| {
+            let mut result = Ok(());
+            running.retain_mut(|session| match session.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(end) => {
+                    result = std::mem::replace(&mut result, Ok(())).and(end);
+                    false
+                }
+            });
+            match (&result, running.is_empty()) {
+                (Ok(()), false) => Poll::Pending,
+                _ => Poll::Ready(result),
+            }
+        }))
+    }
+
+    async fn copy_message(&self, table: &Table) -> io::Result<()> {
+        let key = SessionKey {
+            uuid: self.next_uuid.fetch_add(1, Ordering::Relaxed).into(),
+            attempt: 0,
+            prefill_incarnation: PREFILL,
+            decode_incarnation: DECODE,
+        };
+        let num_rows = table.from.len() as u32 * PAGE_SIZE;
+        // SAFETY: nobody writes to the pages of the sending side.
+        unsafe { self.sender.store(key, num_rows) }.map_err(io::Error::other)?;
+        self.sender.add_pages(&key, &table.from);
+        self.sender.handle_rows_readable(&key, 0..1, num_rows);
+        self.sender.finish(&key);
+        let request = LoadRequest {
+            key,
+            peer: self.address.clone(),
+            first_row: 0,
+            num_rows,
+            table: table.to.clone(),
+            deadline: Instant::now() + DEADLINE,
+        };
+        // SAFETY: a table's pages are in no other, and its sessions follow each other.
+        let mut load = unsafe { self.receiver.load(request) }.map_err(io::Error::other)?;
+        let status = load.wait().await;
+        self.sender.delete(&key);
+        match status {
+            LoadStatus::Done { .. } => Ok(()),
+            LoadStatus::Failed(failure) => Err(io::Error::other(failure.to_string())),
+            status => Err(io::Error::other(format!("{status:?}"))),
+        }
+    }
+}

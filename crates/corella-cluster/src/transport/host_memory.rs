@@ -1,0 +1,134 @@
+//! Memory of another process on this host.
+//!
+//! Between two such processes rows are copied once, from pages to pages (`process_vm_readv` of
+//! Linux). The sender's KV pool stays private memory in huge pages, which a pool that both sides map
+//! would not: shared memory has them only where the host's administrator says so.
+
+use std::io;
+use std::ptr::NonNull;
+
+use libc::{iovec, pid_t};
+
+use super::io_parts::{IoParts, MAX_PARTS_PER_CALL};
+
+/// Bytes of a [`Place`] on the wire.
+pub const PLACE_BYTES: usize = 16;
+
+/// A piece of a process's memory, at an address of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub address: u64,
+    pub num_bytes: u64,
+}
+
+impl Place {
+    pub fn of(part: NonNull<[u8]>) -> Self {
+        Self {
+            address: part.cast::<u8>().as_ptr().addr() as u64,
+            num_bytes: part.len() as u64,
+        }
+    }
+
+    pub fn encode(self) -> [u8; PLACE_BYTES] {
+        let mut bytes = [0; PLACE_BYTES];
+        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.num_bytes.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; PLACE_BYTES]) -> Self {
+        let (address, num_bytes) = bytes.split_at(8);
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+        Self {
+            address: number(address),
+            num_bytes: number(num_bytes),
+        }
+    }
+}
+
+/// Lets one other process read this one's memory, where the kernel would only let a parent. It is of
+/// use for one process at a time, and needed only with `kernel.yama.ptrace_scope` at 1.
+pub fn allow_reader(pid: pid_t) {
+    // SAFETY: a call with numbers. Where it is unknown it is not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };
+}
+
+/// Reads another process's memory.
+pub struct HostMemory {
+    pid: pid_t,
+    places: Vec<iovec>,
+}
+
+// SAFETY: addresses of another process, which nobody here follows.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    pub fn new(pid: pid_t) -> Self {
+        Self {
+            pid,
+            places: Vec::new(),
+        }
+    }
+
+    /// Where the next copy comes from. False unless they have so many bytes in all.
+    pub fn set_places(&mut self, places: impl Iterator<Item = Place>, num_bytes: usize) -> bool {
+        self.places.clear();
+        let mut num_left = num_bytes;
+        for place in places {
+            let Ok(len) = usize::try_from(place.num_bytes) else {
+                return false;
+            };
+            let Some(rest) = num_left.checked_sub(len) else {
+                return false;
+            };
+            num_left = rest;
+            self.places.push(iovec {
+                iov_base: std::ptr::without_provenance_mut(place.address as usize),
+                iov_len: len,
+            });
+        }
+        num_left == 0
+    }
+
+    /// Copies from the places to the pieces, until these are full. `visit` sees each piece.
+    ///
+    /// # Safety
+    /// Nobody else uses the pieces' memory meanwhile.
+    pub unsafe fn copy(
+        &mut self,
+        to: &mut IoParts,
+        mut visit: impl FnMut(NonNull<[u8]>),
+    ) -> io::Result<()> {
+        let mut from = &mut self.places[..];
+        while to.num_bytes() > 0 {
+            let (local, remote) = (to.for_call(), &from[..from.len().min(MAX_PARTS_PER_CALL)]);
+            // SAFETY: the pieces are the caller's; other memory of this process is not written.
+            let num_bytes = unsafe {
+                libc::process_vm_readv(
+                    self.pid,
+                    local.as_ptr(),
+                    local.len() as _,
+                    remote.as_ptr(),
+                    remote.len() as _,
+                    0,
+                )
+            };
+            let mut num_bytes = match usize::try_from(num_bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(num_bytes) => num_bytes,
+                Err(_) => return Err(io::Error::last_os_error()),
+            };
+            to.advance(num_bytes, &mut visit);
+            while num_bytes > 0 {
+                let len = from[0].iov_len.min(num_bytes);
+                from[0].iov_base = from[0].iov_base.wrapping_byte_add(len);
+                from[0].iov_len -= len;
+                num_bytes -= len;
+                if from[0].iov_len == 0 {
+                    from = &mut from[1..];
+                }
+            }
+        }
+        Ok(())
+    }
+}

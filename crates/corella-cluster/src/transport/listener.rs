@@ -1,0 +1,77 @@
+//! Where a sender waits for receivers.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener as StdTcpListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::PathBuf;
+
+use tokio::net::{TcpListener, UnixListener};
+
+use super::PeerAddress;
+use super::socket::Socket;
+
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// Goes with the listener.
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+impl Listener {
+    /// Inside a runtime. A socket file that a process left behind makes room.
+    pub fn bind(address: &PeerAddress) -> io::Result<Self> {
+        match address {
+            PeerAddress::Tcp(address) => {
+                let listener = StdTcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(TcpListener::from_std(listener)?))
+            }
+            PeerAddress::Unix(path) => {
+                let is_socket = fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
+                if is_socket && StdUnixStream::connect(path).is_err() {
+                    fs::remove_file(path)?;
+                }
+                let listener = StdUnixListener::bind(path)?;
+                let file = SocketFile(path.clone());
+                listener.set_nonblocking(true)?;
+                Ok(Self::Unix(UnixListener::from_std(listener)?, file))
+            }
+        }
+    }
+
+    /// With the port that was given when 0 was asked for.
+    pub fn address(&self) -> io::Result<PeerAddress> {
+        Ok(match self {
+            Self::Tcp(listener) => PeerAddress::Tcp(listener.local_addr()?),
+            Self::Unix(_, SocketFile(path)) => PeerAddress::Unix(path.clone()),
+        })
+    }
+
+    /// A connection, and who is at its other end.
+    pub async fn accept(&self) -> io::Result<(Socket, String)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Socket::tcp(stream)?, peer.to_string()))
+            }
+            Self::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                let socket = Socket::Unix(stream);
+                let peer = match socket.peer_pid() {
+                    Some(pid) => format!("process {pid}"),
+                    None => "a process elsewhere".to_owned(),
+                };
+                Ok((socket, peer))
+            }
+        }
+    }
+}
