@@ -9,6 +9,8 @@ use super::{Hello, PageForm, SessionKey};
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
+/// More bytes follow no frame, unless they are those of one page.
+pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame {

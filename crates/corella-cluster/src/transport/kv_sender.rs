@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use super::bandwidth_meter::BandwidthMeter;
-use super::frame::{Frame, Refusal};
+use super::frame::{Frame, MAX_PAYLOAD_BYTES, Refusal};
 use super::host_memory::allow_reader;
 use super::listener::Listener;
 use super::outgoing::{Outgoing, SendStatus};
@@ -141,11 +141,10 @@ impl KvSender {
             let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
             Mutex::new(bucket)
         });
+        let most = config.chunk_bytes.min(MAX_PAYLOAD_BYTES);
         let chunk_bytes = match config.max_bandwidth {
-            Some(bytes_per_s) => config
-                .chunk_bytes
-                .min((bytes_per_s as f64 * CHUNK_TIME) as usize),
-            None => config.chunk_bytes,
+            Some(bytes_per_s) => most.min((bytes_per_s as f64 * CHUNK_TIME) as usize),
+            None => most,
         };
         let state = Arc::new(SenderState {
             chunk_bytes,

@@ -113,7 +113,9 @@ impl Outgoing {
     }
 
     pub fn add_pages(&self, pages: &[PageId]) {
-        self.state().table.extend_from_slice(pages);
+        let mut state = self.state();
+        state.table.extend_from_slice(pages);
+        self.queue(&mut state);
     }
 
     /// The rows from 0 to `num_rows` of these layers may be read from now on.
@@ -183,6 +185,10 @@ impl Outgoing {
             older.refuse(Refusal::Superseded);
         }
         self.set_status(SendStatus::Sending);
+        // It may have ended meanwhile, when nobody knew of the connection.
+        if !self.gate.is_open() {
+            self.end(Refusal::Gone);
+        }
     }
 
     /// The load is over on the receiver's side, or its connection is lost.
@@ -212,9 +218,10 @@ impl Outgoing {
         drop(state);
         feed.acknowledge(u64::MAX, now);
         feed.stop();
-        if feed.is_complete {
-            self.set_status(SendStatus::Received);
-        }
+        self.set_status(match feed.is_complete {
+            true => SendStatus::Received,
+            false => SendStatus::Stopped,
+        });
     }
 
     /// What to send now: at most `max_bytes`, or one page.
@@ -250,7 +257,9 @@ impl Outgoing {
             let first_page = (first_row / page_size) as usize;
             let end_page = sendable(layer).div_ceil(page_size) as usize;
             let credit = feed.credit / layer_bytes as u64;
-            let num_pages = (end_page.min(table.len()) - first_page)
+            let num_pages = end_page
+                .min(table.len())
+                .saturating_sub(first_page)
                 .min((max_bytes / layer_bytes).max(1))
                 .min(usize::try_from(credit).unwrap_or(usize::MAX));
             if num_pages == 0 {

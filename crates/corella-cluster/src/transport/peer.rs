@@ -39,6 +39,17 @@ struct Attempt {
     failure: Option<(Instant, LoadFailure)>,
 }
 
+impl Drop for Peer {
+    /// No load is left: what is open is of no more use.
+    fn drop(&mut self) {
+        for slot in &mut self.slots {
+            if let Some(connection) = &slot.connection.get_mut().connection {
+                connection.shut_down();
+            }
+        }
+    }
+}
+
 /// A load's share of a connection.
 pub struct SlotGuard {
     peer: Arc<Peer>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::chunk::ChunkWriter;
-use super::frame::{FRAME_BYTES, Frame, PageRun, TRAILER_BYTES, Trailer};
+use super::frame::{FRAME_BYTES, Frame, MAX_PAYLOAD_BYTES, PageRun, TRAILER_BYTES, Trailer};
 use super::frame_queue::FrameQueue;
 use super::host_memory::{HostMemory, PLACE_BYTES, Place};
 use super::incoming::{Incoming, LoadFailure};
@@ -19,9 +19,6 @@ use super::kv_receiver::ReceiverState;
 use super::sender_connection::violation;
 use super::socket::Socket;
 use super::{Hello, PageForm};
-
-/// More bytes follow no frame, unless they are those of one page.
-const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
 /// A sender that does not read what it is told for so long is given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,6 +77,10 @@ impl ReceiverConnection {
 
     fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
         self.loads().by_id.get(&load_id).cloned()
+    }
+
+    pub fn shut_down(&self) {
+        self.socket.shut_down();
     }
 
     pub fn is_closed(&self) -> bool {
@@ -183,6 +184,8 @@ impl<'a> PayloadReader<'a> {
                 }
                 _ => return Err(violation("a frame that only receivers send")),
             };
+            // A fast sender on this host never lets the socket run dry: others have their turn.
+            tokio::task::yield_now().await;
             if let Err(what) = result {
                 if let Some(load) = self.connection.load(load_id) {
                     load.fail(LoadFailure::Violation(what));

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
-use corella_cluster::transport::{Frame, Hello, LoadStatus, PageRun, Refusal, SendStatus, Trailer};
+use corella_cluster::transport::{
+    Frame, Hello, Incompatibility, LoadStatus, PageRun, Refusal, SendStatus, Trailer,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fixture::{
@@ -58,6 +60,27 @@ fn whoever_does_not_speak_frames_loses_the_connection() {
         let stats = node.sender.stats();
         stats.num_connections + stats.num_waiting_loads == 0
     });
+}
+
+/// It learns what this node speaks, and its connection ends.
+#[test]
+fn a_peer_of_another_protocol_version_is_answered() {
+    let geometry = geometry(2, 16, 8);
+    let node = SendingNode::new(geometry.clone());
+    let mut hello = Hello::new(DECODE, MODEL, &geometry);
+    hello.protocol_version += 1;
+    let mut peer = RawPeer::connect_silently(node.address);
+    peer.send(&Frame::Hello(hello.clone()));
+    let Some(Frame::Hello(answer)) = peer.receive() else {
+        panic!("a greeting");
+    };
+    let version = answer.protocol_version;
+    assert_eq!(version + 1, hello.protocol_version);
+    assert_eq!(
+        hello.page_form(&answer),
+        Err(Incompatibility::Protocol(version))
+    );
+    assert_eq!(peer.receive(), None);
 }
 
 /// Neither the connection's other sessions nor the sender's threads wait for a session without
