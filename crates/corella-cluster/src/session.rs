@@ -19,3 +19,4 @@ pub use decode_peers::RegistryPeers;
 pub use model_pages::ModelPages;
 pub use prefill_node::{DecodePeers, PrefillNode};
 pub use service::serve_sessions;
+pub use wire::KvAddress;

@@ -14,7 +14,7 @@ use corella_core::{
     PinError, Request, RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig,
     Speculation, StoppingCriteria, TokenId,
 };
-use corella_model::{Executor, ExecutorError, KvLayout};
+use corella_model::{Executor, ExecutorError, KvLayout, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::drafter::{DraftModel, Drafter};
@@ -58,6 +58,7 @@ impl EngineConfig {
 pub struct Engine {
     commands: Sender<Command>,
     shared: Arc<Shared>,
+    kv_pages: Arc<dyn KvPages>,
 }
 
 /// What to generate. Each choice becomes a request of its own.
@@ -195,6 +196,7 @@ impl Engine {
         // the aborts of requests that have ended since, which are no more than that. So sending
         // never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
+        let kv_pages = executor.kv_pages();
         // One token says that something may have happened; more would say no more.
         let (wake, wake_receiver) = crossbeam_channel::bounded(1);
         executor.set_waker(Arc::new(move || {
@@ -231,6 +233,7 @@ impl Engine {
             Ok(Ok(())) => Ok(Self {
                 commands: sender,
                 shared,
+                kv_pages,
             }),
             Ok(Err(error)) => Err(EngineError::WarmUp(error)),
             Err(_) => Err(EngineError::WarmUp(ExecutorError::Lost {
@@ -397,6 +400,11 @@ impl Engine {
             .commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
         KvEventStream(events)
+    }
+
+    /// The executor's KV memory, for those who fetch and bring pages.
+    pub fn kv_pages(&self) -> &Arc<dyn KvPages> {
+        &self.kv_pages
     }
 
     /// What the scheduler was given.

@@ -78,7 +78,7 @@ impl ServerState {
     }
 
     /// Returns when the server begins to drain.
-    pub(crate) async fn draining(&self) {
+    pub async fn draining(&self) {
         // The sender is part of `self`, so it outlives the wait.
         let _ = self
             .is_draining

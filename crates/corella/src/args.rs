@@ -2,6 +2,7 @@
 
 mod admission;
 mod bench;
+mod cluster;
 mod quantize;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
+pub use cluster::{ClusterArgs, RoleArg, TransportArg};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 
 /// Serves large language models
@@ -86,6 +88,8 @@ pub struct ServeArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 #[derive(Args)]

@@ -13,6 +13,7 @@ use corella::{
 use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
+use corella_cluster::Role;
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
 use corella_model::{CostModel, DType, KvFormat, QuantizeFormat, WeightFormat};
@@ -20,10 +21,13 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
-    CacheArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, GroupLen, IsaArg, KvFormatArg,
-    LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, ReportArgs, SchedulerArgs,
-    SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs, WeightFormatArg,
+    CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, GroupLen, IsaArg,
+    KvFormatArg, LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, ReportArgs,
+    RoleArg, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs,
+    TransportArg, WeightFormatArg,
 };
+
+use crate::cluster::ClusterConfig;
 
 mod admission;
 
@@ -37,6 +41,8 @@ pub struct Serve {
     pub api_key: Option<String>,
     pub seed: Option<u64>,
     pub allow_unknown_fields: bool,
+    /// `None` where it serves alone.
+    pub cluster: Option<ClusterConfig>,
 }
 
 pub struct Generate {
@@ -73,7 +79,44 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         api_key: args.api_key,
         seed: args.seed,
         allow_unknown_fields: args.allow_unknown_fields,
+        cluster: cluster(args.cluster)?,
     })
+}
+
+fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
+    let role = match args.role {
+        RoleArg::Unified => return Ok(None),
+        RoleArg::Prefill => Role::Prefill,
+        RoleArg::Decode => Role::Decode,
+    };
+    let listen = args.cluster_listen.to_socket_addrs();
+    let listen = listen.ok().and_then(|mut addresses| addresses.next());
+    let listen = listen.ok_or_else(|| {
+        Error::Config(format!(
+            "--cluster-listen {} is no HOST:PORT that this machine can resolve; for example \
+             127.0.0.1:9000",
+            args.cluster_listen
+        ))
+    })?;
+    if listen.ip().is_unspecified() && args.cluster_advertise.is_none() {
+        return Err(Error::Config(format!(
+            "--cluster-listen {listen} listens on every address: say with --cluster-advertise HOST \
+             which of them other nodes reach"
+        )));
+    }
+    Ok(Some(ClusterConfig {
+        role,
+        registry: args.registry,
+        listen,
+        advertise: args.cluster_advertise,
+        node_id: args.node_id,
+        policy: args.peer_policy.into(),
+        min_tokens: args.disaggregate_min_tokens,
+        uses_network: args.transport != TransportArg::Shm,
+        uses_host: args.transport != TransportArg::Tcp,
+        max_bandwidth: args.transfer_max_bandwidth,
+        num_threads: args.transfer_threads.into(),
+    }))
 }
 
 /// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to

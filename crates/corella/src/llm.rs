@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::device::{self, DraftHardware, Hardware, Loaded, weight_format_name};
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::display_bytes;
+use crate::model_identity::ModelIdentity;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource, built_in};
@@ -28,6 +29,8 @@ pub struct Llm {
     pub chat_template: Option<ChatTemplate>,
     pub engine: Engine,
     pub max_model_len: u32,
+    /// What other nodes must have in common with this model.
+    pub identity: ModelIdentity,
     pub hardware: Hardware,
     /// The draft model's hardware, if there is a draft model.
     pub draft_hardware: Option<DraftHardware>,
@@ -97,6 +100,7 @@ impl Llm {
             chat_template,
             engine,
             max_model_len,
+            identity: ModelIdentity::new(&checkpoint)?,
             hardware: loaded.hardware,
             draft_hardware,
             weight_keepers: loaded.weight_keepers,

@@ -7,6 +7,7 @@ use clap::Parser;
 
 mod args;
 mod bench;
+mod cluster;
 #[cfg(test)]
 mod command_line_reference;
 mod config;

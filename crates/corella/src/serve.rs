@@ -1,6 +1,7 @@
 //! `corella serve`: loads the model, prints what runs, and serves until it is told to stop.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use corella::{Error, Llm};
@@ -9,6 +10,7 @@ use corella_server::{GenerationDefaults, ServeConfig, ServerState, TextModel, sh
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
 use crate::open_files;
 
@@ -29,6 +31,11 @@ async fn serve(config: Serve) -> Result<(), Error> {
         .await
         .map_err(io_error(cannot_listen.clone()))?;
     let address = listener.local_addr().map_err(io_error(cannot_listen))?;
+    let cluster_listener = match &config.cluster {
+        Some(cluster) => Some(ClusterListener::bind(cluster)?),
+        None => None,
+    };
+    let cluster_config = config.cluster.clone();
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     let has_key = config.api_key.is_some();
@@ -37,6 +44,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     make_room_for(serve_config.max_num_connections);
     eprintln!("{}", llm.summary());
     eprintln!("{}", limits_line(&scheduler, &serve_config));
+    let cluster = match (&cluster_config, cluster_listener) {
+        (Some(config), Some(listener)) => {
+            let cluster = Cluster::start(config, listener, &llm)?;
+            eprintln!("{}", cluster.summary(config));
+            Some(cluster)
+        }
+        _ => None,
+    };
     eprintln!("{}", ready_line(&llm, address, has_key));
 
     let engine = llm.engine.clone();
@@ -45,10 +60,21 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tokenizer: llm.tokenizer,
         chat_template: llm.chat_template,
     };
-    let state = ServerState::new(serve_config, text, llm.engine);
-    let report = corella_server::serve(listener, state, shutdown)
-        .await
-        .map_err(io_error(format!("serving on {address}")))?;
+    let grace_period = serve_config.grace_period;
+    let generator = cluster.as_ref().and_then(Cluster::generator);
+    let generator = generator.unwrap_or_else(|| Arc::new(engine.clone()));
+    let state = ServerState::with_generator(serve_config, text, llm.engine, generator);
+    let served = corella_server::serve(listener, state.clone(), shutdown);
+    let report = match &cluster {
+        None => served.await,
+        Some(cluster) => {
+            let leave = cluster.leave_when_draining(&state);
+            let (report, ()) = tokio::join!(served, leave);
+            cluster.finish(grace_period).await;
+            report
+        }
+    };
+    let report = report.map_err(io_error(format!("serving on {address}")))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
     }

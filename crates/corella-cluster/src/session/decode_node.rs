@@ -21,7 +21,7 @@ use super::clock::Clock;
 use super::link::{Link, LinkClosed, linger};
 use super::model_pages::transport_key;
 use super::service::SessionHandler;
-use super::wire::{self, Body, Envelope};
+use super::wire::{self, Body, Envelope, KvAddress};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
 
 /// Prefill nodes that one decode node tells apart. More share a number, and are suspected together.
@@ -33,6 +33,8 @@ pub struct DecodeNode {
     exchange: KvExchange,
     receiver: KvReceiver,
     hello: Hello,
+    /// Names this host, if rows may be loaded inside it.
+    host: Option<String>,
     clock: Clock,
     runtime: Handle,
     /// That were granted since the start.
@@ -53,7 +55,7 @@ struct State {
 
 struct PeerLink {
     link: Link<Result<Envelope, Status>>,
-    kv_address: String,
+    kv_address: KvAddress,
 }
 
 struct LocalRequest {
@@ -67,12 +69,14 @@ struct LocalRequest {
 }
 
 impl DecodeNode {
-    /// Runs on the caller's tokio runtime.
+    /// Runs on the caller's tokio runtime. `host` names this host for nodes beside it, from which it
+    /// then loads without the network.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
         receiver: KvReceiver,
+        host: Option<String>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let end = DecodeEnd::new(config, hello.clone())?;
         let node = Arc::new(Self {
@@ -80,6 +84,7 @@ impl DecodeNode {
             engine,
             receiver,
             hello,
+            host,
             clock: Clock::start(),
             runtime: Handle::current(),
             state: Mutex::new(State {
@@ -248,16 +253,13 @@ impl DecodeNode {
         let (Some(request), Some(peer)) = (state.requests.get(&key), state.links.get(&key)) else {
             return state.end.handle_load_failed(key, now_us);
         };
-        let Ok(address) = peer.kv_address.parse() else {
-            tracing::warn!(
-                address = peer.kv_address,
-                "a prefill node's KV address is wrong"
-            );
+        let Some(address) = self.address_of(&peer.kv_address) else {
+            tracing::warn!(address = ?peer.kv_address, "a prefill node's KV address is wrong");
             return state.end.handle_load_failed(key, now_us);
         };
         let request = LoadRequest {
             key: transport_key(key),
-            peer: PeerAddress::Tcp(address),
+            peer: address,
             first_row,
             num_rows,
             table: request.pages.clone(),
@@ -320,6 +322,15 @@ impl DecodeNode {
         }
     }
 
+    /// Where to load rows from: inside the host if both nodes are on the same one.
+    fn address_of(&self, kv: &KvAddress) -> Option<PeerAddress> {
+        let is_near = self.host.as_ref().is_some_and(|host| *host == kv.host);
+        if is_near && !kv.socket.is_empty() {
+            return Some(PeerAddress::Unix(kv.socket.clone().into()));
+        }
+        kv.address.parse().ok().map(PeerAddress::Tcp)
+    }
+
     fn load_report(&self) -> wire::Load {
         let stats = self.engine.stats().scheduler;
         let is_draining = self.engine.state() != EngineState::Ready || self.is_draining();
@@ -349,7 +360,7 @@ impl DecodeNode {
         };
         let Some(key) = first.key else {
             // It only wants to know who this is.
-            let mut answer = wire::hello(&self.hello, "");
+            let mut answer = wire::hello(&self.hello, &KvAddress::default());
             answer.load = Some(self.load_report());
             let answer = Envelope {
                 key: None,
@@ -358,7 +369,11 @@ impl DecodeNode {
             let _ = outgoing.send(Ok(answer)).await;
             return;
         };
-        let kv_address = hello.kv_address.clone();
+        let kv_address = KvAddress {
+            address: hello.kv_address.clone(),
+            socket: hello.kv_socket.clone(),
+            host: hello.host.clone(),
+        };
         let parsed = SessionKey::try_from(key)
             .and_then(|key| Ok((key, wire::from_prefill(Body::Hello(hello))?)));
         let (key, hello) = match parsed {

@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::prefill_node::DecodePeers;
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
-use super::wire::{self, Body, Envelope};
+use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
 
 /// How long a node may take to say how it is.
@@ -120,7 +120,7 @@ impl RegistryPeers {
         let (sender, outgoing) = mpsc::channel(1);
         let question = Envelope {
             key: None,
-            body: Some(Body::Hello(wire::hello(&self.hello, ""))),
+            body: Some(Body::Hello(wire::hello(&self.hello, &KvAddress::default()))),
         };
         sender.try_send(question).ok()?;
         let mut incoming = service::open(channel, outgoing).await.ok()?;

@@ -29,7 +29,7 @@ use super::export::Export;
 use super::link::{Link, linger};
 use super::model_pages::transport_key;
 use super::service;
-use super::wire::{self, Envelope};
+use super::wire::{self, Envelope, KvAddress};
 use crate::transport::KvSender;
 
 /// How often it is looked whether a decode node still takes rows.
@@ -62,7 +62,7 @@ pub(super) struct Node {
     pub(super) pages: Arc<dyn KvPages>,
     peers: Arc<dyn DecodePeers>,
     hello: Hello,
-    kv_address: String,
+    kv_address: KvAddress,
     clock: Clock,
     runtime: Handle,
     num_sessions: AtomicU64,
@@ -102,17 +102,16 @@ impl PrefillNode {
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
-        pages: Arc<dyn KvPages>,
         sender: KvSender,
-        kv_address: String,
+        kv_address: KvAddress,
         peers: Arc<dyn DecodePeers>,
     ) -> Result<Self, SessionConfigError> {
         let end = PrefillEnd::new(config, hello.clone())?;
         let node = Arc::new(Node {
             exchange: engine.kv_exchange(),
+            pages: engine.kv_pages().clone(),
             engine,
             sender,
-            pages,
             peers,
             hello,
             kv_address,

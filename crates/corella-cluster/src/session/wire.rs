@@ -96,6 +96,12 @@ pub struct Hello {
     /// How a decode node is, in its answer to a probe.
     #[prost(message, optional, tag = "14")]
     pub load: Option<Load>,
+    /// Where rows are loaded from by a node on the same host: a socket in the file system.
+    #[prost(string, tag = "15")]
+    pub kv_socket: String,
+    /// Names the sender's host: nodes with the same name share memory and a file system.
+    #[prost(string, tag = "16")]
+    pub host: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -282,6 +288,17 @@ pub enum AbortKind {
     ProtocolViolated = 12,
 }
 
+/// Where a prefill node's rows are loaded from.
+#[derive(Clone, Debug, Default)]
+pub struct KvAddress {
+    /// HOST:PORT, for any node.
+    pub address: String,
+    /// A socket in the file system, for nodes of the same host; empty when there is none.
+    pub socket: String,
+    /// Names the host.
+    pub host: String,
+}
+
 /// What is wrong with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireError(pub &'static str);
@@ -319,7 +336,7 @@ impl TryFrom<Key> for core::SessionKey {
 }
 
 /// A node's facts, and where rows are loaded from it.
-pub fn hello(hello: &core::Hello, kv_address: &str) -> Hello {
+pub fn hello(hello: &core::Hello, kv: &KvAddress) -> Hello {
     let shape = hello.kv_shape;
     Hello {
         instance: hello.instance.to_string(),
@@ -339,8 +356,10 @@ pub fn hello(hello: &core::Hello, kv_address: &str) -> Hello {
         element_order: hello.element_order.to_string(),
         weight_format: hello.weight_format.to_string(),
         instruction_set: hello.instruction_set.to_string(),
-        kv_address: kv_address.to_owned(),
+        kv_address: kv.address.clone(),
         load: None,
+        kv_socket: kv.socket.clone(),
+        host: kv.host.clone(),
     }
 }
 
@@ -371,10 +390,10 @@ impl TryFrom<Hello> for core::Hello {
     }
 }
 
-/// A message to a decode node. `kv_address` is where it loads rows from.
-pub fn to_decode(message: core::ToDecode, kv_address: &str) -> Body {
+/// A message to a decode node, which loads rows from `kv`.
+pub fn to_decode(message: core::ToDecode, kv: &KvAddress) -> Body {
     match message {
-        core::ToDecode::Hello(facts) => Body::Hello(hello(&facts, kv_address)),
+        core::ToDecode::Hello(facts) => Body::Hello(hello(&facts, kv)),
         core::ToDecode::Allocate(allocate) => Body::Allocate((*allocate).into()),
         core::ToDecode::FirstToken(first) => Body::FirstToken(FirstToken {
             sample: Some(first.sample.into()),
@@ -406,7 +425,7 @@ pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
 /// A message to a prefill node. `own` are the facts of this node, for a refusal.
 pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
     match message {
-        core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, "")),
+        core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, &KvAddress::default())),
         core::ToPrefill::Allocated(allocated) => Body::Allocated(Allocated {
             num_cached_rows: allocated.num_cached_rows,
         }),
@@ -421,7 +440,8 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
             };
             Body::Refused(Refused {
                 kind: kind.into(),
-                hello: (kind == RefusalKind::Incompatible).then(|| hello(own, "")),
+                hello: (kind == RefusalKind::Incompatible)
+                    .then(|| hello(own, &KvAddress::default())),
             })
         }
         core::ToPrefill::LoadDone => Body::LoadDone(Empty {}),

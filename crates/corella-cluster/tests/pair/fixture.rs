@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use corella_cluster::session::{DecodeNode, DecodePeers, ModelPages, PrefillNode, serve_sessions};
+use corella_cluster::session::{
+    DecodeNode, DecodePeers, KvAddress, ModelPages, PrefillNode, serve_sessions,
+};
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
@@ -86,7 +88,7 @@ impl Decode {
         let receiver = KvReceiver::new(config, pages, &threads);
         let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
         let session = SessionConfig::new(64);
-        let node = DecodeNode::start(session, hello, engine.clone(), receiver);
+        let node = DecodeNode::start(session, hello, engine.clone(), receiver, None);
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -147,10 +149,10 @@ impl Prefill {
         let threads = TransferThreads::start(1).expect("threads start");
         let incarnation = 7;
         let config = SenderConfig::new(incarnation, FINGERPRINT);
-        let sender_pages = Arc::new(ModelPages::new(pages.clone()));
-        let sender = KvSender::start(config, sender_pages, &threads);
-        let local = "127.0.0.1:0".parse().expect("an address");
-        let kv_address = sender.listen(local).expect("a port is free");
+        let pages = Arc::new(ModelPages::new(pages));
+        let sender = KvSender::start(config, pages, &threads);
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let kv_address = sender.listen(&local.into()).expect("a port is free");
         let nodes = decode.iter().enumerate().map(|(i, decode)| {
             let peer = Peer {
                 node: NodeId(i as u32),
@@ -167,9 +169,11 @@ impl Prefill {
             SessionConfig::new(64),
             hello("prefill", incarnation, model),
             engine.clone(),
-            pages,
             sender,
-            kv_address.to_string(),
+            KvAddress {
+                address: kv_address.to_string(),
+                ..KvAddress::default()
+            },
             Arc::new(peers),
         );
         Self {

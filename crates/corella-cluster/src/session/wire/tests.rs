@@ -99,7 +99,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         ToDecode::Abort(AbortReason::HoldExpired),
     ];
     for message in messages {
-        let body = over_the_wire(to_decode(message.clone(), "127.0.0.1:9"));
+        let body = over_the_wire(to_decode(message.clone(), &KvAddress::default()));
         assert_eq!(from_prefill(body), Ok(message));
     }
 }

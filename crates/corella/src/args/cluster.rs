@@ -1,0 +1,77 @@
+//! Options of a node that serves together with others.
+
+use clap::{Args, ValueEnum};
+use corella_cluster::RegistryUrl;
+use corella_core::PeerPolicy;
+
+#[derive(Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// What this node does of a request: everything, the prompt and everything that no other node can
+    /// take over (clients talk to it), or what comes behind the prompt
+    #[arg(long, value_name = "ROLE", default_value = "unified")]
+    pub role: RoleArg,
+    /// Where nodes find each other: static:HOST:PORT,…, file:DIR, dns:NAME:PORT,
+    /// etcd:HOST:PORT,…/PREFIX or kubernetes:NAMESPACE/SERVICE
+    #[arg(long, value_name = "URL", required_if_eq("role", "prefill"))]
+    pub registry: Option<RegistryUrl>,
+    /// Address for other nodes: a decode node takes sessions there, a prefill node sends KV rows from
+    /// there; port 0 takes any free port
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub cluster_listen: String,
+    /// Host name or address under which other nodes reach this one [default: that of
+    /// --cluster-listen]
+    #[arg(long, value_name = "HOST")]
+    pub cluster_advertise: Option<String>,
+    /// Name of this node in the registry, the same after a restart [default: role and cluster
+    /// address]
+    #[arg(long, value_name = "NAME")]
+    pub node_id: Option<String>,
+    /// How a prefill node chooses among decode nodes: in turn, or by free KV pages
+    #[arg(long, value_name = "POLICY", default_value = "weighted")]
+    pub peer_policy: PeerPolicyArg,
+    /// Decode behind shorter prompts on the prefill node itself
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub disaggregate_min_tokens: u32,
+    /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one,
+    /// or whichever of the two is possible
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
+    pub transport: TransportArg,
+    /// Send at most so many bytes of KV rows a second [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = super::parse_size)]
+    pub transfer_max_bandwidth: Option<u64>,
+    /// Threads that copy KV rows from and to other nodes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub transfer_threads: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleArg {
+    Unified,
+    Prefill,
+    Decode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PeerPolicyArg {
+    #[value(name = "round_robin")]
+    RoundRobin,
+    #[value(name = "weighted")]
+    Weighted,
+}
+
+impl From<PeerPolicyArg> for PeerPolicy {
+    fn from(policy: PeerPolicyArg) -> Self {
+        match policy {
+            PeerPolicyArg::RoundRobin => Self::RoundRobin,
+            PeerPolicyArg::Weighted => Self::Weighted,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransportArg {
+    Auto,
+    Tcp,
+    Shm,
+}

@@ -1,0 +1,353 @@
+//! A server as one of several nodes: what it starts beside its engine, and how it leaves.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use corella::{Error, Llm};
+use corella_cluster::session::{
+    DecodeNode, KvAddress, ModelPages, PrefillNode, RegistryPeers, serve_sessions,
+};
+use corella_cluster::transport::{
+    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
+};
+use corella_cluster::{NodeRecord, Registry, RegistryConfig, RegistryUrl, Role};
+use corella_core::session::{Hello, KvShape, SessionConfig};
+use corella_core::{Incarnation, PeerPolicy, PlacementConfig};
+use corella_engine::Generate;
+use corella_server::ServerState;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// How long a registry has to take this node off its list when it leaves.
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often it is looked whether the last session has ended.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
+const PROTOCOL: (u32, u32) = (1, 0);
+
+/// What the options say of the other nodes.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    pub role: Role,
+    pub registry: Option<RegistryUrl>,
+    pub listen: SocketAddr,
+    /// The host that others are told, if it is not that of `listen`.
+    pub advertise: Option<String>,
+    pub node_id: Option<String>,
+    pub policy: PeerPolicy,
+    pub min_tokens: u32,
+    pub uses_network: bool,
+    pub uses_host: bool,
+    pub max_bandwidth: Option<u64>,
+    pub num_threads: usize,
+}
+
+/// Bound before the model is loaded, so that a port in use is noticed at once.
+pub struct ClusterListener {
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+}
+
+/// What runs beside a server's engine.
+pub enum Cluster {
+    Prefill {
+        node: PrefillNode,
+        registry: Registry,
+        /// Removed when the server ends.
+        socket: Option<PathBuf>,
+    },
+    Decode {
+        node: Arc<DecodeNode>,
+        registry: Option<Registry>,
+        /// Dropping it ends the server of sessions when the last of them has ended.
+        _stop: oneshot::Sender<()>,
+        _threads: TransferThreads,
+    },
+}
+
+impl ClusterListener {
+    pub fn bind(config: &ClusterConfig) -> Result<Self, Error> {
+        let cannot_listen = |error| {
+            let what = format!("cannot listen on --cluster-listen {}", config.listen);
+            Error::Io(what, error)
+        };
+        let listener = std::net::TcpListener::bind(config.listen).map_err(cannot_listen)?;
+        listener.set_nonblocking(true).map_err(cannot_listen)?;
+        let address = listener.local_addr().map_err(cannot_listen)?;
+        if !address.ip().is_loopback() {
+            tracing::warn!(
+                "other machines reach {address} without a password and without encryption: prompts, \
+                 answers and KV rows travel in the clear; keep the port inside a network you trust"
+            );
+        }
+        Ok(Self { listener, address })
+    }
+}
+
+impl Cluster {
+    /// Starts this node's part on the caller's runtime.
+    pub fn start(
+        config: &ClusterConfig,
+        listener: ClusterListener,
+        llm: &Llm,
+    ) -> Result<Self, Error> {
+        let address = listener.address;
+        let host = config.advertise.clone().unwrap_or_else(|| host_of(address));
+        let reachable = format!("{host}:{}", address.port());
+        let role = match config.role {
+            Role::Prefill => "prefill",
+            Role::Decode | Role::Unified => "decode",
+        };
+        let instance = { config.node_id.clone() }.unwrap_or_else(|| format!("{role}-{reachable}"));
+        let incarnation = Incarnation(microseconds_since_1970());
+        let hello = hello(llm, &instance, incarnation);
+        let threads = TransferThreads::start(config.num_threads)
+            .map_err(|error| Error::Io("starting the transfer threads".to_owned(), error))?;
+        match config.role {
+            Role::Prefill => Self::start_prefill(config, listener, llm, hello, reachable, &threads),
+            Role::Decode | Role::Unified => {
+                Self::start_decode(config, listener, llm, hello, reachable, threads)
+            }
+        }
+    }
+
+    fn start_prefill(
+        config: &ClusterConfig,
+        listener: ClusterListener,
+        llm: &Llm,
+        hello: Hello,
+        reachable: String,
+        threads: &TransferThreads,
+    ) -> Result<Self, Error> {
+        let pages = Arc::new(ModelPages::new(llm.engine.kv_pages().clone()));
+        let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        sender_config.max_bandwidth = config.max_bandwidth;
+        let sender = KvSender::start(sender_config, pages, threads);
+        let address = PeerAddress::Tcp(listener.address);
+        // The sender binds the port itself.
+        drop(listener);
+        let cannot_listen =
+            |error| Error::Io(format!("cannot listen on {address} for KV rows"), error);
+        sender.listen(&address).map_err(cannot_listen)?;
+        let socket = config.uses_host.then(|| socket_path(&hello));
+        if let Some(path) = &socket {
+            let listening = sender.listen(&PeerAddress::Unix(path.clone()));
+            listening.map_err(|error| {
+                Error::Io(format!("cannot listen on {}", path.display()), error)
+            })?;
+        }
+        let kv_address = KvAddress {
+            address: match config.uses_network {
+                true => reachable,
+                false => String::new(),
+            },
+            socket: socket
+                .as_ref()
+                .map_or_else(String::new, |path| path.display().to_string()),
+            host: host_name(),
+        };
+        let Some(url) = &config.registry else {
+            return Err(Error::Config("a prefill node needs --registry".to_owned()));
+        };
+        let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
+        let registry = registry.map_err(|error| Error::Config(error.to_string()))?;
+        let row_bytes = row_bytes(llm);
+        let placement = PlacementConfig {
+            policy: config.policy,
+            disaggregate_min_tokens: config.min_tokens,
+            ..PlacementConfig::default()
+        };
+        let peers = registry.peers().clone();
+        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes);
+        let node = PrefillNode::start(
+            SessionConfig::new(row_bytes),
+            hello,
+            llm.engine.clone(),
+            sender,
+            kv_address,
+            peers,
+        );
+        let node = node.map_err(|error| Error::Config(error.to_string()))?;
+        Ok(Self::Prefill {
+            node,
+            registry,
+            socket,
+        })
+    }
+
+    fn start_decode(
+        config: &ClusterConfig,
+        listener: ClusterListener,
+        llm: &Llm,
+        hello: Hello,
+        reachable: String,
+        threads: TransferThreads,
+    ) -> Result<Self, Error> {
+        let pages = Arc::new(ModelPages::new(llm.engine.kv_pages().clone()));
+        let receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        let receiver = KvReceiver::new(receiver_config, pages, &threads);
+        let registry = match &config.registry {
+            Some(url) => {
+                let mut own = NodeRecord::at(&hello.instance, &reachable);
+                own.incarnation = Some(hello.incarnation.0);
+                own.role = Some(Role::Decode);
+                let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
+                Some(registry.map_err(|error| Error::Config(error.to_string()))?)
+            }
+            None => None,
+        };
+        let host = config.uses_host.then(host_name);
+        let session = SessionConfig::new(row_bytes(llm));
+        let node = DecodeNode::start(session, hello, llm.engine.clone(), receiver, host);
+        let node = node.map_err(|error| Error::Config(error.to_string()))?;
+        let listener = TcpListener::from_std(listener.listener)
+            .map_err(|error| Error::Io("listening for sessions".to_owned(), error))?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let sessions = serve_sessions(listener, node.clone(), async move {
+            let _ = stopped.await;
+        });
+        tokio::spawn(async move {
+            if let Err(error) = sessions.await {
+                tracing::error!("sessions are no longer served: {error}");
+            }
+        });
+        Ok(Self::Decode {
+            node,
+            registry,
+            _stop: stop,
+            _threads: threads,
+        })
+    }
+
+    /// Whom a server submits to, if not to its engine.
+    pub fn generator(&self) -> Option<Arc<dyn Generate>> {
+        match self {
+            Self::Prefill { node, .. } => Some(Arc::new(node.clone())),
+            Self::Decode { .. } => None,
+        }
+    }
+
+    /// Tells the other nodes as soon as the server drains, so that nothing new comes from them.
+    pub async fn leave_when_draining(&self, state: &ServerState) {
+        state.draining().await;
+        let registry = match self {
+            Self::Prefill { registry, .. } => Some(registry),
+            Self::Decode { node, registry, .. } => {
+                node.set_draining(true);
+                registry.as_ref()
+            }
+        };
+        if let Some(registry) = registry
+            && registry.is_published()
+            && let Err(error) = registry.deregister(DEREGISTER_TIMEOUT).await
+        {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Waits until the sessions of other nodes have ended, and no longer than `grace`.
+    pub async fn finish(&self, grace: Duration) {
+        let ended = async {
+            while self.num_sessions() > 0 {
+                tokio::time::sleep(DRAIN_POLL).await;
+            }
+        };
+        if tokio::time::timeout(grace, ended).await.is_err() {
+            let num_sessions = self.num_sessions();
+            tracing::warn!(num_sessions, "cut off while running for other nodes");
+        }
+    }
+
+    fn num_sessions(&self) -> usize {
+        match self {
+            Self::Prefill { node, .. } => node.num_sessions(),
+            Self::Decode { node, .. } => node.num_sessions(),
+        }
+    }
+
+    /// For the start-up lines.
+    pub fn summary(&self, config: &ClusterConfig) -> String {
+        let registry = match &config.registry {
+            Some(url) => format!(", registry {url}"),
+            None => String::new(),
+        };
+        match self {
+            Self::Prefill { .. } => format!("prefill node{registry}"),
+            Self::Decode { .. } => format!("decode node{registry}"),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Self::Prefill {
+            socket: Some(socket),
+            ..
+        } = self
+        {
+            // Another process may have removed it.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+fn hello(llm: &Llm, instance: &str, incarnation: Incarnation) -> Hello {
+    let geometry = llm.engine.kv_pages().geometry();
+    Hello {
+        instance: instance.into(),
+        incarnation,
+        protocol_major: PROTOCOL.0,
+        protocol_minor: PROTOCOL.1,
+        model_fingerprint: llm.identity.model,
+        tokenizer_digest: llm.identity.tokenizer,
+        kv_shape: KvShape {
+            num_layers: geometry.num_layers,
+            num_kv_heads: geometry.num_kv_heads,
+            head_dim: geometry.head_dim,
+            num_ranks: 1,
+        },
+        kv_format: llm.hardware.kv_format_name().into(),
+        page_size: geometry.page_size,
+        element_order: format!("{:?}", geometry.order).to_lowercase().into(),
+        weight_format: llm.hardware.weight_format_name().into(),
+        instruction_set: llm.hardware.executor.isa.as_str().into(),
+    }
+}
+
+/// K and V of one token in all layers.
+fn row_bytes(llm: &Llm) -> u64 {
+    let geometry = llm.engine.kv_pages().geometry();
+    (geometry.page_bytes() / geometry.page_size as usize) as u64
+}
+
+/// An address that listens everywhere is none that others can use.
+fn host_of(address: SocketAddr) -> String {
+    match address {
+        SocketAddr::V4(address) => address.ip().to_string(),
+        SocketAddr::V6(address) => format!("[{}]", address.ip()),
+    }
+}
+
+fn socket_path(hello: &Hello) -> PathBuf {
+    let name = format!(
+        "corella-kv-{}-{:x}.sock",
+        std::process::id(),
+        hello.incarnation.0
+    );
+    std::env::temp_dir().join(name)
+}
+
+/// The same for all processes that share a kernel and its process numbers, and nobody else's.
+fn host_name() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", boot.trim(), namespace.display())
+}
+
+/// A later start has a larger number, wherever the clock is not set back.
+fn microseconds_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(1, |since| since.as_micros() as u64)
+}
