@@ -9,14 +9,12 @@ mod decode_node;
 mod decode_peers;
 mod export;
 mod link;
-mod model_pages;
 mod prefill_node;
 mod service;
 mod wire;
 
 pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
-pub use model_pages::ModelPages;
 pub use prefill_node::{DecodePeers, PrefillNode};
 pub use service::serve_sessions;
 pub use wire::KvAddress;

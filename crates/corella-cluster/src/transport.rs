@@ -18,7 +18,6 @@ mod hello;
 mod host_memory;
 mod incoming;
 mod io_parts;
-mod kv_memory;
 mod kv_receiver;
 mod kv_sender;
 mod listener;
@@ -27,7 +26,6 @@ mod peer;
 mod plain_pages;
 mod receiver_connection;
 mod sender_connection;
-mod session_key;
 mod socket;
 mod store_table;
 mod token_bucket;
@@ -40,13 +38,11 @@ pub use frame::{
 };
 pub use hello::{Hello, Incompatibility};
 pub use incoming::{LoadFailure, LoadStatus};
-pub use kv_memory::{ElementOrder, KvGeometry, KvPages, PageForm};
 pub use kv_receiver::{
     KvReceiver, LoadHandle, LoadRejection, LoadRequest, ReceiverConfig, ReceiverStats,
 };
 pub use kv_sender::{KvSender, SenderConfig, SenderStats, StoreError};
 pub use outgoing::SendStatus;
 pub use plain_pages::PlainPages;
-pub use session_key::SessionKey;
 pub use socket::PeerAddress;
 pub use transfer_threads::TransferThreads;

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corella::{Error, Llm};
-use corella_cluster::session::{
-    DecodeNode, KvAddress, ModelPages, PrefillNode, RegistryPeers, serve_sessions,
-};
+use corella_cluster::session::{DecodeNode, KvAddress, PrefillNode, RegistryPeers, serve_sessions};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
@@ -121,7 +119,7 @@ impl Cluster {
         reachable: String,
         threads: &TransferThreads,
     ) -> Result<Self, Error> {
-        let pages = Arc::new(ModelPages::new(llm.engine.kv_pages().clone()));
+        let pages = llm.engine.kv_pages().clone();
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
         sender_config.max_bandwidth = config.max_bandwidth;
         let sender = KvSender::start(sender_config, pages, threads);
@@ -130,10 +128,10 @@ impl Cluster {
         drop(listener);
         let cannot_listen =
             |error| Error::Io(format!("cannot listen on {address} for KV rows"), error);
-        sender.listen(&address).map_err(cannot_listen)?;
+        sender.listen(address.clone()).map_err(cannot_listen)?;
         let socket = config.uses_host.then(|| socket_path(&hello));
         if let Some(path) = &socket {
-            let listening = sender.listen(&PeerAddress::Unix(path.clone()));
+            let listening = sender.listen(PeerAddress::Unix(path.clone()));
             listening.map_err(|error| {
                 Error::Io(format!("cannot listen on {}", path.display()), error)
             })?;
@@ -185,7 +183,7 @@ impl Cluster {
         reachable: String,
         threads: TransferThreads,
     ) -> Result<Self, Error> {
-        let pages = Arc::new(ModelPages::new(llm.engine.kv_pages().clone()));
+        let pages = llm.engine.kv_pages().clone();
         let receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
         let receiver = KvReceiver::new(receiver_config, pages, &threads);
         let registry = match &config.registry {

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ptr::NonNull;
 use std::thread;
 
-use corella_cluster::transport::KvPages;
 use corella_core::PageId;
+use corella_model::KvPages;
 
 use super::layout::Layout;
 

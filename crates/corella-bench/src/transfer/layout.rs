@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use corella_cluster::transport::{ElementOrder, KvGeometry, KvPages, PlainPages};
+use corella_cluster::transport::PlainPages;
 use corella_core::PageId;
-use corella_model::{DType, KvFormat};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages};
 
 use super::TransferBenchOptions;
 use crate::BenchError;
@@ -29,7 +29,7 @@ pub struct Layout {
     /// The pages of a message on both sides. Messages under way at the same time have their own.
     pub tables: Vec<Table>,
     pub num_connections: usize,
-    /// Of one measurement.
+    /// How many one measurement copies.
     pub num_messages: usize,
     pub message_bytes: usize,
 }

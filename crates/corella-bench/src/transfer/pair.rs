@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
     KvReceiver, KvSender, LoadRequest, LoadStatus, PeerAddress, ReceiverConfig, SenderConfig,
-    SessionKey, TransferThreads,
+    TransferThreads,
 };
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, SessionId};
 use tokio::runtime::{Builder, Runtime};
 
 use super::TransferBenchOptions;
@@ -28,26 +30,26 @@ pub struct Pair {
     receiver: KvReceiver,
     address: PeerAddress,
     runtime: Runtime,
-    next_uuid: AtomicU64,
+    next_session: AtomicU64,
 }
 
 impl Pair {
     pub fn over_tcp(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
-        let address = PeerAddress::from(std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        Self::new(layout, options, &address)
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self::new(layout, options, address)
     }
 
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
         let process = std::process::id();
         let file = format!("corella-bench-transfer-{process}-{:p}", &raw const *layout);
         let path: PathBuf = std::env::temp_dir().join(file);
-        Self::new(layout, options, &path.into())
+        Self::new(layout, options, path)
     }
 
     fn new(
         layout: &Layout,
         options: &TransferBenchOptions,
-        address: &PeerAddress,
+        address: impl Into<PeerAddress>,
     ) -> io::Result<Self> {
         let threads = |_| TransferThreads::start(options.num_connections);
         let [sending, receiving] = [threads(0)?, threads(1)?];
@@ -63,7 +65,7 @@ impl Pair {
             receiver,
             address,
             runtime: Builder::new_current_thread().enable_all().build()?,
-            next_uuid: AtomicU64::new(0),
+            next_session: AtomicU64::new(0),
         })
     }
 
@@ -100,10 +102,10 @@ impl Pair {
 
     async fn copy_message(&self, table: &Table) -> io::Result<()> {
         let key = SessionKey {
-            uuid: self.next_uuid.fetch_add(1, Ordering::Relaxed).into(),
+            session: SessionId(self.next_session.fetch_add(1, Ordering::Relaxed).into()),
             attempt: 0,
-            prefill_incarnation: PREFILL,
-            decode_incarnation: DECODE,
+            prefill_incarnation: Incarnation(PREFILL),
+            decode_incarnation: Incarnation(DECODE),
         };
         let num_rows = table.from.len() as u32 * PAGE_SIZE;
         // SAFETY: nobody writes to the pages of the sending side.

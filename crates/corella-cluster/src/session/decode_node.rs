@@ -19,7 +19,6 @@ use tonic::{Status, Streaming};
 
 use super::clock::Clock;
 use super::link::{Link, LinkClosed, linger};
-use super::model_pages::transport_key;
 use super::service::SessionHandler;
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
@@ -258,7 +257,7 @@ impl DecodeNode {
             return state.end.handle_load_failed(key, now_us);
         };
         let request = LoadRequest {
-            key: transport_key(key),
+            key,
             peer: address,
             first_row,
             num_rows,

@@ -9,7 +9,6 @@ use corella_core::{KvFact, PageId, RequestId, StepId};
 use corella_engine::KvFacts;
 use corella_model::{KvPages, LayerProgress};
 
-use super::model_pages::transport_key;
 use super::prefill_node::Node;
 use crate::transport::KvSender;
 
@@ -42,15 +41,15 @@ impl Export {
     /// Gives a new reader what is there.
     pub fn add_reader(&mut self, key: SessionKey, sender: &KvSender) {
         self.readers.push(key);
-        sender.add_pages(&transport_key(key), &self.pages);
+        sender.add_pages(&key, &self.pages);
         for (layer, &num_rows) in self.num_readable.iter().enumerate() {
             let layer = layer as u32;
             if num_rows > 0 {
-                sender.handle_rows_readable(&transport_key(key), layer..layer + 1, num_rows);
+                sender.handle_rows_readable(&key, layer..layer + 1, num_rows);
             }
         }
         if self.is_complete {
-            sender.finish(&transport_key(key));
+            sender.finish(&key);
         }
     }
 
@@ -65,14 +64,14 @@ impl Export {
         let new = &pages[num_known..];
         self.pages.extend(new);
         for key in &self.readers {
-            sender.add_pages(&transport_key(*key), new);
+            sender.add_pages(key, new);
         }
     }
 
     fn handle_layer_done(&mut self, layer: u32, num_rows: u32, sender: &KvSender) {
         self.num_readable[layer as usize] = num_rows;
         for key in &self.readers {
-            sender.handle_rows_readable(&transport_key(*key), layer..layer + 1, num_rows);
+            sender.handle_rows_readable(key, layer..layer + 1, num_rows);
         }
     }
 
@@ -81,7 +80,7 @@ impl Export {
         self.is_complete = num_rows > 0 && num_rows == self.num_announced;
         if self.is_complete {
             for key in &self.readers {
-                sender.finish(&transport_key(*key));
+                sender.finish(key);
             }
         }
         self.is_complete

@@ -27,7 +27,6 @@ use tonic::transport::Channel;
 use super::clock::Clock;
 use super::export::Export;
 use super::link::{Link, linger};
-use super::model_pages::transport_key;
 use super::service;
 use super::wire::{self, Envelope, KvAddress};
 use crate::transport::KvSender;
@@ -295,7 +294,7 @@ impl Node {
                 key, run, num_rows, ..
             } => self.store(state, key, run, num_rows),
             PrefillAction::Delete { key } => {
-                self.sender.delete(&transport_key(key));
+                self.sender.delete(&key);
                 if let Some(run) = state.run_of_key.remove(&key)
                     && let Some(run) = state.runs.get_mut(&run)
                 {
@@ -460,7 +459,7 @@ impl Node {
         };
         // SAFETY: exported rows stay as they are until the engine is told to release the hold, which
         // follows `delete`.
-        match unsafe { self.sender.store(transport_key(key), num_rows) } {
+        match unsafe { self.sender.store(key, num_rows) } {
             Ok(_status) => {
                 run.export.add_reader(key, &self.sender);
                 state.run_of_key.insert(key, run_key);
@@ -477,7 +476,7 @@ impl Node {
         let mut num_bytes = 0;
         loop {
             tokio::time::sleep(PROGRESS_INTERVAL).await;
-            let Some(account) = self.sender.account(&transport_key(key)) else {
+            let Some(account) = self.sender.account(&key) else {
                 return;
             };
             if account.num_bytes > num_bytes {

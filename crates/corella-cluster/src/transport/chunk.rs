@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use corella_core::PageId;
+use corella_model::PageForm;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::PageForm;
 use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
 use super::host_memory::{PLACE_BYTES, Place};
 use super::io_parts::IoParts;

@@ -5,7 +5,11 @@
 
 use std::fmt;
 
-use super::{Hello, PageForm, SessionKey};
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, SessionId};
+use corella_model::PageForm;
+
+use super::Hello;
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
@@ -156,10 +160,10 @@ impl Frame {
             }
             Self::Load(load) => {
                 out.kind(LOAD, load.load_id);
-                out.put(&load.key.uuid.to_le_bytes());
+                out.put(&load.key.session.0.to_le_bytes());
                 out.u32(load.key.attempt);
-                out.u64(load.key.prefill_incarnation);
-                out.u64(load.key.decode_incarnation);
+                out.u64(load.key.prefill_incarnation.0);
+                out.u64(load.key.decode_incarnation.0);
                 out.u32(load.first_row);
                 out.u32(load.num_rows);
                 out.u32(load.credit_bytes);
@@ -215,10 +219,10 @@ impl Frame {
             LOAD => Self::Load(LoadFrame {
                 load_id,
                 key: SessionKey {
-                    uuid: u128::from_le_bytes(fields.take()),
+                    session: SessionId(u128::from_le_bytes(fields.take())),
                     attempt: fields.u32(),
-                    prefill_incarnation: fields.u64(),
-                    decode_incarnation: fields.u64(),
+                    prefill_incarnation: Incarnation(fields.u64()),
+                    decode_incarnation: Incarnation(fields.u64()),
                 },
                 first_row: fields.u32(),
                 num_rows: fields.u32(),

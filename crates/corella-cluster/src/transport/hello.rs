@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use corella_model::{DType, KvFormat};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
 
 use super::frame::{FieldReader, FieldWriter, FrameError};
-use super::{ElementOrder, KvGeometry, PageForm};
 
 /// Behind the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
@@ -46,7 +45,8 @@ impl Hello {
         }
     }
 
-    /// In which form pages travel between the two; both ends come to the same answer.
+    /// In which form pages travel between the two; both ends come to the same answer. The receiver
+    /// converts page size, KV format and element order.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
@@ -58,10 +58,8 @@ impl Hello {
             Err(Incompatibility::Shape)
         } else if own.is_native_to(theirs) {
             Ok(PageForm::Native)
-        } else if (own.page_size, own.format) == (theirs.page_size, theirs.format) {
-            Ok(PageForm::Canonical)
         } else {
-            Err(Incompatibility::Pages)
+            Ok(PageForm::Canonical)
         }
     }
 
@@ -119,7 +117,6 @@ pub enum Incompatibility {
     Protocol(u32),
     Model,
     Shape,
-    Pages,
 }
 
 impl fmt::Display for Incompatibility {
@@ -132,10 +129,6 @@ impl fmt::Display for Incompatibility {
             ),
             Self::Model => f.write_str("it serves another model"),
             Self::Shape => f.write_str("its model has other layers or heads"),
-            Self::Pages => f.write_str(
-                "its pages have another size or format; give both nodes the same --page-size and \
-                 --kv-cache-dtype",
-            ),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! A session's rows on the receiving side.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use corella_core::PageId;
+use corella_model::{KvPages, PageConversion, PageForm};
 use tokio::sync::{Notify, watch};
 
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
 use super::kv_receiver::{LoadRequest, ReceiverState};
 use super::receiver_connection::ReceiverConnection;
-use super::{Incompatibility, KvGeometry, KvPages, TransferAccount};
+use super::{Incompatibility, TransferAccount};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadStatus {
@@ -135,7 +137,7 @@ impl Incoming {
     /// Asks for the rows over this connection.
     pub fn open(self: &Arc<Self>, connection: &Arc<ReceiverConnection>, window_bytes: u32) {
         let request = &self.request;
-        if request.key.prefill_incarnation != connection.hello.incarnation {
+        if request.key.prefill_incarnation.0 != connection.hello.incarnation {
             return self.fail(LoadFailure::OtherIncarnation);
         }
         let geometry = &connection.hello.geometry;
@@ -193,12 +195,47 @@ impl Incoming {
         Ok(())
     }
 
-    /// This node's pages of a run.
-    pub fn pages_of(&self, run: &PageRun, geometry: &KvGeometry) -> &[PageId] {
-        let page_size = geometry.page_size;
-        let first = run.first_row / page_size;
-        let end = (run.first_row + run.num_rows).div_ceil(page_size);
+    /// This node's pages of a run, in whose geometry they are the sender's as well.
+    pub fn pages_of(&self, run: &PageRun) -> &[PageId] {
+        self.pages_with(run.first_row..run.first_row + run.num_rows)
+    }
+
+    fn pages_with(&self, rows: Range<u32>) -> &[PageId] {
+        let page_size = self.pages.geometry().page_size;
+        let (first, end) = (rows.start / page_size, rows.end.div_ceil(page_size));
         &self.request.table[first as usize..end as usize]
+    }
+
+    /// A run came straight to its pages: they will be used soon.
+    pub fn note_written(&self, run: &PageRun) {
+        if run.layer == 0 {
+            let note = |&page: &PageId| self.pages.note_written(page);
+            self.gate.enter(|| self.pages_of(run).iter().for_each(note));
+        }
+    }
+
+    /// Writes a run in its canonical form to the pages, as this node keeps them; `own` lends memory.
+    /// False when the load is over.
+    pub fn write_rows(
+        &self,
+        run: &PageRun,
+        conversion: &PageConversion,
+        canonical: &[u8],
+        own: &mut Vec<u8>,
+    ) -> bool {
+        // A page of the sender may begin with rows that this node has.
+        let rows = run.first_row.max(self.request.first_row)..run.first_row + run.num_rows;
+        let pages = self.pages_with(rows.clone());
+        let form = PageForm::Canonical;
+        own.resize(pages.len() * self.pages.geometry().layer_bytes(), 0);
+        let write = || {
+            // SAFETY: pages that are reserved for the load, whose gate is open.
+            unsafe { self.pages.read(run.layer, pages, form, own) };
+            conversion.convert(rows.start as usize..rows.end as usize, canonical, own);
+            // SAFETY: as above.
+            unsafe { self.pages.write(run.layer, pages, form, own) };
+        };
+        self.gate.enter(write).is_some()
     }
 
     /// A run is in its pages. Gives credit back when there is much, or when nothing waits behind it.

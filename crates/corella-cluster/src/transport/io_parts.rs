@@ -106,9 +106,9 @@ mod tests {
         assert_eq!((parts.for_call().len(), parts.num_bytes()), (2, 7));
         let mut seen = Vec::new();
         for step in [1, 4, 2] {
-            // SAFETY: pieces of `bytes`.
             parts.advance(step, |part| {
-                seen.extend_from_slice(unsafe { part.as_ref() })
+                // SAFETY: a piece of `bytes`.
+                seen.extend_from_slice(unsafe { part.as_ref() });
             });
         }
         assert_eq!(seen, [1, 2, 3, 4, 6, 7, 8]);

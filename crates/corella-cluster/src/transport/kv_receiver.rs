@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
+use corella_core::session::SessionKey;
+use corella_model::KvPages;
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::peer::Peer;
-use super::{Hello, KvPages, PeerAddress, SessionKey, TransferAccount, TransferThreads};
+use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
+use corella_core::session::SessionKey;
+use corella_model::KvPages;
 use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
@@ -21,7 +23,7 @@ use super::sender_connection::{FrameReader, SenderConnection, violation};
 use super::socket::Socket;
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
-use super::{Hello, KvPages, PeerAddress, SessionKey, TransferAccount, TransferThreads};
+use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
@@ -171,10 +173,11 @@ impl KvSender {
 
     /// Accepts connections there; the address tells the port when 0 was asked for. May be called for
     /// several addresses.
-    pub fn listen(&self, address: &PeerAddress) -> io::Result<PeerAddress> {
+    pub fn listen(&self, address: impl Into<PeerAddress>) -> io::Result<PeerAddress> {
+        let address = address.into();
         let listener = {
             let _guard = self.threads.runtime().enter();
-            Listener::bind(address)?
+            Listener::bind(&address)?
         };
         let address = listener.address()?;
         let (state, stopped) = (self.state.clone(), self.stop.subscribe());
@@ -198,9 +201,8 @@ impl KvSender {
     /// goes; the session stays until `delete` or `fail`.
     ///
     /// # Safety
-    /// Of the pages of which `add_pages` and `handle_rows_readable` say that they may be read,
-    /// nobody changes a row in a layer that may be read, and when all rows may be read, nor a row
-    /// behind them in the last page, before `delete` or `fail` has returned.
+    /// Before `delete` or `fail` has returned nobody changes, in a page that was added, a row that may
+    /// be read in its layer; nor, when all may be read, what is behind them in the last page.
     pub unsafe fn store(
         &self,
         key: SessionKey,
@@ -258,7 +260,7 @@ impl KvSender {
         self.state.table().get(key).cloned()
     }
 
-    /// Of a session that is stored.
+    /// What has been sent of a session that is stored.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
         self.get(key).map(|outgoing| outgoing.account())
     }

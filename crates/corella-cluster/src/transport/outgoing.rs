@@ -4,12 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use corella_core::PageId;
+use corella_core::session::SessionKey;
+use corella_model::{KvPages, PageForm};
 use tokio::sync::watch;
 
+use super::TransferAccount;
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
 use super::sender_connection::SenderConnection;
-use super::{KvPages, PageForm, SessionKey, TransferAccount};
 
 /// What has become of a stored session. When it is over its owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

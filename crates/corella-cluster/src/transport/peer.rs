@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tracing::debug;
 
-use super::PeerAddress;
 use super::frame::{FRAME_BYTES, Frame};
 use super::host_memory::{HostMemory, Place};
 use super::incoming::LoadFailure;
@@ -17,6 +16,7 @@ use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
 use super::receiver_connection::ReceiverConnection;
 use super::socket::Socket;
+use super::{Incompatibility, PeerAddress};
 
 /// They are made when they are needed and kept between loads.
 pub struct Peer {
@@ -136,7 +136,9 @@ impl SlotGuard {
                 Ok(Ok((socket, hello))) => {
                     let form = receiver.hello.page_form(&hello);
                     let form = form.map_err(LoadFailure::Incompatible)?;
-                    let connection = Arc::new(ReceiverConnection::new(socket, hello, form));
+                    let connection = ReceiverConnection::new(socket, hello, form, &receiver.hello)
+                        .ok_or(LoadFailure::Incompatible(Incompatibility::Shape))?;
+                    let connection = Arc::new(connection);
                     self.spawn(&connection, receiver);
                     return Ok(connection);
                 }

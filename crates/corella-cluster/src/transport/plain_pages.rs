@@ -1,10 +1,10 @@
 //! KV memory without an executor, for tests and benchmarks of transfers.
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
-use corella_core::PageId;
-
-use super::{ElementOrder, KvGeometry, KvPages, PageForm};
+use corella_core::{PageId, StepId};
+use corella_model::{KvGeometry, KvPages, LayerProgress};
 
 /// A layer's pages lie one behind the other, layer after layer.
 pub struct PlainPages {
@@ -63,7 +63,8 @@ impl Drop for PlainPages {
     }
 }
 
-impl KvPages for PlainPages {
+// SAFETY: a part for each layer and page, beside each other in memory that this owns.
+unsafe impl KvPages for PlainPages {
     fn geometry(&self) -> &KvGeometry {
         &self.geometry
     }
@@ -74,32 +75,11 @@ impl KvPages for PlainPages {
         [part, end]
     }
 
-    unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
-        for (&page, out) in pages
-            .iter()
-            .zip(out.chunks_mut(self.geometry.layer_bytes()))
-        {
-            // SAFETY: the caller's promise.
-            out.copy_from_slice(unsafe { self.part(layer, page).as_ref() });
-            convert(self.geometry.order, form, out);
-        }
+    fn num_layers_done(&self, _step: StepId) -> u32 {
+        self.geometry.num_layers
     }
 
-    unsafe fn write(&self, layer: u32, pages: &[PageId], form: PageForm, bytes: &[u8]) {
-        let layer_bytes = self.geometry.layer_bytes();
-        for (&page, bytes) in pages.iter().zip(bytes.chunks(layer_bytes)) {
-            // SAFETY: the caller's promise.
-            let out = unsafe { self.part(layer, page).as_mut() };
-            out.copy_from_slice(bytes);
-            convert(self.geometry.order, form, out);
-        }
-    }
-}
-
-/// The canonical form is the plain one; tiles are it backwards, which says as much as any order
-/// about whether somebody converted.
-fn convert(order: ElementOrder, form: PageForm, bytes: &mut [u8]) {
-    if form == PageForm::Canonical && order == ElementOrder::Tiles {
-        bytes.reverse();
+    fn wait_layer(&self, _step: StepId, _layer: u32, _timeout: Duration) -> LayerProgress {
+        LayerProgress::StepOver
     }
 }

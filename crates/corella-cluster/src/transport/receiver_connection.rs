@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use corella_model::{PageConversion, PageForm};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::Hello;
 use super::chunk::ChunkWriter;
 use super::frame::{FRAME_BYTES, Frame, MAX_PAYLOAD_BYTES, PageRun, TRAILER_BYTES, Trailer};
 use super::frame_queue::FrameQueue;
@@ -18,7 +20,6 @@ use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
 use super::sender_connection::violation;
 use super::socket::Socket;
-use super::{Hello, PageForm};
 
 /// A sender that does not read what it is told for so long is given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,6 +29,8 @@ pub struct ReceiverConnection {
     /// The sender's.
     pub hello: Hello,
     form: PageForm,
+    /// From the sender's canonical pages to this node's.
+    conversion: PageConversion,
     /// The sender's process, if pages are copied from its memory.
     pid: Option<libc::pid_t>,
     frames: FrameQueue,
@@ -41,15 +44,17 @@ struct Loads {
 }
 
 impl ReceiverConnection {
-    pub fn new(socket: Socket, hello: Hello, form: PageForm) -> Self {
-        Self {
+    /// `None` for a sender whose rows have another shape.
+    pub fn new(socket: Socket, hello: Hello, form: PageForm, own: &Hello) -> Option<Self> {
+        Some(Self {
+            conversion: PageConversion::new(&hello.geometry, &own.geometry)?,
             pid: socket.peer_pid(),
             socket,
             hello,
             form,
             frames: FrameQueue::default(),
             loads: Mutex::default(),
-        }
+        })
     }
 
     fn loads(&self) -> MutexGuard<'_, Loads> {
@@ -131,9 +136,12 @@ struct PayloadReader<'a> {
     /// A trailer and the frame behind it, which one call takes in together with the end of a payload.
     ahead: Box<[u8; TRAILER_BYTES + FRAME_BYTES]>,
     num_ahead: usize,
-    /// For pages in their canonical form.
+    /// For pages in their canonical form, and for places.
     copy: Vec<u8>,
-    /// Of a sender on this host.
+    /// For such pages as this node keeps them.
+    own: Vec<u8>,
+    conversion: PageConversion,
+    /// The sender's, when it is on this host.
     memory: Option<HostMemory>,
     /// For what nobody wants.
     rubbish: Vec<u8>,
@@ -155,6 +163,8 @@ impl<'a> PayloadReader<'a> {
             ahead: Box::new([0; TRAILER_BYTES + FRAME_BYTES]),
             num_ahead: 0,
             copy: Vec::new(),
+            own: Vec::new(),
+            conversion: connection.conversion.clone(),
             memory: connection.pid.map(HostMemory::new),
             rubbish: Vec::new(),
             hasher: Xxh3Default::new(),
@@ -241,7 +251,7 @@ impl<'a> PayloadReader<'a> {
         let sink = match load {
             Some(load) if run.form == PageForm::Native => {
                 let of_page = |&page| load.pages.native_parts(run.layer, page);
-                for part in load.pages_of(&run, geometry).iter().flat_map(of_page) {
+                for part in load.pages_of(&run).iter().flat_map(of_page) {
                     self.parts.push(part);
                 }
                 Sink::Pages(load)
@@ -272,17 +282,13 @@ impl<'a> PayloadReader<'a> {
             load.fail(LoadFailure::Corrupt);
             return Err(violation("pages that do not have their checksum"));
         }
-        let pages = load.pages_of(&run, geometry);
-        load.gate.enter(|| {
-            if let Sink::Copy(load) = &sink {
-                // SAFETY: pages that are reserved for the load, whose gate is open.
-                unsafe { load.pages.write(run.layer, pages, run.form, &self.copy) };
-            } else if run.layer == 0 {
-                pages.iter().for_each(|&page| load.pages.note_written(page));
-            }
-        });
+        if run.form == PageForm::Canonical {
+            load.write_rows(&run, &self.conversion, &self.copy, &mut self.own);
+        } else {
+            load.note_written(&run);
+        }
         let is_last = self.num_ahead < FRAME_BYTES;
-        load.handle_run(&run, num_bytes, pages.len(), is_last);
+        load.handle_run(&run, num_bytes, num_pages, is_last);
         Ok(Ok(()))
     }
 
@@ -319,7 +325,7 @@ impl<'a> PayloadReader<'a> {
         if !memory.set_places(places.iter().map(Place::decode), num_bytes) {
             return Ok(Err("places of another size than the pages"));
         }
-        let pages = load.pages_of(&run, &self.connection.hello.geometry);
+        let pages = load.pages_of(&run);
         self.parts.clear();
         let parts = pages
             .iter()
@@ -330,11 +336,7 @@ impl<'a> PayloadReader<'a> {
             // SAFETY: pages that are reserved for a load whose gate is open.
             let hash = |part: NonNull<[u8]>| self.hasher.update(unsafe { part.as_ref() });
             // SAFETY: as above.
-            let copied = unsafe { memory.copy(&mut self.parts, hash) };
-            if run.layer == 0 {
-                pages.iter().for_each(|&page| load.pages.note_written(page));
-            }
-            copied
+            unsafe { memory.copy(&mut self.parts, hash) }
         });
         match copied {
             None => return Ok(Ok(())),
@@ -347,6 +349,7 @@ impl<'a> PayloadReader<'a> {
                 return Ok(Ok(()));
             }
         }
+        load.note_written(&run);
         let is_last = self.num_ahead < FRAME_BYTES;
         load.handle_run(&run, num_bytes, pages.len(), is_last);
         Ok(Ok(()))

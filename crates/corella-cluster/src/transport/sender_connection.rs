@@ -5,6 +5,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use corella_core::session::SessionKey;
+use corella_model::PageForm;
+
 use super::bandwidth_meter::BandwidthMeter;
 use super::chunk::ChunkWriter;
 use super::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
@@ -13,7 +16,6 @@ use super::kv_sender::SenderState;
 use super::outgoing::{Next, Outgoing};
 use super::socket::Socket;
 use super::store_table::Lookup;
-use super::{PageForm, SessionKey};
 
 pub struct SenderConnection {
     pub socket: Socket,
@@ -216,7 +218,7 @@ impl SenderConnection {
         if self.loads().by_id.contains_key(&load_id) {
             return Err(violation("a load's id a second time"));
         }
-        let incarnations = (key.prefill_incarnation, key.decode_incarnation);
+        let incarnations = (key.prefill_incarnation.0, key.decode_incarnation.0);
         let reason = if incarnations != (sender.config.incarnation, self.peer_incarnation) {
             Refusal::OtherIncarnation
         } else if self.loads().by_id.len() >= self.max_loads {

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{AddrParseError, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use libc::{MSG_NOSIGNAL, iovec, msghdr};
 use tokio::io::Interest;
@@ -36,7 +37,22 @@ impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
+        }
+    }
+}
+
+/// In front of a path where an address is text.
+const UNIX: &str = "unix:";
+
+/// As `Display` writes it.
+impl FromStr for PeerAddress {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        match text.strip_prefix(UNIX) {
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => text.parse().map(Self::Tcp),
         }
     }
 }

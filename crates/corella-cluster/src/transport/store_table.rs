@@ -4,11 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use corella_core::session::SessionKey;
+
+use super::SenderConfig;
 use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_connection::SenderConnection;
 use super::tombstones::Tombstones;
-use super::{SenderConfig, SessionKey};
 
 /// Bounded in each of its parts.
 pub struct StoreTable {

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::{Refusal, SessionKey};
+use corella_core::session::SessionKey;
+
+use super::Refusal;
 
 /// The oldest go when their time is up, or when there are too many.
 pub struct Tombstones {
@@ -61,14 +63,16 @@ impl Tombstones {
 
 #[cfg(test)]
 mod tests {
+    use corella_core::{Incarnation, SessionId};
+
     use super::*;
 
     fn key(uuid: u128) -> SessionKey {
         SessionKey {
-            uuid,
+            session: SessionId(uuid),
             attempt: 0,
-            prefill_incarnation: 1,
-            decode_incarnation: 2,
+            prefill_incarnation: Incarnation(1),
+            decode_incarnation: Incarnation(2),
         }
     }
 

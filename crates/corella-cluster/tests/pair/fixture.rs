@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use corella_cluster::session::{
-    DecodeNode, DecodePeers, KvAddress, ModelPages, PrefillNode, serve_sessions,
-};
+use corella_cluster::session::{DecodeNode, DecodePeers, KvAddress, PrefillNode, serve_sessions};
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
@@ -84,7 +82,6 @@ impl Decode {
         let (engine, pages) = start_engine(model);
         let threads = TransferThreads::start(1).expect("threads start");
         let config = ReceiverConfig::new(incarnation, FINGERPRINT);
-        let pages = Arc::new(ModelPages::new(pages));
         let receiver = KvReceiver::new(config, pages, &threads);
         let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
         let session = SessionConfig::new(64);
@@ -149,10 +146,9 @@ impl Prefill {
         let threads = TransferThreads::start(1).expect("threads start");
         let incarnation = 7;
         let config = SenderConfig::new(incarnation, FINGERPRINT);
-        let pages = Arc::new(ModelPages::new(pages));
         let sender = KvSender::start(config, pages, &threads);
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-        let kv_address = sender.listen(&local.into()).expect("a port is free");
+        let kv_address = sender.listen(local).expect("a port is free");
         let nodes = decode.iter().enumerate().map(|(i, decode)| {
             let peer = Peer {
                 node: NodeId(i as u32),

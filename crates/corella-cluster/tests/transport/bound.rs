@@ -28,7 +28,7 @@ fn a_slow_peer_holds_up_nobody_and_shows_in_its_bandwidth() {
     let mut slow_load = slow.load(&key(1), proxy.address, 0, 8192, &table);
     wait_for_bytes(&mut slow_load);
     let mut fast_key = key(2);
-    fast_key.decode_incarnation = DECODE + 1;
+    fast_key.decode_incarnation.0 += 1;
     // The same pages: what they hold for the fast session is the slow one's content.
     node.store(&fast_key, 8192);
     node.make_readable(&fast_key, &table, 8192);

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    ElementOrder, KvGeometry, KvReceiver, KvSender, LoadHandle, LoadRequest, LoadStatus,
-    PeerAddress, PlainPages, ReceiverConfig, SendStatus, SenderConfig, SessionKey, TransferThreads,
+    KvReceiver, KvSender, LoadHandle, LoadRequest, LoadStatus, PeerAddress, PlainPages,
+    ReceiverConfig, SendStatus, SenderConfig, TransferThreads,
 };
-use corella_core::PageId;
-use corella_model::{DType, KvFormat};
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, PageId, SessionId};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
@@ -37,10 +38,10 @@ pub fn loopback(port: u16) -> SocketAddr {
 
 pub fn key(uuid: u128) -> SessionKey {
     SessionKey {
-        uuid,
+        session: SessionId(uuid),
         attempt: 0,
-        prefill_incarnation: PREFILL,
-        decode_incarnation: DECODE,
+        prefill_incarnation: Incarnation(PREFILL),
+        decode_incarnation: Incarnation(DECODE),
     }
 }
 
@@ -85,7 +86,7 @@ impl SendingNode {
     }
 
     pub fn num_layers(&self) -> u32 {
-        corella_cluster::transport::KvPages::geometry(&*self.pages).num_layers
+        KvPages::geometry(&*self.pages).num_layers
     }
 
     pub fn store(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
@@ -116,7 +117,7 @@ impl SendingNode {
 
 /// Byte `i` of a page within a layer, of a session's page `index`.
 pub fn content(key: &SessionKey, layer: u32, index: usize) -> impl Fn(usize) -> u8 + use<> {
-    let seed = key.uuid as usize * 131 + layer as usize * 31 + index * 7 + 1;
+    let seed = key.session.0 as usize * 131 + layer as usize * 31 + index * 7 + 1;
     move |i| (seed.wrapping_mul(i / 8 + 3) >> 2) as u8 ^ i as u8
 }
 
@@ -173,7 +174,7 @@ impl ReceivingNode {
 
     /// Whether these pages hold the session's rows, from the page `first` on, in all layers.
     pub fn assert_holds(&self, key: &SessionKey, table: &[PageId], first: usize) {
-        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        let geometry = KvPages::geometry(&*self.pages);
         for (index, &page) in table.iter().enumerate().skip(first) {
             for layer in 0..geometry.num_layers {
                 // SAFETY: the load is over.
@@ -188,7 +189,7 @@ impl ReceivingNode {
     }
 
     pub fn fill(&self, pages: &[PageId], byte: u8) {
-        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        let geometry = KvPages::geometry(&*self.pages);
         for &page in pages {
             for layer in 0..geometry.num_layers {
                 // SAFETY: no load has these pages.
@@ -198,7 +199,7 @@ impl ReceivingNode {
     }
 
     pub fn assert_filled(&self, pages: &[PageId], byte: u8) {
-        let geometry = corella_cluster::transport::KvPages::geometry(&*self.pages);
+        let geometry = KvPages::geometry(&*self.pages);
         for &page in pages {
             for layer in 0..geometry.num_layers {
                 // SAFETY: no load has these pages.
@@ -214,7 +215,7 @@ impl ReceivingNode {
 
 /// On a free port.
 pub fn listen(sender: &KvSender) -> SocketAddr {
-    match sender.listen(&loopback(0).into()).unwrap() {
+    match sender.listen(loopback(0)).unwrap() {
         PeerAddress::Tcp(address) => address,
         PeerAddress::Unix(path) => panic!("{}", path.display()),
     }

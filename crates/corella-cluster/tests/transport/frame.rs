@@ -1,10 +1,11 @@
 //! Frames are read as they were written, and nothing else is read.
 
 use corella_cluster::transport::{
-    ElementOrder, FRAME_BYTES, Frame, Hello, KvGeometry, LoadFrame, PageForm, PageRun, Refusal,
-    SessionKey, TRAILER_BYTES, Trailer,
+    FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, Refusal, TRAILER_BYTES, Trailer,
 };
-use corella_model::{DType, KvFormat};
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, SessionId};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
 use proptest::prelude::*;
 
 fn hello() -> impl Strategy<Value = Frame> {
@@ -54,10 +55,10 @@ fn load() -> impl Strategy<Value = Frame> {
         Frame::Load(LoadFrame {
             load_id,
             key: SessionKey {
-                uuid,
+                session: SessionId(uuid),
                 attempt,
-                prefill_incarnation,
-                decode_incarnation,
+                prefill_incarnation: Incarnation(prefill_incarnation),
+                decode_incarnation: Incarnation(decode_incarnation),
             },
             first_row,
             num_rows,

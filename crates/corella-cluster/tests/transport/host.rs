@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use corella_cluster::transport::{
@@ -24,10 +24,10 @@ fn socket_path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("corella-kv-{process}-{name}"))
 }
 
-fn sending_node(path: &PathBuf) -> SendingNode {
+fn sending_node(path: &Path) -> SendingNode {
     let node = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    let address = PeerAddress::from(path.clone());
-    assert_eq!(node.sender.listen(&address).unwrap(), address);
+    let address = PeerAddress::from(path.to_path_buf());
+    assert_eq!(node.sender.listen(address.clone()).unwrap(), address);
     node
 }
 
@@ -36,7 +36,7 @@ fn sending_node(path: &PathBuf) -> SendingNode {
 #[ignore = "run by the next test"]
 fn process_that_stores() {
     let path = std::env::var_os("CORELLA_TEST_SOCKET").expect("a path");
-    let node = sending_node(&path.into());
+    let node = sending_node(path.as_ref());
     for uuid in [1, 2] {
         let first = uuid as u32 * 7;
         node.store_whole(&key(uuid), &page_ids(first..first + NUM_PAGES), NUM_ROWS);
@@ -102,7 +102,7 @@ fn a_socket_file_lives_as_long_as_its_sender() {
     wait_for(&mut status, SendStatus::Received);
     // Where somebody listens there is no room.
     let second = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    assert!(second.sender.listen(&path.clone().into()).is_err());
+    assert!(second.sender.listen(path.clone()).is_err());
     drop(node);
     until("the file is gone", || !path.exists());
 }

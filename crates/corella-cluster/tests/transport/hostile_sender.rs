@@ -2,9 +2,8 @@
 
 use std::io::Write;
 
-use corella_cluster::transport::{
-    Frame, LoadFailure, LoadHandle, LoadStatus, PageForm, PageRun, Refusal,
-};
+use corella_cluster::transport::{Frame, LoadFailure, LoadHandle, LoadStatus, PageRun, Refusal};
+use corella_model::PageForm;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fixture::{ReceivingNode, content, geometry, key, page_ids, until, wait};

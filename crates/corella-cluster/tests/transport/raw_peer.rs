@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use corella_cluster::transport::{
-    FRAME_BYTES, Frame, Hello, KvGeometry, LoadFrame, PageForm, PageRun, SessionKey, TRAILER_BYTES,
-    Trailer,
+    FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, TRAILER_BYTES, Trailer,
 };
+use corella_core::session::SessionKey;
+use corella_model::{KvGeometry, PageForm};
 
 use crate::fixture::{DECODE, LONG, MODEL, PREFILL, loopback};
 
