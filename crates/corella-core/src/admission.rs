@@ -221,10 +221,10 @@ impl Scheduler {
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {
             let candidate = &candidates[at];
-            let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
             if chosen.len() < num_seqs
                 && candidate.num_uncached_tokens <= num_tokens
-                && num_needed <= num_available
+                && candidate.num_new_pages <= num_available
+                && candidate.num_new_pages + forecast.peak_with(&candidate.demand) <= num_available
             {
                 num_tokens -= candidate.num_uncached_tokens;
                 num_available -= candidate.num_new_pages;
@@ -280,8 +280,9 @@ impl Scheduler {
     }
 
     fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
-        let num_needed = candidate.num_new_pages + self.forecast.peak_with(&candidate.demand);
-        num_needed <= self.kv.num_available()
+        let num_available = self.kv.num_available();
+        candidate.num_new_pages <= num_available
+            && candidate.num_new_pages + self.forecast.peak_with(&candidate.demand) <= num_available
     }
 
     /// How much of `rest` prompt tokens one request may have computed.

@@ -232,7 +232,7 @@ impl Scheduler {
         }
         self.pace.note_time(now_us);
         self.drop_late();
-        let mut plan = StepPlan::new(self.next_step, &self.config);
+        let mut plan = StepPlan::new(self.next_step, &self.config, self.running.len());
         self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();
@@ -387,12 +387,12 @@ impl Scheduler {
         let was_prefilling = state.is_prefilling();
         plan.add_span(index, state, num_tokens);
         let num_rows = state.num_rows();
-        let contribution = state.contribution;
-        if was_prefilling {
-            self.note_prefilled(index);
-        }
+        let contribution = state.contribution.as_ref();
         if contribution.is_some_and(|contribution| num_rows >= contribution.max_rows) {
             self.recount_running(index);
+        }
+        if was_prefilling {
+            self.note_prefilled(index);
         }
         self.publish_filled_pages(index, plan.batch.step);
     }

@@ -7,6 +7,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::admission::{Candidate, Held, MAX_FOLLOWERS};
+use crate::page_forecast::PageForecast;
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingRank;
@@ -17,6 +18,24 @@ use crate::{PageId, Scheduler, SchedulingPolicy};
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 /// How many requests one step may look past because they would delay the patient one.
 const MAX_BARRED: usize = 64;
+
+/// What there is for a candidate when some of those that run have been preempted for it.
+#[derive(Clone)]
+struct VictimRoom {
+    num_slots: usize,
+    num_available: usize,
+    num_begun: usize,
+    forecast: PageForecast,
+}
+
+impl VictimRoom {
+    fn fits(&mut self, candidate: &Candidate) -> bool {
+        let num_needed = candidate.num_new_pages + self.num_begun;
+        self.num_slots > 0
+            && num_needed <= self.num_available
+            && num_needed + self.forecast.peak_with(&candidate.demand) <= self.num_available
+    }
+}
 
 impl Scheduler {
     /// The rank of a waiting request in the queue.
@@ -125,58 +144,90 @@ impl Scheduler {
     /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages.
     /// `None` when nobody needs to be preempted, or when preempting all of them would not suffice.
     fn victims_for(&self, candidate: &Candidate) -> Option<Vec<RequestIndex>> {
-        let priority = self.requests[candidate.index].rank.priority;
         let page_size = self.config.page_size;
-        // The decodes of this step are planned first, and each may begin a page.
+        let priority = self.requests[candidate.index].rank.priority;
+        let may_go = |state: &RequestState| {
+            !state.is_aged && state.num_preemptions < self.config.max_preemptions
+        };
+        let running = || {
+            self.running
+                .iter()
+                .map(|&index| (index, &self.requests[index]))
+        };
+        let victims: Vec<_> = { running().rev() }
+            .take_while(|(_, state)| state.rank.priority > priority)
+            .filter(|(_, state)| may_go(state))
+            .collect();
+        let num_pages_won = self.num_pages_won(&victims, &candidate.matched.pages);
+        // This step's decodes come first, and may each begin a page.
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
-        let running = self.running.iter().map(|&index| &self.requests[index]);
-        let mut num_begun = running.filter(|state| begins_page(state)).count();
-        let mut num_slots = self.free_slots.len();
-        let mut num_available = self.kv.num_available();
-        let mut forecast = self.forecast.clone();
-        let mut victims = Vec::new();
-        let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
-        let mut least_urgent = self.running.iter().rev();
-        loop {
-            let num_needed = candidate.num_new_pages + forecast.peak_with(&candidate.demand);
-            if num_slots > 0 && num_needed + num_begun <= num_available {
-                return (!victims.is_empty()).then_some(victims);
-            }
-            let &index = least_urgent.next()?;
-            let state = &self.requests[index];
-            if state.rank.priority <= priority {
-                return None;
-            }
-            if state.is_aged || state.num_preemptions >= self.config.max_preemptions {
-                continue;
-            }
-            // Pages that the candidate will lock itself do not become available, and a page that
-            // several victims share does so only with the last of them.
-            let matched = &candidate.matched.pages;
-            let is_same = |(left, right): &(&PageId, &PageId)| left == right;
-            let num_matched = { matched.iter() }
-                .zip(&state.table)
-                .take_while(is_same)
-                .count();
-            for &page in &state.table[num_matched..] {
-                let num_locks = self.kv.num_locks(page);
-                let is_won = num_locks == 1 || {
-                    let num_won = num_locks_won.entry(page).or_default();
-                    *num_won += 1;
-                    *num_won == num_locks
-                };
-                num_available += usize::from(is_won);
-            }
+        let num_begun = running().filter(|(_, state)| begins_page(state)).count();
+        let nobody_gone = VictimRoom {
+            num_slots: self.free_slots.len(),
+            num_available: self.kv.num_available(),
+            num_begun,
+            forecast: self.forecast.clone(),
+        };
+        let preempt = |room: &mut VictimRoom, at: usize| {
+            let state = victims[at].1;
+            let num_held_pages = state.table.len();
+            let num_kept_pages = self.num_kept_pages(state, num_held_pages as u32);
             if let Some(contribution) = &state.contribution {
-                let num_held_pages = state.table.len();
-                let num_kept_pages = self.num_kept_pages(state, num_held_pages as u32);
-                forecast.remove(contribution, num_held_pages);
-                forecast.drop_kept_pages(num_kept_pages as usize);
+                room.forecast.remove(contribution, num_held_pages);
+                room.forecast.drop_kept_pages(num_kept_pages as usize);
             }
-            num_begun -= usize::from(begins_page(state));
-            num_slots += 1;
-            victims.push(index);
+            room.num_available += num_pages_won[at];
+            room.num_begun -= usize::from(begins_page(state));
+            room.num_slots += 1;
+        };
+        // Most attempts are in vain, so the first question is whether all would be enough.
+        let mut room = nobody_gone.clone();
+        for at in 0..victims.len() {
+            preempt(&mut room, at);
         }
+        if victims.is_empty() || !room.fits(candidate) {
+            return None;
+        }
+        let mut room = nobody_gone;
+        let mut num_victims = 0;
+        while !room.fits(candidate) && num_victims < victims.len() {
+            preempt(&mut room, num_victims);
+            num_victims += 1;
+        }
+        let victims = victims.iter().take(num_victims).map(|&(index, _)| index);
+        (num_victims > 0).then(|| victims.collect())
+    }
+
+    /// Pages that each of the victims wins when those before it go, too. Pages that are `matched`,
+    /// which the candidate will lock, are not won, and those of several victims only with the last.
+    fn num_pages_won(
+        &self,
+        victims: &[(RequestIndex, &RequestState)],
+        matched: &[PageId],
+    ) -> Vec<usize> {
+        let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
+        let mut num_won = |state: &RequestState| {
+            let table = &state.table;
+            let is_same = |(left, right): &(&PageId, &PageId)| left == right;
+            let same = matched.iter().zip(table).take_while(is_same);
+            let num_matched = same.count();
+            // Pages that are not published have one lock, and locks get fewer along a path.
+            let published = &table[..state.num_published_pages as usize];
+            let num_locked_by = |num_requests: usize| {
+                let has_more = |&page: &PageId| self.kv.num_locks(page) as usize > num_requests;
+                published.partition_point(has_more).max(num_matched)
+            };
+            let num_shared_pages = num_locked_by(1);
+            let by_victims = num_locked_by(victims.len()).min(num_shared_pages);
+            let is_won = |page: &&PageId| {
+                let num_won = num_locks_won.entry(**page).or_default();
+                *num_won += 1;
+                *num_won == self.kv.num_locks(**page)
+            };
+            let shared = table[by_victims..num_shared_pages].iter();
+            table.len() - num_shared_pages + shared.filter(is_won).count()
+        };
+        victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
     /// The budget that a starting request has once all running requests except `victims`, which are

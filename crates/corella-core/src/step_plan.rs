@@ -80,13 +80,17 @@ impl StepBudget {
 }
 
 impl StepPlan {
-    pub fn new(step: StepId, config: &SchedulerConfig) -> Self {
+    /// The plan has room for a decode of each of `num_running` requests: growing by doubling would
+    /// copy every step twice.
+    pub fn new(step: StepId, config: &SchedulerConfig, num_running: usize) -> Self {
         Self {
             batch: Batch {
                 step,
+                spans: Vec::with_capacity(num_running),
+                tokens: Vec::with_capacity(num_running),
                 ..Batch::default()
             },
-            entries: Vec::new(),
+            entries: Vec::with_capacity(num_running),
             budget: StepBudget::new(config),
             is_short_of_pages: false,
             round: AdmissionRound::default(),

@@ -214,6 +214,7 @@ pub(crate) fn load(
         },
     })?;
     scheduler.num_pages = plan.num_pages;
+    scheduler.max_held_pages = plan.num_pages / 2;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {
         let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;

@@ -146,6 +146,7 @@ impl DecodeNode {
 
     fn act(self: &Arc<Self>, state: &mut State, action: DecodeAction) {
         let now_us = self.clock.now_us();
+        tracing::trace!(now_us, ?action);
         match action {
             DecodeAction::Send { key, message } => self.send(state, key, message),
             DecodeAction::CloseStream { key } => drop(state.links.remove(&key)),

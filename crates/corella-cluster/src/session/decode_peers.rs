@@ -83,23 +83,28 @@ impl RegistryPeers {
     /// Asks a node who and how it is.
     async fn probe(self: Arc<Self>, peer: PeerId) {
         let answer = tokio::time::timeout(PROBE_TIMEOUT, self.ask(peer)).await;
-        let Ok(Some(answer)) = answer else {
-            self.peers
-                .with_table(|table, now_us| table.handle_silent(peer, now_us));
-            return;
+        let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+        let answer = answer.and_then(|answer| {
+            let load = answer.load;
+            let theirs = Hello::try_from(answer).map_err(|error| error.to_string())?;
+            Ok((theirs, load))
+        });
+        let (theirs, load) = match answer {
+            Ok(answer) => answer,
+            Err(reason) => {
+                tracing::debug!(%peer, reason, "a probe has failed");
+                self.peers
+                    .with_table(|table, now_us| table.handle_silent(peer, now_us));
+                return;
+            }
         };
-        let report = answer.load.map(|load| LoadReport {
+        let report = load.map(|load| LoadReport {
             num_free_pages: load.num_free_pages,
             num_running: load.num_running,
             num_waiting: load.num_waiting,
             num_reservations: load.num_reservations,
             is_draining: load.is_draining,
         });
-        let Ok(theirs) = Hello::try_from(answer) else {
-            self.peers
-                .with_table(|table, now_us| table.handle_silent(peer, now_us));
-            return;
-        };
         if let Err(mismatch) = self.hello.check(&theirs) {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);
         }
@@ -115,18 +120,21 @@ impl RegistryPeers {
         });
     }
 
-    async fn ask(&self, peer: PeerId) -> Option<wire::Hello> {
-        let channel = self.connect(peer)?;
+    async fn ask(&self, peer: PeerId) -> Result<wire::Hello, String> {
+        let channel = { self.connect(peer) }.ok_or("the registry no longer lists it")?;
         let (sender, outgoing) = mpsc::channel(1);
         let question = Envelope {
             key: None,
             body: Some(Body::Hello(wire::hello(&self.hello, &KvAddress::default()))),
         };
-        sender.try_send(question).ok()?;
-        let mut incoming = service::open(channel, outgoing).await.ok()?;
-        match incoming.message().await.ok()??.body? {
-            Body::Hello(hello) => Some(hello),
-            _ => None,
+        let _ = sender.try_send(question);
+        let incoming = service::open(channel, outgoing).await;
+        let mut incoming = incoming.map_err(|status| status.to_string())?;
+        let answer = incoming.message().await;
+        let answer = answer.map_err(|status| status.to_string())?;
+        match answer.and_then(|envelope| envelope.body) {
+            Some(Body::Hello(hello)) => Ok(hello),
+            _ => Err("it does not say who it is".to_owned()),
         }
     }
 
@@ -202,6 +210,7 @@ impl DecodePeers for RegistryPeers {
             let incarnation = Incarnation(table.incarnation(peer)?);
             Some((peer, incarnation, table.reserve(peer, num_pages)))
         });
+        tracing::trace!(?chosen, "placement");
         let (peer, incarnation, reservation) = chosen?;
         let mut state = self.lock();
         state

@@ -255,6 +255,7 @@ impl Node {
 
     fn act(self: &Arc<Self>, state: &mut State, action: PrefillAction) {
         let now_us = self.clock.now_us();
+        tracing::trace!(now_us, ?action);
         match action {
             PrefillAction::TryNext { session, tried } => {
                 let request = state.requests.get(&session);
