@@ -182,7 +182,9 @@ impl KvCache {
         {
             watch.note_published(parent, tokens, page, filled_by);
         }
-        if let Parent::Page(parent) = parent {
+        if let Parent::Page(parent) = parent
+            && !self.is_locked(parent)
+        {
             // The parent is no longer a leaf, so it cannot be evicted.
             self.evictable
                 .remove(&(self.last_used[parent.0 as usize], parent));
