@@ -1,4 +1,4 @@
-//! Who may wait, and who of those that wait starts now.
+//! Which requests are accepted into the queue, and which waiting requests start in a step.
 
 use alloc::vec::Vec;
 
@@ -13,11 +13,13 @@ use crate::{
     SchedulingPolicy, StepId,
 };
 
-/// Requests that one step may find to be followers. They are out of the way from then on.
+/// The most requests that one step may find to be followers. From then on they are out of the
+/// queue, so that a step looks at each of them once.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 impl SchedulerConfig {
-    /// The request's limit of new tokens, or why it could never run to its end.
+    /// Returns the most tokens that the request may generate, or the reason why it could never run
+    /// to its end.
     pub fn check_request(&self, request: &Request) -> Result<u32, AdmissionError> {
         let num_prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if num_prompt_tokens == 0 {
@@ -68,8 +70,8 @@ impl SchedulerConfig {
         Ok(asked.unwrap_or((max_len - u64::from(num_prompt_tokens)) as u32))
     }
 
-    /// Without chunks, what a step has for one prompt beside all decodes: also for a
-    /// preempted request, whose output is then prefilled too.
+    /// The longest prefill that fits into one step beside all decodes when prompts are not
+    /// chunked. It also bounds a preempted request, whose output is prefilled again.
     pub(crate) fn max_unchunked_tokens(&self) -> u32 {
         if self.enable_chunked_prefill {
             return u32::MAX;
@@ -77,55 +79,55 @@ impl SchedulerConfig {
         self.max_num_batched_tokens - self.max_other_decodes()
     }
 
-    /// Decode rows of a step in which someone prefills.
+    /// The most decodes in a step in which another request prefills.
     pub(crate) fn max_other_decodes(&self) -> u32 {
         self.max_decode_seqs.min(self.max_num_seqs - 1)
     }
 }
 
-/// What a step has found out so far about those that wait.
+/// What the current step has found out about the waiting requests so far.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionRound {
-    /// Waiting requests that were found to be followers.
+    /// Waiting requests that this step has found to be followers.
     pub num_followers: usize,
-    /// The request that is owed its turn and waits for it: others may not delay it.
+    /// The request that is owed the next turn and does not fit yet. No other request may delay it.
     pub patient: Option<Patient>,
-    /// The latest ticket of those that start.
+    /// The latest ticket of the requests that start in this step.
     pub latest_ticket: Option<u64>,
 }
 
-/// What keeps a request from starting.
+/// The reason why a waiting request does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// It lacks tokens of the step, pages or a slot.
+    /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
     NoRoom,
-    /// Another request is computing what it needs next.
+    /// Another request is computing the page that it needs next.
     ByLeader,
-    /// It would delay one that was passed over too often.
+    /// It would delay a request that was passed over too often.
     ByPatient,
 }
 
-/// What it takes to start a waiting request now.
+/// What starting a waiting request in this step would take.
 pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub matched: PrefixMatch,
     num_matched_tokens: u32,
     pub num_uncached_tokens: u32,
-    /// Pages that it takes or locks at once.
+    /// Pages that are available now and are not any more once the request has started.
     pub num_new_pages: usize,
-    /// What it will want beyond those.
+    /// What the request will want after that.
     pub demand: PageDemand,
 }
 
 impl Candidate {
-    /// Pages that it is expected to have in the end, of those that are available now.
+    /// Pages that are available now and that the request is expected to hold when it ends.
     pub fn num_needed_pages(&self) -> usize {
         self.num_new_pages + self.demand.num_future_pages() as usize
     }
 }
 
 impl Scheduler {
-    /// Starts waiting requests: preempted ones first, then new ones by the policy.
+    /// Starts waiting requests: preempted ones first, then new ones in the order of the policy.
     pub(crate) fn admit_waiting(&mut self, plan: &mut StepPlan) {
         if self.waiting.len() == 0 || plan.is_short_of_pages {
             return;
@@ -165,8 +167,9 @@ impl Scheduler {
         }
     }
 
-    /// Packing stands back when the head has been passed over too often, when no tokens limit
-    /// a step, and regularly.
+    /// Whether this round starts requests in order of arrival although packing is configured:
+    /// because the first has been passed over too often, because nothing limits a step's prefill,
+    /// or because it is the round that is always FIFO.
     fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
         let is_head_aged = self
             .waiting
@@ -182,7 +185,8 @@ impl Scheduler {
             || (every > 0 && self.num_admission_rounds.is_multiple_of(every))
     }
 
-    /// Starts whoever is `first`, one after the other, until one does not fit; then false.
+    /// Starts the request that `first` returns, again and again. Returns false as soon as one does
+    /// not fit, and true when there is none left.
     pub(crate) fn admit_while(
         &mut self,
         first: impl Fn(&WaitingQueue) -> Option<RequestIndex>,
@@ -199,8 +203,8 @@ impl Scheduler {
         true
     }
 
-    /// Starts the smallest of the first `lookahead` requests that fit, in order of arrival;
-    /// when none fits, the first.
+    /// Chooses the smallest of the first `lookahead` requests as long as they fit, and starts the
+    /// chosen ones in order of arrival. When none fits, the first is tried alone.
     fn admit_packed(&mut self, lookahead: u32, plan: &mut StepPlan) {
         if !self.has_room_to_start(plan) {
             return;
@@ -239,7 +243,8 @@ impl Scheduler {
             return;
         }
         chosen.sort_unstable();
-        // What one starts can change what the next finds cached, so each is looked at again.
+        // A request that starts can change what the next one finds cached, so each is looked up
+        // again.
         chosen.retain(|&at| self.try_start(candidates[at].index, plan).is_ok());
         let overtaken_before = chosen.last().copied().unwrap_or(0);
         for at in (0..overtaken_before).filter(|at| !chosen.contains(at)) {
@@ -285,7 +290,7 @@ impl Scheduler {
             && candidate.num_new_pages + self.forecast.peak_with(&candidate.demand) <= num_available
     }
 
-    /// How much of `rest` prompt tokens one request may have computed.
+    /// How many of the `rest` prompt tokens of one request the step may compute.
     pub(crate) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
         let room = budget.prefill_room();
         if !self.config.enable_chunked_prefill {
@@ -299,8 +304,8 @@ impl Scheduler {
         }
     }
 
-    /// Looks a waiting request up in the prefix tree and counts what it needs. One that is found
-    /// to be a follower waits for its leader from then on.
+    /// Looks a waiting request up in the prefix tree and counts what it needs. A request that turns
+    /// out to be a follower waits for its leader from then on.
     pub(crate) fn candidate(
         &mut self,
         index: RequestIndex,
@@ -317,11 +322,11 @@ impl Scheduler {
         }
         self.expect_output(index);
         let state = &self.requests[index];
-        // Cached pages that it locks are available no longer.
+        // A cached page is available until the request locks it.
         let is_cached = |page| !self.kv.is_locked(page);
         let num_pages = state.num_known_tokens().div_ceil(self.config.page_size) as usize;
         let num_fresh_pages = num_pages - matched.pages.len();
-        // Locks reach from the root to the last locked page of a path.
+        // The locked pages of a path come before the others.
         let num_in_use = matched.pages.partition_point(|&page| !is_cached(page));
         let mut candidate = Candidate {
             index,
@@ -336,7 +341,7 @@ impl Scheduler {
         {
             candidate.num_new_pages += 1;
             if !self.has_pages_for(&candidate) {
-                // Computing those rows takes no page more than the request has anyway.
+                // The request can compute those rows itself, in a page that it takes anyway.
                 candidate.num_new_pages -= 1;
                 candidate.matched.donor = None;
             }
@@ -349,11 +354,11 @@ impl Scheduler {
         Ok(candidate)
     }
 
-    /// What the tree has of a waiting request's tokens. A request that waits long is looked up
+    /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
     /// often, so it remembers what was found.
     pub(crate) fn match_waiting(&mut self, index: RequestIndex, step: StepId) -> PrefixMatch {
         let state = &mut self.requests[index];
-        // At least the last token is computed, for its logits.
+        // The last token is always computed, because its logits are needed.
         let tokens = &state.tokens[..state.tokens.len() - 1];
         let namespace = &state.request.namespace;
         let known = &mut state.known_path;
@@ -372,7 +377,7 @@ impl Scheduler {
         }
         let PrefixMatch { pages, donor } = &candidate.matched;
         let from_step = |&&page: &&PageId| self.kv.filled_by(page) == Some(step);
-        // What this step fills follows what earlier ones did.
+        // On a path, the pages that this step fills come after those of earlier steps.
         let num_shared_pages = pages.iter().rev().take_while(from_step).count() as u64;
         let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
         let num_copied_tokens = donor.map_or(0, |(_, num_rows)| u64::from(num_rows));
@@ -381,7 +386,7 @@ impl Scheduler {
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
     }
 
-    /// Gives a request its slot and all pages of its known tokens, and plans the first chunk.
+    /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
     fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
         if self.config.enable_prefix_caching {
             self.count_hits(&candidate, plan.batch.step);

@@ -6,14 +6,14 @@ use crate::page_forecast::PageDemand;
 use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::{HeadRoom, Scheduler};
 
-/// Tokens that every running request shall get before the next preemption.
+/// After a preemption, the share covers this many more tokens for each running request.
 const HORIZON: u32 = 20;
-/// A request that was preempted once shall not be again: its output is expected to be as long as
-/// that of nine in ten. A share in 1/2^32.
+/// A request that was preempted should not be preempted again, so its output is expected to be as
+/// long as nine in ten outputs are at most. The quantile is given in units of 1/2^32.
 const RETURNING_QUANTILE: u32 = (1 << 31) / 10 * 18;
 
 impl HeadRoom {
-    /// What the share begins with; 0 where there is none.
+    /// The share in the first step; 0 for rules without a share.
     pub(crate) fn first_share(&self) -> u32 {
         match *self {
             Self::Share { share, .. } => share,
@@ -23,7 +23,7 @@ impl HeadRoom {
 }
 
 impl Scheduler {
-    /// Steps without preemption make the scheduler bolder.
+    /// Lowers the share after a step, so that more requests start the longer nothing is preempted.
     pub(crate) fn lower_share(&mut self) {
         if let HeadRoom::Share {
             share,
@@ -38,8 +38,8 @@ impl Scheduler {
         }
     }
 
-    /// After a preemption: the share of their limit that running requests have come to use, and
-    /// a little more.
+    /// Raises the share after a preemption, to the part of their limits that the running requests
+    /// have used so far, and a little more.
     pub(crate) fn raise_share(&mut self) {
         let HeadRoom::Share {
             num_decay_steps: 1..,
@@ -59,8 +59,8 @@ impl Scheduler {
         self.head_room_share = self.head_room_share.max(needed as u32);
     }
 
-    /// Settles how many output tokens a request is expected to end with. A running request keeps
-    /// to it until it is longer.
+    /// Sets the number of output tokens that a request is expected to end with. A running request
+    /// keeps this number until it has as many.
     pub(crate) fn expect_output(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
@@ -130,8 +130,8 @@ impl Scheduler {
         num_pages.saturating_sub(num_held_pages)
     }
 
-    /// The demand of a running request. Others may use what it found in the prefix tree; that they
-    /// may also use what it has published itself is left out of account.
+    /// The demand of a running request. The pages that it found in the prefix tree count as shared.
+    /// Others may also share pages that it has published itself; the forecast ignores that.
     pub(crate) fn demand_of_running(&self, state: &RequestState) -> PageDemand {
         let num_held_pages = state.table.len() as u32;
         self.page_demand(state, num_held_pages, state.num_shared_pages)
@@ -159,8 +159,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds up what a rule that does not go by time keeps for those counted. What is kept by such
-    /// a rule changes with every token, so it is looked up whenever it is about to matter.
+    /// Adds up the pages that a rule which does not go by time keeps for the requests that are
+    /// counted. They change with every token, so the sum is made whenever it is about to be used.
     pub(crate) fn keep_pages_of_running(&mut self) {
         self.recount_receipts();
         if self.config.head_room == HeadRoom::Estimate {

@@ -1,9 +1,10 @@
-//! How long outputs become, going by those that have ended.
+//! Predicts how long outputs become, from the lengths of outputs that have ended.
 //!
-//! A survival curve in buckets, as Kaplan and Meier (1958) estimate it: of the outputs that have
-//! reached a length, how many ended there. Outputs that are still growing count for the lengths
-//! that they have reached, so that the first to end, which are the short ones, do not pass for
-//! all. Whole numbers only: equal histories expect equal lengths.
+//! The prediction is a survival curve in buckets, as Kaplan and Meier (1958) estimate it: for each
+//! length, how many of the outputs that have reached it ended there. Outputs that are still growing
+//! count for the lengths that they have reached. Otherwise the curve would at first know only short
+//! outputs, because those end first. All numbers are whole, so that equal histories lead to equal
+//! predictions.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -11,20 +12,21 @@ use alloc::collections::BTreeMap;
 use crate::Namespace;
 use crate::log_buckets::{NUM_LOG_BUCKETS, bucket_range, log_bucket};
 
-/// Until outputs have ended, lengths are expected to be spread evenly up to this one.
+/// Before any output has ended, all lengths up to this one are taken to be equally likely.
 const PRIOR_LEN: u32 = 512;
-/// Outputs that the prior counts for.
+/// The prior has the weight of this many outputs.
 const PRIOR_WEIGHT: u32 = 4;
-/// Counts are kept in such parts, so that halving them loses little.
+/// One output counts as this many, so that halving a count loses little.
 const ONE: u32 = 256;
-/// Outputs that are remembered: when as many have begun, all counts are halved.
+/// When this many outputs have begun, all counts are halved, so that old outputs are forgotten.
 const MEMORY: u32 = 1024 * ONE;
-/// Namespaces with a curve of their own, at most. Clients choose salts, so the number is bounded.
+/// The most namespaces that have a curve of their own. Clients choose the salts of namespaces, so
+/// there has to be a bound.
 const MAX_NAMESPACES: usize = 64;
-/// Outputs that must have ended in a namespace before its own curve is asked.
+/// A namespace's own curve is used once this many outputs have ended in it.
 const MIN_ENDED: u32 = 32 * ONE;
 
-/// What is expected of outputs: overall, and for the namespaces seen lately.
+/// The survival curve of all outputs, and those of the namespaces used most recently.
 #[derive(Debug)]
 pub(crate) struct OutputLengths {
     overall: Curve,
@@ -38,7 +40,8 @@ struct NamespaceCurve {
     last_noted: u64,
 }
 
-/// By bucket of lengths: outputs that have reached its first length, and those that ended in it.
+/// For each bucket of lengths, how many outputs have reached its first length, and how many of
+/// them ended within it.
 #[derive(Debug)]
 struct Curve {
     reached: [u32; NUM_LOG_BUCKETS],
@@ -55,7 +58,7 @@ impl OutputLengths {
         }
     }
 
-    /// An output has grown to `len` tokens.
+    /// Notes that an output has grown to `len` tokens.
     pub fn note_grown(&mut self, namespace: &Namespace, len: u32) {
         let bucket = log_bucket(len);
         if bucket_range(bucket).start == len {
@@ -64,14 +67,14 @@ impl OutputLengths {
         }
     }
 
-    /// An output has ended at `len` tokens, and not because it was not allowed more.
+    /// Notes that an output has ended with `len` tokens by itself, and not because of its limit.
     pub fn note_ended(&mut self, namespace: &Namespace, len: u32) {
         self.overall.note_ended(len);
         self.curve_of(namespace).note_ended(len);
     }
 
-    /// The length that an output which has `len` tokens is expected to end with: the quantile
-    /// of those that got so far. `quantile` is a share in 1/2^32.
+    /// Returns the length that an output which has `len` tokens is expected to end with: the given
+    /// quantile of the outputs that got so far. `quantile` is in units of 1/2^32.
     pub fn expected(&self, namespace: &Namespace, len: u32, quantile: u32) -> u32 {
         let own = self.namespaces.get(namespace).map(|own| &own.curve);
         match own.filter(|curve| curve.num_ended >= MIN_ENDED) {
@@ -116,7 +119,8 @@ impl Curve {
 
     fn note_reached(&mut self, bucket: usize) {
         self.reached[bucket] += ONE;
-        // No bucket is reached more often than that of the first token.
+        // The bucket of the first token is reached most often, so no count exceeds the limit by
+        // more than one output.
         if self.reached[bucket] > MEMORY {
             for count in self.reached.iter_mut().chain(&mut self.ended) {
                 *count /= 2;
@@ -131,7 +135,7 @@ impl Curve {
         self.num_ended += ONE;
     }
 
-    /// Counts of a bucket, those of the prior included: reached and ended.
+    /// Returns how many outputs reached a bucket and how many ended in it, including the prior's.
     fn counts(&self, bucket: usize) -> (u64, u64) {
         let lens = bucket_range(bucket);
         let left = PRIOR_LEN.saturating_sub(lens.start);
@@ -148,7 +152,7 @@ impl Curve {
         let target = WHOLE - u64::from(quantile);
         let mut surviving = WHOLE;
         let mut from = len.max(1);
-        // No output ends before its first token.
+        // No output is shorter than one token.
         for bucket in log_bucket(len.max(1))..NUM_LOG_BUCKETS {
             let lens = bucket_range(bucket);
             let (reached, ended) = self.counts(bucket);
@@ -165,7 +169,7 @@ impl Curve {
             surviving -= dying;
             from = lens.end;
         }
-        // Nobody knows outputs as long as this: as much again as there is.
+        // No output of this length is known, so it is expected to become twice as long.
         from.saturating_add(from.max(1))
     }
 }
@@ -204,9 +208,9 @@ mod tests {
         assert!((250..=262).contains(&expected(0, HALF)));
         assert!((455..=467).contains(&expected(0, NINE_IN_TEN)));
         assert_eq!(expected(0, u32::MAX), PRIOR_LEN);
-        // Of those that are longer than 400 half are shorter than 456.
+        // Half of the outputs that are longer than 400 are shorter than 456.
         assert!((450..=462).contains(&expected(400, HALF)));
-        // Beyond the prior as much again is expected as there is.
+        // An output that is longer than the prior knows is expected to become twice as long.
         assert_eq!(expected(700, 0), 1400);
     }
 
@@ -217,15 +221,15 @@ mod tests {
             end_at(&mut lengths, &default, 100 + at % 2 * 900);
         }
         let expected = |len, quantile| lengths.expected(&default, len, quantile);
-        // An eighth of a length is what buckets tell apart.
+        // Buckets are an eighth of a length wide.
         assert!((96..=112).contains(&expected(0, HALF / 2)));
         assert!((960..=1024).contains(&expected(0, HALF / 2 * 3)));
-        // Whoever is longer than the short ones will be a long one.
+        // An output that is longer than the short ones will be a long one.
         assert!((960..=1024).contains(&expected(200, HALF)));
     }
 
-    /// Half of the outputs ended at 10 tokens. The others have not: they say that the next one is
-    /// as likely to be longer than 200.
+    /// Half of the outputs ended at 10 tokens, and the others have grown to 200. So an output is as
+    /// likely to end at 10 as to become longer than 200.
     #[test]
     fn outputs_that_still_grow_count() {
         let (mut lengths, default) = (OutputLengths::new(), Namespace::default());
@@ -265,7 +269,7 @@ mod tests {
             end_at(&mut lengths, &long, 300);
         }
         assert_eq!(lengths.namespaces.len(), MAX_NAMESPACES);
-        // Whoever is heard of lately is remembered, and others go by all.
+        // Namespaces used recently are remembered. The others use the curve of all outputs.
         assert!(lengths.expected(&long, 0, HALF) >= 288);
         assert!(!lengths.namespaces.contains_key(&short));
     }

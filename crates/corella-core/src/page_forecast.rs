@@ -1,17 +1,18 @@
-//! How many pages the running requests will want at once, in the steps to come.
+//! Forecasts how many pages the running requests will need at once, in the steps to come.
 //!
-//! Each running request is counted once, by numbers that stay true while it takes a row in each
-//! turn: when its last row will be filled, on a clock that counts such turns, and how many rows it
-//! would have had when the clock began. So a step in which everybody decodes changes nothing but
-//! the clock, and a page that a request takes changes only the sum of the pages held.
+//! The forecast is kept from step to step. A clock counts turns: in a turn, every decoding request
+//! fills one row. Each running request is counted by numbers that do not change as the clock goes
+//! on: the turn in which it will fill its last row, and its rows less the turns so far. So a step
+//! in which every request decodes only advances the clock, and a page that a request takes changes
+//! only the sum of the pages held.
 
 use alloc::vec::Vec;
 
-/// What one request is expected to want, as of now.
+/// What one request holds now, and is expected to need before it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageDemand {
     pub num_rows: u32,
-    /// Rows that the request is expected to fill before it ends, one in each turn.
+    /// Rows that the request is expected to fill before it ends, one a turn.
     pub num_steps: u32,
     /// Pages that the request holds, or takes when it starts.
     pub num_held_pages: u32,
@@ -19,7 +20,7 @@ pub(crate) struct PageDemand {
     pub num_final_pages: u32,
     /// Pages that others go on holding when the request ends.
     pub num_shared_pages: u32,
-    /// Pages that a rule which does not go by time keeps for the request.
+    /// Pages that are kept for the request by a rule that does not go by time.
     pub num_kept_pages: u32,
     /// Whether the request will end when it is expected to.
     pub is_certain: bool,
@@ -43,49 +44,51 @@ pub(crate) struct Contribution {
     num_final_pages: i64,
     num_shared_pages: i64,
     is_certain: bool,
-    /// With so many rows the request is counted anew.
+    /// When the request has this many rows, it is counted anew.
     pub max_rows: u32,
 }
 
-/// A request is counted anew after so many rows at the latest, or half of those that it is
-/// expected to fill: then it has come so much nearer to its end that a finer window is due, and
-/// rows that drafts have added, or turns that it has missed, are made good.
+/// A request is counted anew when it has filled half of the rows that it was expected to fill, or
+/// this many. By then its end is so much nearer that a narrower window is due. Besides, counting
+/// anew corrects for rows that drafts have added and for turns that the request has missed.
 const MAX_UNCOUNTED_ROWS: u32 = 64;
 
-/// Windows are an eighth as long as the time that is left to the end.
+/// A window is an eighth as long as the time to its end, or less.
 const WINDOW_BITS: u32 = 3;
 
-/// Lengths that are only expected spread about as widely as they are long, so that the sum for n
-/// requests is off by the sum divided by √n. Pages are kept for a third of that: replays of traces
-/// were fastest with it, as more leaves pages idle, and less makes for more preemptions.
+/// Predicted lengths are off by about as much as they are long, so the sum over n requests is off
+/// by the sum divided by √n. A third of that is kept as a margin. Replays of traces were fastest
+/// with it: a larger margin leaves pages idle, and a smaller one leads to more preemptions.
 const MARGIN_DIVISOR: u64 = 3;
 
-/// The most pages that requests will have taken at any step to come, beyond what they have now.
+/// The most pages that the running requests will hold at any step to come, beyond those held now.
 ///
-/// Requests that end give back what others then take, so the sum of what all will need is far
-/// more than they ever hold at once. The idea is that of the Past-Future scheduler (Gong et al.,
-/// ASPLOS 2025): in the order in which requests end, the most is held when one of them does.
-/// Requests that end at about the same time are counted together, until the last of them does.
+/// Requests that end give back pages, which others then take. So the sum of all that they will need
+/// is far more than they ever hold at once. The idea is that of the Past-Future scheduler (Gong et
+/// al., ASPLOS 2025): the number of pages held is largest just before some request ends, so it is
+/// enough to look at the ends, in their order. Requests that end at about the same time are taken
+/// together, as if all ended when the last of them does.
 #[derive(Clone, Debug)]
 pub(crate) struct PageForecast {
     page_size: i64,
-    /// Whether pages that one request gives back count for the others. If not, whatever is kept
-    /// for each request counts for good.
+    /// Whether pages that one request gives back count for the others. If not, the pages kept for
+    /// the requests are simply added up.
     is_timed: bool,
-    /// Turns so far. In a turn everybody who decodes fills a row.
+    /// The number of turns so far.
     clock: u64,
-    /// Rows of a turn that has begun.
+    /// Rows that have been filled in the current turn.
     num_turn_rows: usize,
-    /// In the order of their windows, which do not overlap but where one contains another.
+    /// The cohorts by the ends of their windows. Two windows overlap only if one contains the
+    /// other.
     cohorts: Vec<Cohort>,
     total: Cohort,
     num_held_pages: i64,
-    /// The same for the requests whose end is only expected.
+    /// Sums over the requests whose lengths are predicted.
     uncertain: UncertainPages,
     num_kept_pages: i64,
 }
 
-/// Requests whose ends lie in one window.
+/// The requests whose ends lie in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cohort {
     window_end: u64,
@@ -104,12 +107,12 @@ struct UncertainPages {
     num_final_pages: i64,
 }
 
-/// The turn in which a cohort ends.
+/// The time at which the last request of a cohort ends.
 #[derive(Clone, Copy, Debug)]
 struct Station {
-    /// Turns from now.
+    /// The number of turns from now.
     num_steps: u32,
-    /// Pages beyond those held now, before the cohort gives its own back, and afterwards.
+    /// Pages held beyond those held now, just before the cohort gives back its own and just after.
     before: i64,
     after: i64,
 }
@@ -138,7 +141,7 @@ impl PageForecast {
         }
     }
 
-    /// A step gives a row to `num_decodes` of the `num_decoding` requests that want one.
+    /// Notes that a step gives a row to `num_decodes` of the `num_decoding` requests that want one.
     pub fn advance(&mut self, num_decodes: usize, num_decoding: usize) {
         self.num_turn_rows += num_decodes;
         if self.num_turn_rows >= num_decoding {
@@ -147,7 +150,7 @@ impl PageForecast {
         }
     }
 
-    /// A request has taken pages.
+    /// Notes that a request has taken pages.
     pub fn note_taken(&mut self, num_pages: usize, is_certain: bool) {
         self.num_held_pages += num_pages as i64;
         if !is_certain {
@@ -155,17 +158,17 @@ impl PageForecast {
         }
     }
 
-    /// A rule that does not go by time keeps so many pages for all requests that are counted.
+    /// Sets the number of pages that a rule which does not go by time keeps for all requests.
     pub fn keep_pages(&mut self, num_pages: usize) {
         self.num_kept_pages = num_pages as i64;
     }
 
-    /// So many of the pages that were kept are kept no longer.
+    /// Notes that some of those pages are no longer kept.
     pub fn drop_kept_pages(&mut self, num_pages: usize) {
         self.num_kept_pages -= num_pages as i64;
     }
 
-    /// Pages that one request alone makes the forecast want beyond those that it holds.
+    /// Pages that the forecast counts for one request beyond those that it holds.
     pub fn num_own_pages(&self, demand: &PageDemand) -> usize {
         match self.is_timed {
             true => demand.num_future_pages() as usize,
@@ -173,7 +176,7 @@ impl PageForecast {
         }
     }
 
-    /// The peak with one more request.
+    /// The peak if one more request ran.
     pub fn peak_with(&mut self, demand: &PageDemand) -> usize {
         let request = self.contribution(demand);
         let found = self.cohort_at(request.window_end).ok();
@@ -195,7 +198,7 @@ impl PageForecast {
         request
     }
 
-    /// Counts a request in its cohort, which ends at `end` at the earliest.
+    /// Counts a request in its cohort. The cohort ends at `end` or later.
     fn count_until(&mut self, end: u64, request: &Contribution, num_held_pages: i64) {
         let window_end = request.window_end;
         let at = self.cohort_at(window_end).unwrap_or_else(|at| {
@@ -210,7 +213,7 @@ impl PageForecast {
         self.count(at, request, num_held_pages, 1);
     }
 
-    /// Takes back what was added for a request, which holds `num_held_pages` now.
+    /// Takes back what was added for a request that holds `num_held_pages` pages now.
     pub fn remove(&mut self, request: &Contribution, num_held_pages: usize) {
         let at = self.cohort_at(request.window_end);
         let at = at.expect("a request that is counted has a cohort");
@@ -251,8 +254,7 @@ impl PageForecast {
         }
     }
 
-    /// Pages beyond those held now that must be there for those counted, at the step that wants
-    /// the most of them.
+    /// Pages beyond those held now that the requests need at the step at which they need the most.
     pub fn peak(&self) -> usize {
         if !self.is_timed {
             return self.num_kept_pages as usize;
@@ -261,8 +263,8 @@ impl PageForecast {
         stations.max().unwrap_or(0).max(0) as usize + self.margin()
     }
 
-    /// Pages kept because lengths are only expected. A request that runs alone has no margin, or
-    /// it would be kept waiting by what it might need.
+    /// Pages that are kept because lengths are predicted. A request that runs alone has no margin:
+    /// nobody else could take the pages that it may need.
     fn margin(&self) -> usize {
         let uncertain = &self.uncertain;
         if self.total.num_requests < 2 || uncertain.num_requests == 0 {
@@ -296,9 +298,9 @@ impl PageForecast {
             later.num_requests -= cohort.num_requests;
             later.first_rows -= cohort.first_rows;
             later.num_final_pages -= cohort.num_final_pages;
-            // On average a request has half a page begun.
+            // On average half of a request's last page is free.
             let num_rows = later.first_rows + later.num_requests * (at as i64 + self.page_size / 2);
-            // The others have at most their final pages, so that those who go on hold the rest.
+            // The other requests hold at most their final pages, so these hold at least the rest.
             let num_others_pages = self.total.num_final_pages - later.num_final_pages;
             let num_held_now = (self.num_held_pages - num_others_pages).max(0);
             let num_later_pages = (num_rows / self.page_size)
@@ -315,8 +317,7 @@ impl PageForecast {
     }
 
     /// # Panics
-    /// When the sums are not those of the requests that are counted, or a request's end is not
-    /// where its cohort has it.
+    /// When the sums are not those of the requests, or a request ends outside of its cohort's time.
     pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
         let mut again = Self {
             clock: self.clock,
@@ -346,7 +347,7 @@ mod tests {
 
     const PAGE_SIZE: u32 = 4;
 
-    /// A request with so many rows, of which it holds whole pages, and steps to go.
+    /// The demand of a request that has `num_rows` rows and ends after `num_steps` steps.
     fn demand((num_rows, num_steps): (u32, u32)) -> PageDemand {
         let num_pages = num_rows.div_ceil(PAGE_SIZE);
         let num_final_pages = (num_rows + num_steps).div_ceil(PAGE_SIZE);
@@ -369,7 +370,7 @@ mod tests {
         forecast
     }
 
-    /// Step by step: pages held beyond those held at first, before a step's ends give theirs back.
+    /// The pages held in each step beyond those held at first, worked out step by step.
     fn held_in_steps(requests: &[(u32, u32)]) -> Vec<i64> {
         let last = requests.iter().map(|&(_, num_steps)| num_steps).max();
         let steps = 0..=last.unwrap_or(0);
@@ -386,7 +387,7 @@ mod tests {
         held.collect()
     }
 
-    /// Requests by chance, the same in each run.
+    /// Random sets of requests, the same in each run.
     fn loads() -> impl Iterator<Item = Vec<(u32, u32)>> {
         let mut random = 1_u32;
         let mut below = move |bound: u32| {
@@ -408,7 +409,7 @@ mod tests {
         }
     }
 
-    /// Off by half a page a request, and by such a part of the steps of those that grow.
+    /// The peak may be off by half a page a request, and by such a part of all pages to come.
     fn assert_near(peak: usize, requests: &[(u32, u32)], part: i64) {
         let peak = peak as i64;
         let exact = held_in_steps(requests).into_iter().max();
@@ -421,8 +422,8 @@ mod tests {
         assert!(peak <= max, "{peak} instead of {exact}");
     }
 
-    /// Requests by chance, which are counted when they start and looked at again when they say so.
-    /// At each step the forecast is near that of the same requests counted on the spot.
+    /// Requests are counted when they start, and anew whenever that is due. In every step the peak
+    /// is near the one worked out for the rows that the requests have in that step.
     #[test]
     fn time_shifts_nothing() {
         for requests in loads().take(100) {
@@ -438,8 +439,8 @@ mod tests {
                     (contribution, num_rows.div_ceil(PAGE_SIZE) as usize)
                 });
                 kept.check_invariants(rows);
-                // A window is an eighth of what was left when its requests were counted, and since
-                // then no more than half of that has passed.
+                // A window is an eighth of what was left when a request was counted, and no more
+                // than half of that has passed since.
                 let now: Vec<_> = counted.iter().map(|&(request, _)| request).collect();
                 assert_near(kept.peak(), &now, 4);
 
@@ -465,7 +466,7 @@ mod tests {
         }
     }
 
-    /// Half of four requests decode in each step, so a turn takes two.
+    /// Two of four requests decode in each step, so that a turn takes two steps.
     #[test]
     fn the_clock_counts_turns() {
         let mut forecast = forecast(&[(4, 8); 4], true);
@@ -478,8 +479,9 @@ mod tests {
         assert_eq!(forecast.num_steps_until(0, 0), 4);
     }
 
-    /// By hand, in pages of 4 rows. a has 2 pages and ends after 8 steps with 2 more; b has 3 and
-    /// ends after 40 with 10 more. At the end of a they have taken 2 + 2, and give 4 back.
+    /// Worked out by hand, with pages of 4 rows: a has 2 pages and ends after 8 steps with 2 more,
+    /// b has 3 pages and ends after 40 steps with 10 more. When a ends, they have taken 2 + 2
+    /// pages, and a gives back 4.
     #[test]
     fn what_ends_first_gives_room_to_what_goes_on() {
         let (a, b) = ((8, 8), (12, 40));
@@ -489,13 +491,13 @@ mod tests {
         assert_eq!(both.pages_after(8), 0);
         assert_eq!(both.pages_after(7), 0);
         assert_eq!(both.pages_after(40), -5);
-        // Of 4 pages 4 are left when a has ended, 5 only when b has, too.
+        // If 4 pages are available now, 4 are when a has ended, and 5 only when b has ended too.
         assert_eq!(both.num_steps_until(4, 4), 8);
         assert_eq!(both.num_steps_until(5, 4), 40);
     }
 
-    /// Nine requests whose ends are only expected, of 12 pages each to come: a third of 108 / √9
-    /// is kept beside them, and nothing beside one alone.
+    /// Nine requests with predicted lengths have 12 pages each to come. The margin is a third of
+    /// 108 / √9. One request alone has no margin.
     #[test]
     fn pages_are_kept_for_what_is_only_expected() {
         let uncertain = PageDemand {

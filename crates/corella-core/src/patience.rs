@@ -1,36 +1,36 @@
-//! Waiting requests that others went before too often.
+//! Waiting requests that were passed over too often.
 //!
-//! A request that was passed over in `max_passed_over` steps is owed its turn. Where it would
-//! only have to come first, it does. By priority that is not enough to go by: the owed request may
-//! be large, and more urgent ones would wait until enough of the machine is free for it. So they
-//! are let in as long as they do not delay it, as batch systems do (EASY backfilling; Lifka 1995).
-//! By when the running requests will have made room for it is settled once, by what is expected
-//! of them; who starts meanwhile ends before that by the same expectation, or fits beside it.
-//! Behind that time nobody starts before it.
+//! A request that was passed over in `max_passed_over` steps is owed the next turn. If it fits, it
+//! starts before all others. If it does not fit yet, it could block the whole queue: by priority,
+//! urgent requests would wait until enough pages are free for a large patient one. So others may
+//! start as long as they do not delay it, as in batch systems (EASY backfilling; Lifka 1995). The
+//! forecast says once by when the running requests will have made room for the patient one. Until
+//! then a request may start before it if it is expected to have ended by that time, or fits beside
+//! it. After that time no request starts before it.
 
 use crate::admission::Candidate;
 use crate::request_state::RequestIndex;
 use crate::step_plan::StepPlan;
 use crate::{Scheduler, SchedulingPolicy, StepId};
 
-/// The request that is owed the next turn and waits for pages or a slot.
+/// The request that is owed the next turn and lacks pages or a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patient {
     index: RequestIndex,
     num_needed_pages: usize,
-    /// Rows that a request can fill before the patient one should start.
+    /// Rows that another request can fill before the patient one should start.
     num_rows_left: u32,
 }
 
 impl Scheduler {
-    /// The request that has waited longest, if it is owed its turn.
+    /// Returns the request that has waited longest, if it is owed its turn.
     pub(crate) fn oldest_aged(&self) -> Option<RequestIndex> {
         let (ticket, index) = self.waiting.oldest()?;
         let is_aged = self.waiting.is_aged(ticket, self.config.max_passed_over);
         (is_aged || self.requests[index].is_aged).then_some(index)
     }
 
-    /// Starts the requests that are owed their turn; the first that does not fit is returned.
+    /// Starts the requests that are owed their turn, and returns the first that does not fit.
     pub(crate) fn admit_aged(&mut self, plan: &mut StepPlan) -> Option<RequestIndex> {
         while let Some(index) = self.oldest_aged() {
             let was_aged = core::mem::replace(&mut self.requests[index].is_aged, true);
@@ -45,7 +45,7 @@ impl Scheduler {
         None
     }
 
-    /// What others have to leave to `index`, and until when.
+    /// Returns how many pages others have to leave to the request `index`, and until when.
     pub(crate) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
         plan.round.patient = None;
         let candidate = self.candidate(index, plan).ok()?;
@@ -66,7 +66,7 @@ impl Scheduler {
         })
     }
 
-    /// Whether starting the candidate now might keep the patient request waiting longer.
+    /// Whether the patient request might have to wait longer if the candidate started now.
     pub(crate) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
         let Some(patient) =
             { plan.round.patient }.filter(|patient| patient.index != candidate.index)
@@ -82,7 +82,7 @@ impl Scheduler {
         if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
             return false;
         }
-        // Both are there then.
+        // When the patient request should start, the candidate still runs.
         if self.free_slots.len() < 2 {
             return true;
         }
@@ -91,7 +91,7 @@ impl Scheduler {
         num_taken > self.kv.num_available() as i64
     }
 
-    /// Steps in which everybody who decodes has a turn.
+    /// The number of steps in which every running request gets to decode once.
     fn num_decode_turns(&self) -> u64 {
         let num_running = self.running.len() as u64;
         num_running
@@ -99,7 +99,8 @@ impl Scheduler {
             .max(1)
     }
 
-    /// Counts the step for those who began to wait before one that it starts.
+    /// Counts this step as one in which every request was passed over that began to wait before one
+    /// that starts.
     pub(crate) fn note_passed_over(&mut self, plan: &StepPlan) {
         if self.config.scheduling_policy == SchedulingPolicy::Fcfs {
             return;

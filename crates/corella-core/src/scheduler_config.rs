@@ -4,30 +4,31 @@ use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
-/// Limits and policies. Counts are tokens unless they say otherwise.
+/// Limits and policies. Fields that name no unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
     pub num_pages: u32,
     pub page_size: u32,
     pub max_model_len: u32,
-    /// Slots: requests that hold KV at once.
+    /// The number of slots, and so of requests that hold KV at the same time.
     pub max_num_seqs: u32,
-    /// One step's budget, prefill and decode together.
+    /// The most tokens that one step computes, prefill and decode together.
     pub max_num_batched_tokens: u32,
-    /// Prefill tokens of a step, all requests together. Without chunked prefill one longer
-    /// prompt may go, alone.
+    /// The most prefill tokens of one step, over all requests. Without chunked prefill a longer
+    /// prompt is computed as the only prefill of its step.
     pub max_prefill_tokens: u32,
-    /// One request's share of a step's prefill while others want some; 0 is no bound.
+    /// The most prefill tokens that one request gets in a step while other requests want some;
+    /// 0 means no bound.
     pub long_prefill_token_threshold: u32,
-    /// Requests that prefill in one step.
+    /// The most requests that prefill in one step.
     pub max_prefill_seqs: u32,
-    /// Requests that decode in one step, round robin over the running set.
+    /// The most requests that decode in one step. If more want to, they take turns.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
-    /// Prompt tokens of the requests that wait for their first admission. A request may wait
-    /// alone however long it is.
+    /// The most prompt tokens of all requests that wait for their first admission. A single request
+    /// may wait however long it is.
     pub max_queued_tokens: u64,
-    /// Pages that pinned prefixes may take for good. No request counts on them.
+    /// The most pages that pinned prefixes may occupy for good. Requests must fit into the others.
     pub max_pinned_pages: u32,
     /// Pages that other nodes may be reading. A request that would take more exports nothing.
     pub max_held_pages: u32,
@@ -35,54 +36,59 @@ pub struct SchedulerConfig {
     pub hold_lease_us: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
-    /// Refuse requests that can no longer meet their [`LatencyObjectives`](crate::LatencyObjectives).
+    /// Refuse requests that can no longer meet their
+    /// [`LatencyObjectives`](crate::LatencyObjectives).
     pub enable_slo_admission: bool,
     pub scheduling_policy: SchedulingPolicy,
     pub prefill_admission_policy: PrefillAdmissionPolicy,
-    /// A waiting request that was passed over in this many steps is owed its turn.
+    /// A waiting request that was passed over in this many steps is owed the next turn.
     pub max_passed_over: u32,
     pub head_room: HeadRoom,
-    /// Preempted more often than this, a request ends with an error.
+    /// A request that is preempted more often than this ends with an error.
     pub max_preemptions: u32,
-    /// Steps planned before the first of them has returned; at most 16.
+    /// The most steps that are planned before the first of them has returned; at most 16.
     pub max_inflight_steps: u32,
-    /// Stages that the executor's layers are split over. With more than one a step cannot wait
-    /// for another's token: whoever is in flight is skipped, and the decodes are shared out over
-    /// `max_inflight_steps`, so that every stage has a step to work on. One step more than
-    /// stages hides the time between a step's return and the next one's start.
+    /// The number of stages that the executor's layers are split over. With more than one stage, a
+    /// step cannot wait for a token of another step. So requests that are in flight are skipped,
+    /// and the decodes are divided among `max_inflight_steps` steps, so that every stage has one to
+    /// work on. One step more than there are stages hides the time between the return of a step and
+    /// the start of the next one.
     pub num_pipeline_stages: u32,
     pub speculation: Speculation,
-    /// Drafts of one request in one step, at most.
+    /// The most drafts of one request in one step.
     pub max_draft_tokens: u32,
 }
 
-/// Who guesses the tokens to come, for a step to compute along with a decode's own token and to
-/// keep where they hold. Guesses change no output and take only what a step has left.
+/// Where drafts come from: guesses of the next tokens, which a step computes along with a decode's
+/// own token and keeps if they turn out right. Drafts never change the output, and use only tokens
+/// that a step has left over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculation {
     Off,
-    /// Whatever followed in the request's own prompt and output when its newest tokens stood there
-    /// before (prompt lookup).
+    /// The tokens that followed when the request's newest tokens occurred earlier in its own prompt
+    /// or output (prompt lookup).
     Ngram,
-    /// What a draft model draws between steps: see
-    /// [`draft_requests`](crate::Scheduler::draft_requests). Drawing a token with it costs
-    /// `draw_cost` hundredths of a step.
+    /// Tokens that a draft model draws between steps: see
+    /// [`draft_requests`](crate::Scheduler::draft_requests). Drawing one takes `draw_cost`
+    /// hundredths of the time of a step.
     Draft {
         draw_cost: u32,
     },
 }
 
-/// The pages that a request finds kept for its output when it starts.
+/// How many pages are kept for the outputs of running requests when another request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadRoom {
-    /// As many as it is expected to need, by the lengths of outputs that have ended, at the step
-    /// in which those that run together are expected to need the most.
+    /// As many as the running requests are expected to need at once, in the step in which they need
+    /// the most. How long outputs become is predicted from those that have ended.
     Estimate,
-    /// All that it may come to need: nothing is ever preempted for lack of pages.
+    /// As many as each request needs if it generates as much as it may. No request is ever
+    /// preempted for lack of pages.
     Limit,
-    /// A share of what is left to its limit, in 1/65536. It sinks from `share` to `min_share` in
-    /// `num_decay_steps` steps (0: not at all), and a preemption raises it to what the running
-    /// requests have come to need, as in SGLang. A share of 0 that stays there is vLLM's rule.
+    /// A share of what each request may still generate, in units of 1/65536. It decreases from
+    /// `share` to `min_share` within `num_decay_steps` steps, or not at all if that is 0. A
+    /// preemption raises it to what the running requests have needed, as in SGLang. A constant
+    /// share of 0 is vLLM's rule.
     Share {
         share: u32,
         min_share: u32,
@@ -91,10 +97,10 @@ pub enum HeadRoom {
 }
 
 impl HeadRoom {
-    /// The share that is all of it.
+    /// The share that stands for everything that is left.
     pub const ONE: u32 = 1 << 16;
 
-    /// A share that stays as it is.
+    /// A rule whose share never changes.
     pub fn fixed_share(share: u32) -> Self {
         Self::Share {
             share,
@@ -104,24 +110,25 @@ impl HeadRoom {
     }
 }
 
-/// Whose turn it is among those that wait.
+/// The order in which waiting requests start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
-    /// The first to arrive.
+    /// The request that arrived first goes first.
     Fcfs,
-    /// The most urgent, then the first to arrive. One that is more urgent than a running
-    /// request takes its place when there is no other.
+    /// The most urgent request goes first, and among equals the one that arrived first. If nothing
+    /// else makes room, a request takes the place of a running one that is less urgent.
     Priority,
-    /// Among the first `lookahead` the one with the longest cached prefix, as in SGLang.
+    /// The request with the longest cached prefix among the first `lookahead` goes first, as in
+    /// SGLang.
     LongestPrefix { lookahead: u32 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefillAdmissionPolicy {
-    /// Stop at the first waiting request that does not fit.
+    /// Admission stops at the first waiting request that does not fit.
     Fifo,
-    /// Among the first `lookahead` waiting requests take the smallest that fit; every
-    /// `force_fifo_every`-th round in which anyone waits is FIFO (0: never).
+    /// The smallest of the first `lookahead` waiting requests start, as many as fit. Every
+    /// `force_fifo_every`-th round in which any request waits is FIFO; 0 means none is.
     Pack {
         lookahead: u32,
         force_fifo_every: u32,
@@ -129,13 +136,14 @@ pub enum PrefillAdmissionPolicy {
 }
 
 impl SchedulerConfig {
-    /// A draft that costs so many hundredths of a step to draw, or more, never pays: with the row
-    /// that checks it, it costs the step that it may spare.
+    /// A draft that takes this many hundredths of a step to draw, or more, never pays: together
+    /// with the row that checks it, it takes the step that it may save.
     pub const MAX_DRAW_COST: u32 = 75;
-    /// More rows than these for one request are a prefill.
+    /// The largest `max_draft_tokens`. With more rows, a request's part of a step would be as large
+    /// as a prefill.
     pub const MAX_DRAFT_TOKENS: u32 = 64;
 
-    /// Defaults for a pool and a context.
+    /// The default configuration for a pool and a context length.
     pub fn new(num_pages: u32, page_size: u32, max_model_len: u32) -> Self {
         Self {
             num_pages,
@@ -167,7 +175,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// Refuses what would starve decode or never progress.
+    /// Refuses a configuration under which decodes would starve or nothing would progress.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let positive = [
             ("num_pages", self.num_pages),
@@ -292,16 +300,18 @@ impl SchedulerConfig {
     }
 }
 
-/// Executors have queues for so many: who waits for a step must not wait to submit one.
+/// Executors queue this many steps, so that submitting one never blocks the loop that also waits
+/// for returns.
 const MAX_INFLIGHT_STEPS: u32 = 16;
 
-/// So many steps are remembered, to tell who was passed over in them.
+/// The steps in which a request may have been passed over are remembered, so there has to be a
+/// bound.
 const MAX_PASSED_OVER: u32 = 1 << 16;
 
-/// Keeps sums of two lengths within 32 bits.
+/// The sum of two lengths has to fit into 32 bits.
 const MAX_MODEL_LEN: u32 = 1 << 30;
 
-/// A configuration that cannot work, said in terms of the options to change.
+/// A configuration that cannot work. The text names the options to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
 

@@ -11,15 +11,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StepPlan {
     pub batch: Batch,
-    /// Whose span is whose; parallel to `batch.spans`.
+    /// The requests that the spans belong to; parallel to `batch.spans`.
     pub entries: Vec<InflightSpan>,
     pub budget: StepBudget,
-    /// A running request lacked a page: nothing waiting is admitted in this step.
+    /// A running request could not get a page, so no waiting request starts in this step.
     pub is_short_of_pages: bool,
     pub round: AdmissionRound,
 }
 
-/// What the step can still compute.
+/// The tokens and prefills that the step has left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepBudget {
     pub tokens_left: u32,
@@ -42,7 +42,7 @@ pub(crate) struct InflightStep {
 pub(crate) struct InflightSpan {
     pub index: RequestIndex,
     pub slot: SlotId,
-    /// Position after the span's last token that is no draft.
+    /// The position behind the span's last token that is not a draft.
     pub end: u32,
     pub sample: bool,
     pub num_drafts: u32,
@@ -58,7 +58,7 @@ impl StepBudget {
         }
     }
 
-    /// Prompt tokens that one more request could have computed.
+    /// Prompt tokens that the step can compute for a request that is not in it yet.
     pub fn prefill_room(&self) -> u32 {
         if self.prefill_seqs_left == 0 {
             return 0;
@@ -66,12 +66,13 @@ impl StepBudget {
         self.prefill_tokens()
     }
 
-    /// Prompt tokens that could still be computed, of whoever is in the step already.
+    /// Prompt tokens that the step can still compute for requests that are in it already.
     pub fn prefill_tokens(&self) -> u32 {
         self.tokens_left.min(self.prefill_tokens_left)
     }
 
-    /// A prompt that goes alone may be longer than a step's prefill.
+    /// Takes tokens for a prefill. A prompt that is computed alone may be longer than the step's
+    /// share for prefills.
     pub fn take_prefill(&mut self, num_tokens: u32) {
         self.tokens_left -= num_tokens;
         self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
@@ -80,8 +81,8 @@ impl StepBudget {
 }
 
 impl StepPlan {
-    /// The plan has room for a decode of each of `num_running` requests: growing by doubling would
-    /// copy every step twice.
+    /// Reserves space for a decode of each of `num_running` requests, so that the lists do not grow
+    /// and get copied while they are filled.
     pub fn new(step: StepId, config: &SchedulerConfig, num_running: usize) -> Self {
         Self {
             batch: Batch {
@@ -97,14 +98,14 @@ impl StepPlan {
         }
     }
 
-    /// Announces the slot of a request, with the tokens that its pages already hold.
+    /// Announces a request's slot, with the tokens that its pages hold already.
     pub fn start_slot(&mut self, state: &RequestState, slot: SlotId) {
         let num_cached_tokens = state.num_scheduled_tokens as usize;
         let start = state.slot_start(slot, num_cached_tokens);
         self.batch.started.push(start);
     }
 
-    /// Announces the table's pages from entry `first` on.
+    /// Announces the pages of a request's table from entry `first` on.
     pub fn extend_table(&mut self, state: &RequestState, slot: SlotId, first: usize) {
         let start = self.batch.pages.len() as u32;
         self.batch.pages.extend(&state.table[first..]);
@@ -191,8 +192,8 @@ impl StepPlan {
         }
     }
 
-    /// Puts the drafts that requests have in flight behind their tokens. Once for all of them,
-    /// and only in a step that has any: everything behind the first moves.
+    /// Inserts the requests' drafts behind their tokens. All drafts are inserted in one pass,
+    /// because each insertion moves every token behind it.
     pub fn insert_drafts(&mut self, requests: &RequestTable) {
         let num_drafts: u32 = self.entries.iter().map(|entry| entry.num_drafts).sum();
         let num_tokens = self.batch.tokens.len() + num_drafts as usize;
