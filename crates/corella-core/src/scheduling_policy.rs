@@ -158,6 +158,10 @@ impl Scheduler {
             .take_while(|(_, state)| state.rank.priority > priority)
             .filter(|(_, state)| may_go(state))
             .collect();
+        let held = victims.iter().map(|(_, state)| state.table.len());
+        if candidate.num_new_pages > self.kv.num_available() + held.sum::<usize>() {
+            return None;
+        }
         let num_pages_won = self.num_pages_won(&victims, &candidate.matched.pages);
         // This step's decodes come first, and may each begin a page.
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
