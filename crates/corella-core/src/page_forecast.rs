@@ -496,6 +496,50 @@ mod tests {
         assert_eq!(both.num_steps_until(5, 4), 40);
     }
 
+    /// Worked out by hand: a ends after 4 steps with 5 pages, of which others go on holding 3. Then b
+    /// has 5 pages, and 14 when it ends. So 9 pages are needed beyond the 8 that are held now.
+    #[test]
+    fn shared_pages_are_not_given_back() {
+        let mut forecast = forecast(&[(16, 40)], true);
+        forecast.add(&PageDemand {
+            num_shared_pages: 3,
+            ..demand((16, 4))
+        });
+        assert_eq!(forecast.pages_after(4), 0);
+        assert_eq!(forecast.peak(), 9);
+    }
+
+    /// Eight requests have just begun their second page. When the ninth ends at once, they hold 16
+    /// pages and not the 14 that requests with as many rows hold on average.
+    #[test]
+    fn pages_that_are_held_stay_held() {
+        let mut requests = [(5, 40); 9];
+        requests[0] = (4, 0);
+        assert_eq!(forecast(&requests, true).pages_after(0), -1);
+    }
+
+    /// The requests have missed turns, so that the clock is behind their ends. They are expected to
+    /// end now, and with no more pages than they were expected to have.
+    #[test]
+    fn a_request_that_is_late_ends_now() {
+        let mut forecast = forecast(&[(8, 4), (8, 8)], true);
+        for _ in 0..20 {
+            forecast.advance(1, 1);
+        }
+        assert_eq!(forecast.num_steps_until(0, 0), 0);
+        assert_eq!(forecast.peak(), 3);
+    }
+
+    /// Both ends, after 100 and 103 steps, lie in one window.
+    #[test]
+    fn asking_for_a_peak_moves_no_end() {
+        let mut forecast = forecast(&[(8, 100), (8, 400)], true);
+        // The first has ended, and the second has about 27 pages; 4 were held at first.
+        assert_eq!(forecast.pages_after(100), 23);
+        forecast.peak_with(&demand((8, 103)));
+        assert_eq!(forecast.pages_after(100), 23);
+    }
+
     /// Nine requests with predicted lengths have 12 pages each to come. The margin is a third of
     /// 108 / √9. One request alone has no margin.
     #[test]
