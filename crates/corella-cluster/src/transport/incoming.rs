@@ -48,7 +48,8 @@ pub enum LoadFailure {
     Incompatible(Incompatibility),
     /// Another process listens there by now.
     OtherIncarnation,
-    /// Bytes did not arrive as they were sent.
+    /// Bytes did not arrive as they were sent. A sender on this host may also have taken its pages back
+    /// while they were read.
     Corrupt,
     /// The peer does not keep to the protocol: what it did.
     Violation(&'static str),
@@ -128,10 +129,6 @@ impl Incoming {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn is_over(&self) -> bool {
-        self.status.borrow().is_over()
     }
 
     /// Asks for the rows over this connection.

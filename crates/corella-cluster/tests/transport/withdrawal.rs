@@ -135,6 +135,9 @@ fn a_cancel_races_with_everything() {
         node.sender.stats().num_stored + other.receiver.stats().num_loads == 0
     });
     assert!(num_done < 200, "no load was cancelled");
+    // What goes nowhere is not taken for damage, which would end the connection.
+    assert_eq!(other.receiver.stats().num_corrupt_frames, 0);
+    assert_eq!(node.sender.stats().num_refused_connections, 0);
 }
 
 /// Both ends may go without a word.
