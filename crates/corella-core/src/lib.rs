@@ -1,4 +1,4 @@
-//! The core of Corella: decides what each step computes.
+//! The core of Corella: decides what each step computes, and on which node a request decodes.
 //!
 //! It consists of pure state machines without IO, clock, randomness, or floats in decisions. Time
 //! comes in as an argument (`now_us`), facts from outside through `handle_*` and
@@ -6,8 +6,9 @@
 //!
 //! To find your way, read `batch.rs` (what is decided), `request_state.rs` (the counters it is
 //! decided from) and `scheduler.rs` (a step from top to bottom, and a map of the other files), then
-//! `kv_cache.rs` and `prefix_tree.rs` for the pages. [`session`] stands beside the scheduler: how a
-//! prefill node and a decode node serve a request together.
+//! `kv_cache.rs` and `prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], how a
+//! prefill node and a decode node serve a request together, and, for a fleet, `placement.rs` and
+//! `peer_table.rs`.
 #![no_std]
 #![forbid(unsafe_code)]
 
