@@ -119,14 +119,26 @@ impl Scheduler {
         self.holds.facts.pop_front()
     }
 
-    /// Whoever read a request's pages has stopped, or whoever wrote to them has. False when none
-    /// are held for it.
+    /// Whoever read a request's pages has stopped, or whoever wrote to them has. A request that still
+    /// has pages to export exports no more, and they will not be held. False when nothing is held or
+    /// exported for it.
     pub fn release_hold(&mut self, request: RequestId) -> bool {
         let Some(pages) = self.holds.remove(request) else {
-            return false;
+            return self.stop_exporting(request);
         };
         self.kv.unlock_all(pages);
         true
+    }
+
+    fn stop_exporting(&mut self, request: RequestId) -> bool {
+        let Some(&index) = self.index_of.get(&request) else {
+            return false;
+        };
+        let state = &mut self.requests[index];
+        let was_exporting = core::mem::take(&mut state.request.exports_kv);
+        let num_pages = core::mem::take(&mut state.num_exporting_pages) as usize;
+        self.holds.num_exporting_pages -= num_pages;
+        was_exporting
     }
 
     /// Gives the reader of a hold until `lease_us`. False when its lease is over.

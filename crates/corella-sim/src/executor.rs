@@ -19,7 +19,7 @@ use crate::random::mix;
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
-type Row = Option<u64>;
+pub type Row = Option<u64>;
 
 pub struct CheckingExecutor {
     config: SchedulerConfig,
@@ -78,6 +78,22 @@ impl CheckingExecutor {
             num_started: 0,
             inflight: VecDeque::new(),
         }
+    }
+
+    /// What the first row of a request goes on from.
+    pub fn add_root(&mut self, request: RequestId, root: u64) {
+        self.roots.insert(request, root);
+    }
+
+    /// A row as somebody else reads it.
+    pub fn read_row(&self, page: PageId, at: usize) -> Row {
+        self.pages[page.0 as usize][at]
+    }
+
+    /// Fills a row from outside, which no step in flight may be reading.
+    pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
+        self.check_fence(page, None);
+        self.pages[page.0 as usize][at] = row;
     }
 
     /// Runs a batch. `undrawn` is the index of a span whose logits are to be undefined: so is then
@@ -391,6 +407,16 @@ pub fn root_row(namespace: &Namespace) -> u64 {
         let name = name.as_ref().map_or(0, |name| 1 + name.len() as u64);
         mix(root ^ name)
     })
+}
+
+/// The rows of a sequence.
+pub fn rows_of(root: u64, tokens: &[TokenId]) -> Vec<Row> {
+    let mut row = Some(root);
+    let rows = tokens.iter().map(|&token| {
+        row = next_row(row, token);
+        row
+    });
+    rows.collect()
 }
 
 fn next_row(row: Row, token: TokenId) -> Row {

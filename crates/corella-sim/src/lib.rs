@@ -11,6 +11,7 @@ mod executor;
 mod kept_prefix;
 mod lateness;
 mod load;
+mod pair;
 mod random;
 mod simulation;
 mod starvation;
@@ -18,5 +19,6 @@ mod step_budget;
 mod totals;
 
 pub use load::{Load, Station};
+pub use pair::{PairLoad, PairTotals, simulate_pair};
 pub use simulation::{Violation, simulate};
 pub use totals::Totals;

@@ -1,4 +1,5 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
+//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler.
 //! `--speculate ngram` or `draft` makes all of them speculate, and `--speculate off` none; without
 //! the option the seed decides.
 
@@ -9,16 +10,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use corella_core::Speculation;
-use corella_sim::{Load, Totals, simulate};
+use corella_sim::{Load, PairLoad, PairTotals, Totals, Violation, simulate, simulate_pair};
 
 const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
-                     [--speculate ngram|draft|off]";
+                     [--pairs] [--speculate ngram|draft|off]";
 
 struct Options {
     first: u64,
     num_seeds: u64,
     keep: PathBuf,
     speculation: Option<Speculation>,
+    plays_pairs: bool,
 }
 
 impl Options {
@@ -41,19 +43,31 @@ fn main() -> ExitCode {
     };
     let start = Instant::now();
     let mut totals = Totals::default();
+    let mut pair_totals = PairTotals::default();
     for seed in options.first..options.first + options.num_seeds {
-        match play(&options, seed) {
-            Ok(run) => totals.add(&run),
-            Err(what) => {
-                eprintln!("seed {seed} failed: {what}");
-                keep(&options, seed, &what);
-                eprintln!("to play it again: cargo xtask sim --seed {seed}");
-                return ExitCode::FAILURE;
-            }
+        let outcome = match options.plays_pairs {
+            true => play(|| simulate_pair(&PairLoad::from_seed(seed), seed))
+                .map(|run| pair_totals.add(&run)),
+            false => play(|| simulate(&options.load(seed), seed)).map(|run| totals.add(&run)),
+        };
+        if let Err(what) = outcome {
+            eprintln!("seed {seed} failed: {what}");
+            keep(&options, seed, &what);
+            let pairs = if options.plays_pairs { " --pairs" } else { "" };
+            eprintln!("to play it again: cargo xtask sim --seed {seed}{pairs}");
+            return ExitCode::FAILURE;
         }
     }
-    println!("{totals:#?}");
-    let missing = totals.missing();
+    let missing = match options.plays_pairs {
+        true => {
+            println!("{pair_totals:#?}");
+            pair_totals.missing()
+        }
+        false => {
+            println!("{totals:#?}");
+            totals.missing()
+        }
+    };
     if options.num_seeds >= 1000 && options.speculation.is_none() && !missing.is_empty() {
         eprintln!(
             "the runs prove too little: they have no {}",
@@ -70,14 +84,14 @@ fn main() -> ExitCode {
 }
 
 /// Plays one seed. The error is the broken rule, or the message of an assertion that failed.
-fn play(options: &Options, seed: u64) -> Result<Totals, String> {
+fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String> {
     let message = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
     let sink = message.clone();
     set_hook(Box::new(move |panic| {
         *sink.lock().unwrap() = panic.to_string();
     }));
-    let outcome = catch_unwind(AssertUnwindSafe(|| simulate(&options.load(seed), seed)));
+    let outcome = catch_unwind(AssertUnwindSafe(simulate));
     set_hook(hook);
     match outcome {
         Ok(Ok(totals)) => Ok(totals),
@@ -89,7 +103,10 @@ fn play(options: &Options, seed: u64) -> Result<Totals, String> {
 /// Writes what failed and the load that it failed with to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
-    let text = format!("{what}\n\n{:#?}\n", options.load(seed));
+    let text = match options.plays_pairs {
+        true => format!("{what}\n\n{:#?}\n", PairLoad::from_seed(seed)),
+        false => format!("{what}\n\n{:#?}\n", options.load(seed)),
+    };
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
         Ok(()) => eprintln!("its load is in {}", path.display()),
         Err(error) => eprintln!("{}: {error}", path.display()),
@@ -102,8 +119,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         num_seeds: 0,
         keep: PathBuf::from("target/sim"),
         speculation: None,
+        plays_pairs: false,
     };
     while let Some(name) = arguments.next() {
+        if name == "--pairs" {
+            options.plays_pairs = true;
+            continue;
+        }
         let value = arguments.next().ok_or(format!("{name} needs a value"))?;
         let number = || {
             value

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Range;
 
-use crate::PageHash;
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::tombstone::Tombstones;
 use crate::session::{SessionConfig, SessionConfigError, SessionKey};
+use crate::{Incarnation, PageHash};
 
 /// The bookkeeping of a cache store: of offers and loads, not of bytes.
 ///
@@ -21,6 +21,8 @@ use crate::session::{SessionConfig, SessionConfigError, SessionKey};
 /// go of it.
 #[derive(Debug)]
 pub struct CacheStore {
+    /// This start of the node: rows of an earlier one are gone.
+    incarnation: Incarnation,
     max_entries: usize,
     entries: BTreeMap<SessionKey, Entry>,
     num_users: BTreeMap<PageHash, u32>,
@@ -67,6 +69,8 @@ pub enum StoreDropped {
 pub enum LoadRefusal {
     /// The offer was taken back, or the load had its time.
     Ended,
+    /// It asks for rows of an earlier start of this node.
+    StaleIncarnation,
     Duplicate,
     TooMany {
         limit: usize,
@@ -114,9 +118,13 @@ enum Load {
 }
 
 impl CacheStore {
-    pub fn new(config: &SessionConfig) -> Result<Self, SessionConfigError> {
+    pub fn new(
+        config: &SessionConfig,
+        incarnation: Incarnation,
+    ) -> Result<Self, SessionConfigError> {
         config.validate()?;
         Ok(Self {
+            incarnation,
             // Sessions of this node, and loads of others that are early.
             max_entries: 2 * config.max_sessions as usize,
             entries: BTreeMap::new(),
@@ -174,6 +182,9 @@ impl CacheStore {
         now_us: u64,
     ) -> Result<(), LoadRefusal> {
         self.note_time(now_us);
+        if key.prefill_incarnation != self.incarnation {
+            return Err(LoadRefusal::StaleIncarnation);
+        }
         if self.ended.contains(key) {
             return Err(LoadRefusal::Ended);
         }
@@ -414,6 +425,7 @@ impl fmt::Display for LoadRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended => f.write_str("these rows are not on offer any more"),
+            Self::StaleIncarnation => f.write_str("the prefill node has been started again"),
             Self::Duplicate => f.write_str("these rows are being loaded already"),
             Self::TooMany { limit } => write!(f, "{limit} offers and loads are open already"),
         }

@@ -5,13 +5,14 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::session::deadline_queue::DeadlineQueue;
+use crate::session::decode_session::{DecodeSession, Stage, given_back};
 use crate::session::message::{AbortReason, Allocated, Finish, FirstToken, Refusal, Tokens};
 use crate::session::pulse::Pulse;
 use crate::session::tombstone::Tombstones;
 use crate::session::{
     Allocate, Hello, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
 };
-use crate::{FinishReason, Incarnation, NodeId, RequestError, RequestOutput};
+use crate::{Incarnation, NodeId, RequestOutput};
 
 /// Takes sessions of prefill nodes, and lets go of everything that they hold when they end, however
 /// they end.
@@ -79,39 +80,6 @@ pub enum DecodeAction {
     Release { key: SessionKey },
     /// The node does not answer. Somebody should look at it.
     MarkSuspect { node: NodeId },
-}
-
-#[derive(Debug)]
-struct DecodeSession {
-    node: NodeId,
-    stage: Stage,
-    pulse: Pulse,
-    /// Of the request, by this node's clock.
-    deadline_us: Option<u64>,
-    num_rows: u32,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The other node has said who it is, and not yet what it wants.
-    Greeting,
-    /// The scheduler was asked for pages. If the session ends meanwhile it is still owed its answer.
-    Reserving {
-        has_ended: bool,
-    },
-    Loading {
-        /// When the first token, or when that is there all rows, must have come.
-        by_us: u64,
-        has_rows: bool,
-        first_token: Option<Box<FirstToken>>,
-    },
-    Decoding {
-        num_output_tokens: u32,
-    },
-    /// The scheduler has ended the request.
-    Finished,
-    /// The session is over, and its load may still write.
-    Quarantined,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,6 +159,7 @@ impl DecodeEnd {
                 self.forget(key);
             }
             Err(refusal) => {
+                self.set_stage(key, Stage::Finished);
                 self.send(key, ToPrefill::Refused(refusal));
                 self.end(key, None);
             }
@@ -387,10 +356,6 @@ impl DecodeEnd {
             assert!(
                 deadline.is_none_or(|deadline_us| timer.is_some_and(|timer| timer <= deadline_us)),
                 "session {key} has deadline {deadline:?} and a timer at {timer:?}"
-            );
-            assert!(
-                is_open || self.ended.len() > 0,
-                "session {key} is over and not remembered"
             );
         }
         assert_eq!(num_open, self.by_node.len(), "sessions by node");
@@ -642,50 +607,5 @@ impl DecodeEnd {
 
     fn note_time(&mut self, now_us: u64) {
         self.now_us = self.now_us.max(now_us);
-    }
-}
-
-impl DecodeSession {
-    /// Whether the session still has its stream.
-    fn is_open(&self) -> bool {
-        !matches!(
-            self.stage,
-            Stage::Quarantined | Stage::Reserving { has_ended: true }
-        )
-    }
-
-    /// The earliest of all that the session waits for.
-    fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
-        if !self.is_open() {
-            return None;
-        }
-        let load = match self.stage {
-            Stage::Loading { by_us, .. } => Some(by_us),
-            _ => None,
-        };
-        let deadlines = [
-            self.deadline_us,
-            load,
-            Some(self.pulse.beat_us(config)),
-            Some(self.pulse.lost_us(config)),
-        ];
-        deadlines.into_iter().flatten().min()
-    }
-}
-
-/// Why a request that ended so is to go on elsewhere. What would befall it there, too, is its end.
-fn given_back(reason: &FinishReason) -> Option<AbortReason> {
-    let FinishReason::Error(error) = reason else {
-        return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);
-    };
-    match error {
-        RequestError::NotDrawn(_) | RequestError::ObjectiveMissed(_) => None,
-        RequestError::PoolExhausted { .. } | RequestError::PreemptedTooOften { .. } => {
-            Some(AbortReason::OutOfPages)
-        }
-        RequestError::KvNotReceived(_) => Some(AbortReason::LoadTimedOut),
-        RequestError::StepFailed(reason)
-        | RequestError::Elsewhere(reason)
-        | RequestError::EngineLost(reason) => Some(AbortReason::DecodeFailed(reason.clone())),
     }
 }

@@ -119,6 +119,11 @@ pub enum PrefillAction {
     MarkSuspect {
         node: NodeId,
     },
+    /// The node has been started again, and says so itself.
+    MarkRestarted {
+        node: NodeId,
+        incarnation: Incarnation,
+    },
     /// The node is well, and of no use to this one.
     MarkIncompatible {
         node: NodeId,
@@ -240,6 +245,8 @@ impl PrefillEnd {
             restarted = session.handle_message(key, message, context);
         });
         if let Some((node, incarnation)) = restarted {
+            self.actions
+                .push_back(PrefillAction::MarkRestarted { node, incarnation });
             self.handle_incarnation(node, incarnation, now_us);
         }
     }

@@ -12,41 +12,38 @@ use crate::session::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, Peer, Refusal, SessionConfig,
     SessionKey, ToDecode, ToPrefill, Tokens,
 };
-use crate::{
-    AdmissionError, FinishReason, Incarnation, NodeId, Request, RequestOutput, Sample, SessionId,
-    StoppingCriteria, TokenId,
-};
+use crate::{Incarnation, NodeId, Request, Sample, SessionId, TokenId};
 
 #[derive(Debug)]
 pub(super) struct PrefillSession {
-    id: SessionId,
-    request: Request,
-    max_tokens: u32,
+    pub(super) id: SessionId,
+    pub(super) request: Request,
+    pub(super) max_tokens: u32,
     deadline_us: Option<u64>,
-    remote: Remote,
-    local: Local,
+    pub(super) remote: Remote,
+    pub(super) local: Local,
     num_attempts: u32,
-    num_runs: u32,
+    pub(super) num_runs: u32,
     /// Nodes that shall not be asked again.
     tried: Vec<NodeId>,
     /// The nodes asked since the search began, and until when it may go on.
     num_asked: u32,
     allocate_by_us: u64,
     /// Whether the rows of the prompt can be had by a decode node, as far as is known.
-    can_export: bool,
+    pub(super) can_export: bool,
     /// Another decode node has been looked for because one was lost.
     has_retried: bool,
     /// What the client has, and what it was told beside it.
-    output: Vec<TokenId>,
-    accounting: Option<Accounting>,
+    pub(super) output: Vec<TokenId>,
+    pub(super) accounting: Option<Accounting>,
     /// Drawn here, and not yet told to a decode node.
-    first_token: Option<Box<FirstToken>>,
+    pub(super) first_token: Option<Box<FirstToken>>,
     has_ended: bool,
 }
 
 /// What decode nodes have to do with the session now.
 #[derive(Debug)]
-enum Remote {
+pub(super) enum Remote {
     Nothing,
     /// Placement was asked for one.
     Placing,
@@ -55,7 +52,7 @@ enum Remote {
 
 /// The present attempt.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     key: SessionKey,
     node: NodeId,
     pulse: Pulse,
@@ -65,12 +62,12 @@ struct Link {
     /// The rows are on offer in the cache store.
     is_stored: bool,
     has_first_token: bool,
-    has_loaded: bool,
+    pub(super) has_loaded: bool,
 }
 
 /// What this node's engine has to do with the session now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Local {
+pub(super) enum Local {
     Nothing,
     /// Computes the prompt and one token.
     Prefilling {
@@ -88,9 +85,9 @@ enum Local {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Accounting {
-    num_cached_tokens: u32,
-    queue_us: u64,
+pub(super) struct Accounting {
+    pub num_cached_tokens: u32,
+    pub queue_us: u64,
 }
 
 /// What a session needs of its node.
@@ -103,12 +100,12 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn act(&mut self, action: PrefillAction) {
+    pub fn act(&mut self, action: PrefillAction) {
         self.actions.push_back(action);
     }
 
     /// Lets go of the pages of a run now, or when nothing reads them any more.
-    fn release(&mut self, session: SessionId, run: u32) {
+    pub fn release(&mut self, session: SessionId, run: u32) {
         if self.exports.try_release(session, run) {
             self.act(PrefillAction::ReleaseHold { session, run });
         }
@@ -228,26 +225,6 @@ impl PrefillSession {
         }
     }
 
-    pub fn handle_load_progress(&mut self, key: SessionKey, context: &mut Context<'_>) {
-        if self.link_of(key).is_none() {
-            return;
-        }
-        let Local::Held { run, until_us } = &mut self.local else {
-            return;
-        };
-        let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
-        // Not for every chunk.
-        if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
-            *until_us = renewed_us;
-            let run = *run;
-            context.act(PrefillAction::RenewHold {
-                session: self.id,
-                run,
-                until_us: renewed_us,
-            });
-        }
-    }
-
     pub fn handle_load_failed(&mut self, key: SessionKey, context: &mut Context<'_>) {
         let is_needed = self
             .link_of(key)
@@ -255,105 +232,6 @@ impl PrefillSession {
         if is_needed {
             let reason = AbortReason::LoadFailed;
             self.lose(reason.clone(), Some(reason), context);
-        }
-    }
-
-    pub fn handle_export_failed(&mut self, run: u32, context: &mut Context<'_>) {
-        let is_present = match self.local {
-            Local::Prefilling { run: present } | Local::Held { run: present, .. } => present == run,
-            Local::Nothing | Local::Running { .. } => false,
-        };
-        if !is_present {
-            return;
-        }
-        // No other node could get more of it.
-        self.can_export = false;
-        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
-        if !has_loaded && !matches!(self.remote, Remote::Nothing) {
-            let reason = AbortReason::LoadFailed;
-            self.unlink(Some(reason.clone()), context);
-            self.go_on_locally(reason, context);
-        }
-        // The run goes on, perhaps for want of the very pages that are held of it.
-        if matches!(self.local, Local::Prefilling { .. }) {
-            context.release(self.id, run);
-        }
-    }
-
-    pub fn handle_lease_ended(&mut self, run: u32, context: &mut Context<'_>) {
-        let reason = AbortReason::HoldExpired;
-        match self.local {
-            Local::Held { run: present, .. } if present == run => {
-                self.lose(reason.clone(), Some(reason), context);
-            }
-            // The run has gone on without its pages, and exports nothing any more.
-            Local::Prefilling { run: present } if present == run => {
-                self.handle_export_failed(run, context);
-            }
-            _ => {}
-        }
-    }
-
-    pub fn handle_local_output(
-        &mut self,
-        run: u32,
-        output: RequestOutput,
-        context: &mut Context<'_>,
-    ) {
-        let is_prefill = match self.local {
-            Local::Prefilling { run: present } if present == run => true,
-            Local::Running { run: present } if present == run => false,
-            // It was aborted.
-            _ => return,
-        };
-        self.accounting.get_or_insert(Accounting {
-            num_cached_tokens: output.num_cached_tokens,
-            queue_us: output.queue_us,
-        });
-        if is_prefill && let Some(sample) = &output.sample {
-            self.first_token = Some(Box::new(FirstToken {
-                sample: sample.clone(),
-                num_cached_tokens: output.num_cached_tokens,
-            }));
-        }
-        let num_output_tokens = self.output.len() + usize::from(output.sample.is_some());
-        match output.finish {
-            None => self.emit(output.sample, None, context),
-            // One token was all that was asked of the run, not of the request.
-            Some(FinishReason::Length)
-                if is_prefill && num_output_tokens < self.max_tokens as usize =>
-            {
-                self.emit(output.sample, None, context);
-                self.handle_prefilled(run, context);
-            }
-            Some(finish) => {
-                self.local = match is_prefill {
-                    true => Local::Held {
-                        run,
-                        until_us: context.now_us,
-                    },
-                    false => Local::Nothing,
-                };
-                let finish = SessionFinish::Finished(finish);
-                self.end(output.sample, finish, AbortReason::Finished, context);
-            }
-        }
-    }
-
-    pub fn handle_local_refused(
-        &mut self,
-        run: u32,
-        error: AdmissionError,
-        context: &mut Context<'_>,
-    ) {
-        let (Local::Prefilling { run: present } | Local::Running { run: present }) = self.local
-        else {
-            return;
-        };
-        if present == run {
-            self.local = Local::Nothing;
-            let finish = SessionFinish::Refused(error);
-            self.end(None, finish, AbortReason::Cancelled, context);
         }
     }
 
@@ -583,24 +461,8 @@ impl PrefillSession {
         self.end(None, finish, AbortReason::Finished, context);
     }
 
-    /// The prompt is computed, and there is more to draw.
-    fn handle_prefilled(&mut self, run: u32, context: &mut Context<'_>) {
-        let until_us = context.now_us.saturating_add(context.config.hold_lease_us);
-        self.local = Local::Held { run, until_us };
-        if matches!(self.remote, Remote::Nothing) {
-            return self.run_locally(context);
-        }
-        context.act(PrefillAction::RenewHold {
-            session: self.id,
-            run,
-            until_us,
-        });
-        self.tell_first_token(context);
-        self.release_loaded(context);
-    }
-
     /// What commits the prompt's rows: whoever has read them may use them now.
-    fn tell_first_token(&mut self, context: &mut Context<'_>) {
+    pub(super) fn tell_first_token(&mut self, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
@@ -610,17 +472,6 @@ impl PrefillSession {
         if let Some(first_token) = self.first_token.take() {
             link.has_first_token = true;
             self.send(ToDecode::FirstToken(first_token), context);
-        }
-    }
-
-    fn release_loaded(&mut self, context: &mut Context<'_>) {
-        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
-        if let Local::Held { run, .. } = self.local
-            && has_loaded
-        {
-            self.local = Local::Nothing;
-            let session = self.id;
-            context.release(session, run);
         }
     }
 
@@ -698,7 +549,12 @@ impl PrefillSession {
     }
 
     /// The attempt is over, and the request is not.
-    fn lose(&mut self, reason: AbortReason, told: Option<AbortReason>, context: &mut Context<'_>) {
+    pub(super) fn lose(
+        &mut self,
+        reason: AbortReason,
+        told: Option<AbortReason>,
+        context: &mut Context<'_>,
+    ) {
         let was_allocated = self.link().is_some_and(|link| link.is_allocated);
         self.unlink(told, context);
         if !was_allocated {
@@ -713,7 +569,7 @@ impl PrefillSession {
     }
 
     /// Lets go of the decode node, and tells it why if it is to be told.
-    fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
+    pub(super) fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
         let Remote::Linked(link) = core::mem::replace(&mut self.remote, Remote::Nothing) else {
             return;
         };
@@ -729,7 +585,7 @@ impl PrefillSession {
     }
 
     /// No decode node is left: what is missing is computed here, if it may be.
-    fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
+    pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         if matches!(self.local, Local::Prefilling { .. }) {
             return;
@@ -741,43 +597,7 @@ impl PrefillSession {
         self.run_locally(context);
     }
 
-    fn run_locally(&mut self, context: &mut Context<'_>) {
-        let session = self.id;
-        let run = self.next_run();
-        let before = core::mem::replace(&mut self.local, Local::Running { run });
-        let request = self.run_request();
-        context.act(PrefillAction::SubmitLocally {
-            session,
-            run,
-            request: Box::new(request),
-        });
-        // Behind the submission, so that it finds the rows.
-        if let Local::Held { run, .. } = before {
-            context.release(session, run);
-        }
-    }
-
-    /// The request as this node's engine gets it, with what the client has of it.
-    fn run_request(&self) -> Request {
-        let mut request = self.request.clone();
-        request.stopping = self.stopping();
-        request.output = self.output.clone();
-        request
-    }
-
-    fn stopping(&self) -> StoppingCriteria {
-        StoppingCriteria {
-            max_tokens: Some(self.max_tokens),
-            ..self.request.stopping.clone()
-        }
-    }
-
-    fn next_run(&mut self) -> u32 {
-        self.num_runs += 1;
-        self.num_runs - 1
-    }
-
-    fn emit(
+    pub(super) fn emit(
         &mut self,
         sample: Option<Sample>,
         finish: Option<SessionFinish>,
@@ -815,14 +635,14 @@ impl PrefillSession {
         }
     }
 
-    fn link(&self) -> Option<&Link> {
+    pub(super) fn link(&self) -> Option<&Link> {
         match &self.remote {
             Remote::Linked(link) => Some(link),
             Remote::Nothing | Remote::Placing => None,
         }
     }
 
-    fn link_of(&mut self, key: SessionKey) -> Option<&mut Link> {
+    pub(super) fn link_of(&mut self, key: SessionKey) -> Option<&mut Link> {
         match &mut self.remote {
             Remote::Linked(link) if link.key == key => Some(link),
             _ => None,

@@ -1,0 +1,194 @@
+//! What a prefill node's own engine does for a session: the prompt for a decode node, or all of it.
+
+use alloc::boxed::Box;
+
+use crate::session::prefill_end::{PrefillAction, SessionFinish};
+use crate::session::prefill_session::{Accounting, Context, Local, PrefillSession, Remote};
+use crate::session::{AbortReason, FirstToken, SessionKey};
+use crate::{AdmissionError, FinishReason, Request, RequestOutput, StoppingCriteria};
+
+impl PrefillSession {
+    pub(super) fn handle_load_progress(&mut self, key: SessionKey, context: &mut Context<'_>) {
+        if self.link_of(key).is_none() {
+            return;
+        }
+        let Local::Held { run, until_us } = &mut self.local else {
+            return;
+        };
+        let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
+        // Not for every chunk.
+        if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
+            *until_us = renewed_us;
+            let run = *run;
+            context.act(PrefillAction::RenewHold {
+                session: self.id,
+                run,
+                until_us: renewed_us,
+            });
+        }
+    }
+
+    pub(super) fn handle_export_failed(&mut self, run: u32, context: &mut Context<'_>) {
+        let is_present = match self.local {
+            Local::Prefilling { run: present } | Local::Held { run: present, .. } => present == run,
+            Local::Nothing | Local::Running { .. } => false,
+        };
+        if !is_present {
+            return;
+        }
+        // No other node could get more of it.
+        self.can_export = false;
+        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
+        if !has_loaded && !matches!(self.remote, Remote::Nothing) {
+            let reason = AbortReason::LoadFailed;
+            self.unlink(Some(reason.clone()), context);
+            self.go_on_locally(reason, context);
+        }
+        // The run goes on, perhaps for want of the very pages that are held of it.
+        if matches!(self.local, Local::Prefilling { .. }) {
+            context.release(self.id, run);
+        }
+    }
+
+    pub(super) fn handle_lease_ended(&mut self, run: u32, context: &mut Context<'_>) {
+        let reason = AbortReason::HoldExpired;
+        match self.local {
+            Local::Held { run: present, .. } if present == run => {
+                self.lose(reason.clone(), Some(reason), context);
+            }
+            // The run has gone on without its pages, and exports nothing any more.
+            Local::Prefilling { run: present } if present == run => {
+                self.handle_export_failed(run, context);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn handle_local_output(
+        &mut self,
+        run: u32,
+        output: RequestOutput,
+        context: &mut Context<'_>,
+    ) {
+        let is_prefill = match self.local {
+            Local::Prefilling { run: present } if present == run => true,
+            Local::Running { run: present } if present == run => false,
+            // It was aborted.
+            _ => return,
+        };
+        self.accounting.get_or_insert(Accounting {
+            num_cached_tokens: output.num_cached_tokens,
+            queue_us: output.queue_us,
+        });
+        if is_prefill && let Some(sample) = &output.sample {
+            self.first_token = Some(Box::new(FirstToken {
+                sample: sample.clone(),
+                num_cached_tokens: output.num_cached_tokens,
+            }));
+        }
+        let num_output_tokens = self.output.len() + usize::from(output.sample.is_some());
+        match output.finish {
+            None => self.emit(output.sample, None, context),
+            // One token was all that was asked of the run, not of the request.
+            Some(FinishReason::Length)
+                if is_prefill && num_output_tokens < self.max_tokens as usize =>
+            {
+                self.emit(output.sample, None, context);
+                self.handle_prefilled(run, context);
+            }
+            Some(finish) => {
+                self.note_run_ended(run, is_prefill, context);
+                let finish = SessionFinish::Finished(finish);
+                self.end(output.sample, finish, AbortReason::Finished, context);
+            }
+        }
+    }
+
+    pub(super) fn handle_local_refused(
+        &mut self,
+        run: u32,
+        error: AdmissionError,
+        context: &mut Context<'_>,
+    ) {
+        let is_prefill = match self.local {
+            Local::Prefilling { run: present } if present == run => true,
+            Local::Running { run: present } if present == run => false,
+            _ => return,
+        };
+        self.note_run_ended(run, is_prefill, context);
+        let finish = SessionFinish::Refused(error);
+        self.end(None, finish, AbortReason::Cancelled, context);
+    }
+
+    /// The run needs no abort any more. Of one that exports rows something may still be held.
+    fn note_run_ended(&mut self, run: u32, is_prefill: bool, context: &Context<'_>) {
+        let until_us = context.now_us;
+        self.local = match is_prefill {
+            true => Local::Held { run, until_us },
+            false => Local::Nothing,
+        };
+    }
+
+    /// The prompt is computed, and there is more to draw.
+    fn handle_prefilled(&mut self, run: u32, context: &mut Context<'_>) {
+        let until_us = context.now_us.saturating_add(context.config.hold_lease_us);
+        self.local = Local::Held { run, until_us };
+        if matches!(self.remote, Remote::Nothing) {
+            return self.run_locally(context);
+        }
+        context.act(PrefillAction::RenewHold {
+            session: self.id,
+            run,
+            until_us,
+        });
+        self.tell_first_token(context);
+        self.release_loaded(context);
+    }
+
+    pub(super) fn release_loaded(&mut self, context: &mut Context<'_>) {
+        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
+        if let Local::Held { run, .. } = self.local
+            && has_loaded
+        {
+            self.local = Local::Nothing;
+            let session = self.id;
+            context.release(session, run);
+        }
+    }
+
+    pub(super) fn run_locally(&mut self, context: &mut Context<'_>) {
+        let session = self.id;
+        let run = self.next_run();
+        let before = core::mem::replace(&mut self.local, Local::Running { run });
+        let request = self.run_request();
+        context.act(PrefillAction::SubmitLocally {
+            session,
+            run,
+            request: Box::new(request),
+        });
+        // Behind the submission, so that it finds the rows.
+        if let Local::Held { run, .. } = before {
+            context.release(session, run);
+        }
+    }
+
+    /// The request as this node's engine gets it, with what the client has of it.
+    pub(super) fn run_request(&self) -> Request {
+        let mut request = self.request.clone();
+        request.stopping = self.stopping();
+        request.output = self.output.clone();
+        request
+    }
+
+    pub(super) fn stopping(&self) -> StoppingCriteria {
+        StoppingCriteria {
+            max_tokens: Some(self.max_tokens),
+            ..self.request.stopping.clone()
+        }
+    }
+
+    pub(super) fn next_run(&mut self) -> u32 {
+        self.num_runs += 1;
+        self.num_runs - 1
+    }
+}

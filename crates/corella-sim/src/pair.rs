@@ -1,0 +1,21 @@
+//! Prefill and decode nodes that serve requests together, over a network that fails.
+//!
+//! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of
+//! its end of the sessions. What lies between them is made up: streams that are cut, stall or
+//! repeat themselves, links of which one direction is dead, nodes that die and come back. A seed
+//! writes the [`PairLoad`], [`simulate_pair`] plays it, and a watcher sees what goes in and comes out.
+
+mod client_watch;
+mod decode_node;
+mod engine;
+mod fleet;
+mod pair_load;
+mod pair_totals;
+mod prefill_node;
+mod session_watch;
+mod wire;
+mod world;
+
+pub use fleet::simulate_pair;
+pub use pair_load::PairLoad;
+pub use pair_totals::PairTotals;

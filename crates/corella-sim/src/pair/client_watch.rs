@@ -1,0 +1,173 @@
+//! What clients must see: the tokens of the lone run, one end, and no silence.
+
+use std::collections::BTreeMap;
+
+use corella_core::session::{AbortReason, ClientEvent, SessionFinish};
+use corella_core::{FinishReason, NodeId, RequestError, SessionId};
+
+use crate::checker::{Verdict, ensure};
+use crate::executor::UNDEFINED;
+use crate::pair::pair_load::{PairCall, PairLoad};
+
+pub struct ClientWatch<'a> {
+    calls: &'a [PairCall],
+    resumes_locally: bool,
+    max_silence_us: u64,
+    clients: BTreeMap<SessionId, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    call: usize,
+    num_seen: usize,
+    last_event_us: u64,
+    cancelled: bool,
+    /// A step that computed it on its prefill node has failed.
+    has_failed: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Ended,
+    /// Its node died.
+    Lost,
+}
+
+impl<'a> ClientWatch<'a> {
+    pub fn new(load: &'a PairLoad) -> Self {
+        Self {
+            calls: &load.calls,
+            resumes_locally: load.sessions.resumes_locally,
+            max_silence_us: max_silence_us(load),
+            clients: BTreeMap::new(),
+        }
+    }
+
+    pub fn submitted(&mut self, session: SessionId, call: usize, now_us: u64) {
+        let client = Client {
+            call,
+            num_seen: 0,
+            last_event_us: now_us,
+            cancelled: false,
+            has_failed: false,
+            state: State::Waiting,
+        };
+        self.clients.insert(session, client);
+    }
+
+    pub fn cancelled(&mut self, session: SessionId) {
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.cancelled = true;
+        }
+    }
+
+    pub fn failed(&mut self, session: SessionId) {
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.has_failed = true;
+        }
+    }
+
+    pub fn node_lost(&mut self, node: NodeId) -> u64 {
+        let mut num_lost = 0;
+        for client in self.clients.values_mut() {
+            if client.state == State::Waiting && self.calls[client.call].node == node {
+                client.state = State::Lost;
+                num_lost += 1;
+            }
+        }
+        num_lost
+    }
+
+    pub fn is_waiting(&self, session: SessionId) -> bool {
+        let client = self.clients.get(&session);
+        client.is_some_and(|client| client.state == State::Waiting)
+    }
+
+    /// Rules 32 and 38, and that tokens are those of the lone run, each once and in order.
+    pub fn told(&mut self, session: SessionId, event: &ClientEvent, now_us: u64) -> Verdict {
+        let client = self.clients.get_mut(&session);
+        let client = client.ok_or_else(|| format!("nobody waits for session {session}"))?;
+        ensure(client.state == State::Waiting, || {
+            format!(
+                "session {session} is {:?} and is told {event:?}",
+                client.state
+            )
+        })?;
+        let call = &self.calls[client.call];
+        if let Some(sample) = &event.sample {
+            let should = call.output.get(client.num_seen).copied();
+            let token = (sample.token != UNDEFINED).then_some(sample.token);
+            ensure(token.is_some() && token == should, || {
+                let at = client.num_seen;
+                format!("token {at} of session {session} is {token:?}, alone it is {should:?}")
+            })?;
+            client.num_seen += 1;
+        }
+        let counts_are_right = event.num_output_tokens as usize == client.num_seen
+            && event.num_prompt_tokens as usize == call.request.prompt.len();
+        ensure(counts_are_right, || {
+            format!("{event:?} after {} tokens", client.num_seen)
+        })?;
+        client.last_event_us = now_us;
+        let Some(finish) = &event.finish else {
+            return Ok(());
+        };
+        client.state = State::Ended;
+        let is_whole = client.num_seen == call.output.len();
+        let has_reason = match finish {
+            SessionFinish::Finished(FinishReason::Aborted) => client.cancelled,
+            SessionFinish::Finished(FinishReason::Error(RequestError::StepFailed(_))) => {
+                client.has_failed
+            }
+            SessionFinish::Finished(FinishReason::Error(_)) => false,
+            SessionFinish::Finished(finish) => *finish == call.finish && is_whole,
+            SessionFinish::DeadlinePassed => call.deadline_us == Some(now_us),
+            SessionFinish::DecodeLost(reason) => {
+                !self.resumes_locally && client.num_seen > 0 && *reason != AbortReason::Finished
+            }
+            SessionFinish::Refused(_) => true,
+        };
+        ensure(has_reason, || {
+            let (num_seen, num_tokens) = (client.num_seen, call.output.len());
+            format!(
+                "session {session} ends with {finish:?} after {num_seen} tokens of {num_tokens}"
+            )
+        })
+    }
+
+    pub fn check_silence(&self, now_us: u64) -> Verdict {
+        let waiting = self.clients.iter();
+        let mut waiting = waiting.filter(|(_, client)| client.state == State::Waiting);
+        let silent =
+            waiting.find(|(_, client)| now_us > client.last_event_us + self.max_silence_us);
+        ensure(silent.is_none(), || {
+            format!("a client hears nothing for too long: {silent:?}")
+        })
+    }
+
+    pub fn check_ended(&self) -> Verdict {
+        let mut clients = self.clients.iter();
+        let waiting = clients.find(|(_, client)| client.state == State::Waiting);
+        ensure(waiting.is_none(), || {
+            format!("a client waits for ever: {waiting:?}")
+        })
+    }
+}
+
+/// All work there is, one request after the other, and every fault that can befall one request
+/// between two of its events.
+fn max_silence_us(load: &PairLoad) -> u64 {
+    let num_tokens: u64 = load
+        .calls
+        .iter()
+        .map(|call| call.request.prompt.len() as u64 + call.output.len() as u64)
+        .sum();
+    let nodes = load.nodes.iter();
+    let token_us = nodes.map(|node| node.per_step_us + node.per_token_us).max();
+    let sessions = &load.sessions;
+    let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
+    let load_us = sessions.load_timeout_us(60);
+    2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + load_us
+}

@@ -1,0 +1,374 @@
+//! A decode node: engine, session end, and loads that write pages.
+
+use std::collections::BTreeMap;
+
+use corella_core::session::{
+    Allocate, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode, ToPrefill,
+};
+use corella_core::{Incarnation, LostKv, NodeId, PageId, RequestId, ReserveError};
+
+use crate::executor::Row;
+use crate::pair::engine::Engine;
+use crate::pair::session_watch::DECODE;
+use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
+use crate::pair::world::{Event, LocalEvent, World};
+use crate::simulation::Violation;
+
+pub struct DecodeNode {
+    pub id: NodeId,
+    pub incarnation: Incarnation,
+    pub engine: Engine,
+    pub end: DecodeEnd,
+    num_layers: u32,
+    num_requests: u64,
+    requests: BTreeMap<SessionKey, Receipt>,
+    keys: BTreeMap<RequestId, SessionKey>,
+    /// Reservations that the scheduler has not come to yet.
+    asked: BTreeMap<SessionKey, (Box<Allocate>, u64)>,
+    loads: BTreeMap<SessionKey, Load>,
+    wake_us: Option<u64>,
+}
+
+struct Receipt {
+    request: RequestId,
+    pages: Vec<PageId>,
+    num_rows: u32,
+}
+
+/// A load that may write.
+struct Load {
+    first_row: u32,
+    /// By row, the layers that have come as bits, and what they agree on.
+    rows: Vec<(u32, Row)>,
+    num_left: usize,
+    is_cancelled: bool,
+}
+
+impl DecodeNode {
+    pub fn new(id: NodeId, incarnation: Incarnation, world: &World<'_>) -> Self {
+        let load = world.load;
+        let plan = &load.nodes[id.0 as usize];
+        let hello = load.hello(id, incarnation);
+        let sessions = load.sessions.clone();
+        Self {
+            id,
+            incarnation,
+            engine: Engine::new(plan, load.alphabet, load.fails_once_in),
+            end: DecodeEnd::new(sessions, hello).expect("loads have valid times"),
+            num_layers: load.num_layers,
+            num_requests: 0,
+            requests: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            loads: BTreeMap::new(),
+            wake_us: None,
+        }
+    }
+
+    pub fn arrive(
+        &mut self,
+        from: NodeId,
+        id: ConnectionId,
+        packet: Packet,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let (key, now_us) = (id.key, world.now_us);
+        match packet {
+            Packet::ToDecode(message) => {
+                if matches!(message, ToDecode::Hello(_)) {
+                    world.sessions.opened(DECODE, key, self.id, now_us);
+                }
+                world.sessions.heard(DECODE, key, now_us);
+                if let (ToDecode::FirstToken(_), Some(receipt)) =
+                    (&message, self.requests.get(&key))
+                {
+                    world.sessions.first_token(key, receipt.num_rows, now_us);
+                }
+                let is_abort = matches!(message, ToDecode::Abort(_));
+                self.end.handle_message(from, key, message, now_us);
+                self.settle(world)?;
+                if is_abort && world.sessions.is_open(DECODE, key) {
+                    let what = format!("{key} goes on");
+                    return Err(world.violation("an abort ends a session at once", what));
+                }
+                return Ok(());
+            }
+            Packet::Closed if id.wire == Wire::Control => {
+                self.end.handle_stream_closed(key, now_us);
+            }
+            Packet::Closed => {
+                let load = self.loads.get(&key);
+                if load.is_some_and(|load| !load.is_cancelled) {
+                    world.totals.num_loads_failed += 1;
+                    self.loads.remove(&key);
+                    self.end.handle_load_failed(key, now_us);
+                }
+            }
+            Packet::Rows {
+                layer,
+                rows,
+                content,
+            } => self.write(key, layer, rows.zip(content), world)?,
+            Packet::ToPrefill(_) | Packet::LoadRequest { .. } => {
+                unreachable!("sent to a decode node")
+            }
+        }
+        self.settle(world)
+    }
+
+    pub fn local(&mut self, event: LocalEvent, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        match event {
+            LocalEvent::Wake => {
+                self.wake_us = None;
+                self.end.handle_timeout(now_us);
+            }
+            LocalEvent::StepReturns => self.engine.return_step(),
+            LocalEvent::LoadCancelled(key) => {
+                if self.loads.remove(&key).is_some() {
+                    world.totals.num_loads_cancelled += 1;
+                    self.end.handle_load_cancelled(key, now_us);
+                }
+            }
+            LocalEvent::Reserve(key) => self.reserve(key, world),
+            LocalEvent::LayerFilled { .. } | LocalEvent::Read(_) | LocalEvent::Stopped(_) => {
+                unreachable!("a decode node sends no rows")
+            }
+        }
+        self.settle(world)
+    }
+
+    /// Does what the machines say until nobody says anything any more.
+    pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        loop {
+            if let Some(action) = self.end.poll_action() {
+                self.act(action, world)?;
+            } else if let Some(fact) = self.engine.poll_kv_fact() {
+                let what = format!("{fact:?}");
+                return Err(world.violation("a decode node exports nothing", what));
+            } else if let Some(output) = self.engine.poll_output() {
+                let key = self.keys[&output.request];
+                if output.finish.is_some() && !self.loads.contains_key(&key) {
+                    self.keys.remove(&output.request);
+                }
+                self.end.handle_local_output(key, output, now_us);
+            } else if let Some(step) = self.engine.try_step(now_us, &mut world.random) {
+                self.push(step.returns_us, LocalEvent::StepReturns, world);
+            } else {
+                break;
+            }
+        }
+        self.end.check_invariants();
+        self.engine.scheduler().check_invariants();
+        self.plan_wake(world);
+        Ok(())
+    }
+
+    /// What must be there no longer when everything has ended.
+    pub fn leftovers(&self) -> String {
+        let (end, engine) = (self.end.stats(), self.engine.stats());
+        let is_clean = end == Default::default()
+            && engine.num_in_use_pages + engine.num_held_pages == 0
+            && engine.num_running + engine.num_waiting == 0
+            && engine.num_receiving + engine.num_arrived == 0
+            && self.loads.is_empty();
+        match is_clean {
+            true => String::new(),
+            false => format!("{end:?} {engine:?}"),
+        }
+    }
+
+    fn act(&mut self, action: DecodeAction, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        let control = |key| ConnectionId {
+            key,
+            wire: Wire::Control,
+        };
+        match action {
+            DecodeAction::Send { key, message } => {
+                if matches!(message, ToPrefill::Allocated(_)) {
+                    world.sessions.allocated(DECODE, key, now_us);
+                }
+                let packet = Packet::ToPrefill(message);
+                world.send(control(key), Direction::ToPrefill, packet);
+            }
+            DecodeAction::CloseStream { key } => {
+                world.close(control(key), Direction::ToPrefill);
+                world.sessions.closed(DECODE, key);
+            }
+            DecodeAction::Reserve {
+                key,
+                allocate,
+                deadline_us,
+            } => {
+                if self.requests.contains_key(&key) || self.asked.contains_key(&key) {
+                    let what = format!("{key} is reserved again");
+                    return Err(world.violation("an allocation is made once", what));
+                }
+                self.asked.insert(key, (allocate, deadline_us));
+                if world.random.once_in(4) {
+                    let at_us = now_us + world.random.below(120_000);
+                    self.push(at_us, LocalEvent::Reserve(key), world);
+                } else {
+                    self.reserve(key, world);
+                }
+            }
+            DecodeAction::Load {
+                key,
+                node,
+                first_row,
+                num_rows,
+                deadline_us,
+            } => {
+                world.totals.num_loads += 1;
+                let num_left = (num_rows - first_row) as usize;
+                self.loads.insert(
+                    key,
+                    Load {
+                        first_row,
+                        rows: vec![(0, None); num_left],
+                        num_left,
+                        is_cancelled: false,
+                    },
+                );
+                let id = ConnectionId {
+                    key,
+                    wire: Wire::Data,
+                };
+                world.open(id, node, self.id);
+                let packet = Packet::LoadRequest {
+                    first_row,
+                    deadline_us,
+                };
+                world.send(id, Direction::ToPrefill, packet);
+            }
+            DecodeAction::CancelLoad { key } => {
+                if let Some(load) = self.loads.get_mut(&key) {
+                    load.is_cancelled = true;
+                }
+                let wire = Wire::Data;
+                world.close(ConnectionId { key, wire }, Direction::ToPrefill);
+                let at_us = now_us + world.stop_us();
+                self.push(at_us, LocalEvent::LoadCancelled(key), world);
+            }
+            DecodeAction::Arrived { key, first_token } => {
+                world.sessions.arrived(key);
+                let request = self.requests[&key].request;
+                let scheduler = self.engine.scheduler();
+                if !scheduler.handle_kv_arrived(request, first_token.sample.token) {
+                    scheduler.handle_kv_lost(request, LostKv::End("late".into()));
+                }
+            }
+            DecodeAction::AbortLocal { key } => {
+                let request = self.requests[&key].request;
+                self.engine.scheduler().abort_request(request);
+            }
+            DecodeAction::Release { key } => {
+                if self.loads.contains_key(&key) {
+                    let what = format!("{key} lets go of pages that may be written to");
+                    return Err(world.violation("pages are kept while they are written", what));
+                }
+                let request = self.requests[&key].request;
+                let how = LostKv::End("the session has ended".into());
+                self.engine.scheduler().handle_kv_lost(request, how);
+            }
+            DecodeAction::MarkSuspect { .. } => world.totals.num_suspects += 1,
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let Some((allocate, deadline_us)) = self.asked.remove(&key) else {
+            return;
+        };
+        if !world.sessions.is_open(DECODE, key) {
+            world.totals.num_unanswered_reservations += 1;
+        }
+        self.num_requests += 1;
+        let id = RequestId(self.num_requests);
+        let num_rows = allocate.prompt.len() as u32;
+        let request = allocate.into_request(id, world.now_us);
+        let answer = self.engine.reserve(request, deadline_us);
+        let answer = answer.map(|reservation| {
+            let receipt = Receipt {
+                request: id,
+                pages: reservation.pages,
+                num_rows,
+            };
+            self.requests.insert(key, receipt);
+            self.keys.insert(id, key);
+            world.totals.num_cached_rows += u64::from(reservation.num_cached_rows);
+            reservation.num_cached_rows
+        });
+        let answer = answer.map_err(|error| match error {
+            ReserveError::Refused(_) => Refusal::Never,
+            ReserveError::NoRoom { .. } => Refusal::Exhausted,
+        });
+        self.end.handle_reserved(key, answer, world.now_us);
+    }
+
+    /// Rows of one layer have come. A row is there when all its layers are.
+    fn write(
+        &mut self,
+        key: SessionKey,
+        layer: u32,
+        rows: impl Iterator<Item = (u32, Row)>,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return Ok(());
+        };
+        let receipt = &self.requests[&key];
+        let page_size = self.engine.page_size();
+        for (row, content) in rows {
+            let (layers, known) = &mut load.rows[(row - load.first_row) as usize];
+            if *layers & 1 << layer != 0 {
+                let what = format!("{key} gets row {row} of layer {layer} twice");
+                return Err(world.violation("what was sent is not sent again", what));
+            }
+            *known = match *layers {
+                0 => content,
+                _ => known.filter(|_| content == *known),
+            };
+            *layers |= 1 << layer;
+            let is_whole = layers.count_ones() == self.num_layers;
+            load.num_left -= usize::from(is_whole);
+            world.totals.num_late_rows += u64::from(load.is_cancelled);
+            let page = receipt.pages[(row / page_size) as usize];
+            let value = if is_whole { *known } else { None };
+            self.engine
+                .write_row(page, (row % page_size) as usize, value);
+        }
+        if load.num_left == 0 && !load.is_cancelled {
+            world.totals.num_loads_done += 1;
+            self.loads.remove(&key);
+            let wire = Wire::Data;
+            world.close(ConnectionId { key, wire }, Direction::ToPrefill);
+            self.end.handle_load_done(key, world.now_us);
+        }
+        Ok(())
+    }
+
+    fn push(&self, at_us: u64, event: LocalEvent, world: &mut World<'_>) {
+        world.push(at_us, Event::Local(self.id, self.incarnation, event));
+    }
+
+    fn plan_wake(&mut self, world: &mut World<'_>) {
+        let deadlines = [
+            self.end.poll_timeout(),
+            // Past deadlines wait for the step that holds the scheduler up.
+            self.engine
+                .scheduler()
+                .poll_deadline()
+                .filter(|&deadline_us| deadline_us > world.now_us),
+        ];
+        let Some(at_us) = deadlines.into_iter().flatten().min() else {
+            return;
+        };
+        if self.wake_us.is_none_or(|wake_us| at_us < wake_us) {
+            self.wake_us = Some(at_us);
+            self.push(at_us, LocalEvent::Wake, world);
+        }
+    }
+}

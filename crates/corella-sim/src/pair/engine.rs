@@ -1,0 +1,136 @@
+//! A node's own engine: the real scheduler and an executor that distrusts it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use corella_core::{
+    AdmissionError, Batch, KvFact, PageId, Request, RequestId, RequestOutput, Reservation,
+    ReserveError, Scheduler, SchedulerStats, SlotId, StepId,
+};
+
+use crate::executor::{CheckingExecutor, Returned, Row, root_row};
+use crate::pair::pair_load::NodePlan;
+use crate::random::Random;
+
+pub struct Engine {
+    plan: NodePlan,
+    fails_once_in: u64,
+    scheduler: Scheduler,
+    executor: CheckingExecutor,
+    slots: BTreeMap<SlotId, RequestId>,
+    inflight: VecDeque<StepId>,
+    last_return_us: u64,
+    /// Requests that were in a step that failed.
+    failed: BTreeSet<RequestId>,
+}
+
+/// A step that has begun.
+pub struct PlannedStep {
+    pub begins_us: u64,
+    pub returns_us: u64,
+}
+
+impl Engine {
+    pub fn new(plan: &NodePlan, alphabet: u32, fails_once_in: u64) -> Self {
+        let config = plan.config.clone();
+        Self {
+            executor: CheckingExecutor::new(&config, alphabet, BTreeMap::new()),
+            scheduler: Scheduler::new(config).expect("loads have valid limits"),
+            plan: plan.clone(),
+            fails_once_in,
+            slots: BTreeMap::new(),
+            inflight: VecDeque::new(),
+            last_return_us: 0,
+            failed: BTreeSet::new(),
+        }
+    }
+
+    pub fn submit(&mut self, request: Request) -> Result<(), AdmissionError> {
+        let root = root_row(&request.namespace);
+        self.executor.add_root(request.id, root);
+        self.scheduler.add_requests(vec![request])
+    }
+
+    pub fn reserve(
+        &mut self,
+        request: Request,
+        deadline_us: u64,
+    ) -> Result<Reservation, ReserveError> {
+        let root = root_row(&request.namespace);
+        self.executor.add_root(request.id, root);
+        self.scheduler.reserve(request, deadline_us)
+    }
+
+    pub fn scheduler(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    pub fn stats(&self) -> SchedulerStats {
+        self.scheduler.stats()
+    }
+
+    pub fn has_failed(&self, request: RequestId) -> bool {
+        self.failed.contains(&request)
+    }
+
+    pub fn has_failed_steps(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    pub fn poll_output(&mut self) -> Option<RequestOutput> {
+        self.scheduler.poll_output()
+    }
+
+    pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
+        self.scheduler.poll_kv_fact()
+    }
+
+    pub fn read_row(&self, page: PageId, at: usize) -> Row {
+        self.executor.read_row(page, at)
+    }
+
+    pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
+        self.executor.write_row(page, at, row);
+    }
+
+    pub fn page_size(&self) -> u32 {
+        self.plan.config.page_size
+    }
+
+    /// Begins the next step, if there is one.
+    pub fn try_step(&mut self, now_us: u64, random: &mut Random) -> Option<PlannedStep> {
+        let batch = self.scheduler.schedule(now_us)?;
+        self.note_slots(&batch);
+        let fails = self.fails_once_in > 0 && random.once_in(self.fails_once_in);
+        if fails {
+            let named = batch.spans.iter().map(|span| self.slots[&span.slot]);
+            self.failed.extend(named);
+        }
+        self.executor.submit(&batch, fails, None);
+        self.inflight.push_back(batch.step);
+        let num_tokens = batch.num_tokens() as u64;
+        let step_us = self.plan.per_step_us + self.plan.per_token_us * num_tokens;
+        let begins_us = now_us.max(self.last_return_us);
+        self.last_return_us = begins_us + step_us;
+        Some(PlannedStep {
+            begins_us,
+            returns_us: self.last_return_us,
+        })
+    }
+
+    pub fn return_step(&mut self) {
+        self.inflight.pop_front().expect("a step is in flight");
+        match self.executor.wait() {
+            Returned::Output(output, _) => self.scheduler.update_from_output(&output),
+            Returned::Failed(step, _) => self.scheduler.handle_step_failed(step, "injected"),
+        }
+    }
+
+    fn note_slots(&mut self, batch: &Batch) {
+        for slot in &batch.released {
+            self.slots.remove(slot);
+        }
+        for start in &batch.started {
+            self.slots.insert(start.slot, start.request);
+        }
+    }
+}

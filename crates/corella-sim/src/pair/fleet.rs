@@ -1,0 +1,292 @@
+//! One run of a fleet: events in virtual time, nodes between them, faults among them.
+
+use corella_core::{Incarnation, NodeId};
+
+use crate::pair::decode_node::DecodeNode;
+use crate::pair::pair_load::{FaultKind, PairLoad};
+use crate::pair::pair_totals::PairTotals;
+use crate::pair::prefill_node::PrefillNode;
+use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
+use crate::pair::world::{Event, LocalEvent, World};
+use crate::simulation::Violation;
+
+/// Plays a load to its end. Executors and the machines' own assertions panic.
+pub fn simulate_pair(load: &PairLoad, seed: u64) -> Result<PairTotals, Violation> {
+    let mut fleet = Fleet::new(load, seed);
+    fleet.run()?;
+    Ok(fleet.world.totals)
+}
+
+struct Fleet<'a> {
+    world: World<'a>,
+    nodes: Vec<Option<Node>>,
+}
+
+enum Node {
+    Prefill(Box<PrefillNode>),
+    Decode(Box<DecodeNode>),
+}
+
+impl Node {
+    fn incarnation(&self) -> Incarnation {
+        match self {
+            Self::Prefill(node) => node.incarnation,
+            Self::Decode(node) => node.incarnation,
+        }
+    }
+
+    fn local(&mut self, event: LocalEvent, world: &mut World<'_>) -> Result<(), Violation> {
+        match self {
+            Self::Prefill(node) => node.local(event, world),
+            Self::Decode(node) => node.local(event, world),
+        }
+    }
+
+    fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
+        match self {
+            Self::Prefill(node) => node.settle(world),
+            Self::Decode(node) => node.settle(world),
+        }
+    }
+}
+
+impl<'a> Fleet<'a> {
+    fn new(load: &'a PairLoad, seed: u64) -> Self {
+        let mut world = World::new(load, seed);
+        world.totals.num_runs = 1;
+        for (index, call) in load.calls.iter().enumerate() {
+            // A cancel that comes before its request comes first.
+            if let Some(cancel_us) = call.cancel_us {
+                world.push(cancel_us, Event::Cancel(index));
+            }
+            world.push(call.at_us, Event::Call(index));
+        }
+        for (index, fault) in load.faults.iter().enumerate() {
+            world.push(fault.at_us, Event::Fault(index));
+        }
+        let mut fleet = Self {
+            nodes: load.nodes.iter().map(|_| None).collect(),
+            world,
+        };
+        for index in 0..load.nodes.len() {
+            let id = NodeId(index as u32);
+            fleet.start(id, Incarnation(1));
+            fleet.world.registry.insert(id, Incarnation(1));
+        }
+        fleet
+    }
+
+    fn run(&mut self) -> Result<(), Violation> {
+        while let Some(event) = self.world.pop() {
+            self.happen(event)?;
+            let now_us = self.world.now_us;
+            let verdict = self.world.sessions.check(now_us);
+            verdict.map_err(|what| self.world.violation("sessions keep their deadlines", what))?;
+            let verdict = self.world.clients.check_silence(now_us);
+            verdict.map_err(|what| self.world.violation("nobody waits in silence", what))?;
+        }
+        self.world.totals.num_events = self.world.num_events();
+        let verdict = self.world.clients.check_ended();
+        verdict.map_err(|what| self.world.violation("every request ends", what))?;
+        let verdict = self.world.sessions.check_ended();
+        verdict.map_err(|what| self.world.violation("every session ends", what))?;
+        for node in self.nodes.iter().flatten() {
+            let leftovers = match node {
+                Node::Prefill(node) => node.leftovers(),
+                Node::Decode(node) => node.leftovers(),
+            };
+            if !leftovers.is_empty() {
+                return Err(self
+                    .world
+                    .violation("nothing is left at the end", leftovers));
+            }
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        let world = &mut self.world;
+        match event {
+            Event::Call(index) => {
+                let node = world.load.calls[index].node;
+                if let Some(Node::Prefill(node)) = &mut self.nodes[node.0 as usize] {
+                    node.call(index, world)?;
+                    node.settle(world)?;
+                }
+            }
+            Event::Cancel(index) => {
+                let node = world.load.calls[index].node;
+                if let Some(Node::Prefill(node)) = &mut self.nodes[node.0 as usize] {
+                    node.cancel(index, world)?;
+                    node.settle(world)?;
+                }
+            }
+            Event::Fault(index) => {
+                let kind = world.load.faults[index].kind;
+                self.fail(kind)?;
+            }
+            Event::Start(node) => {
+                let incarnation = Incarnation(self.world.network.incarnations[&node].0 + 1);
+                self.start(node, incarnation);
+            }
+            Event::Registered(node, incarnation) => {
+                world.note_incarnation(node, incarnation);
+                for other in self.nodes.iter_mut().flatten() {
+                    match other {
+                        Node::Prefill(other) => {
+                            other
+                                .end
+                                .handle_incarnation(node, incarnation, world.now_us);
+                        }
+                        Node::Decode(other) => {
+                            other
+                                .end
+                                .handle_incarnation(node, incarnation, world.now_us);
+                        }
+                    }
+                    other.settle(world)?;
+                }
+            }
+            Event::EndDrain(node) => {
+                if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {
+                    node.end.set_draining(false);
+                }
+            }
+            Event::Arrive(id, direction, packet) => {
+                if let Some(packet) = world.arrive(id, direction, *packet) {
+                    self.deliver(id, direction, packet)?;
+                }
+            }
+            Event::Unblock(from, to) => {
+                for (id, direction, packet) in world.unblock(from, to) {
+                    if let Some(packet) = self.world.arrive(id, direction, packet) {
+                        self.deliver(id, direction, packet)?;
+                    }
+                }
+            }
+            Event::Place(id, incarnation, session, tried) => {
+                if let Some(Node::Prefill(node)) = &mut self.nodes[id.0 as usize]
+                    && node.incarnation == incarnation
+                {
+                    node.place(session, &tried, world)?;
+                }
+            }
+            Event::Local(id, incarnation, event) => {
+                if let Some(node) = &mut self.nodes[id.0 as usize]
+                    && node.incarnation() == incarnation
+                {
+                    node.local(event, world)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(
+        &mut self,
+        id: ConnectionId,
+        direction: Direction,
+        packet: Packet,
+    ) -> Result<(), Violation> {
+        let world = &mut self.world;
+        let Some(connection) = world.network.connections.get(&id) else {
+            return Ok(());
+        };
+        let (from, to) = connection.ends(direction);
+        match &mut self.nodes[to.0 as usize] {
+            Some(Node::Prefill(node)) => node.arrive(id, packet, world),
+            Some(Node::Decode(node)) => node.arrive(from, id, packet, world),
+            None => Ok(()),
+        }
+    }
+
+    fn start(&mut self, id: NodeId, incarnation: Incarnation) {
+        let world = &mut self.world;
+        world.network.down.remove(&id);
+        world.network.incarnations.insert(id, incarnation);
+        let is_prefill = (id.0 as usize) < world.load.num_prefill_nodes;
+        let node = match is_prefill {
+            true => Node::Prefill(Box::new(PrefillNode::new(id, incarnation, world))),
+            false => Node::Decode(Box::new(DecodeNode::new(id, incarnation, world))),
+        };
+        self.nodes[id.0 as usize] = Some(node);
+        if let Some(delay_us) = world.load.registry_delay_us {
+            let at_us = world.now_us + delay_us;
+            world.push(at_us, Event::Registered(id, incarnation));
+        }
+    }
+
+    fn fail(&mut self, kind: FaultKind) -> Result<(), Violation> {
+        let world = &mut self.world;
+        let now_us = world.now_us;
+        match kind {
+            FaultKind::Crash {
+                node,
+                down_us,
+                is_told,
+            } => {
+                if self.nodes[node.0 as usize].take().is_none() {
+                    return Ok(());
+                }
+                world.totals.num_crashes += 1;
+                world.totals.num_clients_lost += world.clients.node_lost(node);
+                world.sessions.node_lost(node);
+                world.network.down.insert(node);
+                let connections = world.network.connections.iter();
+                let broken: Vec<_> = connections
+                    .filter_map(|(&id, connection)| match node {
+                        _ if connection.prefill == node => Some((id, Direction::ToDecode)),
+                        _ if connection.decode == node => Some((id, Direction::ToPrefill)),
+                        _ => None,
+                    })
+                    .collect();
+                // A process that dies leaves a host behind that closes what it had open.
+                for (id, other) in broken.into_iter().filter(|_| is_told) {
+                    world.break_connection(id, &[other]);
+                }
+                world.push(now_us + down_us, Event::Start(node));
+            }
+            FaultKind::Block { from, to, for_us } => {
+                world.totals.num_blocks += 1;
+                let until_us = now_us + for_us;
+                let blocked = world.network.blocked_until_us.entry((from, to));
+                let blocked = blocked.or_default();
+                *blocked = until_us.max(*blocked);
+                world.push(until_us, Event::Unblock(from, to));
+            }
+            FaultKind::Cut {
+                prefill,
+                decode,
+                control,
+                data,
+                is_told,
+            } => {
+                let connections = world.network.connections.iter();
+                let cut: Vec<_> = connections
+                    .filter(|(id, connection)| {
+                        let is_meant = match id.wire {
+                            Wire::Control => control,
+                            Wire::Data => data,
+                        };
+                        let is_between =
+                            connection.prefill == prefill && connection.decode == decode;
+                        is_meant && is_between && !connection.is_broken
+                    })
+                    .map(|(&id, _)| id)
+                    .collect();
+                let both = [Direction::ToDecode, Direction::ToPrefill];
+                for id in cut {
+                    world.totals.num_cut_connections += 1;
+                    world.break_connection(id, if is_told { &both } else { &[] });
+                }
+            }
+            FaultKind::Drain { node, for_us } => {
+                if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {
+                    node.end.set_draining(true);
+                }
+                world.push(now_us + for_us, Event::EndDrain(node));
+            }
+        }
+        Ok(())
+    }
+}

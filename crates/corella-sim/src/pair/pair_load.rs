@@ -1,0 +1,359 @@
+//! What happens to a small fleet in one run, written by a seed.
+
+use corella_core::session::{Hello, KvShape, SessionConfig};
+use corella_core::{
+    FinishReason, HeadRoom, Incarnation, NodeId, Request, RequestId, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
+};
+
+use crate::executor::{CheckingExecutor, root_row};
+use crate::random::Random;
+
+/// Everything that a run consists of, known before it begins.
+#[derive(Clone, Debug)]
+pub struct PairLoad {
+    pub sessions: SessionConfig,
+    /// Prefill nodes first.
+    pub nodes: Vec<NodePlan>,
+    pub num_prefill_nodes: usize,
+    pub num_layers: u32,
+    pub alphabet: u32,
+    pub links: LinkPlan,
+    pub calls: Vec<PairCall>,
+    pub faults: Vec<Fault>,
+    /// A step fails once in so many; 0 is never.
+    pub fails_once_in: u64,
+    /// Whether nodes learn from the registry who was started again, or only from each other.
+    pub registry_delay_us: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NodePlan {
+    pub config: SchedulerConfig,
+    pub per_step_us: u64,
+    pub per_token_us: u64,
+    pub is_compatible: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct LinkPlan {
+    pub min_latency_us: u64,
+    pub max_latency_us: u64,
+    /// How long one row of one layer takes, by decode node.
+    pub row_us: Vec<u64>,
+    /// A message comes twice, once in so many; 0 is never.
+    pub repeats_once_in: u64,
+    /// How long a reader or writer of pages takes to stop.
+    pub max_stop_us: u64,
+}
+
+/// One request of a client, and what it must come to.
+#[derive(Clone, Debug)]
+pub struct PairCall {
+    pub at_us: u64,
+    pub node: NodeId,
+    pub request: Request,
+    pub max_tokens: u32,
+    pub deadline_us: Option<u64>,
+    /// May be before the request.
+    pub cancel_us: Option<u64>,
+    pub goes_remote: bool,
+    pub output: Vec<TokenId>,
+    pub finish: FinishReason,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub at_us: u64,
+    pub kind: FaultKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum FaultKind {
+    /// The process dies and starts again. A host that dies says nothing to its peers.
+    Crash {
+        node: NodeId,
+        down_us: u64,
+        is_told: bool,
+    },
+    /// Nothing arrives from one node at the other.
+    Block {
+        from: NodeId,
+        to: NodeId,
+        for_us: u64,
+    },
+    /// Connections between two nodes break, of one kind or of both.
+    Cut {
+        prefill: NodeId,
+        decode: NodeId,
+        control: bool,
+        data: bool,
+        is_told: bool,
+    },
+    /// The decode node takes no new sessions for a while.
+    Drain { node: NodeId, for_us: u64 },
+}
+
+impl PairLoad {
+    pub fn from_seed(seed: u64) -> Self {
+        Writer::new(seed).write()
+    }
+
+    pub fn hello(&self, node: NodeId, incarnation: Incarnation) -> Hello {
+        let plan = &self.nodes[node.0 as usize];
+        Hello {
+            instance: format!("node-{node}").into(),
+            incarnation,
+            protocol_major: 1,
+            protocol_minor: node.0,
+            model_fingerprint: if plan.is_compatible { 1 } else { 2 },
+            tokenizer_digest: 3,
+            kv_shape: KvShape {
+                num_layers: self.num_layers,
+                num_kv_heads: 1,
+                head_dim: 1,
+                num_ranks: 1,
+            },
+            kv_format: "bf16".into(),
+            page_size: plan.config.page_size,
+            element_order: "plain".into(),
+            weight_format: "bf16".into(),
+            instruction_set: "portable".into(),
+        }
+    }
+
+    pub fn decode_nodes(&self) -> impl Iterator<Item = NodeId> {
+        (self.num_prefill_nodes..self.nodes.len()).map(|index| NodeId(index as u32))
+    }
+}
+
+struct Writer {
+    random: Random,
+    /// Beginnings of prompts.
+    known: Vec<Vec<TokenId>>,
+    alphabet: u32,
+    span_us: u64,
+}
+
+impl Writer {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed ^ 0x9a17);
+        Self {
+            alphabet: 2 + random.below(3) as u32,
+            span_us: random.pick(&[50_000, 1_000_000, 10_000_000]),
+            known: vec![Vec::new()],
+            random,
+        }
+    }
+
+    fn write(mut self) -> PairLoad {
+        let is_fleet = !self.random.once_in(3);
+        let (num_prefill_nodes, num_decode_nodes) = if is_fleet { (2, 2) } else { (1, 1) };
+        let num_nodes = num_prefill_nodes + num_decode_nodes;
+        let mut nodes: Vec<_> = (0..num_nodes).map(|_| self.node()).collect();
+        if is_fleet && self.random.once_in(10) {
+            nodes[num_nodes - 1].is_compatible = false;
+        }
+        let sessions = self.sessions();
+        let num_calls = 2 + self.random.below(30);
+        let calls = (0..num_calls)
+            .map(|id| {
+                let node = self.random.below(num_prefill_nodes as u64) as usize;
+                self.call(id, node, &nodes[node].config)
+            })
+            .collect();
+        let mut load = PairLoad {
+            num_layers: 1 + self.random.below(3) as u32,
+            alphabet: self.alphabet,
+            links: self.links(num_decode_nodes),
+            faults: Vec::new(),
+            fails_once_in: self.random.pick(&[0, 0, 0, 50]),
+            registry_delay_us: self.random.pick(&[None, Some(1_000), Some(5_000_000)]),
+            sessions,
+            num_prefill_nodes,
+            nodes,
+            calls,
+        };
+        if !self.random.once_in(5) {
+            let num_faults = 1 + self.random.below(5);
+            load.faults = (0..num_faults).map(|_| self.fault(&load)).collect();
+        }
+        load
+    }
+
+    fn sessions(&mut self) -> SessionConfig {
+        let mut config = SessionConfig::new(1000);
+        config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000]);
+        config.resumes_locally = !self.random.once_in(6);
+        config.first_token_timeout_us = self.random.pick(&[500_000, 60_000_000]);
+        config.hold_lease_us = self.random.pick(&[4_000_000, 30_000_000]);
+        config.max_asked_peers = 1 + self.random.below(3) as u32;
+        if self.random.once_in(8) {
+            config.max_sessions = 1 + self.random.below(6) as u32;
+            config.max_tombstones = config.max_sessions + self.random.below(20) as u32;
+        }
+        config
+    }
+
+    fn node(&mut self) -> NodePlan {
+        let random = &mut self.random;
+        let page_size = 1 + random.below(5) as u32;
+        let num_pages = 100 / page_size + random.below(200) as u32;
+        let mut config = SchedulerConfig::new(num_pages, page_size, 96);
+        config.max_num_seqs = 2 + random.below(8) as u32;
+        config.max_num_batched_tokens = config.max_num_seqs + 4 + random.below(60) as u32;
+        config.max_prefill_tokens = 4 + random.below(60) as u32;
+        config.max_inflight_steps = 1 + random.below(2) as u32;
+        config.enable_prefix_caching = !random.once_in(5);
+        config.max_preemptions = 100_000;
+        config.max_held_pages = random.pick(&[0, num_pages / 4, num_pages / 2, num_pages]);
+        if random.once_in(2) {
+            config.head_room = HeadRoom::Estimate;
+        }
+        if random.once_in(10) {
+            config.max_queued_requests = 1 + random.below(4) as u32;
+        }
+        NodePlan {
+            config,
+            per_step_us: 200 + random.below(20_000),
+            per_token_us: random.below(500),
+            is_compatible: true,
+        }
+    }
+
+    fn links(&mut self, num_decode_nodes: usize) -> LinkPlan {
+        let random = &mut self.random;
+        let min_latency_us = random.pick(&[50, 500, 5_000]);
+        let factor = random.pick(&[1, 3, 30]);
+        LinkPlan {
+            min_latency_us,
+            max_latency_us: min_latency_us * factor,
+            // Of 1000 bytes in all layers: from 100 MB/s to less than the smallest bandwidth.
+            row_us: (0..num_decode_nodes)
+                .map(|_| random.pick(&[10, 100, 1_000, 20_000]))
+                .collect(),
+            repeats_once_in: random.pick(&[0, 5]),
+            max_stop_us: random.pick(&[0, 1_000, 50_000]),
+        }
+    }
+
+    fn call(&mut self, id: u64, node: usize, config: &SchedulerConfig) -> PairCall {
+        let at_us = self.random.below(self.span_us);
+        let mut prompt = match self.random.once_in(2) {
+            true => {
+                let at = self.random.below(self.known.len() as u64) as usize;
+                self.known[at].clone()
+            }
+            false => Vec::new(),
+        };
+        let num_new = 1 + self.random.below(40);
+        prompt.extend((0..num_new).map(|_| self.random.below(self.alphabet.into()) as TokenId));
+        prompt.truncate(60);
+        let mut stopping = StoppingCriteria {
+            max_tokens: (!self.random.once_in(4)).then(|| 1 + self.random.below(30) as u32),
+            min_tokens: self.random.pick(&[0, 0, 2]),
+            ..StoppingCriteria::default()
+        };
+        if self.random.once_in(3) {
+            stopping.end_token_ids.push(0);
+        }
+        if self.random.once_in(5) && self.alphabet > 2 {
+            stopping.stop_token_ids.push(1);
+        }
+        let request = Request {
+            id: RequestId(id),
+            prompt,
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams::GREEDY,
+            stopping,
+            priority: 0,
+            arrival_us: at_us,
+            objectives: Default::default(),
+            namespace: Default::default(),
+        };
+        let max_tokens = config
+            .check_request(&request)
+            .expect("prompts of 60 tokens and 30 more fit every node");
+        let (output, finish) = lone_run(&request, max_tokens, self.alphabet);
+        let mut whole = request.prompt.clone();
+        whole.extend(&output);
+        self.known.push(whole);
+        let cancel = self.random.once_in(6);
+        let deadline = self.random.once_in(8);
+        PairCall {
+            at_us,
+            node: NodeId(node as u32),
+            max_tokens,
+            deadline_us: deadline.then(|| at_us + self.random.below(3_000_000)),
+            cancel_us: cancel.then(|| (at_us + self.random.below(600_000)).saturating_sub(20_000)),
+            goes_remote: !self.random.once_in(8),
+            request,
+            output,
+            finish,
+        }
+    }
+
+    fn fault(&mut self, load: &PairLoad) -> Fault {
+        let num_prefill = load.num_prefill_nodes as u64;
+        let num_decode = load.nodes.len() as u64 - num_prefill;
+        let prefill = NodeId(self.random.below(num_prefill) as u32);
+        let decode = NodeId((num_prefill + self.random.below(num_decode)) as u32);
+        let either = self.random.pick(&[prefill, decode]);
+        let other = if either == prefill { decode } else { prefill };
+        let short_us = 1 + self.random.below(8_000_000);
+        let kind = match self.random.below(8) {
+            0..=2 => FaultKind::Crash {
+                node: either,
+                down_us: self.random.pick(&[1_000, 100_000, 5_000_000]),
+                is_told: self.random.once_in(2),
+            },
+            3 | 4 => FaultKind::Block {
+                from: either,
+                to: other,
+                for_us: short_us,
+            },
+            5 | 6 => {
+                let which = self.random.below(3);
+                FaultKind::Cut {
+                    prefill,
+                    decode,
+                    control: which != 1,
+                    data: which != 0,
+                    is_told: self.random.once_in(2),
+                }
+            }
+            _ => FaultKind::Drain {
+                node: decode,
+                for_us: short_us,
+            },
+        };
+        Fault {
+            at_us: self.random.below(self.span_us * 2),
+            kind,
+        }
+    }
+}
+
+/// What the request comes to on one node that has nothing else to do.
+fn lone_run(request: &Request, max_tokens: u32, alphabet: u32) -> (Vec<TokenId>, FinishReason) {
+    let stopping = &request.stopping;
+    let (end, stop) = (&stopping.end_token_ids, &stopping.stop_token_ids);
+    let masked: Vec<_> = end.iter().chain(stop).copied().collect();
+    let mut output = CheckingExecutor::lone_run(
+        alphabet,
+        root_row(&request.namespace),
+        &request.prompt,
+        max_tokens as usize,
+        &masked,
+        stopping.min_tokens as usize,
+    );
+    let Some(at) = output.iter().position(|token| masked.contains(token)) else {
+        return (output, FinishReason::Length);
+    };
+    output.truncate(at + 1);
+    match end.contains(&output[at]) {
+        true => (output, FinishReason::EndToken),
+        false => (output, FinishReason::StopToken),
+    }
+}

@@ -1,0 +1,595 @@
+//! A prefill node: engine, session end, cache store, and senders that read pages.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use corella_core::session::{
+    CacheStore, CacheStoreAction, PrefillAction, PrefillEnd, SessionKey, Submission,
+    SubmissionError, ToPrefill,
+};
+use corella_core::{Incarnation, KvFact, NodeId, PageHash, PageId, RequestId, SessionId, TokenId};
+
+use crate::executor::{Row, root_row, rows_of};
+use crate::pair::engine::Engine;
+use crate::pair::session_watch::PREFILL;
+use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
+use crate::pair::world::{Event, LocalEvent, World};
+use crate::simulation::Violation;
+
+pub struct PrefillNode {
+    pub id: NodeId,
+    pub incarnation: Incarnation,
+    pub engine: Engine,
+    pub end: PrefillEnd,
+    pub store: CacheStore,
+    num_layers: u32,
+    num_requests: u64,
+    requests: BTreeMap<(SessionId, u32), RequestId>,
+    runs: BTreeMap<RequestId, Run>,
+    offers: BTreeMap<SessionKey, RequestId>,
+    senders: BTreeMap<SessionKey, Sender>,
+    wake_us: Option<u64>,
+}
+
+/// What is known of a request of this node's engine.
+struct Run {
+    session: SessionId,
+    number: u32,
+    prompt: Vec<TokenId>,
+    /// Its rows, as they must be wherever they are read.
+    rows: Vec<Row>,
+    /// Of what it exports.
+    pages: Vec<PageId>,
+    num_filled: Vec<u32>,
+    is_released: bool,
+    has_ended: bool,
+}
+
+#[derive(Default)]
+struct Sender {
+    jobs: VecDeque<(u32, Range<u32>)>,
+    decode_index: usize,
+    is_reading: bool,
+}
+
+impl PrefillNode {
+    pub fn new(id: NodeId, incarnation: Incarnation, world: &World<'_>) -> Self {
+        let load = world.load;
+        let plan = &load.nodes[id.0 as usize];
+        let hello = load.hello(id, incarnation);
+        let sessions = load.sessions.clone();
+        Self {
+            id,
+            incarnation,
+            engine: Engine::new(plan, load.alphabet, load.fails_once_in),
+            store: CacheStore::new(&sessions, incarnation).expect("loads have valid times"),
+            end: PrefillEnd::new(sessions, hello).expect("loads have valid times"),
+            num_layers: load.num_layers,
+            num_requests: 0,
+            requests: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            offers: BTreeMap::new(),
+            senders: BTreeMap::new(),
+            wake_us: None,
+        }
+    }
+
+    pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
+        let call = &world.load.calls[index];
+        let session = SessionId(index as u128);
+        let peer = match call.goes_remote {
+            true => world.place(self.id, &[]),
+            false => None,
+        };
+        let submission = Submission {
+            session,
+            request: call.request.clone(),
+            max_tokens: call.max_tokens,
+            deadline_us: call.deadline_us,
+        };
+        let was_cancelled = call
+            .cancel_us
+            .is_some_and(|cancel_us| cancel_us < call.at_us);
+        world.totals.num_requests += 1;
+        match self.end.submit(submission, peer, world.now_us) {
+            Ok(()) => {
+                world.clients.submitted(session, index, world.now_us);
+                Ok(())
+            }
+            Err(SubmissionError::TooManySessions { .. }) => {
+                world.totals.num_too_many_sessions += 1;
+                Ok(())
+            }
+            Err(SubmissionError::Ended) if was_cancelled => {
+                world.totals.num_cancelled_before += 1;
+                Ok(())
+            }
+            Err(error) => Err(world.violation("a call is taken", error.to_string())),
+        }
+    }
+
+    pub fn cancel(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
+        let session = SessionId(index as u128);
+        let is_waiting = world.clients.is_waiting(session);
+        world.clients.cancelled(session);
+        let is_cancelled = self.end.cancel(session, world.now_us);
+        let again = self.end.cancel(session, world.now_us);
+        if is_cancelled == is_waiting && !again {
+            return Ok(());
+        }
+        let what = format!("session {session}: {is_waiting} {is_cancelled}, again: {again}");
+        Err(world.violation("a cancel takes effect once", what))
+    }
+
+    pub fn arrive(
+        &mut self,
+        id: ConnectionId,
+        packet: Packet,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let (key, now_us) = (id.key, world.now_us);
+        match packet {
+            Packet::ToPrefill(message) => {
+                world.sessions.heard(PREFILL, key, now_us);
+                if matches!(message, ToPrefill::Allocated(_)) {
+                    world.sessions.allocated(PREFILL, key, now_us);
+                }
+                world.totals.num_refusals += u64::from(matches!(message, ToPrefill::Refused(_)));
+                world.totals.num_aborts += u64::from(matches!(message, ToPrefill::Abort(_)));
+                let is_finish = matches!(message, ToPrefill::Finish(_));
+                let was_waiting = world.clients.is_waiting(key.session);
+                self.end.handle_message(key, message, now_us);
+                self.settle(world)?;
+                let has_ended = was_waiting && !world.clients.is_waiting(key.session);
+                world.totals.num_completed_remotely += u64::from(is_finish && has_ended);
+            }
+            Packet::LoadRequest {
+                first_row,
+                deadline_us,
+            } => {
+                let has_offer = self.offers.contains_key(&key);
+                match self.store.load(key, first_row, deadline_us, now_us) {
+                    Ok(()) => {
+                        self.senders.insert(
+                            key,
+                            Sender {
+                                decode_index: world.decode_index(id),
+                                ..Sender::default()
+                            },
+                        );
+                        if !has_offer {
+                            let deadline_us = deadline_us.max(now_us);
+                            world.sessions.subscribed(key, self.id, deadline_us);
+                        }
+                    }
+                    Err(_) => world.close(id, Direction::ToDecode),
+                }
+            }
+            Packet::Closed if id.wire == Wire::Control => {
+                self.end.handle_stream_closed(key, now_us);
+            }
+            Packet::Closed => {
+                self.senders.remove(&key);
+                world.sessions.unsubscribed(key);
+                if self.store.handle_load_closed(key, now_us) {
+                    self.end.handle_load_failed(key, now_us);
+                }
+            }
+            Packet::ToDecode(_) | Packet::Rows { .. } => unreachable!("sent to a prefill node"),
+        }
+        self.settle(world)
+    }
+
+    pub fn local(&mut self, event: LocalEvent, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        match event {
+            LocalEvent::Wake => {
+                self.wake_us = None;
+                self.end.handle_timeout(now_us);
+                self.store.handle_timeout(now_us);
+            }
+            LocalEvent::StepReturns => self.engine.return_step(),
+            LocalEvent::LayerFilled {
+                request,
+                layer,
+                end_row,
+            } => self.fill(request, layer, end_row),
+            LocalEvent::Read(key) => self.read(key, world)?,
+            LocalEvent::Stopped(key) => {
+                if self.senders.remove(&key).is_some() {
+                    let wire = Wire::Data;
+                    world.close(ConnectionId { key, wire }, Direction::ToDecode);
+                }
+                self.store.handle_stopped(key, now_us);
+            }
+            LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) => {
+                unreachable!("a prefill node loads nothing")
+            }
+        }
+        self.settle(world)
+    }
+
+    pub fn place(
+        &mut self,
+        session: SessionId,
+        tried: &[NodeId],
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let peer = world.place(self.id, tried);
+        self.end.handle_placement(session, peer, world.now_us);
+        self.settle(world)
+    }
+
+    /// Does what the machines say until nobody says anything any more.
+    pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
+        loop {
+            if let Some(action) = self.end.poll_action() {
+                self.act(action, world)?;
+            } else if let Some(action) = self.store.poll_action() {
+                self.act_for_store(action, world)?;
+            } else if let Some(fact) = self.engine.poll_kv_fact() {
+                self.handle_fact(fact, world);
+            } else if let Some(output) = self.engine.poll_output() {
+                let run = self.runs.get_mut(&output.request).expect("a known run");
+                run.has_ended = output.finish.is_some();
+                let (session, number) = (run.session, run.number);
+                if self.engine.has_failed(output.request) {
+                    world.clients.failed(session);
+                }
+                let now_us = world.now_us;
+                self.end
+                    .handle_local_output(session, number, output, now_us);
+            } else if let Some(step) = self.engine.try_step(world.now_us, &mut world.random) {
+                while let Some(fact) = self.engine.poll_kv_fact() {
+                    if let KvFact::Exported {
+                        request, end_row, ..
+                    } = fact
+                    {
+                        let step_us = step.returns_us - step.begins_us;
+                        for layer in 0..self.num_layers {
+                            let done = u64::from(layer + 1);
+                            let at_us =
+                                step.begins_us + step_us * done / u64::from(self.num_layers + 1);
+                            let filled = LocalEvent::LayerFilled {
+                                request,
+                                layer,
+                                end_row,
+                            };
+                            self.push(at_us, filled, world);
+                        }
+                    }
+                    self.handle_fact(fact, world);
+                }
+                self.push(step.returns_us, LocalEvent::StepReturns, world);
+            } else {
+                break;
+            }
+        }
+        self.end.check_invariants();
+        self.store.check_invariants();
+        self.engine.scheduler().check_invariants();
+        self.plan_wake(world);
+        Ok(())
+    }
+
+    /// What must be there no longer when everything has ended.
+    pub fn leftovers(&self) -> String {
+        let (end, store, engine) = (self.end.stats(), self.store.stats(), self.engine.stats());
+        let is_clean = end == Default::default()
+            && store == Default::default()
+            && engine.num_in_use_pages + engine.num_held_pages == 0
+            && engine.num_running + engine.num_waiting == 0
+            && self.senders.is_empty()
+            && self.offers.is_empty();
+        match is_clean {
+            true => String::new(),
+            false => format!("{end:?} {store:?} {engine:?} {:?}", self.offers),
+        }
+    }
+
+    fn act(&mut self, action: PrefillAction, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        let control = |key| ConnectionId {
+            key,
+            wire: Wire::Control,
+        };
+        match action {
+            PrefillAction::TryNext { session, tried } => match world.random.below(20) {
+                // Placement may never answer.
+                0 => {}
+                1 | 2 => {
+                    let at_us = now_us + world.random.below(60_000);
+                    let event = Event::Place(self.id, self.incarnation, session, tried);
+                    world.push(at_us, event);
+                }
+                _ => {
+                    let peer = world.place(self.id, &tried);
+                    self.end.handle_placement(session, peer, now_us);
+                }
+            },
+            PrefillAction::OpenStream { key, node } => {
+                world.totals.num_attempts += 1;
+                world.totals.num_second_attempts += u64::from(key.attempt > 0);
+                world.open(control(key), self.id, node);
+                world.sessions.opened(PREFILL, key, self.id, now_us);
+            }
+            PrefillAction::Send { key, message } => {
+                let packet = Packet::ToDecode(message);
+                world.send(control(key), Direction::ToDecode, packet);
+            }
+            PrefillAction::CloseStream { key } => {
+                world.close(control(key), Direction::ToDecode);
+                world.sessions.closed(PREFILL, key);
+            }
+            PrefillAction::SubmitLocally {
+                session,
+                run,
+                mut request,
+            } => {
+                self.num_requests += 1;
+                request.id = RequestId(self.num_requests);
+                request.arrival_us = now_us;
+                world.totals.num_resumed += u64::from(!request.output.is_empty());
+                self.requests.insert((session, run), request.id);
+                self.runs.insert(
+                    request.id,
+                    Run {
+                        session,
+                        number: run,
+                        rows: rows_of(root_row(&request.namespace), &request.prompt),
+                        prompt: request.prompt.clone(),
+                        pages: Vec::new(),
+                        num_filled: vec![0; self.num_layers as usize],
+                        is_released: false,
+                        has_ended: false,
+                    },
+                );
+                if let Err(error) = self.engine.submit(*request) {
+                    self.end.handle_local_refused(session, run, error, now_us);
+                }
+            }
+            PrefillAction::AbortLocal { session, run } => {
+                let request = self.requests[&(session, run)];
+                self.engine.scheduler().abort_request(request);
+            }
+            PrefillAction::RenewHold {
+                session,
+                run,
+                until_us,
+            } => {
+                let request = self.requests[&(session, run)];
+                self.engine.scheduler().renew_hold(request, until_us);
+            }
+            PrefillAction::ReleaseHold { session, run } => {
+                let request = self.requests[&(session, run)];
+                let mut readers = self.offers.iter().filter(|&(_, &of)| of == request);
+                let reader = readers.find(|(key, _)| self.senders.contains_key(key));
+                if let Some((key, _)) = reader {
+                    let what = format!("{key} reads pages of run {run}, which are let go");
+                    return Err(world.violation("pages are held while they are read", what));
+                }
+                self.engine.scheduler().release_hold(request);
+                if let Some(run) = self.runs.get_mut(&request) {
+                    run.is_released = true;
+                }
+            }
+            PrefillAction::Store {
+                key, run, num_rows, ..
+            } => self.offer(key, run, num_rows, world),
+            PrefillAction::Delete { key } => {
+                world.sessions.unsubscribed(key);
+                self.store.delete(key, now_us);
+            }
+            PrefillAction::Emit { session, event } => {
+                let verdict = world.clients.told(session, &event, now_us);
+                verdict.map_err(|what| {
+                    world.violation("a client gets the lone run's tokens and one end", what)
+                })?;
+                if let Some(finish) = &event.finish {
+                    world.totals.count_end(finish);
+                }
+            }
+            PrefillAction::MarkSuspect { node } => {
+                world.totals.num_suspects += 1;
+                world.suspect(self.id, node);
+            }
+            PrefillAction::MarkRestarted { node, incarnation } => {
+                world.totals.num_restarts_noticed += 1;
+                world.note_incarnation(node, incarnation);
+            }
+            PrefillAction::MarkIncompatible { node, .. } => {
+                world.totals.num_incompatible += 1;
+                if world.load.nodes[node.0 as usize].is_compatible {
+                    let what = format!("node {node} is said to be incompatible");
+                    return Err(world.violation("nodes know who they can work with", what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn act_for_store(
+        &mut self,
+        action: CacheStoreAction,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        match action {
+            CacheStoreAction::Send { key, layer, rows } => {
+                if let Some(sender) = self.senders.get_mut(&key) {
+                    sender.jobs.push_back((layer, rows));
+                    if !std::mem::replace(&mut sender.is_reading, true) {
+                        self.push(now_us + 1, LocalEvent::Read(key), world);
+                    }
+                }
+            }
+            CacheStoreAction::TimeOutLoad { key } => {
+                world.totals.num_load_timeouts += 1;
+                self.senders.remove(&key);
+                let wire = Wire::Data;
+                world.close(ConnectionId { key, wire }, Direction::ToDecode);
+                let deadline_us = world.sessions.unsubscribed(key);
+                if deadline_us != Some(now_us) {
+                    let what = format!("{key} had until {deadline_us:?}");
+                    return Err(world.violation("a load times out at its deadline", what));
+                }
+            }
+            CacheStoreAction::Stop { key } => {
+                let at_us = now_us + world.stop_us();
+                self.push(at_us, LocalEvent::Stopped(key), world);
+            }
+            CacheStoreAction::Deleted { key } => {
+                self.offers.remove(&key);
+                self.end.handle_deleted(key, now_us);
+            }
+            CacheStoreAction::Release { .. } => world.totals.num_shared_pages_released += 1,
+        }
+        Ok(())
+    }
+
+    fn handle_fact(&mut self, fact: KvFact, world: &mut World<'_>) {
+        let now_us = world.now_us;
+        match fact {
+            KvFact::Exported {
+                request,
+                first_row,
+                pages,
+                ..
+            } => {
+                let first_page = (first_row / self.engine.page_size()) as usize;
+                let run = self.runs.get_mut(&request).expect("a known run");
+                run.pages.truncate(first_page);
+                run.pages.extend(pages);
+            }
+            KvFact::Declined { request } => {
+                world.totals.num_exports_declined += 1;
+                let run = &self.runs[&request];
+                self.end
+                    .handle_export_failed(run.session, run.number, now_us);
+            }
+            KvFact::ExportEnded { request, num_rows } => {
+                let run = &self.runs[&request];
+                if (num_rows as usize) < run.prompt.len() {
+                    world.totals.num_exports_cut_short += 1;
+                    self.end
+                        .handle_export_failed(run.session, run.number, now_us);
+                }
+            }
+            KvFact::LeaseEnded { request } => {
+                world.totals.num_leases_ended += 1;
+                let run = &self.runs[&request];
+                self.end.handle_lease_ended(run.session, run.number, now_us);
+            }
+        }
+    }
+
+    fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
+        let now_us = world.now_us;
+        let request = self.requests[&(key.session, run)];
+        let run = &self.runs[&request];
+        let page_size = self.engine.page_size() as usize;
+        let mut hash = PageHash::root(0, &Default::default());
+        let whole_pages = run.prompt.chunks_exact(page_size);
+        let hashes: Vec<_> = whole_pages
+            .map(|tokens| {
+                hash = hash.next(0, tokens);
+                hash
+            })
+            .collect();
+        let num_filled = run.num_filled.clone();
+        self.offers.insert(key, request);
+        let stored = self
+            .store
+            .store(key, self.num_layers, num_rows, hashes, now_us);
+        world.sessions.unsubscribed(key);
+        if stored.is_err() {
+            world.totals.num_dropped_stores += 1;
+            self.offers.remove(&key);
+            self.end.handle_load_failed(key, now_us);
+            return;
+        }
+        for (layer, end_row) in num_filled.into_iter().enumerate() {
+            self.store.handle_filled(key, layer as u32, end_row);
+        }
+    }
+
+    fn fill(&mut self, request: RequestId, layer: u32, end_row: u32) {
+        let run = self.runs.get_mut(&request).expect("a known run");
+        // What is done after the pages were let go is done somewhere else.
+        if run.is_released {
+            return;
+        }
+        let num_filled = &mut run.num_filled[layer as usize];
+        *num_filled = end_row.max(*num_filled);
+        let offers = self.offers.iter().filter(|&(_, &of)| of == request);
+        for (&key, _) in offers {
+            self.store.handle_filled(key, layer, end_row);
+        }
+    }
+
+    /// Reads the next rows that an attempt is to get, and sends them.
+    fn read(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
+        let Some(sender) = self.senders.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some((layer, rows)) = sender.jobs.pop_front() else {
+            sender.is_reading = false;
+            return Ok(());
+        };
+        let row_us = world.links().row_us[sender.decode_index];
+        let run = &self.runs[&self.offers[&key]];
+        let page_size = self.engine.page_size();
+        let mut content = Vec::new();
+        for row in rows.clone() {
+            let page = run.pages[(row / page_size) as usize];
+            let found = self.engine.read_row(page, (row % page_size) as usize);
+            let should = run.rows[row as usize];
+            // Others that share its pages may have been in the step that failed.
+            let has_failed = self.engine.has_failed_steps();
+            world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
+            if found != should && !(found.is_none() && has_failed) {
+                let what = format!("{key} reads {found:?} instead of {should:?}, row {row}");
+                return Err(world.violation("what is read is what was offered", what));
+            }
+            content.push(found);
+        }
+        let num_rows = u64::from(rows.end - rows.start);
+        let transfer_us = 1 + num_rows * row_us / u64::from(self.num_layers);
+        let wire = Wire::Data;
+        world.send(
+            ConnectionId { key, wire },
+            Direction::ToDecode,
+            Packet::Rows {
+                layer,
+                rows,
+                content,
+            },
+        );
+        self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
+        self.end.handle_load_progress(key, world.now_us);
+        Ok(())
+    }
+
+    fn push(&self, at_us: u64, event: LocalEvent, world: &mut World<'_>) {
+        world.push(at_us, Event::Local(self.id, self.incarnation, event));
+    }
+
+    fn plan_wake(&mut self, world: &mut World<'_>) {
+        let deadlines = [
+            self.end.poll_timeout(),
+            self.store.poll_timeout(),
+            // Past deadlines wait for the step that holds the scheduler up.
+            self.engine
+                .scheduler()
+                .poll_deadline()
+                .filter(|&deadline_us| deadline_us > world.now_us),
+        ];
+        let Some(at_us) = deadlines.into_iter().flatten().min() else {
+            return;
+        };
+        if self.wake_us.is_none_or(|wake_us| at_us < wake_us) {
+            self.wake_us = Some(at_us);
+            self.push(at_us, LocalEvent::Wake, world);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What must have happened by when, seen from outside of the machines.
+
+use std::collections::BTreeMap;
+
+use corella_core::NodeId;
+use corella_core::session::{SessionConfig, SessionKey};
+
+use crate::checker::{Verdict, ensure};
+use crate::pair::wire::Direction;
+
+/// One end of a session whose stream is open there.
+#[derive(Debug)]
+struct End {
+    node: NodeId,
+    opened_us: u64,
+    heard_us: u64,
+    is_allocated: bool,
+    /// Of a decode node: by when the next of first token and rows must have come.
+    load_by_us: Option<u64>,
+    has_first_token: bool,
+}
+
+pub struct SessionWatch {
+    config: SessionConfig,
+    ends: BTreeMap<(Direction, SessionKey), End>,
+    /// Loads that no offer has come for, and their deadlines.
+    subscriptions: BTreeMap<SessionKey, (NodeId, u64)>,
+}
+
+/// Which node an end is on: the one that messages in this direction come to.
+pub const PREFILL: Direction = Direction::ToPrefill;
+pub const DECODE: Direction = Direction::ToDecode;
+
+impl SessionWatch {
+    pub fn new(config: SessionConfig) -> Self {
+        Self {
+            config,
+            ends: BTreeMap::new(),
+            subscriptions: BTreeMap::new(),
+        }
+    }
+
+    pub fn opened(&mut self, side: Direction, key: SessionKey, node: NodeId, now_us: u64) {
+        let end = End {
+            node,
+            opened_us: now_us,
+            heard_us: now_us,
+            is_allocated: false,
+            load_by_us: None,
+            has_first_token: false,
+        };
+        self.ends.entry((side, key)).or_insert(end);
+    }
+
+    pub fn heard(&mut self, side: Direction, key: SessionKey, now_us: u64) {
+        if let Some(end) = self.ends.get_mut(&(side, key)) {
+            end.heard_us = now_us;
+        }
+    }
+
+    /// Pages are reserved, or the other end has said so.
+    pub fn allocated(&mut self, side: Direction, key: SessionKey, now_us: u64) {
+        let first_us = now_us + self.config.first_token_timeout_us;
+        if let Some(end) = self.ends.get_mut(&(side, key))
+            && !end.is_allocated
+        {
+            end.is_allocated = true;
+            end.load_by_us = (side == DECODE).then_some(first_us);
+        }
+    }
+
+    pub fn first_token(&mut self, key: SessionKey, num_rows: u32, now_us: u64) {
+        if let Some(end) = self.ends.get_mut(&(DECODE, key))
+            && !end.has_first_token
+        {
+            end.has_first_token = true;
+            end.load_by_us = Some(now_us + self.config.load_timeout_us(num_rows));
+        }
+    }
+
+    pub fn arrived(&mut self, key: SessionKey) {
+        if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
+            end.load_by_us = None;
+        }
+    }
+
+    pub fn closed(&mut self, side: Direction, key: SessionKey) {
+        self.ends.remove(&(side, key));
+    }
+
+    pub fn is_open(&self, side: Direction, key: SessionKey) -> bool {
+        self.ends.contains_key(&(side, key))
+    }
+
+    pub fn subscribed(&mut self, key: SessionKey, node: NodeId, deadline_us: u64) {
+        self.subscriptions.insert(key, (node, deadline_us));
+    }
+
+    /// Returns the deadline that there was.
+    pub fn unsubscribed(&mut self, key: SessionKey) -> Option<u64> {
+        let (_, deadline_us) = self.subscriptions.remove(&key)?;
+        Some(deadline_us)
+    }
+
+    pub fn node_lost(&mut self, node: NodeId) {
+        self.ends.retain(|_, end| end.node != node);
+        self.subscriptions.retain(|_, (other, _)| *other != node);
+    }
+
+    /// The bounds of rules 38, 39, 41 and 47, which are exact where time is virtual.
+    pub fn check(&self, now_us: u64) -> Verdict {
+        let config = &self.config;
+        for ((side, key), end) in &self.ends {
+            let silent_us = now_us - end.heard_us;
+            ensure(silent_us <= config.lost_after_us, || {
+                format!("{side:?} of {key} is kept, {silent_us} us after it was last heard of")
+            })?;
+            let is_allocating = *side == PREFILL && !end.is_allocated;
+            let open_us = now_us - end.opened_us;
+            ensure(
+                !is_allocating || open_us <= config.allocate_budget_us,
+                || format!("{key} is not allocated after {open_us} us"),
+            )?;
+            let is_late = end.load_by_us.is_some_and(|by_us| now_us > by_us);
+            ensure(!is_late, || {
+                format!("{key} waits for its load until {:?}", end.load_by_us)
+            })?;
+        }
+        let mut subscriptions = self.subscriptions.iter();
+        let late = subscriptions.find(|&(_, &(_, deadline_us))| now_us > deadline_us);
+        ensure(late.is_none(), || {
+            format!("a subscription is late: {late:?}")
+        })
+    }
+
+    pub fn check_ended(&self) -> Verdict {
+        let (ends, subscriptions) = (self.ends.len(), self.subscriptions.len());
+        ensure(ends + subscriptions == 0, || {
+            format!("open at the end: {:?}, {:?}", self.ends, self.subscriptions)
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! Connections between two nodes: in order within one, in any order between two.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use corella_core::session::{SessionKey, ToDecode, ToPrefill};
+use corella_core::{Incarnation, NodeId};
+
+use crate::executor::Row;
+
+/// A session has one stream for messages and one connection for rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wire {
+    Control,
+    Data,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnectionId {
+    pub key: SessionKey,
+    pub wire: Wire,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    ToDecode,
+    ToPrefill,
+}
+
+#[derive(Clone, Debug)]
+pub enum Packet {
+    ToDecode(ToDecode),
+    ToPrefill(ToPrefill),
+    LoadRequest {
+        first_row: u32,
+        deadline_us: u64,
+    },
+    Rows {
+        layer: u32,
+        rows: Range<u32>,
+        content: Vec<Row>,
+    },
+    /// The other end has closed, or this is how its host says that there is no such connection.
+    Closed,
+}
+
+#[derive(Debug)]
+pub struct Connection {
+    pub prefill: NodeId,
+    pub decode: NodeId,
+    to_decode: Lane,
+    to_prefill: Lane,
+    /// Ends that have closed, or have been told that it is closed.
+    closed: BTreeSet<Direction>,
+    pub is_broken: bool,
+    /// The start of the node that accepted it, once something has arrived there.
+    accepted_by: Option<Incarnation>,
+}
+
+#[derive(Debug, Default)]
+pub struct Lane {
+    pub last_arrival_us: u64,
+    /// What has come as far as a link that is blocked.
+    pub stalled: VecDeque<Packet>,
+}
+
+impl Connection {
+    pub fn new(prefill: NodeId, decode: NodeId) -> Self {
+        Self {
+            prefill,
+            decode,
+            to_decode: Lane::default(),
+            to_prefill: Lane::default(),
+            closed: BTreeSet::new(),
+            is_broken: false,
+            accepted_by: None,
+        }
+    }
+
+    pub fn lane(&mut self, direction: Direction) -> &mut Lane {
+        match direction {
+            Direction::ToDecode => &mut self.to_decode,
+            Direction::ToPrefill => &mut self.to_prefill,
+        }
+    }
+
+    pub fn ends(&self, direction: Direction) -> (NodeId, NodeId) {
+        match direction {
+            Direction::ToDecode => (self.prefill, self.decode),
+            Direction::ToPrefill => (self.decode, self.prefill),
+        }
+    }
+
+    /// Closes what goes in one direction. True the first time.
+    pub fn close(&mut self, direction: Direction) -> bool {
+        self.closed.insert(direction)
+    }
+
+    pub fn is_closed(&self, direction: Direction) -> bool {
+        self.closed.contains(&direction)
+    }
+}
+
+impl Direction {
+    pub fn back(self) -> Self {
+        match self {
+            Self::ToDecode => Self::ToPrefill,
+            Self::ToPrefill => Self::ToDecode,
+        }
+    }
+}
+
+/// All connections, and the links that they run over.
+#[derive(Debug, Default)]
+pub struct Network {
+    pub connections: BTreeMap<ConnectionId, Connection>,
+    /// Until when nothing arrives from one node at the other.
+    pub blocked_until_us: BTreeMap<(NodeId, NodeId), u64>,
+    pub incarnations: BTreeMap<NodeId, Incarnation>,
+    pub down: BTreeSet<NodeId>,
+}
+
+impl Network {
+    pub fn is_blocked(&self, from: NodeId, to: NodeId, now_us: u64) -> bool {
+        let until_us = self.blocked_until_us.get(&(from, to));
+        until_us.is_some_and(|&until_us| now_us < until_us)
+    }
+
+    /// Whether the process that the connection leads to is there. Whoever answers first at an address
+    /// accepts it, and may be a later start than the one that was meant.
+    pub fn has_process(&mut self, id: ConnectionId, node: NodeId, direction: Direction) -> bool {
+        if self.down.contains(&node) {
+            return false;
+        }
+        let present = self.incarnations.get(&node).copied();
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return false;
+        };
+        let opener = match id.wire {
+            Wire::Control => Direction::ToPrefill,
+            Wire::Data => Direction::ToDecode,
+        };
+        if direction != opener && connection.accepted_by.is_none() {
+            connection.accepted_by = present;
+        }
+        let incarnation = match direction {
+            _ if direction != opener => connection.accepted_by,
+            Direction::ToDecode => Some(id.key.decode_incarnation),
+            Direction::ToPrefill => Some(id.key.prefill_incarnation),
+        };
+        present == incarnation
+    }
+}

@@ -1,0 +1,294 @@
+//! What nodes share: time, the network, chance, and whoever watches.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use corella_core::session::{Peer, SessionKey};
+use corella_core::{Incarnation, NodeId, RequestId, SessionId};
+
+use crate::pair::client_watch::ClientWatch;
+use crate::pair::pair_load::{LinkPlan, PairLoad};
+use crate::pair::pair_totals::PairTotals;
+use crate::pair::session_watch::SessionWatch;
+use crate::pair::wire::{Connection, ConnectionId, Direction, Network, Packet, Wire};
+use crate::random::Random;
+use crate::simulation::Violation;
+
+/// Something that happens at a time.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Call(usize),
+    Cancel(usize),
+    Fault(usize),
+    /// A node's process starts again.
+    Start(NodeId),
+    /// The registry says so to everybody.
+    Registered(NodeId, Incarnation),
+    EndDrain(NodeId),
+    Arrive(ConnectionId, Direction, Box<Packet>),
+    /// A blocked link works again.
+    Unblock(NodeId, NodeId),
+    /// Placement answers late.
+    Place(NodeId, Incarnation, SessionId, Vec<NodeId>),
+    /// The rest are matters of one process.
+    Local(NodeId, Incarnation, LocalEvent),
+}
+
+#[derive(Clone, Debug)]
+pub enum LocalEvent {
+    Wake,
+    StepReturns,
+    /// A step is done with the rows of a run in one layer.
+    LayerFilled {
+        request: RequestId,
+        layer: u32,
+        end_row: u32,
+    },
+    /// The sender of an attempt reads what is next.
+    Read(SessionKey),
+    /// The sender of an attempt has stopped.
+    Stopped(SessionKey),
+    /// A load that was cancelled writes no more.
+    LoadCancelled(SessionKey),
+    /// The scheduler comes to a reservation that it was asked for.
+    Reserve(SessionKey),
+}
+
+pub struct World<'a> {
+    pub load: &'a PairLoad,
+    pub now_us: u64,
+    pub random: Random,
+    pub network: Network,
+    /// What prefill nodes think the decode nodes are.
+    pub registry: BTreeMap<NodeId, Incarnation>,
+    suspect_until_us: BTreeMap<(NodeId, NodeId), u64>,
+    events: BinaryHeap<Reverse<(u64, u64, Queued)>>,
+    num_events: u64,
+    pub clients: ClientWatch<'a>,
+    pub sessions: SessionWatch,
+    pub totals: PairTotals,
+}
+
+/// Ordered by time and number only.
+struct Queued(Event);
+
+impl PartialEq for Queued {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Queued {}
+
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Queued {
+    fn cmp(&self, _: &Self) -> std::cmp::Ordering {
+        std::cmp::Ordering::Equal
+    }
+}
+
+impl<'a> World<'a> {
+    pub fn new(load: &'a PairLoad, seed: u64) -> Self {
+        Self {
+            load,
+            now_us: 0,
+            random: Random(!seed),
+            network: Network::default(),
+            registry: BTreeMap::new(),
+            suspect_until_us: BTreeMap::new(),
+            events: BinaryHeap::new(),
+            num_events: 0,
+            clients: ClientWatch::new(load),
+            sessions: SessionWatch::new(load.sessions.clone()),
+            totals: PairTotals::default(),
+        }
+    }
+
+    pub fn push(&mut self, at_us: u64, event: Event) {
+        self.num_events += 1;
+        let at_us = at_us.max(self.now_us);
+        self.events
+            .push(Reverse((at_us, self.num_events, Queued(event))));
+    }
+
+    pub fn pop(&mut self) -> Option<Event> {
+        let Reverse((at_us, _, Queued(event))) = self.events.pop()?;
+        self.now_us = at_us;
+        Some(event)
+    }
+
+    pub fn links(&self) -> &'a LinkPlan {
+        &self.load.links
+    }
+
+    pub fn violation(&self, rule: &'static str, what: String) -> Violation {
+        Violation {
+            at_us: self.now_us,
+            rule,
+            what,
+        }
+    }
+
+    fn latency_us(&mut self) -> u64 {
+        let LinkPlan {
+            min_latency_us,
+            max_latency_us,
+            ..
+        } = *self.links();
+        min_latency_us + self.random.below(max_latency_us - min_latency_us + 1)
+    }
+
+    pub fn stop_us(&mut self) -> u64 {
+        let max_stop_us = self.links().max_stop_us;
+        self.random.below(max_stop_us + 1)
+    }
+
+    /// A decode node that is none of `tried`, as a placement policy would choose one.
+    pub fn place(&mut self, by: NodeId, tried: &[NodeId]) -> Option<Peer> {
+        let nodes: Vec<NodeId> = self
+            .load
+            .decode_nodes()
+            .filter(|node| !tried.contains(node))
+            .filter(|&node| {
+                let until_us = self.suspect_until_us.get(&(by, node));
+                until_us.is_none_or(|&until_us| until_us <= self.now_us)
+            })
+            .collect();
+        if nodes.is_empty() {
+            return None;
+        }
+        let node = self.random.pick(&nodes);
+        let incarnation = self.registry[&node];
+        Some(Peer { node, incarnation })
+    }
+
+    /// Somebody knows that a node has been started again, and placement with it.
+    pub fn note_incarnation(&mut self, node: NodeId, incarnation: Incarnation) {
+        let known = self.registry.entry(node).or_insert(incarnation);
+        *known = incarnation.max(*known);
+    }
+
+    pub fn suspect(&mut self, by: NodeId, node: NodeId) {
+        let until_us = self.now_us + 200_000;
+        self.suspect_until_us.insert((by, node), until_us);
+    }
+
+    pub fn open(&mut self, id: ConnectionId, prefill: NodeId, decode: NodeId) {
+        self.network
+            .connections
+            .insert(id, Connection::new(prefill, decode));
+    }
+
+    pub fn send(&mut self, id: ConnectionId, direction: Direction, packet: Packet) {
+        let latency_us = self.latency_us();
+        let repeats_once_in = self.links().repeats_once_in;
+        let repeats =
+            id.wire == Wire::Control && repeats_once_in > 0 && self.random.once_in(repeats_once_in);
+        let now_us = self.now_us;
+        let Some(connection) = self.network.connections.get_mut(&id) else {
+            return;
+        };
+        if connection.is_broken || connection.is_closed(direction) {
+            return;
+        }
+        let lane = connection.lane(direction);
+        lane.last_arrival_us = lane.last_arrival_us.max(now_us + latency_us);
+        let at_us = lane.last_arrival_us;
+        let packet = Box::new(packet);
+        if repeats {
+            self.totals.num_repeated += 1;
+            self.push(at_us, Event::Arrive(id, direction, packet.clone()));
+        }
+        self.push(at_us, Event::Arrive(id, direction, packet));
+    }
+
+    /// One end closes, behind what it has sent.
+    pub fn close(&mut self, id: ConnectionId, direction: Direction) {
+        self.send(id, direction, Packet::Closed);
+        if let Some(connection) = self.network.connections.get_mut(&id) {
+            connection.close(direction);
+        }
+    }
+
+    /// The connection breaks, and everything that is on its way with it.
+    pub fn break_connection(&mut self, id: ConnectionId, told: &[Direction]) {
+        let latency_us = self.latency_us();
+        let Some(connection) = self.network.connections.get_mut(&id) else {
+            return;
+        };
+        if std::mem::replace(&mut connection.is_broken, true) {
+            return;
+        }
+        for &direction in told {
+            let closed = Box::new(Packet::Closed);
+            self.push(
+                self.now_us + latency_us,
+                Event::Arrive(id, direction, closed),
+            );
+        }
+    }
+
+    /// What can be delivered of a packet that has come to the end of its way.
+    pub fn arrive(
+        &mut self,
+        id: ConnectionId,
+        direction: Direction,
+        packet: Packet,
+    ) -> Option<Packet> {
+        let now_us = self.now_us;
+        let connection = self.network.connections.get(&id)?;
+        let (from, to) = connection.ends(direction);
+        let is_broken = connection.is_broken;
+        if is_broken && !matches!(packet, Packet::Closed) {
+            return None;
+        }
+        let is_blocked = self.network.is_blocked(from, to, now_us);
+        let connection = self.network.connections.get_mut(&id)?;
+        if is_blocked || !connection.lane(direction).stalled.is_empty() {
+            // A host that cannot be reached says nothing, and what is sent to it waits.
+            connection.lane(direction).stalled.push_back(packet);
+            return None;
+        }
+        if !self.network.has_process(id, to, direction) {
+            // The host knows of no such connection any more.
+            if !is_broken && !self.network.down.contains(&to) {
+                self.break_connection(id, &[direction.back()]);
+            }
+            return None;
+        }
+        Some(packet)
+    }
+
+    /// What has waited for a link, to be delivered before anything else.
+    pub fn unblock(&mut self, from: NodeId, to: NodeId) -> Vec<(ConnectionId, Direction, Packet)> {
+        let mut stalled = Vec::new();
+        if self.network.is_blocked(from, to, self.now_us) {
+            return stalled;
+        }
+        for (&id, connection) in &mut self.network.connections {
+            for direction in [Direction::ToDecode, Direction::ToPrefill] {
+                if connection.ends(direction) == (from, to) {
+                    let packets = connection.lane(direction).stalled.drain(..);
+                    stalled.extend(packets.map(|packet| (id, direction, packet)));
+                }
+            }
+        }
+        stalled
+    }
+
+    /// Which of the decode nodes a connection leads to.
+    pub fn decode_index(&self, id: ConnectionId) -> usize {
+        let connection = self.network.connections.get(&id);
+        let node = connection.map_or(0, |connection| connection.decode.0 as usize);
+        node.saturating_sub(self.load.num_prefill_nodes)
+    }
+
+    pub fn num_events(&self) -> u64 {
+        self.num_events
+    }
+}
