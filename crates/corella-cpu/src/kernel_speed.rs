@@ -270,7 +270,7 @@ impl Bench {
 }
 
 /// A model in the shape of Qwen3-0.6B; only its attention is used.
-fn spec(num_layers: usize) -> DecoderSpec {
+pub fn spec(num_layers: usize) -> DecoderSpec {
     DecoderSpec {
         vocab_size: 151_936,
         hidden_size: K,
