@@ -298,8 +298,8 @@ fn hello(llm: &Llm, instance: &str, incarnation: Incarnation) -> Hello {
         incarnation,
         protocol_major: PROTOCOL.0,
         protocol_minor: PROTOCOL.1,
-        model_fingerprint: llm.identity.model,
-        tokenizer_digest: llm.identity.tokenizer,
+        model_fingerprint: llm.identity.model.0,
+        tokenizer_digest: llm.identity.tokenizer_digest,
         kv_shape: KvShape {
             num_layers: geometry.num_layers,
             num_kv_heads: geometry.num_kv_heads,
