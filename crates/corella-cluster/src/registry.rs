@@ -34,7 +34,7 @@ pub use node_record::{NodeRecord, Role};
 pub use peers::Peers;
 pub use url::{RegistryUrl, RegistryUrlError};
 
-/// An outage is logged when it begins, and again in such intervals.
+/// How often an outage is logged while it lasts.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// A registry that was followed for longer works; what comes then is another outage. No try to
 /// reach one takes so long.
@@ -42,7 +42,7 @@ const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub struct RegistryConfig {
-    /// What the peers of this node are.
+    /// The role of the nodes that this one looks for.
     pub peer_role: Role,
     pub peer_table: PeerTableConfig,
     /// A node that no longer says that it lives is taken off the list after so long.
@@ -51,9 +51,9 @@ pub struct RegistryConfig {
     pub file_interval: Duration,
     /// How often a name is looked up.
     pub dns_interval: Duration,
-    /// How often a list is read anew that changes are told of anyway.
+    /// How often a list is read anew although the registry tells of changes.
     pub list_interval: Duration,
-    /// Between tries while the registry fails: the first, and the longest.
+    /// The pause between tries while the registry fails: at first, and at most.
     pub min_retry: Duration,
     pub max_retry: Duration,
 }
@@ -138,7 +138,7 @@ impl Registry {
         *self.published.borrow()
     }
 
-    /// What the others are to know of this node from now on.
+    /// Changes what the others are told of this node.
     pub fn publish(&self, own: NodeRecord) -> Result<(), RegistryError> {
         own.check().map_err(RegistryError)?;
         self.own.send_replace(Some(own));
@@ -217,7 +217,7 @@ impl Driver {
             let began_at = Instant::now();
             let error = self.source.follow(&mut self.exchange).await;
             self.peers.handle_outage();
-            // One that fails right after each list has not worked.
+            // A registry that fails right after each list has not worked.
             if began_at.elapsed() > STEADY {
                 self.backoff.reset();
                 logged_at = None;

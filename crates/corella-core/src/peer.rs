@@ -16,7 +16,7 @@ pub struct PeerFacts {
     pub page_size: u32,
 }
 
-/// Pages that were asked for here, at one node.
+/// Names one request for pages that this node has made at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservationId {
     pub(crate) peer_id: PeerId,
@@ -26,7 +26,7 @@ pub struct ReservationId {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub record: PeerRecord,
-    /// By its own word, else by the registry's.
+    /// Taken from the node's own `Hello`, and before that from the registry.
     pub incarnation: Option<u64>,
     pub next_probe_us: u64,
     health: Health,
@@ -35,7 +35,7 @@ pub(crate) struct Peer {
     reservations: BTreeMap<u64, Reservation>,
     num_unreported_pages: u32,
     next_reservation: u64,
-    /// Bytes per second, and when that was last measured.
+    /// Bytes per second, smoothed; 0 before the first measurement.
     bandwidth: u64,
     measured_us: u64,
 }
@@ -50,7 +50,8 @@ enum Health {
 #[derive(Debug)]
 struct Reservation {
     num_pages: u32,
-    /// The node's own count of reservations with this one; `None` until it has answered.
+    /// The node's count of granted reservations with this one included; `None` until it has
+    /// answered.
     granted_as: Option<u64>,
     is_reported: bool,
 }
@@ -85,7 +86,8 @@ impl Peer {
         }
     }
 
-    /// As it is chosen from. What its prefix tree has of a request is for the caller to add.
+    /// What placement sees of the node. How much of a request its prefix tree has is for the caller
+    /// to add.
     pub fn decode_node(
         &self,
         peer_id: PeerId,
@@ -107,7 +109,7 @@ impl Peer {
         }
     }
 
-    /// When to ask again, from the time that it is asked.
+    /// How long after one probe the next is due.
     pub fn probe_interval_us(&self, config: &PeerTableConfig) -> u64 {
         match self.health {
             Health::Healthy { .. } => config.probe_interval_us,
@@ -122,7 +124,8 @@ impl Peer {
         self.health = Health::Healthy { num_failures: 0 };
     }
 
-    /// It did something that only a working node does. What made it incompatible has not changed.
+    /// The node did something that only a working one does. A suspect node stays suspect until it
+    /// answers a probe, and an incompatible one does not become compatible by this.
     pub fn handle_alive(&mut self, now_us: u64, config: &PeerTableConfig) {
         if let Health::Healthy { num_failures } = &mut self.health {
             *num_failures = 0;
@@ -135,7 +138,7 @@ impl Peer {
         self.next_probe_us = now_us + config.incompatible_interval_us;
     }
 
-    /// A probe without an answer: one alone may be a lost packet.
+    /// A probe had no answer. One alone may be due to a lost packet.
     pub fn handle_silent(&mut self, now_us: u64, config: &PeerTableConfig) {
         match &mut self.health {
             Health::Healthy { num_failures } => {
@@ -151,7 +154,7 @@ impl Peer {
         }
     }
 
-    /// A session with it broke: no doubt is left until it answers again.
+    /// A session with the node broke off, so it is suspect at once, until it answers a probe.
     pub fn suspect(&mut self, now_us: u64, config: &PeerTableConfig) {
         if matches!(self.health, Health::Healthy { .. }) {
             self.health = Health::Suspect {
@@ -182,7 +185,7 @@ impl Peer {
     pub fn reserve(&mut self, num_pages: u32) -> u64 {
         let number = self.next_reservation;
         self.next_reservation += 1;
-        // Nobody has so many pages; the sum stays one.
+        // Nobody has so many pages; this only keeps the sum from overflowing.
         let num_pages = num_pages.min(u32::MAX - self.num_unreported_pages);
         self.num_unreported_pages += num_pages;
         let reservation = Reservation {
@@ -228,7 +231,7 @@ impl Peer {
         let bandwidth = u128::from(num_bytes) * 1_000_000 / u128::from(elapsed_us.max(1));
         smooth(
             &mut self.bandwidth,
-            // A bound that `smooth` can multiply, a thousand times the fastest link.
+            // `smooth` multiplies by seven; a petabyte per second leaves room for that.
             bandwidth.clamp(1, 1 << 50) as u64,
         );
         self.measured_us = now_us;

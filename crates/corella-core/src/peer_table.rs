@@ -16,19 +16,20 @@ pub struct PeerTableConfig {
     pub probe_interval_us: u64,
     /// So many probes in a row without an answer make a healthy node suspect.
     pub max_failed_probes: u32,
-    /// A suspect node is asked again after the first, and less and less often down to the second.
+    /// The pause before a suspect node is asked again: at first, and at most.
     pub min_retry_us: u64,
     pub max_retry_us: u64,
     /// An incompatible node changes only by a restart.
     pub incompatible_interval_us: u64,
-    /// So many empty lists in a row are believed, if the last came so long after the first.
+    /// An empty list is believed once so many have come in a row, and the last at least
+    /// `empty_lists_us` after the first.
     pub num_empty_lists: u32,
     pub empty_lists_us: u64,
-    /// So long after an outage a healthy node that is missing from the list is kept: it may not
-    /// have registered again yet.
+    /// After an outage a healthy node may be missing from the list because it has not registered
+    /// again yet. It is kept for so long.
     pub outage_grace_us: u64,
     pub bandwidth_lifetime_us: u64,
-    /// An incompatible peer is reported once in so long.
+    /// The least time between two log lines about one incompatible node.
     pub log_interval_us: u64,
 }
 
@@ -85,10 +86,10 @@ pub struct PeerTable {
     peers: BTreeMap<PeerId, Peer>,
     by_instance: BTreeMap<String, Instance>,
     next_peer: u64,
-    /// When the first of so many empty lists in a row came.
+    /// When the first of the last empty lists in a row came, and how many there were.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
-    /// Read by `poll_change` after each call.
+    /// What `poll_change` has not yet returned.
     changes: VecDeque<PeerChange>,
 }
 
@@ -298,7 +299,7 @@ impl PeerTable {
         }
     }
 
-    /// A session went as it should, or had a heartbeat.
+    /// A session ended as it should, or had a heartbeat.
     pub fn handle_alive(&mut self, peer_id: PeerId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_alive(now_us, &self.config);
@@ -312,8 +313,7 @@ impl PeerTable {
         }
     }
 
-    /// So many bytes went to a node while so long there was something to send: waiting for a
-    /// layer to be computed does not count.
+    /// Bytes were sent to a node, in a time that leaves out waiting for layers to be computed.
     pub fn handle_transfer(
         &mut self,
         peer_id: PeerId,
@@ -346,7 +346,7 @@ impl PeerTable {
         }
     }
 
-    /// Everybody, to choose from.
+    /// All nodes as placement sees them, in the order in which they became known.
     pub fn decode_nodes(&self, now_us: u64) -> Vec<DecodeNode> {
         { self.peers.iter() }
             .map(|(&peer_id, peer)| peer.decode_node(peer_id, now_us, &self.config))
@@ -361,7 +361,7 @@ impl PeerTable {
         self.peers.get(&peer_id)?.incarnation
     }
 
-    /// The present life of a node.
+    /// The present life of the node with this instance id.
     pub fn peer_id(&self, instance_id: &str) -> Option<PeerId> {
         Some(self.by_instance.get(instance_id)?.peer_id)
     }

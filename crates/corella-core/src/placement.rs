@@ -13,8 +13,8 @@ use crate::PeerId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerPolicy {
     RoundRobin,
-    /// In proportion to free KV pages, and less to a node behind a slow link. Round robin while too
-    /// few nodes report.
+    /// Nodes are drawn in proportion to their free KV pages, and less often behind a slow link.
+    /// While too few nodes report, they take turns.
     Weighted,
 }
 
@@ -25,7 +25,8 @@ pub struct PlacementConfig {
     pub disaggregate_min_tokens: u32,
     /// An older report counts as none.
     pub max_report_age_us: u64,
-    /// With fewer of the healthy nodes reporting, weights would send everything to those few.
+    /// While fewer of the healthy nodes report, they take turns: weights would send everything to
+    /// the few that do.
     pub min_reporting_percent: u32,
 }
 
@@ -59,8 +60,8 @@ pub struct LoadReport {
     pub num_running: u32,
     /// Requests that have all their KV and wait for a slot.
     pub num_waiting: u32,
-    /// Reservations that the node has granted since it started, whoever asked: tells which of ours
-    /// `num_free_pages` already counts.
+    /// Reservations that the node has granted since it started, whoever asked. By this number a
+    /// peer can tell which of its own are already counted in `num_free_pages`.
     pub num_reservations: u64,
     pub is_draining: bool,
 }
@@ -77,7 +78,7 @@ pub struct DecodeNode {
     pub report_age_us: u64,
     /// Pages that were reserved from here and that the report does not count yet.
     pub num_unreported_pages: u32,
-    /// Of the link from here to the node, in bytes per second; `None` while nobody has measured it.
+    /// Bytes per second over the link from here to the node; `None` while nobody has measured it.
     pub bandwidth: Option<u64>,
     /// Rows of the request's prompt that the node has in its prefix tree, as far as is known here.
     pub num_cached_rows: u32,
@@ -86,9 +87,9 @@ pub struct DecodeNode {
 /// Everything that a placement depends on, besides the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Fleet<'a> {
-    /// In an order that does not change from one call to the next.
+    /// The order must not change from one call to the next.
     pub nodes: &'a [DecodeNode],
-    /// Whether this node would take the request itself: it may, and its queue has room.
+    /// Whether this node may decode the request itself, and has room in its queue.
     pub takes_locally: bool,
     pub kv_bytes_per_token: u64,
     /// How long 1,024 prompt tokens take here, in microseconds; 0 while nobody has measured it.
@@ -193,7 +194,7 @@ impl Choice<'_> {
     }
 
     fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<PeerId> {
-        // Where others wait a newcomer would, too.
+        // A newcomer would wait where others already do.
         let is_idle = |node: &&DecodeNode| {
             self.report(node)
                 .is_none_or(|report| report.num_waiting == 0)
@@ -201,7 +202,7 @@ impl Choice<'_> {
         if nodes.iter().any(is_idle) {
             nodes.retain(is_idle);
         }
-        // Nodes for long prompts are kept for those.
+        // Nodes that take long prompts are kept for those.
         let shortest_limit = nodes.iter().map(|node| node.max_prompt_tokens).min()?;
         nodes.retain(|node| node.max_prompt_tokens == shortest_limit);
 
@@ -244,7 +245,7 @@ impl Choice<'_> {
 
     fn weight(&self, node: &DecodeNode, fastest: Option<u64>) -> u64 {
         let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
-        // A link that nobody has measured counts as a fast one, or nobody ever would.
+        // A link that nobody has measured counts as a fast one, or it would never be measured.
         let weight = match (node.bandwidth, fastest) {
             (Some(bandwidth), Some(fastest)) if fastest > 0 => {
                 (u128::from(num_free_pages) * u128::from(bandwidth) / u128::from(fastest)) as u64
@@ -272,7 +273,7 @@ impl PlacementSearch {
         }
     }
 
-    /// Where to go next. Once the search is over that is this node, or nowhere.
+    /// Where to go next. Once the search is over, the answer is this node or nowhere.
     pub fn place(
         &self,
         config: &PlacementConfig,

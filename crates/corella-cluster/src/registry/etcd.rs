@@ -1,6 +1,7 @@
 //! Nodes in etcd: a key for each, which vanishes with the node's lease.
 //!
-//! Spoken is the JSON that every etcd from 3.4 on answers beside gRPC, on the same port.
+//! Requests are the JSON that every etcd from 3.4 on accepts beside gRPC, on the same port: a client
+//! over gRPC would need `protoc` at build time.
 
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ impl Etcd {
     }
 
     async fn follow_member(&mut self, exchange: &mut Exchange) -> Result<(), String> {
-        // A lease of before an outage may be about to end, and its key with it.
+        // A lease from before an outage may be about to end, and the key with it.
         self.publish(exchange, Renewal::NewLease).await?;
         let mut watch = self.watch().await?;
         let period = self.lease_ttl / 3;
@@ -66,14 +67,14 @@ impl Etcd {
                 }
                 () = exchange.own_changed() => self.publish(exchange, Renewal::SameLease).await?,
             }
-            // Whatever it was, the list is small. The first answer to a watch says that it has
-            // begun: from then on no change is missed.
+            // Whatever has changed, the list is small. As the first answer to a watch only says
+            // that it has begun, no change can be missed between the two.
             let list = self.list().await?;
             exchange.give(list);
         }
     }
 
-    /// Makes etcd have of this node what `exchange` has.
+    /// Writes this node's record to etcd, or removes it, as `exchange` says.
     async fn publish(&mut self, exchange: &mut Exchange, renewal: Renewal) -> Result<(), String> {
         let Some(own) = exchange.own() else {
             self.revoke().await?;
@@ -101,7 +102,7 @@ impl Etcd {
         };
         let lease = json!({ "ID": lease_id });
         let revoked = self.client().post("/v3/lease/revoke", &lease).await;
-        // One that has expired cannot be revoked, and need not be.
+        // A lease that has expired cannot be revoked, and need not be.
         if revoked.is_err() && self.keep_alive().await? {
             revoked?;
         }
@@ -120,14 +121,14 @@ impl Etcd {
         }
     }
 
-    /// Whether the lease, if there is one, goes on.
+    /// Renews the lease, if there is one. Returns false if it has expired.
     async fn keep_alive(&self) -> Result<bool, String> {
         let Some(lease_id) = &self.lease else {
             return Ok(true);
         };
         let lease = json!({ "ID": lease_id });
         let answer = self.client().post("/v3/lease/keepalive", &lease).await?;
-        // A lease that is gone has no time to live.
+        // Numbers that are 0 may be left out, and an expired lease has 0 seconds to live.
         let ttl_s = answer["result"]["TTL"].as_str().unwrap_or("0");
         Ok(ttl_s != "0")
     }
@@ -144,7 +145,6 @@ impl Etcd {
     fn node(&self, pair: &Value) -> Option<NodeRecord> {
         let field = |name: &str| base64::decode(pair[name].as_str().unwrap_or_default());
         let key = String::from_utf8(field("key")?).ok()?;
-        // Members may say nothing of an empty value.
         match NodeRecord::from_json(&field("value")?) {
             Ok(node) if self.key(&node) == key => Some(node),
             Ok(node) => {
@@ -170,7 +170,8 @@ impl Etcd {
         format!("{}{}", self.key_prefix, node.instance_id)
     }
 
-    /// All keys of nodes: those from the prefix to what follows its last character.
+    /// All keys with the prefix: those from the prefix itself up to the prefix with its last
+    /// character raised by one.
     fn range(&self) -> Value {
         let first = self.key_prefix.as_bytes();
         let mut end = first.to_vec();

@@ -17,16 +17,16 @@ const EXTENSION: &str = "json";
 
 pub(super) struct Folder {
     timing: FolderTiming,
-    /// Moves to another thread and back for each reading: a file system may hang.
+    /// Moves to a thread for blocking work and back, as a file system may hang.
     desk: Option<Desk>,
     path: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FolderTiming {
-    /// How often the folder is read, and the own file is touched.
+    /// How often the folder is read and this node's own file touched.
     pub interval: Duration,
-    /// A file that has not been touched for so long is of a node that has died.
+    /// A file that nobody has touched for so long belongs to a node that has died.
     pub stale: Duration,
 }
 
@@ -35,14 +35,15 @@ struct Desk {
     path: PathBuf,
     stale: Duration,
     own: Option<NodeRecord>,
-    /// The own record as the folder has it.
+    /// This node's record as it was last written to the folder.
     written: Option<NodeRecord>,
     files: BTreeMap<PathBuf, NodeFile>,
 }
 
 struct NodeFile {
     modified: SystemTime,
-    /// By this machine's own clock, which others' need not agree with.
+    /// When the time of modification was seen to change, by this machine's own clock, as other
+    /// machines' clocks may differ. `None` if it has never been.
     changed_at: Option<Instant>,
     node: Option<NodeRecord>,
 }
@@ -123,14 +124,14 @@ impl Desk {
             let touched = { File::options().write(true).open(&file) }
                 .and_then(|file| file.set_modified(SystemTime::now()));
             match touched {
-                // Somebody has cleaned up.
+                // Somebody has cleaned the folder, so the file is written anew below.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 touched => return touched,
             }
         }
         fs::create_dir_all(&self.path)?;
-        // Whoever reads finds the old record or the new one, never a part. Names with a dot in
-        // front are nobody's.
+        // By the renaming, readers find the old record or the new one, never a part. They ignore
+        // names that begin with a dot.
         let draft = self
             .path
             .join(format!(".{}.{}", own.instance_id, std::process::id()));
@@ -187,8 +188,8 @@ impl Desk {
         if let Err(reason) = &node {
             tracing::debug!("{} has no record of a node: {reason}", path.display());
         }
-        // A file that is old at first sight has to prove that somebody still touches it. If the
-        // clocks disagree, that is at the next heartbeat.
+        // A file that looks old at first sight counts only once somebody is seen to touch it. If
+        // it looked old because clocks disagree, that happens at the node's next heartbeat.
         let is_old = known.is_none() && { modified.elapsed() }.is_ok_and(|age| age >= self.stale);
         let file = NodeFile {
             modified,

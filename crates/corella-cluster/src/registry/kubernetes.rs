@@ -18,8 +18,8 @@ use super::source::{Exchange, Following, Source, SourceError};
 /// Where a pod finds out who it is.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Before everything is listed anew: a server that ends every watch at once is not asked in a
-/// hurry.
+/// The pause before everything is listed anew, so that a server that ends every watch at once is
+/// not asked without end.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Kubernetes {
@@ -92,7 +92,8 @@ struct Port {
 impl Kubernetes {
     async fn follow_slices(&self, exchange: &mut Exchange) -> Result<(), String> {
         let path = self.path();
-        // Tokens are renewed, and belong to nobody but this machine's own proxy.
+        // Without TLS the token must not leave this machine. It is read each time because
+        // Kubernetes renews it.
         let is_local = self.api.starts_with("127.") || self.api.starts_with("[::1]");
         let token = match is_local {
             true => account_file("token"),
@@ -120,7 +121,7 @@ impl Kubernetes {
             let Some(event) = event else {
                 return Ok(());
             };
-            // Most likely the version that the list had has become too old to go on from.
+            // Most likely the list's version has become too old for the API to go on from.
             if event["type"] == "ERROR" {
                 return Ok(());
             }
@@ -190,7 +191,7 @@ impl Endpoint {
             false => format!("{address}:{port}"),
         };
         let is_draining = self.conditions.terminating == Some(true);
-        // What says nothing of itself counts as ready, by the API's own rule.
+        // By the API's rule, an endpoint without a condition counts as ready.
         let is_there = match is_draining {
             true => self.conditions.serving == Some(true),
             false => self.conditions.ready != Some(false),

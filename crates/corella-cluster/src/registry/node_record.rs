@@ -26,10 +26,11 @@ pub enum Role {
 pub struct NodeRecord {
     /// Stays when the node is restarted.
     pub instance_id: String,
-    /// Differs from one start of the node to the next. Sources of mere addresses do not know it.
+    /// Differs from one start of the node to the next. A registry of mere addresses does not know
+    /// it.
     #[serde(default)]
     pub incarnation: Option<u64>,
-    /// Sources of mere addresses do not know it either.
+    /// A registry of mere addresses does not know this either.
     #[serde(default)]
     pub role: Option<Role>,
     /// HOST:PORT of gRPC sessions.
@@ -37,10 +38,10 @@ pub struct NodeRecord {
     /// HOST:PORT of KV transfers. If it is not here, the node says it when it is spoken to.
     #[serde(default)]
     pub kv_address: Option<String>,
-    /// Nodes with a name in common, for whoever reads the registry.
+    /// The operator's name for the nodes that this one belongs to.
     #[serde(default)]
     pub group: String,
-    /// The longest prompt that the node wants to decode behind.
+    /// The longest prompt of requests that the node takes.
     #[serde(default = "any_length")]
     pub max_prompt_tokens: u32,
     #[serde(default)]
@@ -111,7 +112,7 @@ impl NodeRecord {
         serde_json::to_string(self).expect("strings and numbers become JSON")
     }
 
-    /// From what somebody else has written.
+    /// Reads and checks what another node, or anybody else, has written.
     pub(super) fn from_json(json: &[u8]) -> Result<Self, String> {
         if json.len() > MAX_RECORD_BYTES {
             return Err(format!("longer than {MAX_RECORD_BYTES} bytes"));

@@ -22,9 +22,9 @@ pub struct Peers {
 #[derive(Debug)]
 struct State {
     table: PeerTable,
-    /// By instance, as the registry lists them at present.
+    /// The registry's last list, by instance id.
     listed: BTreeMap<String, NodeRecord>,
-    /// By life, as the table has them.
+    /// The records of exactly those peers that are in the table.
     records: BTreeMap<PeerId, NodeRecord>,
 }
 
@@ -41,7 +41,7 @@ impl Peers {
         }
     }
 
-    /// Asks the table, or tells it something, with the time as it counts it.
+    /// Gives access to the table, together with the present time on its clock.
     pub fn with_table<T>(&self, act: impl FnOnce(&mut PeerTable, u64) -> T) -> T {
         let mut state = self.lock();
         let outcome = act(&mut state.table, self.now_us());
@@ -53,7 +53,7 @@ impl Peers {
         self.lock().records.get(&peer_id).cloned()
     }
 
-    /// All peers that are counted on, whatever their health.
+    /// All peers, whatever their health.
     pub fn records(&self) -> Vec<(PeerId, NodeRecord)> {
         let state = self.lock();
         { state.records.iter() }
@@ -61,7 +61,7 @@ impl Peers {
             .collect()
     }
 
-    /// Is marked as changed whenever a peer came, went or was restarted, or its record changed.
+    /// Changes whenever a peer comes, goes or is restarted, or its record changes.
     pub fn version(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
@@ -142,7 +142,8 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with the lock broke its own request; what the table has is whole.
+        // A panic in one request must not end all others; the table is never left half changed
+        // across a call of code that could panic.
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -29,9 +29,9 @@ pub(super) type Following<'a> = Pin<Box<dyn Future<Output = SourceError> + Send 
 
 /// Where nodes are listed, and perhaps this one as well.
 pub(super) trait Source: Send {
-    /// Publishes this node as `exchange` has it, follows what the others publish, and returns only
-    /// when something fails; the driver calls it again. Every change is given at once, and the
-    /// whole list every few seconds anyway: what a single list says is not always believed.
+    /// Publishes this node as `exchange` has it and follows what the others publish, until something
+    /// fails; the driver then calls it again. The list is given to `exchange` at every change, and
+    /// every few seconds anyway, as the peer table does not always believe a single list.
     fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a>;
 }
 
@@ -71,7 +71,7 @@ impl Exchange {
         self.own.borrow_and_update().clone()
     }
 
-    /// Waits until that is something else.
+    /// Waits until [`own`](Self::own) has something new to say.
     pub async fn own_changed(&mut self) {
         if self.own.changed().await.is_err() {
             // The registry is being dropped, and this task with it.
@@ -79,7 +79,8 @@ impl Exchange {
         }
     }
 
-    /// What was asked for is now what the others see: this node, or its absence.
+    /// To be called when the others see what [`own`](Self::own) has said last: this node's record,
+    /// or that it has none.
     pub fn set_published(&self, is_published: bool) {
         self.published.send_replace(is_published);
     }

@@ -8,7 +8,7 @@ use corella_cluster::{Registry, Role};
 use crate::etcd_server::{EtcdServer, send_signal};
 use crate::fleet::{
     LEASE_TTL, decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record,
-    until,
+    start, until,
 };
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
@@ -17,9 +17,12 @@ const CHILD_REGISTRY: &str = "CORELLA_TEST_CHILD_REGISTRY";
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_find_each_other() {
     let server = EtcdServer::start("find");
-    let first = prefill(&server.url(), "prefill-1");
-    let second = decode(&server.url(), "decode-1");
-    let other_fleet = decode(&server.url().replace("/test", "/test-2"), "decode-2");
+    // With such leases nobody lists anything but because etcd has told of a change.
+    let lease_ttl = Duration::from_secs(600);
+    let first = start(&server.url(), node("prefill-1", Role::Prefill), lease_ttl);
+    let second = start(&server.url(), node("decode-1", Role::Decode), lease_ttl);
+    let other_url = server.url().replace("/test", "/test-2");
+    let other_fleet = start(&other_url, node("decode-2", Role::Decode), lease_ttl);
     until(true, || other_fleet.is_published()).await;
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
     until(vec!["prefill-1".to_owned()], || instances(&second)).await;
@@ -41,7 +44,7 @@ async fn nodes_find_each_other() {
     until(true, || peer_id(&first, "decode-1") != life).await;
     assert_eq!(instances(&first), ["decode-1"]);
 
-    let third = decode(&server.url(), "decode-3");
+    let third = start(&server.url(), node("decode-3", Role::Decode), lease_ttl);
     until(2, || instances(&first).len()).await;
     second.deregister(Duration::from_secs(10)).await.unwrap();
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
@@ -89,6 +92,28 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
         assert!(is_healthy(&first, life));
         assert_eq!(instances(&second), ["prefill-1"]);
     }
+}
+
+/// Most have registered again with an etcd that has lost its data, and one is slow to.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_registers_late_after_an_outage_is_waited_for() {
+    let mut server = EtcdServer::start("late");
+    let first = prefill(&server.url(), "prefill-1");
+    let _second = decode(&server.url(), "decode-1");
+    let child = NodeProcess::start(&server);
+    until(2, || instances(&first).len()).await;
+    let life = greet(&first, "decode-child");
+    send_signal(&child.0, "STOP");
+    server.kill();
+    server.lose_data();
+    server.restart();
+    let _newcomer = decode(&server.url(), "decode-3");
+    until(true, || instances(&first).contains(&"decode-3".to_owned())).await;
+    assert_eq!(peer_id(&first, "decode-child"), Some(life));
+    send_signal(&child.0, "CONT");
+    let other = observer(&server.url());
+    until(3, || instances(&other).len()).await;
+    assert_eq!(peer_id(&first, "decode-child"), Some(life));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,26 +24,30 @@ pub fn config(peer_role: Role) -> RegistryConfig {
     let mut config = RegistryConfig::new(peer_role);
     config.lease_ttl = LEASE_TTL;
     config.file_interval = Duration::from_millis(100);
+    // Nobody lists anew but for a reason.
+    config.list_interval = Duration::from_secs(600);
     config.max_retry = Duration::from_millis(500);
     config
 }
 
 /// A prefill node that looks for decode nodes.
 pub fn prefill(url: &str, instance_id: &str) -> Registry {
-    start(url, node(instance_id, Role::Prefill))
+    start(url, node(instance_id, Role::Prefill), LEASE_TTL)
 }
 
 /// A decode node that looks for prefill nodes.
 pub fn decode(url: &str, instance_id: &str) -> Registry {
-    start(url, node(instance_id, Role::Decode))
+    start(url, node(instance_id, Role::Decode), LEASE_TTL)
 }
 
-fn start(url: &str, own: NodeRecord) -> Registry {
+pub fn start(url: &str, own: NodeRecord, lease_ttl: Duration) -> Registry {
     let peer_role = match own.role {
         Some(Role::Decode) => Role::Prefill,
         _ => Role::Decode,
     };
-    Registry::start(&url.parse().unwrap(), Some(own), config(peer_role)).unwrap()
+    let mut config = config(peer_role);
+    config.lease_ttl = lease_ttl;
+    Registry::start(&url.parse().unwrap(), Some(own), config).unwrap()
 }
 
 /// Somebody who only looks for decode nodes.

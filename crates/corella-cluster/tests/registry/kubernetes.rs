@@ -77,7 +77,7 @@ async fn pods_come_and_go() {
 
     let list = "/apis/discovery.k8s.io/v1/namespaces/serving/endpointslices\
                 ?labelSelector=kubernetes.io%2Fservice-name%3Ddecode";
-    let watch = format!("{list}&watch=1&timeoutSeconds=10&resourceVersion=1");
+    let watch = format!("{list}&watch=1&timeoutSeconds=600&resourceVersion=1");
     assert_eq!(api.paths(), [list, &watch]);
 }
 
