@@ -305,6 +305,8 @@ impl Node {
             }
             PrefillAction::Emit { session, event } => self.emit(state, session, event),
             PrefillAction::MarkSuspect { node } => self.peers.mark_suspect(node),
+            // A probe finds out which start of the node it is now.
+            PrefillAction::MarkRestarted { node, .. } => self.peers.mark_suspect(node),
             PrefillAction::MarkIncompatible { node, mismatch } => {
                 self.peers.mark_incompatible(node, &mismatch);
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use corella_core::session::{
     Allocate, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode, ToPrefill,
 };
-use corella_core::{Incarnation, LostKv, NodeId, PageId, RequestId, ReserveError};
+use corella_core::{AdmissionError, Incarnation, LostKv, NodeId, PageId, RequestId};
 
 use crate::executor::Row;
 use crate::pair::engine::Engine;
@@ -302,8 +302,8 @@ impl DecodeNode {
             reservation.num_cached_rows
         });
         let answer = answer.map_err(|error| match error {
-            ReserveError::Refused(_) => Refusal::Never,
-            ReserveError::NoRoom { .. } => Refusal::Exhausted,
+            AdmissionError::NoRoom { .. } => Refusal::Exhausted,
+            _ => Refusal::Never,
         });
         self.end.handle_reserved(key, answer, world.now_us);
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
     AdmissionError, Batch, KvFact, PageId, Request, RequestId, RequestOutput, Reservation,
-    ReserveError, Scheduler, SchedulerStats, SlotId, StepId,
+    Scheduler, SchedulerStats, SlotId, StepId,
 };
 
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
@@ -54,7 +54,7 @@ impl Engine {
         &mut self,
         request: Request,
         deadline_us: u64,
-    ) -> Result<Reservation, ReserveError> {
+    ) -> Result<Reservation, AdmissionError> {
         let root = root_row(&request.namespace);
         self.executor.add_root(request.id, root);
         self.scheduler.reserve(request, deadline_us)
