@@ -152,7 +152,7 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert_eq!(at(9_990_000, true), Placement::Local);
     assert_eq!(at(9_990_000, false), remote(0));
 
-    // Of two, the one that is near enough takes it, however full it is.
+    // The node that is near enough takes it, however full it is.
     let far = DecodeNode {
         bandwidth: Some(1_000_000),
         ..node(0, 1000)

@@ -33,8 +33,8 @@ pub struct CpuConfig {
     pub num_threads: usize,
     /// Each thread on a core of its own, and weights in the memory next to it.
     pub pin_threads: bool,
-    /// Of the packed matrices. `None` keeps the checkpoint's, so that numbers are not rounded; what
-    /// it stores in more than 4 bits, but not as numbers, is rounded to 8.
+    /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that it stores as
+    /// integers of more than 4 bits are quantised to 8 bits.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
     pub num_pages: u32,

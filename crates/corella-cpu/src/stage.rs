@@ -86,7 +86,7 @@ pub struct Stage {
     pub newest_drawn: Option<StepId>,
     /// The step that this stage computed last.
     pub previous_step: Option<StepId>,
-    /// Of its KV pages.
+    /// Commits the memory of its KV pages ahead of use.
     pub commit: Option<PageCommit>,
 }
 

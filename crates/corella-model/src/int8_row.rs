@@ -13,7 +13,7 @@ pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
         }
         _ => (f32::NAN, 0.0),
     };
-    // Of the smallest numbers the inverse is infinite.
+    // The inverse of the smallest scales is infinite.
     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
     (scale, inverse)
 }

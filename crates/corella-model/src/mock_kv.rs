@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Row {
     pub position: u32,
     pub token: TokenId,
-    /// Of everything before it and itself.
+    /// A hash of all tokens up to this one.
     pub chain: u64,
 }
 

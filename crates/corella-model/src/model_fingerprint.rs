@@ -7,9 +7,9 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::generator::mix;
 use crate::{DecoderSpec, DecoderWeights, LayerWeights, Tensor};
 
-/// Of a checkpoint: its shape, and some of every tensor as it is stored. The same weights in another
-/// format are another model, because what they compute differs. It is no defence against somebody who
-/// wants two models to look the same.
+/// A digest of a checkpoint: its shape, and some of every tensor as it is stored. The same weights in
+/// another format are another model, because what they compute differs. The digest is no defence
+/// against somebody who wants two models to look the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelFingerprint(pub u128);
 

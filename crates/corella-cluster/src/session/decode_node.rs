@@ -59,7 +59,7 @@ struct PeerLink {
 
 struct LocalRequest {
     id: RequestId,
-    /// Of the prompt, once they are reserved.
+    /// The pages of its prompt, once they are reserved.
     pages: Vec<PageId>,
     /// Its KV is there. Until then `Release` says when its pages may go.
     has_arrived: bool,

@@ -194,7 +194,7 @@ pub struct Allocated {
 pub struct Refused {
     #[prost(enumeration = "RefusalKind", tag = "1")]
     pub kind: i32,
-    /// Of a node that is incompatible: what it is. The other end works out what differs.
+    /// What a node is that refuses because it is incompatible. The other end works out what differs.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
 }
@@ -223,7 +223,7 @@ pub struct FirstToken {
 pub struct DrawnToken {
     #[prost(uint32, tag = "1")]
     pub token: u32,
-    /// Of the token itself; absent when none were asked for.
+    /// The token's own log-probability; absent when none were asked for.
     #[prost(float, optional, tag = "2")]
     pub logprob: Option<f32>,
     #[prost(uint32, repeated, tag = "3")]

@@ -27,7 +27,7 @@ pub struct CacheStore {
     entries: BTreeMap<SessionKey, Entry>,
     num_users: BTreeMap<PageHash, u32>,
     ended: Tombstones<SessionKey>,
-    /// Of subscriptions.
+    /// The deadlines of subscriptions.
     timers: DeadlineQueue<SessionKey>,
     actions: VecDeque<CacheStoreAction>,
     now_us: u64,

@@ -12,7 +12,7 @@ pub(super) struct DecodeSession {
     pub node: NodeId,
     pub stage: Stage,
     pub pulse: Pulse,
-    /// Of the request, by this node's clock.
+    /// The request's deadline, by this node's clock.
     pub deadline_us: Option<u64>,
     pub num_rows: u32,
 }

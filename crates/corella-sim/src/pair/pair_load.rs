@@ -228,7 +228,7 @@ impl Writer {
         LinkPlan {
             min_latency_us,
             max_latency_us: min_latency_us * factor,
-            // Of 1000 bytes in all layers: from 100 MB/s to less than the smallest bandwidth.
+            // The time of a row of 1000 bytes: from 100 MB/s to less than the smallest bandwidth.
             row_us: (0..num_decode_nodes)
                 .map(|_| random.pick(&[10, 100, 1_000, 20_000]))
                 .collect(),

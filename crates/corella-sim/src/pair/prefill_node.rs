@@ -38,7 +38,7 @@ struct Run {
     prompt: Vec<TokenId>,
     /// Its rows, as they must be wherever they are read.
     rows: Vec<Row>,
-    /// Of what it exports.
+    /// The pages that it exports.
     pages: Vec<PageId>,
     num_filled: Vec<u32>,
     is_released: bool,

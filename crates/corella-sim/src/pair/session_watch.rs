@@ -15,7 +15,7 @@ struct End {
     opened_us: u64,
     heard_us: u64,
     is_allocated: bool,
-    /// Of a decode node: by when the next of first token and rows must have come.
+    /// When a decode node must have the next of the first token and the rows.
     load_by_us: Option<u64>,
     has_first_token: bool,
 }
