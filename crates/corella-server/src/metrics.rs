@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use corella_core::RequestOutput;
 use corella_engine::{Engine, EngineStats};
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -60,9 +61,13 @@ const REQUEST_BUCKETS: [f64; 16] = [
 ];
 
 impl Metrics {
-    pub fn new(model_name: &str) -> Self {
+    /// `collectors` add metrics of parts that the server knows nothing of.
+    pub fn new(model_name: &str, collectors: Vec<Box<dyn Collector>>) -> Self {
         let label = ("model_name".into(), model_name.to_owned().into());
         let mut registry = Registry::with_labels([label].into_iter());
+        for collector in collectors {
+            registry.register_collector(collector);
+        }
         let http_requests = Family::default();
         registry.register(
             "corella_http_requests",
@@ -200,6 +205,8 @@ struct EngineMetrics {
     num_cached_pages: Gauge,
     num_in_use_pages: Gauge,
     num_pinned_pages: Gauge,
+    num_held_pages: Gauge,
+    num_requests_receiving: Gauge,
     max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
@@ -255,6 +262,18 @@ impl EngineMetrics {
             "KV pages that running requests hold",
             Gauge::default(),
         );
+        let num_held_pages = ours(
+            registry,
+            "kv_pages_held",
+            "KV pages that other nodes may still read or write after their request has ended here",
+            Gauge::default(),
+        );
+        let num_requests_receiving = ours(
+            registry,
+            "num_requests_receiving",
+            "Requests whose prompt another node computes",
+            Gauge::default(),
+        );
         let num_pinned_pages = ours(
             registry,
             "kv_pages_pinned",
@@ -291,6 +310,8 @@ impl EngineMetrics {
             step_seconds,
             num_cached_pages,
             num_in_use_pages,
+            num_held_pages,
+            num_requests_receiving,
             num_requests_running: both(
                 registry,
                 "num_requests_running",
@@ -350,6 +371,9 @@ impl EngineMetrics {
         self.num_cached_pages.set(scheduler.num_cached_pages as i64);
         self.num_in_use_pages.set(scheduler.num_in_use_pages as i64);
         self.num_pinned_pages.set(scheduler.num_pinned_pages as i64);
+        self.num_held_pages.set(scheduler.num_held_pages as i64);
+        let num_receiving = scheduler.num_receiving + scheduler.num_arrived;
+        self.num_requests_receiving.set(num_receiving as i64);
         self.max_passed_over.set(scheduler.max_passed_over.into());
         let num_pages = scheduler.num_pages.max(1) as f64;
         self.kv_cache_usage

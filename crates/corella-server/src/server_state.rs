@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use corella_core::TokenId;
 use corella_engine::{Engine, Generate};
 use corella_text::{EncodeLimit, RenderLimit, TextError};
+use prometheus_client::collector::Collector;
 use tokio::sync::watch;
 
 use crate::api_error::ApiError;
@@ -37,18 +38,20 @@ impl ServerState {
     /// A server whose engine generates everything.
     pub fn new(config: ServeConfig, text: TextModel, engine: Engine) -> Arc<Self> {
         let generator = Arc::new(engine.clone());
-        Self::with_generator(config, text, engine, generator)
+        Self::with_generator(config, text, engine, generator, Vec::new())
     }
 
     /// A server that submits to `generator`, which uses `engine` and perhaps other nodes.
+    /// `collectors` add to its metrics.
     pub fn with_generator(
         config: ServeConfig,
         text: TextModel,
         engine: Engine,
         generator: Arc<dyn Generate>,
+        collectors: Vec<Box<dyn Collector>>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            metrics: Arc::new(Metrics::new(config.model_name())),
+            metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             config,
             text,
             engine,

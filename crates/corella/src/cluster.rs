@@ -1,5 +1,7 @@
 //! A server as one of several nodes: what it starts beside its engine, and how it leaves.
 
+mod metrics;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,8 +17,11 @@ use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{Incarnation, PeerPolicy, PlacementConfig};
 use corella_engine::Generate;
 use corella_server::ServerState;
+use prometheus_client::collector::Collector;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+
+use metrics::{ClusterMetrics, DecodeMetrics, PrefillMetrics};
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -227,6 +232,17 @@ impl Cluster {
         }
     }
 
+    /// What it adds to the server's metrics.
+    pub fn collector(&self) -> Box<dyn Collector> {
+        Box::new(match self {
+            Self::Prefill { node, registry, .. } => ClusterMetrics::Prefill(PrefillMetrics {
+                node: node.clone(),
+                peers: registry.peers().clone(),
+            }),
+            Self::Decode { node, .. } => ClusterMetrics::Decode(DecodeMetrics(node.clone())),
+        })
+    }
+
     /// Tells the other nodes as soon as the server drains, so that nothing new comes from them.
     pub async fn leave_when_draining(&self, state: &ServerState) {
         state.draining().await;
@@ -260,7 +276,7 @@ impl Cluster {
 
     fn num_sessions(&self) -> usize {
         match self {
-            Self::Prefill { node, .. } => node.num_sessions(),
+            Self::Prefill { node, .. } => node.stats().num_sessions,
             Self::Decode { node, .. } => node.num_sessions(),
         }
     }

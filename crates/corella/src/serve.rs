@@ -63,7 +63,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let grace_period = serve_config.grace_period;
     let generator = cluster.as_ref().and_then(Cluster::generator);
     let generator = generator.unwrap_or_else(|| Arc::new(engine.clone()));
-    let state = ServerState::with_generator(serve_config, text, llm.engine, generator);
+    let collectors = cluster.as_ref().map(Cluster::collector);
+    let collectors = collectors.into_iter().collect();
+    let state = ServerState::with_generator(serve_config, text, llm.engine, generator, collectors);
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let report = match &cluster {
         None => served.await,

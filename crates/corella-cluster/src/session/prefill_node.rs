@@ -9,7 +9,7 @@ use std::time::Duration;
 use corella_core::session::{
     ClientEvent, Hello, Mismatch, Peer, PrefillAction, PrefillEnd, SessionConfig,
     SessionConfigError, SessionFinish, SessionKey, Submission as SessionSubmission,
-    SubmissionError, ToDecode,
+    SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
     FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput, SessionId,
@@ -49,6 +49,17 @@ pub trait DecodePeers: Send + Sync + 'static {
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
 }
 
+/// The first is now, the others count since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefillNodeStats {
+    /// Requests of clients that have not ended.
+    pub num_sessions: usize,
+    /// Tokens that decode nodes have sent back.
+    pub num_remote_tokens: u64,
+    /// Bytes of KV rows that went to decode nodes.
+    pub num_bytes_sent: u64,
+}
+
 /// A node that clients talk to. It computes prompts and has others decode behind them; whatever
 /// happens to those, it sees every request to its end.
 #[derive(Clone)]
@@ -65,6 +76,7 @@ pub(super) struct Node {
     clock: Clock,
     runtime: Handle,
     num_sessions: AtomicU64,
+    num_remote_tokens: AtomicU64,
     state: Mutex<State>,
     timer: Notify,
 }
@@ -117,6 +129,7 @@ impl PrefillNode {
             clock: Clock::start(),
             runtime: Handle::current(),
             num_sessions: AtomicU64::new(0),
+            num_remote_tokens: AtomicU64::new(0),
             state: Mutex::new(State {
                 end,
                 clients: HashMap::new(),
@@ -142,8 +155,12 @@ impl PrefillNode {
         Ok(Self(node))
     }
 
-    pub fn num_sessions(&self) -> usize {
-        self.0.lock().end.stats().num_sessions
+    pub fn stats(&self) -> PrefillNodeStats {
+        PrefillNodeStats {
+            num_sessions: self.0.lock().end.stats().num_sessions,
+            num_remote_tokens: self.0.num_remote_tokens.load(Ordering::Relaxed),
+            num_bytes_sent: self.0.sender.stats().num_bytes_sent,
+        }
     }
 }
 
@@ -329,9 +346,14 @@ impl Node {
                             continue;
                         };
                         match wire::from_decode(body, &this.hello) {
-                            Ok(message) => this.with(|end, now_us| {
-                                end.handle_message(key, message, now_us);
-                            }),
+                            Ok(message) => {
+                                if let ToPrefill::Tokens(tokens) = &message {
+                                    let num_tokens = tokens.samples.len() as u64;
+                                    this.num_remote_tokens
+                                        .fetch_add(num_tokens, Ordering::Relaxed);
+                                }
+                                this.with(|end, now_us| end.handle_message(key, message, now_us));
+                            }
                             Err(error) => {
                                 tracing::warn!(%key, %error, "a decode node breaks the protocol");
                                 break;

@@ -80,7 +80,7 @@ async fn a_client_that_leaves_takes_everything_with_it() {
         at_rest(&prefill.engine).await;
         at_rest(&decode.engine).await;
     }
-    assert_eq!(prefill.node.num_sessions(), 0);
+    assert_eq!(prefill.node.stats().num_sessions, 0);
     assert_eq!(decode.node.num_sessions(), 0);
 }
 

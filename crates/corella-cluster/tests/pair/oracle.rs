@@ -69,7 +69,7 @@ async fn outputs_of_a_pair_equal_those_of_lone_runs() {
     }
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
-    assert_eq!(prefill.node.num_sessions(), 0);
+    assert_eq!(prefill.node.stats().num_sessions, 0);
     assert_eq!(decode.node.num_sessions(), 0);
     let there = decode.engine.stats().scheduler;
     let here = prefill.engine.stats().scheduler;
