@@ -321,9 +321,10 @@ impl Node {
                 state.end.handle_deleted(key, now_us);
             }
             PrefillAction::Emit { session, event } => self.emit(state, session, event),
-            PrefillAction::MarkSuspect { node } => self.peers.mark_suspect(node),
-            // A probe finds out which start of the node it is now.
-            PrefillAction::MarkRestarted { node, .. } => self.peers.mark_suspect(node),
+            // Whoever is suspected is asked again who it is.
+            PrefillAction::MarkSuspect { node } | PrefillAction::MarkRestarted { node, .. } => {
+                self.peers.mark_suspect(node);
+            }
             PrefillAction::MarkIncompatible { node, mismatch } => {
                 self.peers.mark_incompatible(node, &mismatch);
             }

@@ -206,7 +206,10 @@ impl Writer {
         config.max_inflight_steps = 1 + random.below(2) as u32;
         config.enable_prefix_caching = !random.once_in(5);
         config.max_preemptions = 100_000;
-        config.max_held_pages = random.pick(&[0, num_pages / 4, num_pages / 2, num_pages]);
+        config.max_held_pages = random.pick(&[num_pages / 4, num_pages / 2, num_pages]);
+        if random.once_in(12) {
+            config.max_held_pages = random.below(8) as u32;
+        }
         if random.once_in(2) {
             config.head_room = HeadRoom::Estimate;
         }

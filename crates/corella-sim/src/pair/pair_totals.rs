@@ -3,7 +3,7 @@
 use corella_core::FinishReason;
 use corella_core::session::SessionFinish;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairTotals {
     pub num_runs: u64,
     pub num_events: u64,
@@ -39,7 +39,6 @@ pub struct PairTotals {
     /// Rows written by loads of sessions that were over.
     pub num_late_rows: u64,
     pub num_load_timeouts: u64,
-    pub num_dropped_stores: u64,
     pub num_exports_declined: u64,
     pub num_exports_cut_short: u64,
     pub num_leases_ended: u64,
@@ -93,7 +92,7 @@ impl PairTotals {
             num_failed num_clients_lost num_attempts num_second_attempts num_resumed num_suspects
             num_incompatible num_restarts_noticed num_crashes num_blocks num_cut_connections num_repeated num_loads
             num_loads_done num_loads_failed num_loads_cancelled num_late_rows num_load_timeouts
-            num_dropped_stores num_exports_declined num_exports_cut_short num_leases_ended
+            num_exports_declined num_exports_cut_short num_leases_ended
             num_reads_of_failed_steps num_cached_rows num_shared_pages_released num_aborts
             num_refusals num_unanswered_reservations
         )

@@ -503,7 +503,6 @@ impl PrefillNode {
             .store(key, self.num_layers, num_rows, hashes, now_us);
         world.sessions.unsubscribed(key);
         if stored.is_err() {
-            world.totals.num_dropped_stores += 1;
             self.offers.remove(&key);
             self.end.handle_load_failed(key, now_us);
             return;

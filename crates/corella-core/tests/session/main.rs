@@ -1,0 +1,6 @@
+//! Both ends of a session and the cache store, one fault at a time, with the exact times of each.
+
+mod cache_store;
+mod decode_end;
+mod fixture;
+mod prefill_end;
