@@ -88,8 +88,8 @@ pub async fn run(
     Ok(report)
 }
 
-/// Makes the prompts with a multiplicative congruential generator (Lehmer 1951), different in every
-/// prompt unless they share a prefix.
+/// Generates the prompts with a multiplicative congruential generator (Lehmer 1951). Each prompt
+/// has its own sequence of tokens unless `shared_prefix` is set.
 fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenId>>, BenchError> {
     if options.input_lens.is_empty() || options.input_lens.contains(&0) {
         return Err(BenchError::Option(
@@ -179,8 +179,8 @@ fn moment(stats: &EngineStats, at: Duration) -> Moment {
         num_running: scheduler.num_running as f64,
         num_waiting: scheduler.num_waiting as f64,
         kv_usage: scheduler.num_in_use_pages as f64 / scheduler.num_pages.max(1) as f64,
-        // Nearly every generated token takes a row to compute the next. All other rows, except
-        // rejected drafts, are prefill.
+        // Nearly every generated token is later scheduled once as input, to compute the token after
+        // it. All other scheduled tokens, except rejected drafts, are prefill.
         num_prefilled: scheduler
             .num_scheduled_tokens
             .saturating_sub(scheduler.num_generated_tokens + num_rejected)

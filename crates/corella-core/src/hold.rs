@@ -32,8 +32,8 @@ pub enum KvFact {
     /// No more rows will be exported. The first `num_rows` have been computed by steps that have
     /// returned; the pages stay as they are until [`Scheduler::release_hold`].
     ExportEnded { request: RequestId, num_rows: u32 },
-    /// The hold's lease is over, or a running request needs the pages: whoever reads the pages is to stop, and to say so by
-    /// [`Scheduler::release_hold`]. Until then they stay.
+    /// The hold's lease is over, or a running request needs the pages. Whoever reads them must stop
+    /// and call [`Scheduler::release_hold`]; the pages stay held until then.
     LeaseEnded { request: RequestId },
 }
 
@@ -119,9 +119,9 @@ impl Scheduler {
         self.holds.facts.pop_front()
     }
 
-    /// Whoever read a request's pages has stopped, or whoever wrote to them has. A request that still
-    /// has pages to export exports no more, and they will not be held. False when nothing is held or
-    /// exported for it.
+    /// Reports that nobody reads or writes the request's held pages any more, and releases them. If
+    /// the request is still exporting, it stops doing so and its pages will not be held; returns
+    /// false if nothing is held or exported for it.
     pub fn release_hold(&mut self, request: RequestId) -> bool {
         let Some(pages) = self.holds.remove(request) else {
             return self.stop_exporting(request);
@@ -141,7 +141,8 @@ impl Scheduler {
         was_exporting
     }
 
-    /// Gives the reader of a hold until `lease_us`. False when its lease is over.
+    /// Extends the lease of a hold to `lease_us`. Returns false if there is no such hold or its
+    /// lease is already over.
     pub fn renew_hold(&mut self, request: RequestId, lease_us: u64) -> bool {
         let Some(hold) = self.holds.by_request.get_mut(&request) else {
             return false;
@@ -171,7 +172,7 @@ impl Scheduler {
         holds.num_exporting_pages += num_pages;
     }
 
-    /// Says which rows a planned step makes of those that are wanted elsewhere.
+    /// Announces which of the rows to be exported a planned step computes.
     pub(crate) fn announce_exports(&mut self, step: StepId, spans: &[InflightSpan]) {
         if !self.holds.is_exporting() {
             return;

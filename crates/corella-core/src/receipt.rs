@@ -74,13 +74,13 @@ impl Receipts {
 }
 
 impl Scheduler {
-    /// Takes the pages of a request whose KV another node computes, until `deadline_us`: of all the
-    /// tokens that it has, which are its prompt and what was drawn for it before. It counts on as
-    /// many more as its output is expected to take.
-    ///
-    /// When the deadline passes before [`handle_kv_arrived`](Self::handle_kv_arrived), or it is
-    /// aborted, the request ends, and its pages stay taken until
-    /// [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any more.
+    /// Reserves pages, until `deadline_us`, for a request whose KV another node computes. The pages
+    /// cover its prompt and any tokens already drawn for it, and the head-room forecast also allows
+    /// for the pages that its output is expected to need.
+    /// If the request is aborted, or the deadline passes before
+    /// [`handle_kv_arrived`](Self::handle_kv_arrived) is called, the request ends. Its pages stay
+    /// taken until [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any
+    /// more.
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room.
     pub fn reserve(
@@ -156,9 +156,10 @@ impl Scheduler {
         matched.pages.into_iter().take_while(is_ready).collect()
     }
 
-    /// All rows of a request that was reserved are in its pages, and `token` was drawn behind them.
-    /// It waits for a slot from now on. False when it has ended, or its deadline has passed: then
-    /// [`handle_kv_lost`](Self::handle_kv_lost) lets go of its pages.
+    /// Reports that all rows of a reserved request are in its pages and that `token` was drawn
+    /// after them; the request now waits for a slot. Returns false if the request has already
+    /// ended, for example at its deadline, in which case [`handle_kv_lost`](Self::handle_kv_lost)
+    /// must be called to release its pages.
     pub fn handle_kv_arrived(&mut self, id: RequestId, token: TokenId) -> bool {
         let Some(index) = self.receiving(id) else {
             return false;
@@ -185,8 +186,9 @@ impl Scheduler {
         true
     }
 
-    /// Nobody writes to the pages of a request that was reserved any more, and not all of its KV has
-    /// come. If it has ended meanwhile its pages are let go. False when nothing was known of it.
+    /// Reports that nobody writes to a reserved request's pages any more, although not all of its
+    /// KV has arrived. If the request has ended in the meantime, its held pages are released;
+    /// returns false if there was nothing to release.
     pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
         let Some(index) = self.receiving(id) else {
             return self.release_hold(id);
@@ -210,7 +212,8 @@ impl Scheduler {
         receipt_us.into_iter().chain(lease_us).min()
     }
 
-    /// Whether requests may go on when others fill pages, or have read them.
+    /// Whether other nodes still have pages to fill or held pages to let go of, so that requests
+    /// which are stuck now may be able to continue later.
     pub fn waits_for_kv(&self) -> bool {
         self.receipts.num_receiving() > 0 || !self.holds.is_empty()
     }
@@ -236,8 +239,8 @@ impl Scheduler {
         self.wait(index);
     }
 
-    /// Takes a request that is leaving out of those that have no slot. What is still to come could
-    /// be written late, so its pages are held.
+    /// Removes a request that is leaving from the receipts. If its KV had not arrived yet, late
+    /// writes may still land in its pages, so those are held.
     pub(crate) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
         self.stop_counting(index);
         let state = &mut self.requests[index];
@@ -278,8 +281,9 @@ impl Scheduler {
         }
     }
 
-    /// Sees to it that the table of a request without a slot holds the next position. The youngest
-    /// of those that have arrived give their pages back when nobody runs who would.
+    /// Makes sure that the page table of a request without a slot has room for its next position.
+    /// If no page is free and no running or leaving request could free one, the youngest arrived
+    /// requests are preempted for their pages.
     fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use crate::summary::Summary;
 use crate::thread_time::thread_time;
 
-/// How long a row is measured, and what is counted besides time.
+/// The limits for measuring one kind of call, and an optional counter of allocations.
 #[derive(Debug, Clone, Copy)]
 pub struct CallLimits {
     pub num_calls: usize,
-    /// The time after which no further call begins. What happens between calls counts too.
+    /// No further call begins once this much time has passed since the start, including the time
+    /// spent between calls.
     pub max_time: Duration,
     /// Returns the number of allocations so far, if they are counted.
     pub num_allocations: Option<fn() -> u64>,

@@ -122,8 +122,8 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     }
 }
 
-/// Limits with a pool that holds what the running requests come to need, and less than a prompt
-/// besides.
+/// A configuration whose pool holds all the pages that the running requests will ever need, with
+/// too few left over for even one more prompt.
 fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> SchedulerConfig {
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;

@@ -103,9 +103,9 @@ impl Event {
 }
 
 impl Choice {
-    /// Whether the choice has a token. An empty text is a token whose characters are not complete
-    /// yet, unless the event has another purpose: the role before the answer, or the finish reason
-    /// after it.
+    /// Whether the choice carries a token. Empty text still counts, because a token may end in the
+    /// middle of a character, but not in an event that only announces the role or the finish
+    /// reason.
     fn has_token(&self) -> bool {
         let delta = self.delta.as_ref();
         let has_calls = delta

@@ -3,8 +3,8 @@
 use crate::report::{Report, ServerMean};
 use crate::timeline::metric;
 
-/// For each phase its key, its histogram, and its name. The histograms that are not Corella's are
-/// vLLM's.
+/// Each phase's key in the report, the Prometheus histogram it is read from, and its display name.
+/// Histograms without the `corella_` prefix use vLLM's metric names.
 const PHASES: [(&str, &str, &str); 3] = [
     (
         "tokenize",

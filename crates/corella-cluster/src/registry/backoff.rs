@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Doubles from `min` to `max`. A random half of it keeps those that lost the same server from
-/// coming back in step.
+/// A wait that doubles from `min` to `max`. Half of each wait is scaled by a random factor, so that
+/// clients which lost the same server do not all reconnect at once.
 #[derive(Debug)]
 pub(super) struct Backoff {
     min: Duration,

@@ -1,5 +1,5 @@
-//! Nodes in a folder that all of them can write to: a file for each, whose time of modification
-//! is the node's heartbeat.
+//! A registry kept in a folder that all nodes can write to. Each node has one file there, and the
+//! file's modification time is the node's heartbeat.
 //!
 //! The folder is read at intervals and not watched, so that it may lie on any file system.
 
@@ -17,7 +17,8 @@ const EXTENSION: &str = "json";
 
 pub(super) struct Folder {
     timing: FolderTiming,
-    /// Moves to a thread for blocking work and back, as a file system may hang.
+    /// File operations may hang, so this value is moved to a blocking thread for each one and moved
+    /// back afterwards. `None` while it is away.
     desk: Option<Desk>,
     path: PathBuf,
 }
@@ -42,8 +43,8 @@ struct Desk {
 
 struct NodeFile {
     modified: SystemTime,
-    /// When the time of modification was seen to change, by this machine's own clock, as other
-    /// machines' clocks may differ. `None` if it has never been.
+    /// When this node last saw the file's modification time change. This is measured with the local
+    /// clock, because other machines' clocks may differ. `None` if no change has been seen yet.
     changed_at: Option<Instant>,
     node: Option<NodeRecord>,
 }
@@ -130,8 +131,9 @@ impl Desk {
             }
         }
         fs::create_dir_all(&self.path)?;
-        // By the renaming, readers find the old record or the new one, never a part. They ignore
-        // names that begin with a dot.
+        // The record is written to a draft and then renamed, so that readers see either the whole
+        // old record or the whole new one. Readers ignore the draft because its name begins with a
+        // dot.
         let draft = self
             .path
             .join(format!(".{}.{}", own.instance_id, std::process::id()));
@@ -188,8 +190,9 @@ impl Desk {
         if let Err(reason) = &node {
             tracing::debug!("{} has no record of a node: {reason}", path.display());
         }
-        // A file that looks old at first sight counts only once somebody is seen to touch it. If
-        // it looked old because clocks disagree, that happens at the node's next heartbeat.
+        // A file that already looks stale when it is first seen is ignored until its modification
+        // time changes. If it looked stale only because the clocks disagree, the node's next
+        // heartbeat brings it in.
         let is_old = known.is_none() && { modified.elapsed() }.is_ok_and(|age| age >= self.stale);
         let file = NodeFile {
             modified,

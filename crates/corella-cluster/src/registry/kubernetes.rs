@@ -1,8 +1,7 @@
 //! Nodes behind a Kubernetes service, by its EndpointSlices.
-//!
-//! Pods are registered by Kubernetes itself, by their readiness. The API is spoken without TLS,
-//! as `kubectl proxy` offers it beside a node on the loopback address; the proxy also knows who
-//! the node is.
+//! Kubernetes itself registers pods according to their readiness. The API is reached without TLS,
+//! for example through a `kubectl proxy` that runs beside the node on the loopback address and also
+//! takes care of authentication.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,8 +17,8 @@ use super::source::{Exchange, Following, Source, SourceError};
 /// Where a pod finds out who it is.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The pause before everything is listed anew, so that a server that ends every watch at once is
-/// not asked without end.
+/// How long to wait before listing everything again, so that a server which ends every watch
+/// immediately is not flooded with requests.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Kubernetes {

@@ -38,7 +38,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// The decode nodes that there are, and what has come of asking them.
 pub trait DecodePeers: Send + Sync + 'static {
-    /// Where a request should be decoded, none of `tried`; `None`: on this node.
+    /// Chooses a node to decode a request, excluding the nodes in `tried`. `None` means that this
+    /// node should decode it itself.
     fn choose(&self, request: &Request, tried: &[NodeId]) -> Option<Peer>;
 
     /// A connection to a node that was chosen.
@@ -49,7 +50,7 @@ pub trait DecodePeers: Send + Sync + 'static {
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
 }
 
-/// The first is now, the others count since the start.
+/// `num_sessions` is the current number; the other fields are totals since the node started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefillNodeStats {
     /// Requests of clients that have not ended.
@@ -60,8 +61,8 @@ pub struct PrefillNodeStats {
     pub num_bytes_sent: u64,
 }
 
-/// A node that clients talk to. It computes prompts and has others decode behind them; whatever
-/// happens to those, it sees every request to its end.
+/// The node that clients talk to. It computes prompts and has other nodes decode the output, and it
+/// sees every request through to its end even if those nodes fail.
 #[derive(Clone)]
 pub struct PrefillNode(Arc<Node>);
 
@@ -605,8 +606,8 @@ impl Node {
     }
 }
 
-/// A run has given its last output, or nobody wants any. One whose pages are held is kept until they
-/// are not, for whoever reads them.
+/// Marks a run as ended, because it has given its last output or because nobody wants its output
+/// any more. If its pages are held for a reader, the entry is kept until the hold is released.
 fn end_run(state: &mut State, session: SessionId, run: u32) {
     if let Some(entry) = state.runs.get_mut(&(session, run)) {
         entry.has_ended = true;

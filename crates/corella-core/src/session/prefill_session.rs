@@ -26,14 +26,17 @@ pub(super) struct PrefillSession {
     pub(super) num_runs: u32,
     /// Nodes that shall not be asked again.
     tried: Vec<NodeId>,
-    /// The nodes asked since the search began, and until when it may go on.
+    /// How many nodes have been asked since the current search began; `allocate_by_us` is the time
+    /// by which that search must end.
     num_asked: u32,
     allocate_by_us: u64,
-    /// Whether the rows of the prompt can be had by a decode node, as far as is known.
+    /// Whether, as far as this node knows, the prompt's rows can still be exported to a decode
+    /// node.
     pub(super) can_export: bool,
     /// Another decode node has been looked for because one was lost.
     has_retried: bool,
-    /// What the client has, and what it was told beside it.
+    /// The tokens that the client has been sent; `accounting` holds the figures reported along with
+    /// them.
     pub(super) output: Vec<TokenId>,
     pub(super) accounting: Option<Accounting>,
     /// Drawn here, and not yet told to a decode node.
@@ -340,8 +343,9 @@ impl PrefillSession {
         };
         let node = link.node;
         if hello.incarnation != link.key.decode_incarnation {
-            // Whoever answers is not who was asked. If it is a later start, the driver's table of
-            // nodes is behind, and this session is lost with all others of the earlier start.
+            // The node that answered is a different incarnation from the one that was asked. If it
+            // is a later one, the node has restarted, so the driver's table is out of date and
+            // every session with the earlier incarnation is lost.
             if hello.incarnation < link.key.decode_incarnation {
                 self.be_refused(Some(AbortReason::ProtocolViolated), context);
                 return None;
@@ -461,7 +465,8 @@ impl PrefillSession {
         self.end(None, finish, AbortReason::Finished, context);
     }
 
-    /// What commits the prompt's rows: whoever has read them may use them now.
+    /// Sends the first token to the decode node once the prompt is computed. This commits the
+    /// prompt's rows: a decode node that has loaded them may now use them.
     pub(super) fn tell_first_token(&mut self, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;

@@ -1,4 +1,5 @@
-//! What is refused, and whether in the caller's thread or by the scheduler.
+//! Which requests are refused, and whether the refusal happens in the caller's thread or in the
+//! scheduler.
 
 use corella_core::AdmissionError;
 use corella_engine::{Engine, EngineConfig, EngineError, StreamEvent, SubmitError};

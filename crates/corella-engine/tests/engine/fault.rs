@@ -1,5 +1,5 @@
-//! Faults: a step that fails, hangs or panics ends its own requests; an executor or loop that is
-//! lost ends all of them.
+//! A step that fails or panics ends only the requests in it. A step that hangs is counted as slow
+//! if it returns; if it never returns, or if the executor or the loop is lost, every request ends.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,7 +33,8 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
             assert!(!tokens.is_empty() && tokens.len() < 40);
             assert_eq!(tokens, expected[..tokens.len()]);
 
-            // The same prompt again reads nothing of the failed step.
+            // When the same prompt is submitted again, it must not reuse any KV that the failed
+            // step wrote.
             let mut next = submit_one(&engine, submission(vec![1, 2, 3], 40));
             assert_eq!(finish(&mut next), (expected, FinishReason::Length));
             assert_at_rest(&engine);
@@ -45,7 +46,9 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
             if fault == Fault::Panic {
                 let text = std::fs::read_to_string(&dump).unwrap();
                 assert!(text.starts_with("step 5 panicked: a fault was injected"));
-                // Steps are numbered from 0. With overlap one more was planned.
+                // The log has a heading and then one line for each step. Step 5 is the sixth
+                // because steps are numbered from 0, and with overlap one more step had already
+                // been planned.
                 assert_eq!(text.lines().count() as u32, 1 + 5 + max_inflight_steps);
                 std::fs::remove_file(&dump).unwrap();
             }

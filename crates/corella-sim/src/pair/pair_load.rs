@@ -1,4 +1,5 @@
-//! What happens to a small fleet in one run, written by a seed.
+//! The plan of one simulation run of a small fleet (its nodes, links, calls and faults), generated
+//! from a seed.
 
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
@@ -21,9 +22,10 @@ pub struct PairLoad {
     pub links: LinkPlan,
     pub calls: Vec<PairCall>,
     pub faults: Vec<Fault>,
-    /// A step fails once in so many; 0 is never.
+    /// On average, one step in this many fails. 0 means never.
     pub fails_once_in: u64,
-    /// Whether nodes learn from the registry who was started again, or only from each other.
+    /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes
+    /// learn of a restart only from each other.
     pub registry_delay_us: Option<u64>,
 }
 
@@ -39,9 +41,9 @@ pub struct NodePlan {
 pub struct LinkPlan {
     pub min_latency_us: u64,
     pub max_latency_us: u64,
-    /// How long one row of one layer takes, by decode node.
+    /// For each decode node, how long it takes to transfer one row of all layers, in microseconds.
     pub row_us: Vec<u64>,
-    /// A message comes twice, once in so many; 0 is never.
+    /// On average, one control message in this many is delivered twice. 0 means never.
     pub repeats_once_in: u64,
     /// How long a reader or writer of pages takes to stop.
     pub max_stop_us: u64,
@@ -70,7 +72,9 @@ pub struct Fault {
 
 #[derive(Clone, Copy, Debug)]
 pub enum FaultKind {
-    /// The process dies and starts again. A host that dies says nothing to its peers.
+    /// The node's process dies and is started again after `down_us`. If only the process died, its
+    /// host closes the open connections and so the peers notice (`is_told`); if the whole host
+    /// died, they are told nothing.
     Crash {
         node: NodeId,
         down_us: u64,
@@ -231,7 +235,8 @@ impl Writer {
         LinkPlan {
             min_latency_us,
             max_latency_us: min_latency_us * factor,
-            // The time of a row of 1000 bytes: from 100 MB/s to less than the smallest bandwidth.
+            // The time to transfer a row of 1000 bytes. The values range from 100 MB/s down to a
+            // speed below the smallest `min_bandwidth_bytes_per_s`.
             row_us: (0..num_decode_nodes)
                 .map(|_| random.pick(&[10, 100, 1_000, 20_000]))
                 .collect(),
