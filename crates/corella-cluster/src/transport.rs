@@ -10,6 +10,7 @@
 
 mod account;
 mod bandwidth_meter;
+mod checksum;
 mod chunk;
 mod frame;
 mod frame_queue;

@@ -14,7 +14,12 @@ const SAMPLE_TIME: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,
+    /// The part of them that was sent before a pause, whose acknowledgement says nothing.
+    num_stale: u64,
     busy_since: Option<Instant>,
+    /// Loads that have something to send.
+    num_working: usize,
+    has_paused: bool,
     num_acknowledged: u64,
     /// Decayed sums.
     num_bytes: f64,
@@ -23,14 +28,33 @@ pub struct BandwidthMeter {
 
 impl BandwidthMeter {
     pub fn handle_sent(&mut self, num_bytes: u64, now: Instant) {
+        if std::mem::take(&mut self.has_paused) {
+            // A peer acknowledges little by little, and the last bytes before a pause perhaps only
+            // behind it.
+            self.num_stale = self.num_unacknowledged;
+            self.num_acknowledged = 0;
+            self.busy_since = None;
+        }
         self.num_unacknowledged += num_bytes;
         self.busy_since.get_or_insert(now);
+    }
+
+    /// A load has something to send, until it pauses.
+    pub fn handle_work(&mut self) {
+        self.num_working += 1;
+    }
+
+    pub fn handle_pause(&mut self) {
+        self.num_working -= 1;
+        self.has_paused |= self.num_working == 0;
     }
 
     pub fn handle_acknowledged(&mut self, num_bytes: u64, now: Instant) {
         let num_bytes = num_bytes.min(self.num_unacknowledged);
         self.num_unacknowledged -= num_bytes;
-        self.num_acknowledged += num_bytes;
+        let num_stale = num_bytes.min(self.num_stale);
+        self.num_stale -= num_stale;
+        self.num_acknowledged += num_bytes - num_stale;
         let Some(since) = self.busy_since else {
             return;
         };
@@ -57,6 +81,7 @@ impl BandwidthMeter {
         if self.num_unacknowledged == 0 {
             self.busy_since = None;
             self.num_acknowledged = 0;
+            self.num_stale = 0;
         }
     }
 
@@ -103,6 +128,28 @@ mod tests {
         let seconds = older * 0.25 + decayed(1.0, 4);
         let found = meter.bytes_per_s().unwrap();
         assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
+    }
+
+    /// The last tenth of what a layer has is acknowledged only with the next layer.
+    #[test]
+    fn what_is_left_over_at_a_pause_counts_neither_as_time_nor_as_bytes() {
+        let mut meter = BandwidthMeter::default();
+        let mut now = Instant::now();
+        for _ in 0..20 {
+            meter.handle_work();
+            meter.handle_sent(10 * MB, now);
+            now += Duration::from_millis(90);
+            meter.handle_acknowledged(9 * MB, now);
+            meter.handle_pause();
+            now += Duration::from_secs(1);
+            meter.handle_work();
+            meter.handle_sent(MB, now);
+            now += Duration::from_millis(10);
+            meter.handle_acknowledged(2 * MB, now);
+            meter.handle_pause();
+            now += Duration::from_secs(1);
+        }
+        assert!((meter.bytes_per_s().unwrap() / 1e8 - 1.0).abs() < 1e-9);
     }
 
     #[test]

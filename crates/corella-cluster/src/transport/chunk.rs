@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use corella_core::PageId;
 use corella_model::PageForm;
-use xxhash_rust::xxh3::Xxh3Default;
 
+use super::checksum::Checksum;
 use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
 use super::host_memory::{PLACE_BYTES, Place};
 use super::io_parts::IoParts;
@@ -22,7 +22,7 @@ pub struct ChunkWriter {
     parts: IoParts,
     /// For pages in their canonical form, and for places.
     copy: Vec<u8>,
-    hasher: Xxh3Default,
+    hasher: Checksum,
     /// A peer that takes nothing for so long is given up.
     stall_timeout: Duration,
 }
@@ -32,7 +32,7 @@ impl ChunkWriter {
         Self {
             parts: IoParts::default(),
             copy: Vec::new(),
-            hasher: Xxh3Default::new(),
+            hasher: Checksum::new(),
             stall_timeout,
         }
     }
@@ -63,7 +63,7 @@ impl ChunkWriter {
             self.parts.push_slice(&header);
             self.hasher.reset();
             self.push_pages(outgoing, run, pages);
-            self.hasher.digest()
+            self.hasher.value()
         }) else {
             // Nothing of the frame is out yet.
             return Ok(());
@@ -103,7 +103,7 @@ impl ChunkWriter {
             self.parts.clear();
             self.hasher.reset();
             self.push_pages(outgoing, *run, pages);
-            self.hasher.digest()
+            self.hasher.value()
         }) else {
             return Ok(());
         };

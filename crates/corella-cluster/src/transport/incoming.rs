@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use corella_core::PageId;
 use corella_model::{KvPages, PageConversion, PageForm};
@@ -85,20 +85,39 @@ pub struct Incoming {
     status: watch::Sender<LoadStatus>,
 }
 
-#[derive(Default)]
 struct State {
     connection: Option<Arc<ReceiverConnection>>,
     /// For each layer, the rows from 0 on that are there.
     num_received: Vec<u32>,
-    /// Bytes that the sender may still send.
+    /// Bytes that the sender may send before it hears that any have come.
+    window: u64,
+    /// Bytes that it may still send.
     credit: u64,
     /// Bytes that came and are not yet given back as credit.
     num_unacknowledged: u64,
+    credit_due_at: Instant,
     account: TransferAccount,
 }
 
-/// Credit is given back when this part of it is used up, or nothing more has come.
-const CREDIT_PARTS: u64 = 4;
+impl State {
+    fn new(num_received: Vec<u32>, window: u64) -> Self {
+        Self {
+            connection: None,
+            num_received,
+            window,
+            credit: window,
+            num_unacknowledged: 0,
+            credit_due_at: Instant::now() + CREDIT_TIME,
+            account: TransferAccount::default(),
+        }
+    }
+}
+
+/// Credit is given back when this part of the window is used up, which leaves the sender enough to
+/// go on.
+const CREDIT_PARTS: u64 = 8;
+/// Or when this time has passed, so that the sender of a slow link knows how slow it is.
+const CREDIT_TIME: Duration = Duration::from_millis(5);
 
 impl Incoming {
     pub fn new(
@@ -114,7 +133,7 @@ impl Incoming {
             gate: Gate::new(),
             lost: Notify::new(),
             receiver: Arc::downgrade(receiver),
-            state: Mutex::default(),
+            state: Mutex::new(State::new(Vec::new(), 0)),
             status: watch::Sender::new(LoadStatus::Opening),
         }
     }
@@ -144,11 +163,10 @@ impl Incoming {
             true => request.num_rows,
             false => request.first_row / geometry.page_size * geometry.page_size,
         };
+        let num_received = vec![num_received; geometry.num_layers as usize];
         *self.state() = State {
             connection: Some(connection.clone()),
-            num_received: vec![num_received; geometry.num_layers as usize],
-            credit: credit_bytes.into(),
-            ..State::default()
+            ..State::new(num_received, credit_bytes.into())
         };
         if !connection.add_load(self) {
             return self.handle_lost();
@@ -235,15 +253,16 @@ impl Incoming {
         self.gate.enter(write).is_some()
     }
 
-    /// A run is in its pages. Gives credit back when there is much, or when nothing waits behind it.
-    pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize, is_last: bool) {
+    /// A run is in its pages. Gives credit back by and by.
+    pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize) {
+        let now = Instant::now();
         let mut state = self.state();
         state.num_received[run.layer as usize] += run.num_rows;
-        state.account.add(num_bytes, num_pages, Instant::now());
+        state.account.add(num_bytes, num_pages, now);
         state.num_unacknowledged += num_bytes as u64;
         let due = state.num_unacknowledged;
-        if let Some(connection) = &state.connection
-            && (is_last || due > state.credit / (CREDIT_PARTS - 1))
+        if (due >= state.window / CREDIT_PARTS || now >= state.credit_due_at)
+            && let Some(connection) = &state.connection
         {
             connection.send(&Frame::Credit {
                 load_id: self.load_id,
@@ -251,6 +270,7 @@ impl Incoming {
             });
             state.credit += due;
             state.num_unacknowledged = 0;
+            state.credit_due_at = now + CREDIT_TIME;
         }
         let num_bytes = state.account.num_bytes;
         drop(state);

@@ -168,7 +168,8 @@ impl KvReceiver {
         drop(loads);
         let status = load.status();
         let (task, state) = (load.clone(), self.state.clone());
-        self.threads.spawn(async move {
+        // The connection will be on that thread, too.
+        self.threads.get(slot.index()).spawn(async move {
             let deadline = task.request.deadline;
             let mut status = task.status();
             tokio::select! {
@@ -224,7 +225,9 @@ impl ReceiverState {
                 return None;
             }
         }
-        let make = || Arc::new(Peer::new(address.clone(), self.config.connections_per_peer));
+        let num_connections = self.config.connections_per_peer;
+        let first_index = peers.len() * num_connections;
+        let make = || Arc::new(Peer::new(address.clone(), first_index, num_connections));
         Some(peers.entry(address.clone()).or_insert_with(make).clone())
     }
 

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use corella_core::PageId;
 use corella_core::session::SessionKey;
 use corella_model::KvPages;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use super::bandwidth_meter::BandwidthMeter;
 use super::frame::{Frame, MAX_PAYLOAD_BYTES, Refusal};
 use super::host_memory::allow_reader;
-use super::listener::Listener;
+use super::listener::{Accepted, Listener};
 use super::outgoing::{Outgoing, SendStatus};
 use super::sender_connection::{FrameReader, SenderConnection, violation};
 use super::socket::Socket;
@@ -175,25 +176,26 @@ impl KvSender {
     /// several addresses.
     pub fn listen(&self, address: impl Into<PeerAddress>) -> io::Result<PeerAddress> {
         let address = address.into();
+        let thread = self.threads.next();
         let listener = {
-            let _guard = self.threads.runtime().enter();
+            let _guard = thread.enter();
             Listener::bind(&address)?
         };
         let address = listener.address()?;
-        let (state, stopped) = (self.state.clone(), self.stop.subscribe());
-        self.threads
-            .spawn(until_stopped(stopped.clone(), async move {
-                loop {
-                    match listener.accept().await {
-                        Ok((socket, peer)) => state.serve(socket, peer, stopped.clone()),
-                        Err(error) => {
-                            // Mostly no descriptor left; others may free some.
-                            warn!("cannot accept a KV connection: {error}");
-                            tokio::time::sleep(Duration::from_millis(100)).await;
-                        }
+        let (state, threads) = (self.state.clone(), self.threads.clone());
+        let stopped = self.stop.subscribe();
+        thread.spawn(until_stopped(stopped.clone(), async move {
+            loop {
+                match listener.accept().await {
+                    Ok(accepted) => state.serve(accepted, threads.next(), stopped.clone()),
+                    Err(error) => {
+                        // Mostly no descriptor left; others may free some.
+                        warn!("cannot accept a KV connection: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
-            }));
+            }
+        }));
         Ok(address)
     }
 
@@ -325,14 +327,23 @@ impl SenderState {
         meters.entry(peer_incarnation).or_default().clone()
     }
 
-    fn serve(self: &Arc<Self>, socket: Socket, peer: String, stopped: watch::Receiver<bool>) {
+    fn serve(
+        self: &Arc<Self>,
+        accepted: Accepted,
+        thread: &Handle,
+        stopped: watch::Receiver<bool>,
+    ) {
         let Ok(permit) = self.connections.clone().try_acquire_owned() else {
             self.num_refused_connections.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let state = self.clone();
-        tokio::spawn(until_stopped(stopped, async move {
+        thread.spawn(until_stopped(stopped, async move {
             let _permit = permit;
+            let Ok((socket, peer)) = accepted.attach() else {
+                // It has gone already.
+                return;
+            };
             match state.serve_connection(socket).await {
                 Ok(()) => debug!("KV connection from {peer} has ended"),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io;
-use std::net::TcpListener as StdTcpListener;
+use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::PathBuf;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::PeerAddress;
 use super::socket::Socket;
@@ -56,16 +56,31 @@ impl Listener {
         })
     }
 
-    /// A connection, and who is at its other end.
-    pub async fn accept(&self) -> io::Result<(Socket, String)> {
+    /// A connection for whichever thread will have it.
+    pub async fn accept(&self) -> io::Result<Accepted> {
+        Ok(match self {
+            Self::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0.into_std()?),
+            Self::Unix(listener, _) => Accepted::Unix(listener.accept().await?.0.into_std()?),
+        })
+    }
+}
+
+/// A connection that belongs to no thread.
+pub enum Accepted {
+    Tcp(StdTcpStream),
+    Unix(StdUnixStream),
+}
+
+impl Accepted {
+    /// Makes it the current thread's, inside a runtime; with who is at its other end.
+    pub fn attach(self) -> io::Result<(Socket, String)> {
         match self {
-            Self::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Socket::tcp(stream)?, peer.to_string()))
+            Self::Tcp(stream) => {
+                let peer = stream.peer_addr()?.to_string();
+                Ok((Socket::tcp(TcpStream::from_std(stream)?)?, peer))
             }
-            Self::Unix(listener, _) => {
-                let (stream, _) = listener.accept().await?;
-                let socket = Socket::Unix(stream);
+            Self::Unix(stream) => {
+                let socket = Socket::Unix(UnixStream::from_std(stream)?);
                 let peer = match socket.peer_pid() {
                     Some(pid) => format!("process {pid}"),
                     None => "a process elsewhere".to_owned(),

@@ -61,6 +61,8 @@ struct Feed {
     num_sent: Box<[u32]>,
     /// The connection's writer has it in its queue.
     is_queued: bool,
+    /// Not everything that could be sent has been.
+    has_work: bool,
     is_complete: bool,
 }
 
@@ -144,7 +146,7 @@ impl Outgoing {
     pub fn end(&self, reason: Refusal) {
         self.gate.close();
         let feed = self.state().feed.take();
-        if let Some(feed) = feed {
+        if let Some(mut feed) = feed {
             feed.stop();
             feed.refuse(reason);
         }
@@ -178,11 +180,12 @@ impl Outgoing {
             num_unacknowledged: 0,
             num_sent: vec![num_sent; num_layers].into(),
             is_queued: false,
+            has_work: false,
             is_complete: false,
         });
         self.queue(&mut state);
         drop(state);
-        if let Some(older) = older {
+        if let Some(mut older) = older {
             older.stop();
             older.refuse(Refusal::Superseded);
         }
@@ -196,7 +199,7 @@ impl Outgoing {
     /// The load is over on the receiver's side, or its connection is lost.
     pub fn stop_serving(&self, load_id: u64) {
         let mut state = self.state();
-        if let Some(feed) = state.feed.take_if(|feed| feed.load_id == load_id) {
+        if let Some(mut feed) = state.feed.take_if(|feed| feed.load_id == load_id) {
             drop(state);
             feed.stop();
             self.set_status(SendStatus::Stopped);
@@ -274,9 +277,8 @@ impl Outgoing {
             let num_bytes = num_pages * layer_bytes;
             feed.num_sent[layer] = end_row;
             feed.credit -= num_bytes as u64;
-            feed.num_unacknowledged += num_bytes as u64;
             let now = Instant::now();
-            feed.connection.meter().handle_sent(num_bytes as u64, now);
+            feed.handle_sent(num_bytes as u64, now);
             account.first_byte_at.get_or_insert(now);
             return Next::Data(PageRun {
                 load_id,
@@ -296,6 +298,7 @@ impl Outgoing {
             return Next::Frame(Frame::Complete { load_id, num_rows });
         }
         feed.is_queued = false;
+        feed.pause();
         Next::Nothing
     }
 
@@ -329,7 +332,23 @@ impl Feed {
         self.connection.meter().handle_acknowledged(num_bytes, now);
     }
 
-    fn stop(&self) {
+    fn handle_sent(&mut self, num_bytes: u64, now: Instant) {
+        self.num_unacknowledged += num_bytes;
+        let mut meter = self.connection.meter();
+        if !std::mem::replace(&mut self.has_work, true) {
+            meter.handle_work();
+        }
+        meter.handle_sent(num_bytes, now);
+    }
+
+    fn pause(&mut self) {
+        if std::mem::take(&mut self.has_work) {
+            self.connection.meter().handle_pause();
+        }
+    }
+
+    fn stop(&mut self) {
+        self.pause();
         self.connection.meter().handle_lost(self.num_unacknowledged);
         self.connection.remove_load(self.load_id);
     }

@@ -21,6 +21,7 @@ use super::{Incompatibility, PeerAddress};
 /// They are made when they are needed and kept between loads.
 pub struct Peer {
     address: PeerAddress,
+    first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
 }
@@ -64,9 +65,10 @@ impl Drop for SlotGuard {
 }
 
 impl Peer {
-    pub fn new(address: PeerAddress, num_connections: usize) -> Self {
+    pub fn new(address: PeerAddress, first_index: usize, num_connections: usize) -> Self {
         Self {
             address,
+            first_index,
             slots: (0..num_connections.max(1))
                 .map(|_| Slot::default())
                 .collect(),
@@ -95,6 +97,11 @@ impl Peer {
 }
 
 impl SlotGuard {
+    /// Which connection it is, of those to all peers: neighbours belong to one peer.
+    pub fn index(&self) -> usize {
+        self.peer.first_index + self.index
+    }
+
     /// Connects if nobody has, with few attempts.
     pub async fn connection(
         &self,

@@ -1,5 +1,6 @@
 //! KV memory without an executor, for tests and benchmarks of transfers.
 
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -22,9 +23,17 @@ impl PlainPages {
     /// All bytes are 0, and touched.
     pub fn new(geometry: KvGeometry) -> Self {
         let num_pages = geometry.num_layers as usize * geometry.num_pages as usize;
-        let mut memory = vec![1; num_pages * geometry.layer_bytes()].into_boxed_slice();
-        memory.fill(0);
-        let memory = NonNull::from(Box::leak(memory));
+        let layout = layout(num_pages * geometry.layer_bytes());
+        // SAFETY: the layout has bytes, because geometries have pages.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
+            handle_alloc_error(layout);
+        };
+        // As executors have them. Where there are none, nothing is lost.
+        // SAFETY: memory that is nobody else's.
+        unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        // SAFETY: as above.
+        unsafe { start.write_bytes(0, layout.size()) };
+        let memory = NonNull::slice_from_raw_parts(start, layout.size());
         Self { geometry, memory }
     }
 
@@ -56,10 +65,17 @@ impl PlainPages {
     }
 }
 
+/// Whole huge pages.
+fn layout(num_bytes: usize) -> Layout {
+    const HUGE_PAGE: usize = 2 << 20;
+    assert!(num_bytes > 0);
+    Layout::from_size_align(num_bytes, HUGE_PAGE).expect("a pool fits into memory")
+}
+
 impl Drop for PlainPages {
     fn drop(&mut self) {
-        // SAFETY: the box that was leaked, and nobody has a reference to this any more.
-        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
+        // SAFETY: what `new` has allocated, and nobody has a reference to this any more.
+        unsafe { dealloc(self.memory.cast().as_ptr(), layout(self.memory.len())) };
     }
 }
 

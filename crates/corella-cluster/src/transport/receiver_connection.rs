@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use corella_model::{PageConversion, PageForm};
-use xxhash_rust::xxh3::Xxh3Default;
 
 use super::Hello;
+use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
 use super::frame::{FRAME_BYTES, Frame, MAX_PAYLOAD_BYTES, PageRun, TRAILER_BYTES, Trailer};
 use super::frame_queue::FrameQueue;
@@ -145,7 +145,7 @@ struct PayloadReader<'a> {
     memory: Option<HostMemory>,
     /// For what nobody wants.
     rubbish: Vec<u8>,
-    hasher: Xxh3Default,
+    hasher: Checksum,
 }
 
 /// Where a payload goes.
@@ -167,7 +167,7 @@ impl<'a> PayloadReader<'a> {
             conversion: connection.conversion.clone(),
             memory: connection.pid.map(HostMemory::new),
             rubbish: Vec::new(),
-            hasher: Xxh3Default::new(),
+            hasher: Checksum::new(),
         }
     }
 
@@ -278,7 +278,7 @@ impl<'a> PayloadReader<'a> {
             return Ok(Ok(()));
         };
         // What was left of a load that ended in the middle has gone nowhere, unread.
-        if checksum != self.hasher.digest() && load.gate.is_open() {
+        if checksum != self.hasher.value() && load.gate.is_open() {
             receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
             load.fail(LoadFailure::Corrupt);
             return Err(violation("pages that do not have their checksum"));
@@ -288,8 +288,7 @@ impl<'a> PayloadReader<'a> {
         } else {
             load.note_written(&run);
         }
-        let is_last = self.num_ahead < FRAME_BYTES;
-        load.handle_run(&run, num_bytes, num_pages, is_last);
+        load.handle_run(&run, num_bytes, num_pages);
         Ok(Ok(()))
     }
 
@@ -341,7 +340,7 @@ impl<'a> PayloadReader<'a> {
         });
         match copied {
             None => return Ok(Ok(())),
-            Some(Ok(())) if self.hasher.digest() == checksum => {}
+            Some(Ok(())) if self.hasher.value() == checksum => {}
             // The sender has taken its pages back, or something is very wrong: either way nothing
             // else on the connection is.
             Some(_) => {
@@ -351,8 +350,7 @@ impl<'a> PayloadReader<'a> {
             }
         }
         load.note_written(&run);
-        let is_last = self.num_ahead < FRAME_BYTES;
-        load.handle_run(&run, num_bytes, pages.len(), is_last);
+        load.handle_run(&run, num_bytes, pages.len());
         Ok(Ok(()))
     }
 

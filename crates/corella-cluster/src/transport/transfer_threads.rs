@@ -3,47 +3,64 @@
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::watch;
 
 /// Few, because they take turns with the executor's workers. Sender and receiver of a node may share
 /// them, and nothing else runs there: a task may copy for as long as a chunk takes.
+///
+/// A connection stays on one thread, with all that is done for it, so that what it hears and what it
+/// says next need no other thread to be woken.
 #[derive(Clone)]
 pub struct TransferThreads {
-    runtime: Arc<OwnRuntime>,
+    threads: Arc<Threads>,
 }
 
-/// A runtime that ends without waiting for its tasks, so that it may end anywhere.
-struct OwnRuntime(Option<Runtime>);
+struct Threads {
+    handles: Vec<Handle>,
+    next: AtomicUsize,
+    /// Its end, with the last owner, is that of the threads.
+    _alive: watch::Sender<()>,
+}
 
 impl TransferThreads {
     pub fn start(num_threads: usize) -> io::Result<Self> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(num_threads)
-            .max_blocking_threads(1)
-            .thread_name("kv-transfer")
-            .enable_all()
-            .build()?;
-        let runtime = Arc::new(OwnRuntime(Some(runtime)));
-        Ok(Self { runtime })
+        let (alive, _) = watch::channel(());
+        let start = |_| {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let handle = runtime.handle().clone();
+            let mut is_alive = alive.subscribe();
+            thread::Builder::new()
+                .name("kv-transfer".to_owned())
+                .spawn(move || {
+                    runtime.block_on(async { while is_alive.changed().await.is_ok() {} })
+                })?;
+            Ok(handle)
+        };
+        let handles = (0..num_threads.max(1)).map(start);
+        Ok(Self {
+            threads: Arc::new(Threads {
+                handles: handles.collect::<io::Result<_>>()?,
+                next: AtomicUsize::new(0),
+                _alive: alive,
+            }),
+        })
     }
 
-    pub(super) fn runtime(&self) -> &Runtime {
-        self.runtime
-            .0
-            .as_ref()
-            .expect("it ends with the last owner")
+    /// The threads by turns.
+    pub(super) fn next(&self) -> &Handle {
+        self.get(self.threads.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Always the same thread for an index.
+    pub(super) fn get(&self, index: usize) -> &Handle {
+        &self.threads.handles[index % self.threads.handles.len()]
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime().spawn(task);
-    }
-}
-
-impl Drop for OwnRuntime {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
+        self.next().spawn(task);
     }
 }

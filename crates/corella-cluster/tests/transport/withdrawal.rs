@@ -160,7 +160,10 @@ fn dropping_an_end_ends_its_sessions() {
         node.sender.stats().num_connections == 0
     });
 
-    let other = ReceivingNode::new(geometry(4, 16, 4 * NUM_PAGES));
+    // A small window, so that not everything is on its way.
+    let other = ReceivingNode::configured(geometry(4, 16, 4 * NUM_PAGES), |config| {
+        config.window_bytes = 256 << 10;
+    });
     proxy.allow(256 << 10);
     let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     wait_for_bytes(&mut load);
