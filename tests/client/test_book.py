@@ -104,7 +104,7 @@ def run(command):
 
 
 COMMANDS = ["serve", "generate", "quantize"] + [
-    f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache", "admission"]
+    f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache", "admission", "transfer"]
 ]
 
 
