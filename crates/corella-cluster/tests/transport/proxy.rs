@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -45,6 +46,7 @@ impl Proxy {
                 let Ok(far) = TcpStream::connect(upstream) else {
                     continue;
                 };
+                limit_receive_buffer(&far);
                 let (near_in, mut far_out) = (near.try_clone().unwrap(), far.try_clone().unwrap());
                 let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
                 accepting.state.lock().unwrap().streams.extend(ends);
@@ -101,6 +103,22 @@ impl Proxy {
             stream.shutdown(Shutdown::Both).ok();
         }
     }
+}
+
+/// So that what the proxy holds up is held up at the sender.
+fn limit_receive_buffer(stream: &TcpStream) {
+    let num_bytes: libc::c_int = 64 << 10;
+    // SAFETY: an option of an open descriptor, and its value.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw const num_bytes).cast(),
+            size_of_val(&num_bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0);
 }
 
 impl Shared {

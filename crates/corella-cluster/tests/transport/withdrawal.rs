@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use corella_cluster::transport::{LoadFailure, LoadStatus, Refusal, SendStatus};
+use corella_model::KvGeometry;
 
 use crate::fixture::{
     ReceivingNode, SendingNode, geometry, key, page_ids, until, wait, wait_for, wait_for_bytes,
@@ -19,9 +20,17 @@ struct Pair {
     proxy: Proxy,
 }
 
+/// A session has 8 MiB: more than is on its way at a time.
+fn large_geometry() -> KvGeometry {
+    KvGeometry {
+        num_kv_heads: 8,
+        ..geometry(4, 16, 2 * NUM_PAGES)
+    }
+}
+
 impl Pair {
     fn new() -> Self {
-        let geometry = geometry(4, 16, 4 * NUM_PAGES);
+        let geometry = large_geometry();
         let node = SendingNode::new(geometry.clone());
         let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
         let proxy = Proxy::new(node.address);
@@ -41,11 +50,11 @@ fn nothing_is_written_after_a_cancelled_load() {
     wait_for_bytes(&mut load);
     until("the reader is in the middle of a frame", || {
         // SAFETY: what the test reads may be torn, and it compares one page that arrives whole.
-        let bytes = unsafe { other.pages.bytes(1, table[1]) };
+        let bytes = unsafe { other.pages.bytes(1, table[0]) };
         bytes
             .iter()
             .enumerate()
-            .all(|(i, &byte)| byte == crate::fixture::content(&key(1), 1, 1)(i))
+            .all(|(i, &byte)| byte == crate::fixture::content(&key(1), 1, 0)(i))
     });
     load.cancel();
     assert_eq!(load.status(), LoadStatus::Failed(LoadFailure::Cancelled));
@@ -160,10 +169,7 @@ fn dropping_an_end_ends_its_sessions() {
         node.sender.stats().num_connections == 0
     });
 
-    // A small window, so that not everything is on its way.
-    let other = ReceivingNode::configured(geometry(4, 16, 4 * NUM_PAGES), |config| {
-        config.window_bytes = 256 << 10;
-    });
+    let other = ReceivingNode::new(large_geometry());
     proxy.allow(256 << 10);
     let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     wait_for_bytes(&mut load);
