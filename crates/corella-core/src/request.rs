@@ -61,6 +61,28 @@ pub struct StoppingCriteria {
     pub stop_token_ids: Vec<TokenId>,
 }
 
+impl StoppingCriteria {
+    /// The reason why a request ends with its newest token, if it does. `num_output_tokens` counts
+    /// that token, and `max_tokens` is the limit that holds for the request.
+    pub fn finish_reason(
+        &self,
+        newest: TokenId,
+        num_output_tokens: u32,
+        max_tokens: u32,
+    ) -> Option<FinishReason> {
+        let may_stop = num_output_tokens > self.min_tokens;
+        if may_stop && self.end_token_ids.contains(&newest) {
+            Some(FinishReason::EndToken)
+        } else if may_stop && self.stop_token_ids.contains(&newest) {
+            Some(FinishReason::StopToken)
+        } else if num_output_tokens >= max_tokens {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+}
+
 /// What separates cached prefixes: requests share cached pages only within one namespace. Names are
 /// compared as text, never by hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

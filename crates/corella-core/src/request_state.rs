@@ -264,18 +264,9 @@ impl RequestState {
 
     /// The reason why the newest token ends the request, if it does.
     pub fn finish_reason(&self) -> Option<FinishReason> {
+        let newest = *self.tokens.last()?;
         let stopping = &self.request.stopping;
-        let token = self.tokens.last()?;
-        let may_stop = self.num_output_tokens() > stopping.min_tokens;
-        if may_stop && stopping.end_token_ids.contains(token) {
-            Some(FinishReason::EndToken)
-        } else if may_stop && stopping.stop_token_ids.contains(token) {
-            Some(FinishReason::StopToken)
-        } else if self.num_output_tokens() >= self.max_tokens {
-            Some(FinishReason::Length)
-        } else {
-            None
-        }
+        stopping.finish_reason(newest, self.num_output_tokens(), self.max_tokens)
     }
 }
 

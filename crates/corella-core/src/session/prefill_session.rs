@@ -12,7 +12,7 @@ use crate::session::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, Peer, Refusal, SessionConfig,
     SessionKey, ToDecode, ToPrefill, Tokens,
 };
-use crate::{Incarnation, NodeId, Request, Sample, SessionId, TokenId};
+use crate::{FinishReason, Incarnation, NodeId, Request, Sample, SessionId, TokenId};
 
 #[derive(Debug)]
 pub(super) struct PrefillSession {
@@ -426,7 +426,7 @@ impl PrefillSession {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        if !link.is_allocated {
+        if !link.is_allocated || !matches!(self.local, Local::Held { .. }) {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
         }
@@ -589,11 +589,24 @@ impl PrefillSession {
         }
     }
 
+    /// Why the request is over with the tokens that the client has, if it is: a decode node may be lost
+    /// between its last token and its word that it was the last.
+    fn finish_reason(&self) -> Option<FinishReason> {
+        let newest = *self.output.last()?;
+        let num_output_tokens = self.output.len() as u32;
+        let stopping = &self.request.stopping;
+        stopping.finish_reason(newest, num_output_tokens, self.max_tokens)
+    }
+
     /// No decode node is left: what is missing is computed here, if it may be.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         if matches!(self.local, Local::Prefilling { .. }) {
             return;
+        }
+        if let Some(finish) = self.finish_reason() {
+            let finish = SessionFinish::Finished(finish);
+            return self.end(None, finish, AbortReason::Finished, context);
         }
         if !self.output.is_empty() && !context.config.resumes_locally {
             let finish = SessionFinish::DecodeLost(reason.clone());
