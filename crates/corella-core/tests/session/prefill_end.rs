@@ -150,6 +150,57 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     assert_eq!(emitted(&actions(&mut end)), [4]);
 }
 
+/// The last token and the word that it was the last are two messages.
+#[test]
+fn nothing_follows_the_last_token_when_the_decode_node_is_lost_behind_it() {
+    let mut submission = submission(1);
+    submission.request.stopping.end_token_ids = vec![9];
+    for (last, reason) in [
+        (vec![9], FinishReason::EndToken),
+        (vec![4, 5, 6, 7, 4, 5, 6], FinishReason::Length),
+    ] {
+        let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+        end.submit(submission.clone(), Some(peer(2, 5)), 0).unwrap();
+        allocated(&mut end, key(1, 0), 0);
+        end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+        say(&mut end, key(1, 0), tokens(1, &last), 1);
+        end.handle_stream_closed(key(1, 0), 2);
+        let did = actions(&mut end);
+        assert_eq!(finish(&did), Some(&SessionFinish::Finished(reason)));
+        assert_eq!((runs_locally(&did), emitted(&did)), (None, vec![]));
+    }
+}
+
+#[test]
+fn an_end_that_leaves_tokens_out_is_none() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    let message = ToPrefill::Finish(Finish {
+        reason: FinishReason::EndToken,
+        num_output_tokens: 3,
+    });
+    let did = say(&mut end, key, message, 1);
+    assert_eq!(finish(&did), None);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
+}
+
+/// A run that had to give its pages back may be waiting for the very pages that are held of it.
+#[test]
+fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    end.handle_export_failed(SESSION, 0, 1);
+    let did = actions(&mut end);
+    assert!(did.contains(&PrefillAction::Delete { key }));
+    assert_eq!((tries_next(&did), runs_locally(&did)), (None, None));
+    end.handle_deleted(key, 2);
+    let release = PrefillAction::ReleaseHold {
+        session: SESSION,
+        run: 0,
+    };
+    assert_eq!(actions(&mut end), [release]);
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
 /// Rule 47: a hundred milliseconds for all that are asked, then this node alone.
 #[test]
 fn nobody_is_asked_for_longer_than_the_budget() {
