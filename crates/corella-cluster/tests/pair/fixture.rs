@@ -54,6 +54,17 @@ fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
     }
 }
 
+/// Times that a busy machine keeps, so that who draws which token depends on faults only.
+fn session_config() -> SessionConfig {
+    SessionConfig {
+        lost_after_us: 30_000_000,
+        allocate_budget_us: 20_000_000,
+        hold_lease_us: 60_000_000,
+        load_base_us: 20_000_000,
+        ..SessionConfig::new(64)
+    }
+}
+
 fn start_engine(model: &MockConfig) -> (Engine, Arc<dyn KvPages>) {
     let limits = SchedulerConfig {
         max_num_seqs: 16,
@@ -84,8 +95,7 @@ impl Decode {
         let config = ReceiverConfig::new(incarnation, FINGERPRINT);
         let receiver = KvReceiver::new(config, pages, &threads);
         let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
-        let session = SessionConfig::new(64);
-        let node = DecodeNode::start(session, hello, engine.clone(), receiver, None);
+        let node = DecodeNode::start(session_config(), hello, engine.clone(), receiver, None);
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
@@ -162,7 +172,7 @@ impl Prefill {
             next: AtomicUsize::new(0),
         };
         let node = PrefillNode::start(
-            SessionConfig::new(64),
+            session_config(),
             hello("prefill", incarnation, model),
             engine.clone(),
             sender,

@@ -138,6 +138,32 @@ fn tokens_pass_through_in_order_each_once() {
     assert_eq!(end.stats().num_exports, 0);
 }
 
+/// Transport and engine speak through different threads.
+#[test]
+fn rows_may_be_loaded_before_the_engine_says_that_they_are_computed() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    let did = say(&mut end, key, ToPrefill::LoadDone, 1);
+    assert_eq!(did, [PrefillAction::Delete { key }]);
+    end.handle_deleted(key, 1);
+    assert_eq!(actions(&mut end), []);
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 2);
+    let did = actions(&mut end);
+    assert_eq!((emitted(&did), runs_locally(&did)), (vec![3], None));
+    assert!(did.iter().any(|action| matches!(
+        action,
+        PrefillAction::Send {
+            message: ToDecode::FirstToken(_),
+            ..
+        }
+    )));
+    let release = PrefillAction::ReleaseHold {
+        session: SESSION,
+        run: 0,
+    };
+    assert_eq!(did.last(), Some(&release));
+    assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4]), 3)), [4]);
+}
+
 #[test]
 fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     let (mut end, key) = (transferring(), key(1, 0));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use corella_core::session::{
-    Allocate, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode, ToPrefill,
+    AbortReason, Allocate, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode, ToPrefill,
 };
 use corella_core::{AdmissionError, Incarnation, LostKv, NodeId, PageId, RequestId};
 
@@ -187,6 +187,10 @@ impl DecodeNode {
         };
         match action {
             DecodeAction::Send { key, message } => {
+                if message == ToPrefill::Abort(AbortReason::ProtocolViolated) {
+                    let what = format!("{key} is given up by its decode node");
+                    return Err(world.violation("these nodes break no protocol", what));
+                }
                 if matches!(message, ToPrefill::Allocated(_)) {
                     world.sessions.allocated(DECODE, key, now_us);
                 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use corella_core::session::{
-    CacheStore, CacheStoreAction, PrefillAction, PrefillEnd, SessionKey, Submission,
-    SubmissionError, ToPrefill,
+    AbortReason, CacheStore, CacheStoreAction, PrefillAction, PrefillEnd, SessionKey, Submission,
+    SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{Incarnation, KvFact, NodeId, PageHash, PageId, RequestId, SessionId, TokenId};
 
@@ -314,6 +314,10 @@ impl PrefillNode {
                 world.sessions.opened(PREFILL, key, self.id, now_us);
             }
             PrefillAction::Send { key, message } => {
+                if message == ToDecode::Abort(AbortReason::ProtocolViolated) {
+                    let what = format!("{key} is given up by its prefill node");
+                    return Err(world.violation("these nodes break no protocol", what));
+                }
                 let packet = Packet::ToDecode(message);
                 world.send(control(key), Direction::ToDecode, packet);
             }
