@@ -17,10 +17,11 @@ use corella_core::{
 use corella_model::{Executor, ExecutorError, KvLayout, KvPages};
 use crossbeam_channel::Sender;
 
+use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
-use crate::feed::Feed;
+use crate::feed::{Feed, subscription};
 use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
@@ -56,7 +57,7 @@ impl EngineConfig {
 /// them and the last stream are gone.
 #[derive(Clone)]
 pub struct Engine {
-    commands: Sender<Command>,
+    commands: CommandSender,
     shared: Arc<Shared>,
     kv_pages: Arc<dyn KvPages>,
 }
@@ -197,11 +198,9 @@ impl Engine {
         // never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
-        // One token says that something may have happened; more would say no more.
-        let (wake, wake_receiver) = crossbeam_channel::bounded(1);
-        executor.set_waker(Arc::new(move || {
-            let _ = wake.try_send(());
-        }));
+        let (doorbell, doorbell_ear) = doorbell();
+        let step_returned = doorbell.clone();
+        executor.set_waker(Arc::new(move || step_returned.ring()));
         let watchdog = |subject| {
             let (timeout, deadline) = (config.step_timeout, config.step_deadline);
             Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
@@ -217,7 +216,7 @@ impl Engine {
             drafter,
             commands,
             streams: HashMap::new(),
-            wake: wake_receiver,
+            doorbell: doorbell_ear,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
             in_flight: InFlight::new(watchdog, shared.clone()),
@@ -231,7 +230,7 @@ impl Engine {
             .map_err(EngineError::Thread)?;
         match warm.recv() {
             Ok(Ok(())) => Ok(Self {
-                commands: sender,
+                commands: CommandSender::new(sender, doorbell),
                 shared,
                 kv_pages,
             }),
@@ -272,9 +271,7 @@ impl Engine {
             senders.push(sender);
             streams.push(stream);
         }
-        // If the channel is closed, the senders are dropped here, and their streams end with the
-        // reason.
-        let _ = self.commands.send(Command::Add { requests, senders });
+        self.commands.send(Command::Add { requests, senders });
         Ok(streams)
     }
 
@@ -295,7 +292,7 @@ impl Engine {
         let request = self.take_in(submission, Entry::New)?;
         let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
         let reservation = Arc::new(OnceLock::new());
-        let _ = self.commands.send(Command::Reserve {
+        self.commands.send(Command::Reserve {
             request: Box::new(request),
             timeout,
             sender,
@@ -317,8 +314,8 @@ impl Engine {
     /// KV facts of requests that export theirs. There is one reader: the facts of the one before end.
     /// While there is none, exported pages are let go of as soon as their request is.
     pub fn subscribe_kv_facts(&self) -> KvFacts {
-        let (subscriber, facts) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
-        let _ = self.commands.send(Command::SubscribeKvFacts(subscriber));
+        let (subscriber, facts) = subscription(self.commands.doorbell());
+        self.commands.send(Command::SubscribeKvFacts(subscriber));
         KvFacts(facts)
     }
 
@@ -348,7 +345,7 @@ impl Engine {
     /// Evicts all cached prefixes except the pinned ones. Blocks until the loop has answered.
     pub fn reset_prefix_cache(&self) -> Result<(), ResetError> {
         let (reply, answer) = crossbeam_channel::bounded(1);
-        let _ = self.commands.send(Command::ResetPrefixCache(reply));
+        self.commands.send(Command::ResetPrefixCache(reply));
         answer
             .recv()
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
@@ -380,7 +377,7 @@ impl Engine {
             }
         }
         let (reply, answer) = crossbeam_channel::bounded(1);
-        let _ = self.commands.send(Command::PinPrefix { tokens, reply });
+        self.commands.send(Command::PinPrefix { tokens, reply });
         match answer.recv() {
             Ok(result) => result.map_err(PinPrefixError::Pin),
             Err(_) => {
@@ -395,9 +392,8 @@ impl Engine {
     /// fleet. There is only one subscriber: the stream of the previous one ends. A subscriber that
     /// reads slowly misses nothing that still holds.
     pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
-        let (subscriber, events) = crossbeam_channel::bounded(KV_EVENTS_UNREAD);
-        let _ = self
-            .commands
+        let (subscriber, events) = subscription(self.commands.doorbell());
+        self.commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
         KvEventStream(events)
     }
@@ -443,7 +439,7 @@ impl Engine {
     /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for
     /// one that hangs.
     pub fn shutdown(&self) {
-        let _ = self.commands.send(Command::Stop);
+        self.commands.send(Command::Stop);
         let inner = self.shared.lock();
         let timeout = self.shared.step_timeout;
         let (_inner, waited) = self
@@ -456,10 +452,6 @@ impl Engine {
         }
     }
 }
-
-/// How many KV events may wait between the loop and a subscriber. The others wait in the scheduler,
-/// which has a limit of its own.
-const KV_EVENTS_UNREAD: usize = 1024;
 
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, KvEvent, KvFact, Namespace, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
-use crossbeam_channel::{Receiver, Select, TryRecvError};
+use crossbeam_channel::{Receiver, TryRecvError};
 
+use crate::doorbell::DoorbellEar;
 use crate::drafter::Drafter;
 use crate::engine::{Command, ResetError, Shared};
 use crate::feed::Feed;
@@ -27,8 +28,8 @@ pub(crate) struct EngineLoop {
     pub(crate) drafter: Option<Drafter>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
-    /// Has a token when a step may have returned.
-    pub(crate) wake: Receiver<()>,
+    /// Rings for commands, for a step that may have returned, and for room in a feed.
+    pub(crate) doorbell: DoorbellEar,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
     pub(crate) in_flight: InFlight,
@@ -44,7 +45,7 @@ pub(crate) enum Stopped {
 
 enum Event {
     Command(Command),
-    /// A subscriber has room, a deadline has come, or a step goes on.
+    /// A subscriber has room, or a deadline has come.
     Nothing,
     StepReturned(BatchOutput),
     StepFailed {
@@ -159,9 +160,11 @@ impl EngineLoop {
         }
     }
 
-    /// The oldest step in flight, if it has returned, or else whatever comes first.
+    /// The one place where the loop sleeps: until a command comes, the step in flight returns, a
+    /// subscriber has room, or the scheduler's next deadline.
     fn next_event(&mut self) -> Result<Event, Stopped> {
-        if let Some(event) = self.take_returned()? {
+        self.doorbell.clear();
+        if let Some(event) = self.poll_event()? {
             return Ok(event);
         }
         let is_idle = self.in_flight.oldest().is_none();
@@ -171,7 +174,23 @@ impl EngineLoop {
                 self.streams.len()
             )));
         }
-        self.wait()
+        let timeout = self.scheduler.poll_deadline().map(|deadline_us| {
+            Duration::from_micros(deadline_us.saturating_sub(self.shared.now_us()))
+        });
+        self.doorbell.wait(timeout);
+        Ok(self.poll_event()?.unwrap_or(Event::Nothing))
+    }
+
+    /// The oldest step in flight, if it has returned, or else a command.
+    fn poll_event(&mut self) -> Result<Option<Event>, Stopped> {
+        if let Some(event) = self.take_returned()? {
+            return Ok(Some(event));
+        }
+        match self.commands.try_recv() {
+            Ok(command) => Ok(Some(Event::Command(command))),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(Stopped::Asked),
+        }
     }
 
     fn take_returned(&mut self) -> Result<Option<Event>, Stopped> {
@@ -187,8 +206,6 @@ impl EngineLoop {
                 Err(reason) => Err(reason),
             },
         };
-        // What it says is known: the next step is looked at before anybody waits again.
-        let _ = self.wake.try_recv();
         self.in_flight.pop();
         match returned {
             Err(reason) => Ok(Some(Event::StepFailed { step, reason })),
@@ -197,37 +214,6 @@ impl EngineLoop {
                 "the executor returned step {} instead of step {step}",
                 output.step
             ))),
-        }
-    }
-
-    /// The one place where the loop blocks: on commands, on the step in flight, on subscribers
-    /// without room, and on the scheduler's next deadline.
-    fn wait(&mut self) -> Result<Event, Stopped> {
-        let mut select = Select::new();
-        let command = select.recv(&self.commands);
-        select.recv(&self.wake);
-        if let Some(room) = self.kv_events.blocked_on() {
-            select.send(room);
-        }
-        if let Some(room) = self.kv_facts.blocked_on() {
-            select.send(room);
-        }
-        let ready = match self.scheduler.poll_deadline() {
-            None => select.ready(),
-            Some(deadline_us) => {
-                let left_us = deadline_us.saturating_sub(self.shared.now_us());
-                let ready = select.ready_timeout(Duration::from_micros(left_us));
-                ready.unwrap_or(usize::MAX)
-            }
-        };
-        if ready != command {
-            let _ = self.wake.try_recv();
-            return Ok(Event::Nothing);
-        }
-        match self.commands.try_recv() {
-            Ok(command) => Ok(Event::Command(command)),
-            Err(TryRecvError::Empty) => Ok(Event::Nothing),
-            Err(TryRecvError::Disconnected) => Err(Stopped::Asked),
         }
     }
 

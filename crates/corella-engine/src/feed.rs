@@ -1,12 +1,55 @@
 //! What the scheduler tells a subscriber, at the pace that it takes it.
 
-use crossbeam_channel::{Sender, TrySendError};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+
+use crate::doorbell::Doorbell;
+
+/// How much news may wait between the loop and a subscriber. More waits in the scheduler, which has
+/// a limit of its own.
+const MAX_UNREAD: usize = 1024;
 
 /// One subscriber. What it has no room for waits in the scheduler, which has a bound of its own.
 pub(crate) struct Feed<T> {
     subscriber: Option<Sender<T>>,
     /// The next news, while the subscriber has no room for it.
     held: Option<T>,
+}
+
+/// The subscriber's end. Wakes the loop when it makes room where there was none, and when it is
+/// dropped.
+pub(crate) struct FeedReader<T> {
+    news: Receiver<T>,
+    doorbell: Doorbell,
+}
+
+/// Makes the channel of a new subscription.
+pub(crate) fn subscription<T>(doorbell: Doorbell) -> (Sender<T>, FeedReader<T>) {
+    let (subscriber, news) = bounded(MAX_UNREAD);
+    (subscriber, FeedReader { news, doorbell })
+}
+
+impl<T> FeedReader<T> {
+    /// `None` when the engine has stopped, or someone else has subscribed.
+    pub(crate) fn next_blocking(&self) -> Option<T> {
+        let news = self.news.recv().ok()?;
+        self.note_taken();
+        Some(news)
+    }
+
+    /// `None` when there is nothing now.
+    pub(crate) fn try_next(&self) -> Option<T> {
+        let news = self.news.try_recv().ok()?;
+        self.note_taken();
+        Some(news)
+    }
+
+    /// If the loop fills the place before it is counted here, it is awake, and holds news back only
+    /// while the channel is full again, so that the next call rings.
+    fn note_taken(&self) {
+        if self.news.len() + 1 >= MAX_UNREAD {
+            self.doorbell.ring();
+        }
+    }
 }
 
 impl<T> Default for Feed<T> {
@@ -49,11 +92,5 @@ impl<T> Feed<T> {
             }
         }
         false
-    }
-
-    /// Where held news will go when there is room.
-    pub(crate) fn blocked_on(&self) -> Option<&Sender<T>> {
-        self.held.as_ref()?;
-        self.subscriber.as_ref()
     }
 }

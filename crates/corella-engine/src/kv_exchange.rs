@@ -5,29 +5,30 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use corella_core::{KvEvent, KvFact, LostKv, RequestId, Reservation, TokenId};
-use crossbeam_channel::{Receiver, Sender};
 
+use crate::doorbell::CommandSender;
 use crate::engine::Command;
+use crate::feed::FeedReader;
 use crate::token_stream::TokenStream;
 
 /// Says what has become of KV that others bring or fetch.
 #[derive(Clone)]
 pub struct KvExchange {
-    pub(crate) commands: Sender<Command>,
+    pub(crate) commands: CommandSender,
 }
 
 /// The scheduler's KV facts, in order.
-pub struct KvFacts(pub(crate) Receiver<KvFact>);
+pub struct KvFacts(pub(crate) FeedReader<KvFact>);
 
 impl KvFacts {
     /// Blocks until there is one. `None` when the engine has stopped, or others read them now.
     pub fn next_blocking(&self) -> Option<KvFact> {
-        self.0.recv().ok()
+        self.0.next_blocking()
     }
 
     /// `None` when there is nothing now.
     pub fn try_next(&self) -> Option<KvFact> {
-        self.0.try_recv().ok()
+        self.0.try_next()
     }
 }
 
@@ -74,22 +75,21 @@ impl KvExchange {
     }
 
     fn tell(&self, command: KvCommand) {
-        // Closed only when the engine has stopped, and then there is nothing to tell.
-        let _ = self.commands.send(Command::Kv(command));
+        self.commands.send(Command::Kv(command));
     }
 }
 
 /// What the prefix cache holds, as it comes and goes. Dropping it ends the subscription.
-pub struct KvEventStream(pub(crate) Receiver<KvEvent>);
+pub struct KvEventStream(pub(crate) FeedReader<KvEvent>);
 
 impl KvEventStream {
     /// `None` when the engine has stopped, or someone else has subscribed.
     pub fn next_blocking(&mut self) -> Option<KvEvent> {
-        self.0.recv().ok()
+        self.0.next_blocking()
     }
 
     /// `None` when there is nothing now.
     pub fn try_next(&mut self) -> Option<KvEvent> {
-        self.0.try_recv().ok()
+        self.0.try_next()
     }
 }

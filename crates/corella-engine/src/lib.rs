@@ -1,6 +1,7 @@
 //! The engine: drives the scheduler and an executor on a thread of its own. It knows only tokens:
 //! no text, no HTTP.
 
+mod doorbell;
 mod drafter;
 mod engine;
 mod engine_loop;

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use corella_core::{AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput};
-use crossbeam_channel::Sender;
 
+use crate::doorbell::CommandSender;
 use crate::engine::{Command, Shared};
 
 /// The events of one request. Dropping the stream aborts the request.
@@ -19,7 +19,7 @@ pub struct TokenStream {
 
 /// Whom to tell that nobody reads a stream any more.
 enum Abort {
-    Engine(Sender<Command>),
+    Engine(CommandSender),
     Relay(Option<Box<dyn FnOnce() + Send + Sync>>),
 }
 
@@ -91,7 +91,7 @@ impl Drop for TokenStream {
         match &mut self.abort {
             // The channel has room for every live request's abort. It is closed only when
             // the engine has stopped, and then there is nothing to abort.
-            Abort::Engine(commands) => drop(commands.send(Command::Abort(self.id))),
+            Abort::Engine(commands) => commands.send(Command::Abort(self.id)),
             Abort::Relay(abort) => {
                 if let Some(abort) = abort.take() {
                     abort();
@@ -207,7 +207,7 @@ impl EventQueue {
 /// Makes both ends of a new request's stream. The caller must have counted the request as live.
 pub(crate) fn token_stream(
     request: &Request,
-    commands: Sender<Command>,
+    commands: CommandSender,
     shared: Arc<Shared>,
 ) -> (StreamSender, TokenStream) {
     let queue = Arc::new(EventQueue::default());

@@ -1,0 +1,82 @@
+//! How the engine's loop sleeps, and how it is woken.
+//!
+//! The loop waits for several things at once: commands, the step in flight, and room in its feeds.
+//! A select over channels would do, but it spins and yields before it sleeps, and on a machine whose
+//! cores all compute, that time is taken from the step that the loop waits for.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use crate::engine::Command;
+
+/// Wakes the loop. Rings that come before the loop looks count as one.
+#[derive(Clone)]
+pub(crate) struct Doorbell(SyncSender<()>);
+
+/// The loop's end of its doorbell.
+pub(crate) struct DoorbellEar(Receiver<()>);
+
+pub(crate) fn doorbell() -> (Doorbell, DoorbellEar) {
+    let (sender, receiver) = sync_channel(1);
+    (Doorbell(sender), DoorbellEar(receiver))
+}
+
+impl Doorbell {
+    pub(crate) fn ring(&self) {
+        // When it is full, the loop has yet to hear an earlier ring.
+        let _ = self.0.try_send(());
+    }
+}
+
+/// The end of a channel is news, too. Therefore a doorbell is declared behind the channel's end that
+/// it belongs to: fields are dropped in that order.
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        self.ring();
+    }
+}
+
+impl DoorbellEar {
+    /// Forgets earlier rings. News is looked for after this, so that none is missed.
+    pub(crate) fn clear(&self) {
+        let _ = self.0.try_recv();
+    }
+
+    /// Sleeps until the next ring, or until the timeout, if there is one, has passed.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        match timeout {
+            // When no one is left who could ring, the loop finds its command channel closed.
+            None => drop(self.0.recv()),
+            Some(timeout) => match self.0.recv_timeout(timeout) {
+                Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+            },
+        }
+    }
+}
+
+/// Sends commands to the loop and wakes it.
+#[derive(Clone)]
+pub(crate) struct CommandSender {
+    commands: Sender<Command>,
+    doorbell: Doorbell,
+}
+
+impl CommandSender {
+    pub(crate) fn new(commands: Sender<Command>, doorbell: Doorbell) -> Self {
+        Self { commands, doorbell }
+    }
+
+    /// A command to a loop that has ended is dropped here, with the streams in it, which then end
+    /// with the reason.
+    pub(crate) fn send(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            self.doorbell.ring();
+        }
+    }
+
+    pub(crate) fn doorbell(&self) -> Doorbell {
+        self.doorbell.clone()
+    }
+}
