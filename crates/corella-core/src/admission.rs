@@ -13,8 +13,8 @@ use crate::{
     SchedulingPolicy, StepId,
 };
 
-/// The most requests that one step may find to be followers. From then on they are out of the
-/// queue, so that a step looks at each of them once.
+/// The most requests that one step may find to be followers. A request that is found to be one
+/// leaves the queue, so that later steps need not look at it again.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 impl SchedulerConfig {
@@ -127,7 +127,8 @@ impl Candidate {
 }
 
 impl Scheduler {
-    /// Starts waiting requests: preempted ones first, then new ones in the order of the policy.
+    /// Starts waiting requests in the order of the policy. All policies but `Priority` start
+    /// preempted requests before new ones.
     pub(crate) fn admit_waiting(&mut self, plan: &mut StepPlan) {
         if self.waiting.len() == 0 || plan.is_short_of_pages {
             return;
@@ -419,7 +420,10 @@ impl Scheduler {
         let has_pages = self
             .kv
             .try_allocate(num_pages - num_matched_pages, &mut state.table);
-        assert!(has_pages, "a candidate's pages were counted after locking");
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a candidate"
+        );
 
         let slot = self.free_slots.pop().expect("has_room_to_start");
         state.slot = Some(slot);

@@ -1,10 +1,10 @@
 //! Pages that are kept for others after their request has let go of them.
 //!
-//! A request that exports its KV is read by somebody else, layer by layer, while its prompt is
-//! computed and for a while after it has ended. Its pages go into a hold as soon as it lets go of
-//! them, however it ends, and leave it only when [`Scheduler::release_hold`] says that nobody reads
-//! them any more. In the same way the pages of a request that gave up receiving are held until
-//! nobody can write to them any more.
+//! The KV of a request that exports it is read for another node, layer by layer, while the prompt
+//! is computed and for a while after the request has ended. However the request ends, its pages go
+//! into a hold as soon as it gives them up, and they leave the hold only when
+//! [`Scheduler::release_hold`] reports that nothing reads them any more. In the same way, the pages
+//! of a request that has stopped receiving KV are held until nothing can write to them any more.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ use crate::request_state::RequestIndex;
 use crate::step_plan::InflightSpan;
 use crate::{PageId, RequestId, Scheduler, StepId};
 
-/// News for whoever moves KV from this pool to others.
+/// News about KV, for the driver that moves it to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvFact {
     /// A planned step computes the last of these rows; earlier steps have computed the others, or

@@ -67,7 +67,7 @@ impl OutputLengths {
         }
     }
 
-    /// Notes that an output has ended with `len` tokens by itself, and not because of its limit.
+    /// Notes that an output has ended with `len` tokens, and not because of its limit or an error.
     pub fn note_ended(&mut self, namespace: &Namespace, len: u32) {
         self.overall.note_ended(len);
         self.curve_of(namespace).note_ended(len);

@@ -328,7 +328,7 @@ impl PageForecast {
             let cohort = at.map(|at| self.cohorts[at]).unwrap_or_default();
             assert!(
                 request.end <= cohort.end && cohort.end <= cohort.window_end,
-                "a request ends when its cohort does"
+                "a request ends later than its cohort"
             );
             again.count_until(cohort.end, request, num_held_pages as i64);
         }
@@ -409,7 +409,8 @@ mod tests {
         }
     }
 
-    /// The peak may be off by half a page a request, and by such a part of all pages to come.
+    /// The peak may be off by half a page for each request, and by one in `part` of the pages to
+    /// come.
     fn assert_near(peak: usize, requests: &[(u32, u32)], part: i64) {
         let peak = peak as i64;
         let exact = held_in_steps(requests).into_iter().max();

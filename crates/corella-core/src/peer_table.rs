@@ -14,15 +14,15 @@ use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 pub struct PeerTableConfig {
     pub max_peers: usize,
     pub probe_interval_us: u64,
-    /// So many probes in a row without an answer make a healthy node suspect.
+    /// This many probes in a row without an answer make a healthy node suspect.
     pub max_failed_probes: u32,
     /// The pause before a suspect node is asked again: at first, and at most.
     pub min_retry_us: u64,
     pub max_retry_us: u64,
     /// An incompatible node changes only by a restart.
     pub incompatible_interval_us: u64,
-    /// An empty list is believed once so many have come in a row, and the last at least
-    /// `empty_lists_us` after the first.
+    /// An empty list is believed once this many have come in a row, with at least `empty_lists_us`
+    /// between the first and the last.
     pub num_empty_lists: u32,
     pub empty_lists_us: u64,
     /// After an outage a healthy node may be missing from the list because it has not registered
@@ -86,7 +86,7 @@ pub struct PeerTable {
     peers: BTreeMap<PeerId, Peer>,
     by_instance: BTreeMap<String, Instance>,
     next_peer: u64,
-    /// When the first of the last empty lists in a row came, and how many there were.
+    /// When the current run of empty lists began, and how many lists it has so far.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
     /// What `poll_change` has not yet returned.
@@ -113,13 +113,13 @@ impl PeerTable {
         }
     }
 
-    /// Who came, went or was restarted. To be read to the end after each `handle_*`.
+    /// Which nodes came, went or were restarted. Read it until `None` after each `handle_*`.
     pub fn poll_change(&mut self) -> Option<PeerChange> {
         self.changes.pop_front()
     }
 
     /// A list from a registry that works. Lists must be repeated every few seconds even if nothing
-    /// has changed: what one alone is not believed, the next one confirms.
+    /// has changed, because some changes are believed only once a later list confirms them.
     pub fn handle_list(&mut self, records: &[PeerRecord], now_us: u64) {
         if !records.is_empty() {
             self.empty_lists = None;
@@ -238,8 +238,8 @@ impl PeerTable {
         self.peers.values().map(|peer| peer.next_probe_us).min()
     }
 
-    /// A node answered, to a probe or when a session was opened. Returns the life that did: where
-    /// the node was restarted, the one that was asked is over.
+    /// A node answered, to a probe or when a session was opened. Returns the life that answered: if
+    /// the node was restarted, it is another one than was asked.
     pub fn handle_hello(
         &mut self,
         peer_id: PeerId,

@@ -1,9 +1,9 @@
 //! Where a request decodes: at one of the decode nodes, or at the node that prefills it.
 //!
-//! Many prefill nodes choose among the same decode nodes, each by reports that are some hundred
-//! milliseconds old. Whoever looks best would be chosen by all of them at once, so nobody takes the
-//! best: `Weighted` draws in proportion to free pages, less those that were reserved from here and
-//! that no report counts yet.
+//! Many prefill nodes choose among the same decode nodes, each by reports that may be about a
+//! second old. All of them would choose the node that looks best at once, so none of them simply
+//! takes the best: `Weighted` draws in proportion to free pages, minus those that were reserved
+//! from here and that no report counts yet.
 
 use alloc::vec::Vec;
 
@@ -224,7 +224,7 @@ impl Choice<'_> {
     }
 
     /// Draws in proportion to weights. Consecutive cursors give points that lie evenly (a Weyl
-    /// sequence on the golden ratio), so that a few requests are already shared out as many are.
+    /// sequence on the golden ratio), so that even a few requests are shared out as evenly as many.
     fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> PeerId {
         const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
@@ -256,7 +256,7 @@ impl Choice<'_> {
     }
 }
 
-/// One request's search for a decode node: so many nodes are asked at most, and only for a while.
+/// One request's search for a decode node, limited in the number of nodes asked and in time.
 #[derive(Clone, Debug)]
 pub struct PlacementSearch {
     max_peers: usize,

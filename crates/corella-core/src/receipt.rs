@@ -6,8 +6,8 @@
 //!                 └──▶ Waiting, to be computed here, or ended
 //! ```
 //!
-//! A reservation takes all pages of the prompt at once, so that two requests which are half there
-//! never wait for each other's pages, and is counted in the head-room like a running request.
+//! A reservation takes all pages of the prompt at once, so that two requests that each have half of
+//! their pages never wait for each other. It counts in the page forecast like a running request.
 //! Received pages are in no batch and not in the prefix tree before all of them have arrived.
 
 use alloc::collections::BTreeSet;
@@ -23,7 +23,7 @@ use crate::{
 /// The pages that a request was given for KV to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Those of all its tokens, in order.
+    /// The pages of all tokens of the request, in order.
     pub pages: Vec<PageId>,
     /// The first rows, in whole pages, are there already and must not be written.
     pub num_cached_rows: u32,
@@ -123,7 +123,7 @@ impl Scheduler {
         let has_pages = self.kv.try_allocate(num_left, &mut state.table);
         assert!(
             has_pages,
-            "the pages of a reservation were counted after locking"
+            "fewer pages are free than were counted for a reservation"
         );
         state.stage = Stage::Receiving;
         state.num_published_pages = num_matched_pages;

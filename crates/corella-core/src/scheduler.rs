@@ -12,6 +12,8 @@
 //! * `speculation.rs` fills what is left of a step with drafts
 //! * `feedback.rs` takes in what a step drew, or its failure
 //! * `departure.rs` finishes and preempts requests, and frees what they held
+//! * `receipt.rs` takes in requests whose prompt another node computes
+//! * `hold.rs` keeps pages that other nodes still read or write
 //! * `pin.rs` keeps prefixes in the cache
 //! * `invariant.rs` checks that the state does not contradict itself
 
@@ -221,7 +223,8 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next step: running requests first, then waiting ones, then drafts. Returns `None`
+    /// Plans the next step: decodes, requests whose KV has arrived, prompts that have been started,
+    /// waiting requests, and finally drafts. Returns `None`
     /// when there is nothing to do, or when `max_inflight_steps` steps have not returned yet.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
         self.now_us = now_us;
@@ -304,7 +307,7 @@ impl Scheduler {
             self.plan_span(index, chunk, plan);
         }
         for index in prefills {
-            // The clock went on, and these have taken no row.
+            // The forecast's clock has advanced, although these requests have not decoded.
             self.recount_running(index);
         }
     }

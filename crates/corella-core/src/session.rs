@@ -1,9 +1,9 @@
 //! How a prefill node and a decode node serve one request together.
 //!
-//! [`PrefillEnd`] is all sessions of a prefill node, [`DecodeEnd`] all sessions of a decode node, and
-//! [`CacheStore`] says which rows a prefill node sends to whom. None of them does IO or has a clock: a
-//! driver carries messages, facts and time in, and takes out actions, which are inert data, in their
-//! order. After every call it takes all actions that there are.
+//! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] those of a decode node, and
+//! [`CacheStore`] decides which rows a prefill node sends, and to which node. None of them does IO
+//! or has a clock: a driver passes in messages, facts and the time, and takes out actions, which
+//! are inert data. After every call it takes all pending actions, in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
@@ -12,10 +12,10 @@
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
-//! A session has one deadline, which is the earliest of everything that it waits for, and exactly
-//! one end. The prefill node alone speaks to the client. Whichever node is lost, the other frees what
-//! it holds for the session within [`SessionConfig::lost_after_us`]; pages that a transport may
-//! still write to are freed when it says that no more writes can come.
+//! A session has one deadline, the earliest of all the times that it waits for, and it finishes
+//! exactly once. Only the prefill node speaks to the client. If either node is lost, the other
+//! frees what it holds for the session within [`SessionConfig::lost_after_us`]; pages that a
+//! transport may still write to are freed when the transport reports that no more writes can come.
 
 mod cache_store;
 mod config;

@@ -148,7 +148,7 @@ impl EngineLoop {
         }
     }
 
-    /// Nobody reads what is exported.
+    /// Releases all exported pages, because no subscriber is there to read them.
     fn let_go_of_exports(&mut self) {
         while let Some(fact) = self.scheduler.poll_kv_fact() {
             match fact {
@@ -245,7 +245,7 @@ impl EngineLoop {
                 let deadline_us = self.shared.now_us() + timeout.as_micros() as u64;
                 match self.scheduler.reserve(*request, deadline_us) {
                     Ok(reserved) => {
-                        // Its reader looks when it has been accepted.
+                        // The caller reads the reservation only after `Accepted`.
                         let _ = reservation.set(reserved);
                         sender.send(StreamEvent::Accepted);
                         self.streams.insert(id, sender);
@@ -280,7 +280,8 @@ impl EngineLoop {
         match command {
             KvCommand::Arrived { request, token } => {
                 if !self.scheduler.handle_kv_arrived(request, token) {
-                    // It has just ended, which its stream says; nobody writes to its pages now.
+                    // The request has just ended, and its stream says so. Nothing writes to its
+                    // pages any more.
                     self.scheduler.release_hold(request);
                 }
             }

@@ -1,4 +1,4 @@
-//! What the scheduler tells a subscriber, at the pace that it takes it.
+//! Passes news from the scheduler to a subscriber, as fast as the subscriber takes it.
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
@@ -62,7 +62,7 @@ impl<T> Default for Feed<T> {
 }
 
 impl<T> Feed<T> {
-    /// Takes the place of an earlier subscriber.
+    /// Replaces the earlier subscriber, if there is one.
     pub(crate) fn subscribe(&mut self, subscriber: Sender<T>) {
         self.subscriber = Some(subscriber);
         self.held = None;

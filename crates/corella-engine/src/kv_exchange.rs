@@ -21,7 +21,8 @@ pub struct KvExchange {
 pub struct KvFacts(pub(crate) FeedReader<KvFact>);
 
 impl KvFacts {
-    /// Blocks until there is one. `None` when the engine has stopped, or others read them now.
+    /// Blocks until there is a fact. `None` when the engine has stopped, or there is a newer
+    /// subscriber.
     pub fn next_blocking(&self) -> Option<KvFact> {
         self.0.next_blocking()
     }
@@ -54,12 +55,12 @@ pub(crate) enum KvCommand {
 }
 
 impl KvExchange {
-    /// All rows that were reserved are there, and `token` was drawn behind them.
+    /// All rows of a reservation have arrived, and `token` was drawn after them.
     pub fn handle_kv_arrived(&self, request: RequestId, token: TokenId) {
         self.tell(KvCommand::Arrived { request, token });
     }
 
-    /// Nobody writes to the pages that were reserved any more, and not all has come.
+    /// Nothing writes to the reserved pages any more, although not all rows have come.
     pub fn handle_kv_lost(&self, request: RequestId, how: LostKv) {
         self.tell(KvCommand::Lost { request, how });
     }
@@ -69,7 +70,7 @@ impl KvExchange {
         self.tell(KvCommand::ReleaseHold(request));
     }
 
-    /// Whoever reads them is at it, and has so much more time from now on.
+    /// The exported pages of a request are still being read, and are held for `lease` from now.
     pub fn renew_hold(&self, request: RequestId, lease: Duration) {
         self.tell(KvCommand::RenewHold { request, lease });
     }

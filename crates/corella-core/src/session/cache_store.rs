@@ -12,10 +12,11 @@ use crate::{Incarnation, PageHash};
 
 /// The bookkeeping of a cache store: of offers and loads, not of bytes.
 ///
-/// An offer is registered, fills up layer by layer, is complete, and is taken back. A load may come
-/// before its offer, as a subscription with a deadline; behind that deadline, and behind the end of an
-/// offer, there is a tombstone, so that what comes late is dropped instead of waiting for nobody.
-/// Rows that nobody has filled yet are never sent, and what was sent is not sent again.
+/// An offer is registered, filled layer by layer, completed, and withdrawn. A load may come before
+/// its offer, as a subscription with a deadline. When that deadline passes, or an offer is
+/// withdrawn, a tombstone remains, so that a load or an offer that comes too late is dropped
+/// instead of waiting for ever. Rows are sent only once they have been filled, and no row is sent
+/// twice.
 ///
 /// Pages that several offers share are counted by their hash: the last offer that names a page lets
 /// go of it.
@@ -36,13 +37,13 @@ pub struct CacheStore {
 /// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheStoreAction {
-    /// Sends rows of one layer to whoever loads them.
+    /// Sends rows of one layer to the node that loads them.
     Send {
         key: SessionKey,
         layer: u32,
         rows: Range<u32>,
     },
-    /// No offer came in time: tells whoever asked, and closes its connection.
+    /// No offer came in time: tells the node that asked, and closes the connection.
     TimeOutLoad { key: SessionKey },
     /// Stops reading rows and closes the connection that they go to.
     /// [`CacheStore::handle_stopped`] says that nothing is read any more.
@@ -67,7 +68,7 @@ pub enum StoreDropped {
 /// Why a load is refused. Nothing was kept of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadRefusal {
-    /// The offer was taken back, or the load had its time.
+    /// The offer was withdrawn, or the load has already been closed or has timed out.
     Ended,
     /// It asks for rows of an earlier start of this node.
     StaleIncarnation,
@@ -173,7 +174,7 @@ impl CacheStore {
         Ok(())
     }
 
-    /// Somebody asks for the rows from `first_row` on, and waits for the offer until `deadline_us`.
+    /// A node asks for the rows from `first_row` on, and waits for the offer until `deadline_us`.
     pub fn load(
         &mut self,
         key: SessionKey,
@@ -228,7 +229,7 @@ impl CacheStore {
         }
     }
 
-    /// Takes an offer back, or what has come instead of it.
+    /// Withdraws an offer, or ends the load that has come before its offer.
     pub fn delete(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.ended.insert(key, self.now_us);
@@ -244,8 +245,8 @@ impl CacheStore {
         }
     }
 
-    /// The connection of a load is gone, and nothing is read for it any more. True when somebody
-    /// wanted more of it: rows that were not all sent, of an offer that stands.
+    /// The connection of a load is gone, and nothing is read for it any more. Returns true if the
+    /// load was cut short: the offer still stands, and not all of its rows had been sent.
     pub fn handle_load_closed(&mut self, key: SessionKey, now_us: u64) -> bool {
         self.note_time(now_us);
         let Some(entry) = self.entries.get_mut(&key) else {
@@ -256,7 +257,7 @@ impl CacheStore {
             return false;
         }
         let Some(offer) = &entry.offer else {
-            // Only whoever asked has ever heard of it.
+            // No offer was made, so there is nothing to report as deleted.
             self.ended.insert(key, self.now_us);
             self.timers.set(key, None);
             self.entries.remove(&key);
@@ -367,7 +368,11 @@ impl CacheStore {
                 );
             }
         }
-        assert_eq!(num_timed, self.timers.len(), "a deadline of nobody");
+        assert_eq!(
+            num_timed,
+            self.timers.len(),
+            "a deadline without a subscription"
+        );
         assert_eq!(num_users, self.num_users, "the users of pages");
     }
 

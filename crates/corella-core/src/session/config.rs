@@ -17,7 +17,7 @@ pub struct SessionConfig {
     pub hold_lease_us: u64,
     /// How long a decode node keeps pages for a prompt whose first token does not come.
     pub first_token_timeout_us: u64,
-    /// From the first token on a load may take this long, and the time that its bytes need at
+    /// After the first token, a load may take this long plus the time that its bytes need at
     /// `min_bandwidth_bytes_per_s`.
     pub load_base_us: u64,
     pub min_bandwidth_bytes_per_s: u64,
@@ -28,8 +28,8 @@ pub struct SessionConfig {
     pub max_sessions: u32,
     /// When there are more, the oldest are forgotten early.
     pub max_tombstones: u32,
-    /// Whether a request whose decode node is lost goes on where the client has seen it stop. Else
-    /// it ends with an error.
+    /// Whether a request whose decode node is lost after the client has got tokens is continued on
+    /// the prefill node. If not, it ends with an error.
     pub resumes_locally: bool,
 }
 

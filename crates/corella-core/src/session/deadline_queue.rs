@@ -37,7 +37,7 @@ impl<K: Copy + Ord> DeadlineQueue<K> {
         self.by_time.first().map(|&(deadline_us, _)| deadline_us)
     }
 
-    /// Whose deadline has come first, if any has.
+    /// The key with the earliest deadline, if that deadline has come.
     pub fn due(&self, now_us: u64) -> Option<K> {
         let &(deadline_us, key) = self.by_time.first()?;
         (deadline_us <= now_us).then_some(key)

@@ -14,13 +14,13 @@ use crate::session::{
 };
 use crate::{Incarnation, NodeId, RequestOutput};
 
-/// Takes sessions of prefill nodes, and lets go of everything that they hold when they end, however
-/// they end.
+/// Accepts sessions from prefill nodes, and frees everything that a session holds when it ends,
+/// however it ends.
 ///
 /// * Facts: `handle_*`, each with the time
-/// * What to do: [`poll_action`](Self::poll_action), to the last one after every call
-/// * Time: [`poll_timeout`](Self::poll_timeout) names when [`handle_timeout`](Self::handle_timeout)
-///   is to be called; earlier calls do no harm
+/// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
+/// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout)
+///   must be called; earlier calls do no harm
 ///
 /// Pages that a load may still write to are released when the transport has said how the load
 /// ended, and not before, however long the session has been over. A load ends exactly once: done,
@@ -33,8 +33,8 @@ pub struct DecodeEnd {
     /// Sessions with an open stream, by node and start of the node.
     by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
     ended: Tombstones<SessionKey>,
-    /// Never later than a session's deadline. It may be earlier: what is heard puts deadlines off, and
-    /// is not worth an update.
+    /// Timers, none later than its session's deadline. One may be earlier: every message postpones
+    /// the deadline, and updating the timer each time is not worth it.
     timers: DeadlineQueue<SessionKey>,
     actions: VecDeque<DecodeAction>,
     takes_sessions: bool,
@@ -52,8 +52,8 @@ pub enum DecodeAction {
     Reserve {
         key: SessionKey,
         allocate: Box<Allocate>,
-        /// Later than anything that the session waits for: whatever else goes wrong, the scheduler
-        /// gives the pages up by then.
+        /// Later than any time by which the rows and the first token must have come: whatever else
+        /// goes wrong, the scheduler ends the request by then.
         deadline_us: u64,
     },
     /// Subscribes to the rows of the session from `first_row` on, at its prefill node.
@@ -62,23 +62,23 @@ pub enum DecodeAction {
         node: NodeId,
         first_row: u32,
         num_rows: u32,
-        /// Until when the prefill node is to wait for rows.
+        /// The time until which the prefill node should wait for the offer of the rows.
         deadline_us: u64,
     },
     /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.
     CancelLoad { key: SessionKey },
-    /// All rows and the first token are there: the scheduler may go on. If it has given the request
-    /// up meanwhile, its pages can be let go.
+    /// All rows and the first token are there, so the scheduler may continue. If the scheduler has
+    /// ended the request meanwhile, the request's pages can be released.
     Arrived {
         key: SessionKey,
         first_token: Box<FirstToken>,
     },
-    /// Ends the request in the scheduler. Of one that still receives KV the pages stay taken until
+    /// Ends the request in the scheduler. If it is still receiving KV, its pages stay taken until
     /// `Release`.
     AbortLocal { key: SessionKey },
     /// Nobody writes to the pages of a request whose KV has not come: lets go of them.
     Release { key: SessionKey },
-    /// The node does not answer. Somebody should look at it.
+    /// The node does not answer. It should be probed.
     MarkSuspect { node: NodeId },
 }
 
@@ -223,7 +223,7 @@ impl DecodeEnd {
         }
     }
 
-    /// A load that was to end writes no more.
+    /// A load that was cancelled writes no more.
     pub fn handle_load_cancelled(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         let session = self.sessions.get(&key);
@@ -239,7 +239,7 @@ impl DecodeEnd {
             return;
         };
         let Stage::Decoding { num_output_tokens } = &mut session.stage else {
-            // It has given the request up before its KV was there.
+            // The scheduler has ended the request before its KV was there.
             if output.finish.is_some() {
                 self.end(key, Some(AbortReason::LoadTimedOut));
             }
@@ -419,7 +419,7 @@ impl DecodeEnd {
             self.config.load_timeout_us(allocate.prompt.len() as u32),
         );
         let Some(session) = self.sessions.get_mut(&key) else {
-            // Nobody answers twice to what has ended, and nothing begins without a greeting.
+            // A session that has ended gets no second answer, and none begins without a `Hello`.
             return;
         };
         if !matches!(session.stage, Stage::Greeting) {

@@ -21,12 +21,13 @@ pub(super) struct DecodeSession {
 pub(super) enum Stage {
     /// The other node has said who it is, and not yet what it wants.
     Greeting,
-    /// The scheduler was asked for pages. If the session ends meanwhile it is still owed its answer.
+    /// The scheduler was asked for pages. A session that ends meanwhile is kept until the answer
+    /// comes.
     Reserving {
         has_ended: bool,
     },
     Loading {
-        /// When the first token, or when that is there all rows, must have come.
+        /// The time by which the first token must have come or, once it is there, all rows.
         by_us: u64,
         has_rows: bool,
         first_token: Option<Box<FirstToken>>,
@@ -68,7 +69,8 @@ impl DecodeSession {
     }
 }
 
-/// Why a request that ended so is to go on elsewhere. What would befall it there, too, is its end.
+/// Why a request that ended like this should continue on the prefill node; `None` if it would end
+/// in the same way there, so that this is its end.
 pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
     let FinishReason::Error(error) = reason else {
         return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);

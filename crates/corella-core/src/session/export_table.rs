@@ -1,4 +1,4 @@
-//! Runs whose pages are read for decode nodes, and which may let go of them only when nobody reads.
+//! Runs whose pages are read for decode nodes, and may be released only when no read is left.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ pub(super) struct ExportTable {
 
 #[derive(Debug, Default)]
 struct Export {
-    /// Attempts that may still be reading. There are two at most: an attempt ends before the next.
+    /// Attempts that may still be reading: two at most, because a session retries only once.
     readers: Vec<SessionKey>,
     wants_release: bool,
 }
@@ -26,8 +26,8 @@ impl ExportTable {
         export.readers.push(reader);
     }
 
-    /// True when nobody reads the pages of the run. Else they will come out of
-    /// [`stop_reading`](Self::stop_reading).
+    /// Returns true if nothing reads the pages of the run. If something does,
+    /// [`stop_reading`](Self::stop_reading) returns the run once the last read has ended.
     pub fn try_release(&mut self, session: SessionId, run: u32) -> bool {
         let Some(export) = self.by_run.get_mut(&(session, run)) else {
             return true;

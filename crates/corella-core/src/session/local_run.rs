@@ -16,7 +16,7 @@ impl PrefillSession {
             return;
         };
         let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
-        // Not for every chunk.
+        // Renewing the lease for every chunk would be a waste.
         if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
             *until_us = renewed_us;
             let run = *run;
@@ -36,7 +36,7 @@ impl PrefillSession {
         if !is_present {
             return;
         }
-        // No other node could get more of it.
+        // No decode node could get the missing rows now.
         self.can_export = false;
         let has_loaded = self.link().is_some_and(|link| link.has_loaded);
         if !has_loaded && !matches!(self.remote, Remote::Nothing) {
@@ -44,7 +44,7 @@ impl PrefillSession {
             self.unlink(Some(reason.clone()), context);
             self.go_on_locally(reason, context);
         }
-        // The run goes on, perhaps for want of the very pages that are held of it.
+        // The run goes on, and may be short of the very pages that are held for it.
         if matches!(self.local, Local::Prefilling { .. }) {
             context.release(self.id, run);
         }
@@ -120,7 +120,7 @@ impl PrefillSession {
         self.end(None, finish, AbortReason::Cancelled, context);
     }
 
-    /// The run needs no abort any more. Of one that exports rows something may still be held.
+    /// The run has ended and needs no abort. If it exported rows, its pages may still be held.
     fn note_run_ended(&mut self, run: u32, is_prefill: bool, context: &Context<'_>) {
         let until_us = context.now_us;
         self.local = match is_prefill {
@@ -166,7 +166,7 @@ impl PrefillSession {
             run,
             request: Box::new(request),
         });
-        // Behind the submission, so that it finds the rows.
+        // This comes after the submission, so that the new run finds the rows.
         if let Local::Held { run, .. } = before {
             context.release(session, run);
         }

@@ -14,7 +14,7 @@ use crate::{
 pub enum ToDecode {
     Hello(Box<Hello>),
     Allocate(Box<Allocate>),
-    /// The prompt is computed. Of a step that has failed this is never said.
+    /// The prompt is computed. This is never sent if a step that computes the prompt has failed.
     FirstToken(Box<FirstToken>),
     Heartbeat,
     Abort(AbortReason),
@@ -34,7 +34,7 @@ pub enum ToPrefill {
     Abort(AbortReason),
 }
 
-/// Who a node is. What has to agree is checked before anything is sent to anybody.
+/// Who a node is. Each node checks that the other fits before it reserves pages or sends rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The node's name in the registry.
@@ -88,7 +88,7 @@ pub struct Allocate {
     pub stopping: StoppingCriteria,
     pub priority: i32,
     pub namespace: Namespace,
-    /// Time left, since clocks differ. `None`: as long as it takes.
+    /// The time left, not a point in time, because clocks differ. `None` means no limit.
     pub remaining_us: Option<u64>,
 }
 
@@ -130,7 +130,7 @@ pub struct Tokens {
     pub samples: Vec<Sample>,
 }
 
-/// The request has ended, with all its tokens told.
+/// The request has ended, and all its tokens have been sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
     pub reason: FinishReason,
@@ -138,7 +138,7 @@ pub struct Finish {
     pub num_output_tokens: u32,
 }
 
-/// Why an end gives up an attempt. What is held for it is freed on both sides.
+/// Why one side gives up an attempt. Both sides then free what they hold for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The client has left, or wants no more.
@@ -161,7 +161,7 @@ pub enum AbortReason {
     OutOfPages,
     /// The decode node failed while it computed the request.
     DecodeFailed(Box<str>),
-    /// The other end said something that cannot be at this point.
+    /// The other side sent something that the protocol does not allow at this point.
     ProtocolViolated,
 }
 

@@ -17,17 +17,20 @@ use crate::{
     AdmissionError, FinishReason, Incarnation, NodeId, Request, RequestOutput, Sample, SessionId,
 };
 
-/// Takes requests of clients and sees each of them to exactly one end, with a decode node or without.
+/// Accepts requests from clients and finishes each of them exactly once, with or without a decode
+/// node.
 ///
 /// * Commands: [`submit`](Self::submit), [`cancel`](Self::cancel)
 /// * Facts: `handle_*`, each with the time
-/// * What to do: [`poll_action`](Self::poll_action), to the last one after every call
-/// * Time: [`poll_timeout`](Self::poll_timeout) names when [`handle_timeout`](Self::handle_timeout)
-///   is to be called; earlier calls do no harm
+/// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
+/// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout)
+///   must be called; earlier calls do no harm
 ///
-/// A session looks for a decode node, computes the prompt here for it, and passes on what the decode
-/// node says. Any failure of the decode node leads to another one, once, as long as the client has
-/// heard nothing; later the request goes on here, behind the tokens that the client has.
+/// A session looks for a decode node, computes the prompt here for it, and passes on the tokens
+/// that the decode node sends. A decode node that refuses, or fails before it has reserved pages,
+/// is replaced by another within the same search. If it fails later, but before the client has got
+/// a token, the session searches once more. After that the request goes on here, after the tokens
+/// that the client has, unless `resumes_locally` is off.
 #[derive(Debug)]
 pub struct PrefillEnd {
     config: SessionConfig,
@@ -48,7 +51,7 @@ pub struct Submission {
     pub session: SessionId,
     /// Its id means nothing here: every run on this node gets one from the driver.
     pub request: Request,
-    /// The most tokens that this node could give it, its own limit included.
+    /// The most tokens that this node could generate for it, within the request's own limit.
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
 }
@@ -56,7 +59,7 @@ pub struct Submission {
 /// What the driver is to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillAction {
-    /// Asks placement for a decode node that is none of `tried`. The answer is
+    /// Asks placement for a decode node that is not in `tried`. The answer is
     /// [`PrefillEnd::handle_placement`].
     TryNext {
         session: SessionId,
@@ -115,7 +118,7 @@ pub enum PrefillAction {
         session: SessionId,
         event: ClientEvent,
     },
-    /// The node does not answer. Somebody should look at it before it is asked again.
+    /// The node does not answer. It should be probed before it is asked again.
     MarkSuspect {
         node: NodeId,
     },
@@ -124,7 +127,7 @@ pub enum PrefillAction {
         node: NodeId,
         incarnation: Incarnation,
     },
-    /// The node is well, and of no use to this one.
+    /// The node is healthy, but cannot work with this one.
     MarkIncompatible {
         node: NodeId,
         mismatch: Mismatch,
@@ -218,8 +221,8 @@ impl PrefillEnd {
         Ok(())
     }
 
-    /// Ends a session for its client. One that has not come yet will be refused. False when there is
-    /// nothing to end, or no longer.
+    /// Ends a session for its client. If it has not been submitted yet, its submission will be
+    /// refused. Returns false if no such session is open.
     pub fn cancel(&mut self, id: SessionId, now_us: u64) -> bool {
         self.note_time(now_us);
         let is_known = self.with(id, |session, context| {
@@ -296,7 +299,7 @@ impl PrefillEnd {
         });
     }
 
-    /// This node's engine wants the pages back that are held for a run.
+    /// The lease of the pages that are held for a run has ended, or this node's engine needs them.
     pub fn handle_lease_ended(&mut self, id: SessionId, run: u32, now_us: u64) {
         self.note_time(now_us);
         self.with(id, |session, context| {
@@ -378,7 +381,7 @@ impl PrefillEnd {
         );
         assert!(
             self.exports.len() <= 2 * self.config.max_sessions as usize,
-            "more runs are read than there may be sessions"
+            "more runs are read than there may be exports"
         );
         self.ended.check_invariants();
         let mut num_timed = 0;
@@ -422,8 +425,8 @@ impl PrefillEnd {
         self.now_us = self.now_us.max(now_us);
     }
 
-    /// Does something to a session, if it is there, and then what follows from that: a new deadline,
-    /// or its burial.
+    /// Applies `change` to a session, if it exists. Afterwards either sets the session's timer or,
+    /// if the session has ended, replaces it with a tombstone. Returns whether the session existed.
     fn with(
         &mut self,
         id: SessionId,

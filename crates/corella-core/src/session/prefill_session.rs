@@ -189,7 +189,7 @@ impl PrefillSession {
         message: ToPrefill,
         context: &mut Context<'_>,
     ) -> Option<(NodeId, Incarnation)> {
-        // What comes from an attempt that was given up is nobody's.
+        // Messages of an attempt that was given up are ignored.
         let link = self.link_of(key)?;
         let node = link.node;
         link.pulse.heard_us = context.now_us;
@@ -221,7 +221,7 @@ impl PrefillSession {
         self.lose(AbortReason::PeerLost, None, context);
     }
 
-    /// Somebody who knows of more than this session says that the peer is gone.
+    /// The driver, or a message to another session, has shown that the peer is gone.
     pub fn handle_peer_lost(&mut self, key: SessionKey, context: &mut Context<'_>) {
         if self.link_of(key).is_some() {
             self.lose(AbortReason::PeerLost, None, context);
@@ -426,7 +426,8 @@ impl PrefillSession {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        // The last rows may be read there before this node's engine says that it has computed them.
+        // This may come before this node's engine reports that the last rows are computed, because
+        // the transport reads them as soon as they are.
         if !link.is_allocated {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
@@ -460,7 +461,7 @@ impl PrefillSession {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
         }
-        // It has let go of everything by itself.
+        // The decode node has freed everything itself, so it is sent nothing.
         self.unlink(None, context);
         let finish = SessionFinish::Finished(finish.reason);
         self.end(None, finish, AbortReason::Finished, context);
@@ -574,7 +575,7 @@ impl PrefillSession {
         self.go_on_locally(reason, context);
     }
 
-    /// Lets go of the decode node, and tells it why if it is to be told.
+    /// Gives up the decode node, and sends it `told` as the reason, if there is one.
     pub(super) fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
         let Remote::Linked(link) = core::mem::replace(&mut self.remote, Remote::Nothing) else {
             return;
@@ -590,8 +591,8 @@ impl PrefillSession {
         }
     }
 
-    /// Why the request is over with the tokens that the client has, if it is: a decode node may be lost
-    /// between its last token and its word that it was the last.
+    /// Why the request is already complete with the tokens that the client has, if it is. A decode
+    /// node may be lost after it has sent the last token and before it sends `Finish`.
     fn finish_reason(&self) -> Option<FinishReason> {
         let newest = *self.output.last()?;
         let num_output_tokens = self.output.len() as u32;
@@ -599,7 +600,8 @@ impl PrefillSession {
         stopping.finish_reason(newest, num_output_tokens, self.max_tokens)
     }
 
-    /// No decode node is left: what is missing is computed here, if it may be.
+    /// No decode node is left: the rest is computed here, if there is any and the configuration
+    /// allows it.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         if matches!(self.local, Local::Prefilling { .. }) {

@@ -1,4 +1,4 @@
-//! When an open stream was last heard of, and when something was last sent on it.
+//! When something was last received on an open stream, and when something was last sent on it.
 
 use crate::session::SessionConfig;
 
@@ -21,7 +21,7 @@ impl Pulse {
         self.heard_us.saturating_add(config.lost_after_us)
     }
 
-    /// When the other end wants to hear something.
+    /// When a heartbeat is due, unless something else is sent before.
     pub fn beat_us(&self, config: &SessionConfig) -> u64 {
         self.sent_us.saturating_add(config.heartbeat_us)
     }

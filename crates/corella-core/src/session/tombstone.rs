@@ -2,7 +2,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 
-/// All stay for the same time, so that the oldest is always the next to go.
+/// All tombstones stay equally long, so that the oldest is always the next to go.
 #[derive(Debug)]
 pub(super) struct Tombstones<K> {
     stay_us: u64,
@@ -21,7 +21,7 @@ impl<K: Copy + Ord> Tombstones<K> {
         }
     }
 
-    /// One that is there already stays for no longer. Time must not run backwards.
+    /// Inserting a key again does not extend its stay. Time must not run backwards.
     pub fn insert(&mut self, key: K, now_us: u64) {
         if self.ends_us.contains_key(&key) {
             return;
