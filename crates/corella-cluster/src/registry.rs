@@ -36,8 +36,8 @@ pub use url::{RegistryUrl, RegistryUrlError};
 
 /// How often an outage is logged while it lasts.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// A registry that was followed for longer works; what comes then is another outage. No try to
-/// reach one takes so long.
+/// A registry that was followed for longer than this has worked, and its next failure is a new
+/// outage.
 const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub struct RegistryConfig {
     /// The role of the nodes that this one looks for.
     pub peer_role: Role,
     pub peer_table: PeerTableConfig,
-    /// A node that no longer says that it lives is taken off the list after so long.
+    /// How long a node stays on the list after its last sign of life.
     pub lease_ttl: Duration,
     /// How often a folder is read.
     pub file_interval: Duration,
@@ -85,8 +85,8 @@ impl fmt::Display for RegistryError {
 
 impl std::error::Error for RegistryError {}
 
-/// This node's part in a registry. Dropped without [`deregister`](Self::deregister) it leaves the
-/// others to find out, as if the node had been killed.
+/// This node's part in a registry. If it is dropped without [`deregister`](Self::deregister), the
+/// other nodes have to find out by themselves, as if this one had been killed.
 pub struct Registry {
     url: RegistryUrl,
     own: watch::Sender<Option<NodeRecord>>,

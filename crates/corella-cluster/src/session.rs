@@ -1,8 +1,8 @@
 //! Drives the session machines of `corella-core` over gRPC.
 //!
-//! A [`PrefillNode`] is what a server submits to on one node, a [`DecodeNode`] takes over on another.
-//! Both only carry: messages, facts and time into their machine, its actions out. What is decided is
-//! decided in `corella_core::session`.
+//! A server submits requests to the [`PrefillNode`] of one node, and the [`DecodeNode`] of another
+//! takes them over. Both pass messages, facts and the time to their state machine, and carry out
+//! its actions. Everything is decided in `corella_core::session`.
 
 mod clock;
 mod decode_node;

@@ -5,7 +5,7 @@
 //! that were reserved for them. So a load that is cancelled is over at once: nobody else ever writes
 //! to those pages.
 //!
-//! The wire is in `frame.rs`. Each end has a reader and a writer task for a connection, on few threads
+//! The wire is in `frame.rs`. Each end reads and writes a connection concurrently, on few threads
 //! ([`TransferThreads`]); many sessions share a connection, chunk by chunk, each within its credit.
 
 mod account;

@@ -455,7 +455,7 @@ impl Suite<'_> {
             driver.wait().is_err(),
             "a token beyond the vocabulary fails its step"
         );
-        // What the victim draws now is undefined, and nobody's business.
+        // What the victim draws now is undefined and does not matter.
         driver.receive([&mut healthy, &mut victim]);
 
         driver.release(victim);
@@ -488,7 +488,7 @@ impl Suite<'_> {
             [SlotId(0)],
             "a mask that allows nothing leaves its row undrawn"
         );
-        // What the victim draws now is undefined, and nobody's business.
+        // What the victim draws now is undefined and does not matter.
         driver.receive([&mut healthy, &mut victim]);
         driver.release(victim);
         driver.finish(&mut healthy);

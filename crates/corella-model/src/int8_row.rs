@@ -4,7 +4,7 @@
 /// what its numbers are to be multiplied by before they are rounded.
 pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
     const INFINITE: u32 = f32::INFINITY.to_bits();
-    // What is no number, or no finite one, spoils the row.
+    // A NaN or an infinity spoils the row.
     let (scale, inverse) = match largest_bits {
         0 => (0.0, 0.0),
         1..INFINITE => {

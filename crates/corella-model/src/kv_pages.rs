@@ -83,8 +83,8 @@ pub enum LayerProgress {
 /// bytes that does not exist is a mistake in the caller's code, and panics.
 ///
 /// # Safety
-/// `native_parts` names memory that only whoever has the page writes, `KvGeometry::layer_bytes` of
-/// it, and no two pages or layers share any.
+/// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in all, which only the owner of
+/// the page writes, and which no other page or layer shares.
 pub unsafe trait KvPages: Send + Sync {
     fn geometry(&self) -> &KvGeometry;
 
@@ -96,23 +96,24 @@ pub unsafe trait KvPages: Send + Sync {
     /// Somebody has filled a page, so it will be used soon. `write` says so itself.
     fn note_written(&self, _page: PageId) {}
 
-    /// So many layers, the first ones, have all keys and values of the step; all when the executor
-    /// is through with it, even if it has failed. From then on these layers of the step's pages do
-    /// not change until it returns, and longer if the core keeps the pages.
+    /// How many layers, counted from the first, have all keys and values of the step. All of them
+    /// count when the executor has finished with the step, even if it has failed. From then on
+    /// these layers of the step's pages do not change until it returns, and longer if the core
+    /// keeps the pages.
     fn num_layers_done(&self, step: StepId) -> u32;
 
     /// Until a layer has all keys and values of the step. Steps that were not submitted yet can be
     /// waited for.
     fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress;
 
-    /// Copies pages within one layer, one behind the other. Any thread may, while steps run. Of a
-    /// step that has not returned the bytes may yet turn out to be worth nothing.
+    /// Copies pages within one layer, one after the other. Any thread may call this while steps
+    /// run. The bytes of a step that has not returned may still turn out to be invalid.
     ///
     /// # Safety
-    /// The steps that write to these pages have the layer done (`wait_layer`) or have returned, and
-    /// until the copy is complete the core gives the pages to nobody and lets no further step, copy
-    /// of rows or `write` change them: they are whole pages, or of a request that goes no further,
-    /// and are held.
+    /// The steps that write to these pages have the layer done (`wait_layer`) or have returned.
+    /// Until the copy is complete, the core keeps the pages from other requests, and no further
+    /// step, copy of rows or `write` changes them: they are held, and are full or belong to a
+    /// request that computes no more rows.
     unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
         let geometry = self.geometry();
         let layer_bytes = geometry.layer_bytes();

@@ -11,8 +11,8 @@ use crate::LayerProgress;
 /// One number that an executor, or a stage of its pipeline, advances when the keys and values of a
 /// layer have been stored. It only grows, because steps run in the order of their ids.
 ///
-/// Whoever sees a layer counted also sees what all threads wrote that had met the counting one at a
-/// barrier before.
+/// A thread that sees a layer counted also sees everything written before by the threads that met
+/// the counting thread at a barrier.
 #[derive(Default)]
 pub struct LayerCounter {
     /// The step, and below it the number of layers that are done, or `OVER`.
@@ -44,7 +44,7 @@ impl LayerCounter {
 
     /// Layers of the step that are done; `None` when it is over.
     pub fn num_done(&self, step: StepId) -> Option<usize> {
-        // Behind `set`, and, of a waiter, behind its counting itself.
+        // Ordered after the store in `set` and, in a waiter, after it has counted itself.
         let state = self.state.load(Ordering::SeqCst);
         let count = state & OVER;
         match step.0.cmp(&(state >> COUNT_BITS)) {

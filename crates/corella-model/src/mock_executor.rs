@@ -171,7 +171,8 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Does what of a step is due by now: its bookkeeping first, then layer by layer its rows.
+    /// Does the part of a step that is due by now: its bookkeeping first, then its rows, layer by
+    /// layer.
     fn advance(&mut self, inflight: &mut Inflight, now: Instant) {
         if inflight.begun.is_none() && now >= self.ready_at(inflight, 0) {
             inflight.begun = Some(Begun {
@@ -392,8 +393,8 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Draws behind the span's last token that is no draft, and behind each draft that was drawn.
-    /// The slot forgets the others, and their rows are nobody's.
+    /// Draws after the span's last token that is not a draft, and after each draft that was drawn.
+    /// The slot forgets the other drafts, and their rows are marked as rejected.
     fn draw_span(
         &mut self,
         batch: &Batch,

@@ -41,7 +41,8 @@ impl fmt::Display for ModelFingerprint {
     }
 }
 
-/// The beginning of a vector; of a matrix some of a row that differs from tensor to tensor.
+/// The beginning of a vector, or of one row of a matrix. Which row is used differs from tensor to
+/// tensor.
 fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     let bytes = match tensor.shape[..] {
         [num_rows, _, ..] if num_rows > 0 => {
@@ -53,7 +54,7 @@ fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a
     &bytes[..bytes.len().min(SAMPLE_BYTES)]
 }
 
-/// All that there can be, in an order that depends on nothing.
+/// All tensors that a model may have, in a fixed order.
 fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = Option<&Tensor>> {
     let ends = [
         Some(&weights.embed),

@@ -19,7 +19,7 @@ pub struct PageConversion {
 const NUM_SIDES: usize = 2;
 
 impl PageConversion {
-    /// `None` where what they keep of a token has another shape, so that the models differ.
+    /// `None` if a token's keys and values differ in shape, which means that the models differ.
     pub fn new(from: &KvGeometry, to: &KvGeometry) -> Option<Self> {
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
         (shape(from) == shape(to)).then(|| Self {
@@ -152,7 +152,7 @@ fn decode(format: KvFormat, elements: &[u8], scale: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Rounds as an executor does that stores the row.
+/// Rounds as an executor does when it stores the row.
 fn encode(format: KvFormat, row: &[f32], elements: &mut [u8], scale: &mut [u8]) {
     match format {
         KvFormat::Float(DType::F32) => {

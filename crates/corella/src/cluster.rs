@@ -25,7 +25,7 @@ use metrics::{ClusterMetrics, DecodeMetrics, PrefillMetrics};
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is looked whether the last session has ended.
+/// How often to check whether the last session has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
 const PROTOCOL: (u32, u32) = (1, 0);
@@ -224,7 +224,7 @@ impl Cluster {
         })
     }
 
-    /// Whom a server submits to, if not to its engine.
+    /// What the server submits requests to, if not to its engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
         match self {
             Self::Prefill { node, .. } => Some(Arc::new(node.clone())),
@@ -336,7 +336,7 @@ fn row_bytes(llm: &Llm) -> u64 {
     (geometry.page_bytes() / geometry.page_size as usize) as u64
 }
 
-/// An address that listens everywhere is none that others can use.
+/// The host part of an address, with brackets around an IPv6 address.
 fn host_of(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => address.ip().to_string(),
@@ -353,7 +353,7 @@ fn socket_path(hello: &Hello) -> PathBuf {
     std::env::temp_dir().join(name)
 }
 
-/// The same for all processes that share a kernel and its process numbers, and nobody else's.
+/// A name that all processes with the same kernel and PID namespace share, and no others.
 fn host_name() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 /// How long a server may take to answer. A registry that is slower is as good as away.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Lists of as many nodes as there may be come in one answer.
+/// The most bytes of one answer, which holds a whole list of nodes.
 const MAX_BODY_BYTES: usize = 64 << 20;
 const MAX_SHOWN_CHARS: usize = 200;
 
@@ -143,7 +143,7 @@ pub(super) struct JsonLines {
 
 impl JsonLines {
     /// The next line, however long it takes to come. `None` when the server has ended the answer.
-    /// Whoever stops waiting loses nothing.
+    /// A caller that stops waiting loses nothing.
     pub async fn next(&mut self) -> Result<Option<Value>, String> {
         loop {
             if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {

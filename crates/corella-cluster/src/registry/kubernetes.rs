@@ -141,7 +141,7 @@ impl Kubernetes {
         )
     }
 
-    /// Whether anything has changed.
+    /// Applies an event to the slices. Returns whether anything has changed.
     fn apply(&self, mut event: Value, slices: &mut BTreeMap<String, Slice>) -> bool {
         let Ok(slice) = serde_json::from_value::<Slice>(event["object"].take()) else {
             return false;

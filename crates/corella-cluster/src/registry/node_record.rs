@@ -38,7 +38,7 @@ pub struct NodeRecord {
     /// HOST:PORT of KV transfers. If it is not here, the node says it when it is spoken to.
     #[serde(default)]
     pub kv_address: Option<String>,
-    /// The operator's name for the nodes that this one belongs to.
+    /// The operator's name for the group of nodes that this one belongs to.
     #[serde(default)]
     pub group: String,
     /// The longest prompt of requests that the node takes.
@@ -78,12 +78,12 @@ impl NodeRecord {
         if id.is_empty() || id.len() > MAX_INSTANCE_ID_BYTES || id.starts_with('.') {
             return Err(format!(
                 "the instance id {id:?} must have 1 to {MAX_INSTANCE_ID_BYTES} characters, the \
-                 first of them no dot"
+                 first of which must not be a dot"
             ));
         }
         if !id.chars().all(may_stand) {
             return Err(format!(
-                "the instance id {id:?} may have letters, digits, and any of `._-:[]`"
+                "the instance id {id:?} may only have letters, digits, and any of `._-:[]`"
             ));
         }
         for address in [Some(&self.session_address), self.kv_address.as_ref()] {

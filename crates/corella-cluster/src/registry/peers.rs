@@ -106,7 +106,7 @@ impl Peers {
                     instance_id,
                     peer_id,
                 } => {
-                    tracing::info!("node {instance_id} is there");
+                    tracing::info!("node {instance_id} has joined");
                     if let Some(record) = state.listed.get(&instance_id) {
                         state.records.insert(peer_id, record.clone());
                     }

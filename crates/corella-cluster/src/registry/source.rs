@@ -79,8 +79,8 @@ impl Exchange {
         }
     }
 
-    /// To be called when the others see what [`own`](Self::own) has said last: this node's record,
-    /// or that it has none.
+    /// Must be called once the others can see the latest value of [`own`](Self::own), whether that
+    /// is a record or none.
     pub fn set_published(&self, is_published: bool) {
         self.published.send_replace(is_published);
     }

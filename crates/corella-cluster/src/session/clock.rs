@@ -18,7 +18,7 @@ impl Clock {
         self.0 + Duration::from_micros(at_us)
     }
 
-    /// None when it has passed.
+    /// The time that is left until `at_us`, which is zero once it has passed.
     pub fn until(&self, at_us: u64) -> Duration {
         Duration::from_micros(at_us.saturating_sub(self.now_us()))
     }

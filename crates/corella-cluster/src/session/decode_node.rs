@@ -23,7 +23,8 @@ use super::service::SessionHandler;
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
 
-/// Prefill nodes that one decode node tells apart. More share a number, and are suspected together.
+/// The most prefill nodes that one decode node tells apart. All others share a number, and are
+/// suspected together.
 const MAX_NAMES: usize = 4096;
 
 /// A node that takes over requests whose prompt another node computes.
@@ -36,7 +37,7 @@ pub struct DecodeNode {
     host: Option<String>,
     clock: Clock,
     runtime: Handle,
-    /// That were granted since the start.
+    /// Reservations that were granted since the start.
     num_reservations: AtomicU64,
     is_draining: AtomicBool,
     state: Mutex<State>,
@@ -61,7 +62,7 @@ struct LocalRequest {
     id: RequestId,
     /// The pages of its prompt, once they are reserved.
     pages: Vec<PageId>,
-    /// Its KV is there. Until then `Release` says when its pages may go.
+    /// Whether its KV has arrived. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
     /// Reads its outputs; aborting it drops the stream, which aborts the request.
     reader: AbortHandle,
@@ -354,7 +355,7 @@ impl DecodeNode {
             return;
         };
         let Some(Body::Hello(hello)) = first.body else {
-            let error = Status::invalid_argument("a session begins with who the node is");
+            let error = Status::invalid_argument("the first message of a stream must be a hello");
             let _ = outgoing.send(Err(error)).await;
             return;
         };
@@ -389,7 +390,7 @@ impl DecodeNode {
         let node = {
             let mut state = self.lock();
             if state.links.contains_key(&key) {
-                // The first stream with this key is the session; what comes twice is answered once.
+                // The session belongs to the first stream with this key. Any other is closed.
                 return;
             }
             state.links.insert(key, PeerLink { link, kv_address });
@@ -412,7 +413,7 @@ impl DecodeNode {
     ) {
         while let Some(envelope) = closed.next(incoming).await {
             let Some(body) = envelope.body else {
-                // A kind of message that a later version knows.
+                // This kind of message comes from a later version of the protocol.
                 continue;
             };
             match wire::from_prefill(body) {

@@ -1,4 +1,4 @@
-//! The decode nodes that the registry knows: connections to them, how they are, and who is next.
+//! The decode nodes in the registry: connections to them, their health, and which is chosen next.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// Pages that were asked for count as taken until reports have had time to count them.
 const RESERVATION_TIME: Duration = Duration::from_secs(2);
-/// How long the prober sleeps at most.
+/// The pause between two rounds of probes.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 pub struct RegistryPeers {
@@ -145,7 +145,7 @@ impl RegistryPeers {
         if is_time_to_say {
             let instance = self.peers.record(peer).map(|record| record.instance_id);
             let instance = instance.unwrap_or_default();
-            tracing::warn!(instance, "{mismatch}; its requests are served here");
+            tracing::warn!(instance, "{mismatch}; no requests are sent to it");
         }
     }
 

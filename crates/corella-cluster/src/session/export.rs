@@ -75,7 +75,8 @@ impl Export {
         }
     }
 
-    /// The steps that made the rows have returned. False when some that were announced are not there.
+    /// Handles the return of the steps that made the rows. Returns false if some of the rows that
+    /// were announced are missing.
     pub fn end(&mut self, num_rows: u32, sender: &KvSender) -> bool {
         self.is_complete = num_rows > 0 && num_rows == self.num_announced;
         if self.is_complete {
@@ -87,7 +88,7 @@ impl Export {
     }
 }
 
-/// Rows of one step, by request: up to which row.
+/// The rows that one step exports. For each request, they end before the row given here.
 #[derive(Default)]
 struct StepExports {
     step: StepId,
@@ -145,7 +146,7 @@ pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts) {
     };
     let thread = std::thread::Builder::new().name("corella-export".to_owned());
     if let Err(error) = thread.spawn(follow) {
-        tracing::error!(%error, "no thread for KV that others want; everything is decoded here");
+        tracing::error!(%error, "no thread to export KV rows; everything is decoded here");
     }
 }
 

@@ -47,7 +47,7 @@ impl<T> Link<T> {
 
 impl LinkClosed {
     async fn wait(&mut self) {
-        // An error is what is waited for.
+        // `changed` returns an error once the link has been dropped.
         while self.0.changed().await.is_ok() {}
     }
 

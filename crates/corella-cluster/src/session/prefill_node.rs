@@ -31,7 +31,7 @@ use super::service;
 use super::wire::{self, Envelope, KvAddress};
 use crate::transport::KvSender;
 
-/// How often it is looked whether a decode node still takes rows.
+/// How often to check whether a decode node still takes rows.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the timer's task sleeps at most.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -322,7 +322,7 @@ impl Node {
                 state.end.handle_deleted(key, now_us);
             }
             PrefillAction::Emit { session, event } => self.emit(state, session, event),
-            // Whoever is suspected is asked again who it is.
+            // A suspected node is probed again, which also shows whether it was restarted.
             PrefillAction::MarkSuspect { node } | PrefillAction::MarkRestarted { node, .. } => {
                 self.peers.mark_suspect(node);
             }
@@ -344,7 +344,7 @@ impl Node {
                 Ok(mut incoming) => {
                     while let Some(envelope) = closed.next(&mut incoming).await {
                         let Some(body) = envelope.body else {
-                            // A kind of message that a later version knows.
+                            // This kind of message comes from a later version.
                             continue;
                         };
                         match wire::from_decode(body, &this.hello) {
@@ -513,7 +513,7 @@ impl Node {
         }
     }
 
-    /// What the engine says of rows that are wanted elsewhere.
+    /// Applies a fact from the engine to the rows that a request exports.
     pub(super) fn with_export(
         self: &Arc<Self>,
         request: RequestId,

@@ -25,7 +25,7 @@ use tonic_prost::ProstCodec;
 use super::DecodeNode;
 use super::wire::Envelope;
 
-/// A connection that is silent for so long is asked whether it still is one.
+/// How long a connection may be silent before it is pinged.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -1,4 +1,4 @@
-//! Messages as they travel, in protocol buffers: `session.proto` beside this file says the same.
+//! The messages of a session as protocol buffers, written by hand: there is no `.proto` file.
 //!
 //! Every field is optional on the wire. What a peer left out or got wrong is an error that names it,
 //! and ends the session; a field that is unknown is skipped, so that minor versions may add some.
@@ -194,7 +194,8 @@ pub struct Allocated {
 pub struct Refused {
     #[prost(enumeration = "RefusalKind", tag = "1")]
     pub kind: i32,
-    /// What a node is that refuses because it is incompatible. The other end works out what differs.
+    /// The facts of a node that refuses because it is incompatible. The other end compares them
+    /// with its own.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
 }

@@ -10,7 +10,7 @@ const MIN_BYTES: u64 = 64 << 10;
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
 /// Counts the time in which the peer has not acknowledged everything, and the bytes that it
-/// acknowledged in that time: what it waits for the executor does not count.
+/// acknowledged in that time. The time in which the peer waits for the executor does not count.
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,

@@ -1,8 +1,8 @@
-//! XXH3-64 of what travels, as fast as the processor can.
+//! The XXH3-64 checksum of payloads, with the fastest instructions that the processor has.
 //!
-//! The crate that has it everywhere else chooses its instructions when it is built, and so for the
-//! oldest processor. Of all that is done to a byte on its way this was the greater part that is not
-//! copying. The algorithm is that of <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>.
+//! The `xxhash-rust` crate chooses its instructions when it is built, and so uses those of the
+//! oldest processor. Apart from copying, its checksum was the largest part of the work for each
+//! byte. The algorithm is that of <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>.
 
 use xxhash_rust::const_xxh3::const_custom_default_secret;
 use xxhash_rust::xxh3::xxh3_64;
@@ -39,8 +39,8 @@ pub struct Checksum {
     num_bytes: u64,
     /// The beginning, for short inputs.
     first: [u8; MAX_SHORT_BYTES],
-    /// The last stripe that is in the lanes, and behind it bytes that are not: at least one, because
-    /// the last stripe of all is another.
+    /// The last stripe that is in the lanes, followed by bytes that are not in them yet. At least
+    /// one byte is held back, because the last stripe of the input is treated differently.
     last: [u8; 2 * STRIPE_BYTES],
     num_waiting: usize,
     accumulate: Accumulate,

@@ -44,9 +44,10 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends from the pages where they lie when the receiver's are alike, and to a receiver on this
-    /// host only where that is. When the session ends meanwhile, the frame becomes one that is worth
-    /// nothing; who reads its pages only then sees by the checksum that they are not what they were.
+    /// Sends native pages straight from where they lie. A receiver on this host is sent only their
+    /// addresses, and copies the pages itself. If the session ends in the meantime, the frame is
+    /// withdrawn. A receiver that copies the pages only then sees by the checksum if they have
+    /// changed.
     pub async fn write(
         &mut self,
         socket: &Socket,
@@ -150,8 +151,8 @@ impl ChunkWriter {
         }
     }
 
-    /// Sends what is in `parts`. Behind a gate that closes it stops before the last `num_own` bytes,
-    /// which are the caller's own; how many before those are missing.
+    /// Sends what is in `parts`. If the gate closes, it stops before the last `num_own` bytes,
+    /// which are the caller's own, and returns how many bytes before those were not sent.
     ///
     /// # Safety
     /// Nobody writes to the parts before this has returned, or while the gate is open.

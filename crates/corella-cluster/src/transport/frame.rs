@@ -13,7 +13,7 @@ use super::Hello;
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
-/// More bytes follow no frame, unless they are those of one page.
+/// The most bytes that may follow a frame, unless a single page is larger.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,8 +34,8 @@ pub enum Frame {
     Received { load_id: u64 },
     /// Receiver to sender: send no more.
     Cancel { load_id: u64 },
-    /// Sender to receiver on the same host, behind its greeting: what stands at an address of its
-    /// memory. Whoever can read it can read pages.
+    /// Sender to receiver on the same host, after the greeting: the word at an address of the
+    /// sender's memory. A receiver that can read the word there can read pages too.
     Memory { address: u64, content: u64 },
 }
 
@@ -63,8 +63,8 @@ pub struct PageRun {
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,
-    /// 0 when the pages follow. Else as many places in the sender's memory follow, where the pages
-    /// are: address and number of bytes, each in 64 bits.
+    /// 0 if the pages themselves follow. Otherwise this many places in the sender's memory follow,
+    /// where the pages are: for each an address and a number of bytes, both of 64 bits.
     pub num_places: u32,
 }
 
@@ -119,7 +119,7 @@ pub enum Trailer {
     Withdrawn,
 }
 
-/// What makes bytes no frame. A peer that sends such is not one of ours.
+/// Why bytes are not a valid frame. No Corella node sends such bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
     Kind(u8),

@@ -6,13 +6,13 @@ use tokio::sync::Notify;
 
 use super::frame::{FRAME_BYTES, Frame};
 
-/// A peer that asks and does not read the answers has lost its connection at this many.
+/// The connection of a peer that does not read its answers is closed when this many frames wait.
 const MAX_FRAMES: usize = 4096;
 
 #[derive(Default)]
 pub struct FrameQueue {
     bytes: Mutex<Vec<u8>>,
-    /// For the writer, of whatever it has to do.
+    /// Wakes the connection's writer when there is something for it to do.
     pub wake: Notify,
 }
 

@@ -1,4 +1,4 @@
-//! Between those who copy KV pages and whoever takes the pages back.
+//! Keeps KV pages from being taken back while they are being copied.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ impl Gate {
         }
     }
 
-    /// `None`, and nothing is done, behind a closed gate.
+    /// Calls `copy` if the gate is open. Otherwise does nothing and returns `None`.
     pub fn enter<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
         let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
         is_open.then(copy)

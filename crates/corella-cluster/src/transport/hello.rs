@@ -28,7 +28,7 @@ pub struct Hello {
     pub protocol_version: u32,
     pub incarnation: u64,
     pub model_fingerprint: u128,
-    /// The number of pages is nobody else's business and does not travel.
+    /// The number of pages is always 0 here, because a peer does not need it.
     pub geometry: KvGeometry,
 }
 

@@ -46,8 +46,9 @@ impl Place {
     }
 }
 
-/// Lets one other process read this one's memory, where the kernel would only let a parent. It is of
-/// use for one process at a time, and needed only with `kernel.yama.ptrace_scope` at 1.
+/// Lets another process read this one's memory where the kernel otherwise lets only ancestors do
+/// so. One process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope`
+/// is 1.
 pub fn allow_reader(pid: pid_t) {
     // SAFETY: a call with numbers. Where it is unknown it is not needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };
@@ -70,7 +71,8 @@ impl HostMemory {
         }
     }
 
-    /// Where the next copy comes from. False unless they have so many bytes in all.
+    /// Sets where the next copy comes from. Returns false unless the places have `num_bytes` in
+    /// all.
     pub fn set_places(&mut self, places: impl Iterator<Item = Place>, num_bytes: usize) -> bool {
         self.places.clear();
         let mut num_left = num_bytes;

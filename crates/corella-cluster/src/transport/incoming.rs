@@ -113,10 +113,10 @@ impl State {
     }
 }
 
-/// Credit is given back when this part of the window is used up, which leaves the sender enough to
-/// go on.
+/// The window is divided into this many parts, and credit is given back whenever one of them has
+/// been used, so that the sender has enough left to go on.
 const CREDIT_PARTS: u64 = 8;
-/// Or when this time has passed, so that the sender of a slow link knows how slow it is.
+/// Credit is also given back after this time, so that a sender can measure how slow a link is.
 const CREDIT_TIME: Duration = Duration::from_millis(5);
 
 impl Incoming {
@@ -189,7 +189,8 @@ impl Incoming {
         }
     }
 
-    /// Whether a run is what comes next in its layer; otherwise what is wrong with it.
+    /// Checks that a run is what comes next in its layer, and takes its bytes from the credit. The
+    /// error says what is wrong with it.
     pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
         let mut state = self.state();
         let Some(&num_received) = state.num_received.get(run.layer as usize) else {
@@ -210,7 +211,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// This node's pages of a run, in whose geometry they are the sender's as well.
+    /// This node's pages for a run in native form, whose pages have the same size on both nodes.
     pub fn pages_of(&self, run: &PageRun) -> &[PageId] {
         self.pages_with(run.first_row..run.first_row + run.num_rows)
     }
@@ -312,8 +313,8 @@ impl Incoming {
         self.end(LoadStatus::Failed(failure));
     }
 
-    /// The first end is the one that counts. Before it is told, nothing writes to the pages any
-    /// more.
+    /// Ends the load. Only the first call counts. Once the status shows the end, nothing writes to
+    /// the pages any more.
     fn end(&self, end: LoadStatus) {
         if !self.gate.close() {
             return;

@@ -7,8 +7,8 @@ use libc::iovec;
 /// More pieces than this are for further calls (`UIO_MAXIOV` of Linux).
 pub const MAX_PARTS_PER_CALL: usize = 1024;
 
-/// Kept between calls, so that a transfer allocates nothing. That the pieces may be used is promised
-/// by whoever hands them to the socket.
+/// Kept between calls, so that a transfer allocates nothing. The caller that hands the pieces to a
+/// socket promises that their memory may be used.
 #[derive(Default)]
 pub struct IoParts {
     parts: Vec<iovec>,
@@ -63,7 +63,7 @@ impl IoParts {
         &rest[..rest.len().min(MAX_PARTS_PER_CALL)]
     }
 
-    /// So many bytes are through; each piece of them is visited, in their order.
+    /// Marks `num_bytes` as done, and visits the pieces that they consist of in order.
     pub fn advance(&mut self, mut num_bytes: usize, mut visit: impl FnMut(NonNull<[u8]>)) {
         self.num_bytes -= num_bytes;
         while num_bytes > 0 {

@@ -54,16 +54,16 @@ pub struct LoadRequest {
     pub num_rows: u32,
     /// The session's own pages from row 0 on.
     pub table: Vec<PageId>,
-    /// When the load has failed.
+    /// When the load fails if it is not done by then.
     pub deadline: Instant,
 }
 
 /// Why a load was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadRejection {
-    /// As many loads run as may.
+    /// `max_loads` loads are running already.
     Full,
-    /// Loads of as many peers run as may.
+    /// Loads from `max_peers` peers are running already.
     TooManyPeers,
     /// A table with fewer pages than the rows need, pages that do not exist, or rows that do not
     /// begin a page.
@@ -265,7 +265,7 @@ impl LoadHandle {
         self.status.borrow_and_update().clone()
     }
 
-    /// Waits until the load is over, whoever else waits: whether all rows are there.
+    /// Waits until the load is over, and returns whether all rows have arrived.
     pub async fn wait_done(&self) -> bool {
         let mut status = self.status.clone();
         let over = status.wait_for(LoadStatus::is_over).await;

@@ -74,7 +74,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
 /// wait for it.
 const CHUNK_TIME: f64 = 0.02;
-/// So that a receiver that reads 0, or another incarnation's word, knows that it reads elsewhere.
+/// Part of the word that a receiver on this host reads as a test. A receiver that finds 0 or
+/// another incarnation's word there knows that it reads the wrong memory.
 const WORD: u64 = 0x5bd1_e995_c0de_11a5;
 /// Peers whose speed is remembered.
 const MAX_METERS: usize = 1024;
@@ -199,12 +200,13 @@ impl KvSender {
         Ok(address)
     }
 
-    /// Opens a session of so many rows. A load that waits for it is served from now on. Tells how it
-    /// goes; the session stays until `delete` or `fail`.
+    /// Stores a session of `num_rows` rows. A load that waits for it is served from now on. Returns
+    /// the session's status; the session stays until `delete` or `fail`.
     ///
     /// # Safety
-    /// Before `delete` or `fail` has returned nobody changes, in a page that was added, a row that may
-    /// be read in its layer; nor, when all may be read, what is behind them in the last page.
+    /// Until `delete` or `fail` has returned, a row in an added page must not change in a layer in
+    /// which it has been declared readable. Once all rows are readable in a layer, the rest of the
+    /// last page must not change there either.
     pub unsafe fn store(
         &self,
         key: SessionKey,
@@ -234,8 +236,8 @@ impl KvSender {
         }
     }
 
-    /// The steps that computed the rows have returned, so that they are worth something. False when
-    /// some were never told to be readable, or the session is over.
+    /// Declares the rows valid, because the steps that computed them have returned. Returns false
+    /// if some were never declared readable, or if the session is over.
     pub fn finish(&self, key: &SessionKey) -> bool {
         self.get(key).is_some_and(|outgoing| outgoing.finish())
     }

@@ -132,7 +132,7 @@ impl Outgoing {
         self.queue(&mut state);
     }
 
-    /// The rows that were told are worth something. False when some are missing.
+    /// Declares the rows valid. Returns false if some were never declared readable.
     pub fn finish(&self) -> bool {
         let mut state = self.state();
         let is_whole = state.num_readable.iter().all(|&num| num == self.num_rows);

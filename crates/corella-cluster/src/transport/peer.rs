@@ -81,7 +81,7 @@ impl Peer {
         slots.all(|slot| slot.num_loads.load(Ordering::Relaxed) == 0)
     }
 
-    /// Where the fewest loads are; among equals by turns.
+    /// Chooses the connection with the fewest loads, and takes turns among equals.
     pub fn choose_slot(self: &Arc<Self>) -> SlotGuard {
         let num_slots = self.slots.len();
         let first = self.next_slot.fetch_add(1, Ordering::Relaxed) % num_slots;
@@ -185,7 +185,7 @@ async fn greet(
         .write_all(&Frame::Hello(receiver.hello.clone()).encode())
         .await?;
     let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    let stranger = "what listens there is no KV sender of Corella";
+    let stranger = "the program that listens there is not a Corella KV sender";
     let Ok(Frame::Hello(hello)) = Frame::decode(&read_frame(&socket).await?) else {
         return Err(invalid(stranger));
     };

@@ -192,7 +192,7 @@ impl<'a> PayloadReader<'a> {
                     }
                     (load_id, Ok(()))
                 }
-                _ => return Err(violation("a frame that only receivers send")),
+                _ => return Err(violation("a frame that a sender must not send here")),
             };
             // A fast sender on this host never lets the socket run dry: others have their turn.
             tokio::task::yield_now().await;
@@ -277,7 +277,8 @@ impl<'a> PayloadReader<'a> {
         let (Sink::Pages(load) | Sink::Copy(load)) = &sink else {
             return Ok(Ok(()));
         };
-        // What was left of a load that ended in the middle has gone nowhere, unread.
+        // The rest of a payload whose load ended in the middle was discarded, so that its checksum
+        // says nothing.
         if checksum != self.hasher.value() && load.gate.is_open() {
             receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
             load.fail(LoadFailure::Corrupt);
@@ -341,8 +342,8 @@ impl<'a> PayloadReader<'a> {
         match copied {
             None => return Ok(Ok(())),
             Some(Ok(())) if self.hasher.value() == checksum => {}
-            // The sender has taken its pages back, or something is very wrong: either way nothing
-            // else on the connection is.
+            // The sender has taken its pages back, or its memory could not be read. Neither affects
+            // the other loads of the connection.
             Some(_) => {
                 receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
                 load.fail(LoadFailure::Corrupt);
@@ -377,7 +378,7 @@ impl<'a> PayloadReader<'a> {
             Sink::Copy(_) | Sink::Nowhere => None,
         };
         self.hasher.reset();
-        // The last of the parts is `ahead`, and of that the last the frame behind the trailer.
+        // `ahead` is the last of the parts, and it ends with the frame that follows the trailer.
         while self.parts.num_bytes() > FRAME_BYTES {
             let mut read = || {
                 let num_payload = self.parts.num_bytes().saturating_sub(num_ahead);

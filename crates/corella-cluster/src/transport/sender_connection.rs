@@ -79,7 +79,7 @@ impl SenderConnection {
         self.add(load_id, Load::Waiting(key))
     }
 
-    /// False when the connection is lost.
+    /// Returns false when the connection is lost, or has as many loads as it may.
     pub fn add_load(&self, load_id: u64, outgoing: &Arc<Outgoing>) -> bool {
         self.add(load_id, Load::Serving(outgoing.clone()))
     }
@@ -196,7 +196,7 @@ impl SenderConnection {
                         self.remove_load(load_id);
                     }
                 }
-                _ => return Err(violation("a frame that only senders send")),
+                _ => return Err(violation("a frame that a receiver must not send here")),
             }
         }
     }

@@ -80,8 +80,8 @@ impl Socket {
         matches!(self, Self::Unix(_))
     }
 
-    /// The process at the other end of a connection inside the host, unless it lives where this one
-    /// sees no processes.
+    /// The process at the other end of a connection inside the host, or `None` if it is in a PID
+    /// namespace that this process cannot see.
     pub fn peer_pid(&self) -> Option<libc::pid_t> {
         match self {
             Self::Tcp(_) => None,

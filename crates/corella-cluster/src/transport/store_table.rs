@@ -131,7 +131,7 @@ impl StoreTable {
         Lookup::Waits
     }
 
-    /// Refuses the loads whose time is up; when the next one's is.
+    /// Refuses the loads whose time is up, and returns when the next one's will be.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         while let Some(&(deadline, key)) = self.deadlines.first() {
             if deadline > now {

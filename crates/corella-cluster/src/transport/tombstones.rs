@@ -1,4 +1,4 @@
-//! Sessions that are over, so that whoever comes late learns it.
+//! Remembers sessions that are over, so that a load that arrives late is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

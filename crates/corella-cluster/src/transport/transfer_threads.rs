@@ -22,7 +22,7 @@ pub struct TransferThreads {
 struct Threads {
     handles: Vec<Handle>,
     next: AtomicUsize,
-    /// Its end, with the last owner, is that of the threads.
+    /// The threads end when this is dropped, together with the last owner.
     _alive: watch::Sender<()>,
 }
 

@@ -138,7 +138,7 @@ impl DecodeNode {
         self.settle(world)
     }
 
-    /// Does what the machines say until nobody says anything any more.
+    /// Carries out the actions of the machines until none is left.
     pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
         loop {

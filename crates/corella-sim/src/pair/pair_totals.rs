@@ -45,7 +45,7 @@ pub struct PairTotals {
     pub num_reads_of_failed_steps: u64,
     pub num_cached_rows: u64,
     pub num_shared_pages_released: u64,
-    /// Why decode nodes gave sessions up, and why they did not take them.
+    /// Sessions that decode nodes gave up, and sessions that they did not take.
     pub num_aborts: u64,
     pub num_refusals: u64,
     pub num_unanswered_reservations: u64,

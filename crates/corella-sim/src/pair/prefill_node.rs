@@ -220,7 +220,7 @@ impl PrefillNode {
         self.settle(world)
     }
 
-    /// Does what the machines say until nobody says anything any more.
+    /// Carries out the actions of the machines until none is left.
     pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         loop {
             if let Some(action) = self.end.poll_action() {

@@ -15,7 +15,7 @@ struct End {
     opened_us: u64,
     heard_us: u64,
     is_allocated: bool,
-    /// When a decode node must have the next of the first token and the rows.
+    /// When a decode node must have the first token or, once it has that, the rows.
     load_by_us: Option<u64>,
     has_first_token: bool,
 }

@@ -167,7 +167,7 @@ impl<'a> World<'a> {
         Some(Peer { node, incarnation })
     }
 
-    /// Somebody knows that a node has been started again, and placement with it.
+    /// A node is known to have been started again, and placement uses its new incarnation.
     pub fn note_incarnation(&mut self, node: NodeId, incarnation: Incarnation) {
         let known = self.registry.entry(node).or_insert(incarnation);
         *known = incarnation.max(*known);

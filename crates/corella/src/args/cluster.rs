@@ -7,8 +7,9 @@ use corella_core::PeerPolicy;
 #[derive(Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// What this node does of a request: everything, the prompt and everything that no other node can
-    /// take over (clients talk to it), or what comes behind the prompt
+    /// Part of a request that this node serves: everything (unified), the prompt and whatever no
+    /// other node can take over (prefill, which clients talk to), or what follows the prompt
+    /// (decode)
     #[arg(long, value_name = "ROLE", default_value = "unified")]
     pub role: RoleArg,
     /// Where nodes find each other: static:HOST:PORT,…, file:DIR, dns:NAME:PORT,
@@ -30,14 +31,14 @@ pub struct ClusterArgs {
     /// How a prefill node chooses among decode nodes: in turn, or by free KV pages
     #[arg(long, value_name = "POLICY", default_value = "weighted")]
     pub peer_policy: PeerPolicyArg,
-    /// Decode behind shorter prompts on the prefill node itself
+    /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
     /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one,
     /// or whichever of the two is possible
     #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
     pub transport: TransportArg,
-    /// Send at most so many bytes of KV rows a second [default: no limit]
+    /// Send at most this many bytes of KV rows per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size)]
     pub transfer_max_bandwidth: Option<u64>,
     /// Threads that copy KV rows from and to other nodes
