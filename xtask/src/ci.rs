@@ -78,7 +78,7 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "sim",
-        about: "simulated runs with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one",
+        about: "simulated runs of one node and of pairs, with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one, of pairs with `--pairs`",
         takes_arguments: true,
         run: sim,
     },
@@ -221,19 +221,25 @@ fn cargo_test(repository: &Repository, what: &[&str], arguments: &[String]) -> R
 }
 
 fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut command = repository.cargo(&[
-        "run",
-        "--quiet",
-        "--locked",
-        "--package",
-        "corella-sim",
-        "--",
-    ]);
-    match arguments {
-        [] => command.args(["--seeds", "2000"]),
-        arguments => command.args(arguments),
+    let play = |arguments: &[&str]| {
+        let mut command = repository.cargo(&[
+            "run",
+            "--quiet",
+            "--locked",
+            "--package",
+            "corella-sim",
+            "--",
+        ]);
+        run(
+            command.args(arguments),
+            "a simulated run broke a rule, above",
+        )
     };
-    run(&mut command, "a simulated run broke a rule, above")
+    if !arguments.is_empty() {
+        return play(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    play(&["--seeds", "2000"])?;
+    play(&["--pairs", "--seeds", "2000"])
 }
 
 fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
