@@ -451,8 +451,22 @@ impl PrefillSession {
             return self.lose(reason.clone(), Some(reason), context);
         };
         for sample in tokens.samples.into_iter().skip(num_repeated as usize) {
+            // A client must not take an end token for text, so the last token and its end are one
+            // event. What the decode node says after it is nobody's.
+            if let Some(reason) = self.finish_reason(sample.token) {
+                self.unlink(None, context);
+                let finish = SessionFinish::Finished(reason);
+                return self.end(Some(sample), finish, AbortReason::Finished, context);
+            }
             self.emit(Some(sample), None, context);
         }
+    }
+
+    /// Why the request is over with this token, if it is.
+    fn finish_reason(&self, newest: TokenId) -> Option<FinishReason> {
+        let num_output_tokens = self.output.len() as u32 + 1;
+        let stopping = &self.request.stopping;
+        stopping.finish_reason(newest, num_output_tokens, self.max_tokens)
     }
 
     fn handle_finish(&mut self, finish: Finish, context: &mut Context<'_>) {
@@ -591,25 +605,11 @@ impl PrefillSession {
         }
     }
 
-    /// Why the request is already complete with the tokens that the client has, if it is. A decode
-    /// node may be lost after it has sent the last token and before it sends `Finish`.
-    fn finish_reason(&self) -> Option<FinishReason> {
-        let newest = *self.output.last()?;
-        let num_output_tokens = self.output.len() as u32;
-        let stopping = &self.request.stopping;
-        stopping.finish_reason(newest, num_output_tokens, self.max_tokens)
-    }
-
-    /// No decode node is left: the rest is computed here, if there is any and the configuration
-    /// allows it.
+    /// No decode node is left: the rest is computed here, if the configuration allows it.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         if matches!(self.local, Local::Prefilling { .. }) {
             return;
-        }
-        if let Some(finish) = self.finish_reason() {
-            let finish = SessionFinish::Finished(finish);
-            return self.end(None, finish, AbortReason::Finished, context);
         }
         if !self.output.is_empty() && !context.config.resumes_locally {
             let finish = SessionFinish::DecodeLost(reason.clone());

@@ -176,24 +176,54 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     assert_eq!(emitted(&actions(&mut end)), [4]);
 }
 
-/// The last token and the word that it was the last are two messages.
+/// Whoever is told of an end token before it is told that the request has ended takes it for text.
 #[test]
-fn nothing_follows_the_last_token_when_the_decode_node_is_lost_behind_it() {
+fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then() {
     let mut submission = submission(1);
     submission.request.stopping.end_token_ids = vec![9];
+    submission.request.stopping.stop_token_ids = vec![8];
     for (last, reason) in [
         (vec![9], FinishReason::EndToken),
+        (vec![4, 8], FinishReason::StopToken),
         (vec![4, 5, 6, 7, 4, 5, 6], FinishReason::Length),
     ] {
         let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+        let key = key(1, 0);
         end.submit(submission.clone(), Some(peer(2, 5)), 0).unwrap();
-        allocated(&mut end, key(1, 0), 0);
+        allocated(&mut end, key, 0);
         end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
-        say(&mut end, key(1, 0), tokens(1, &last), 1);
-        end.handle_stream_closed(key(1, 0), 2);
-        let did = actions(&mut end);
-        assert_eq!(finish(&did), Some(&SessionFinish::Finished(reason)));
-        assert_eq!((runs_locally(&did), emitted(&did)), (None, vec![]));
+        say(&mut end, key, ToPrefill::LoadDone, 1);
+        end.handle_deleted(key, 1);
+        let num_output_tokens = last.len() as u32 + 1;
+        let did = say(&mut end, key, tokens(1, &last), 2);
+        assert_eq!(emitted(&did), last);
+        let ends = did.iter().filter_map(|action| match action {
+            PrefillAction::Emit { event, .. } if event.finish.is_some() => Some(event),
+            _ => None,
+        });
+        let ends: Vec<_> = ends.collect();
+        assert_eq!(ends.len(), 1);
+        assert_eq!(
+            ends[0].finish,
+            Some(SessionFinish::Finished(reason.clone()))
+        );
+        assert_eq!(
+            ends[0].sample.as_ref().map(|sample| sample.token),
+            last.last().copied()
+        );
+        assert_eq!(ends[0].num_output_tokens, num_output_tokens);
+        // It has let go of everything by itself.
+        let is_told = |action: &PrefillAction| matches!(action, PrefillAction::Send { .. });
+        assert!(!did.iter().any(is_told));
+        let message = ToPrefill::Finish(Finish {
+            reason,
+            num_output_tokens,
+        });
+        assert_eq!(say(&mut end, key, message, 3), []);
+        end.handle_stream_closed(key, 4);
+        assert_eq!(actions(&mut end), []);
+        assert_eq!(end.stats().num_sessions, 0);
+        assert_eq!(end.stats().num_exports, 0);
     }
 }
 

@@ -136,12 +136,12 @@ impl PrefillNode {
                 }
                 world.totals.num_refusals += u64::from(matches!(message, ToPrefill::Refused(_)));
                 world.totals.num_aborts += u64::from(matches!(message, ToPrefill::Abort(_)));
-                let is_finish = matches!(message, ToPrefill::Finish(_));
+                let may_end = matches!(message, ToPrefill::Tokens(_) | ToPrefill::Finish(_));
                 let was_waiting = world.clients.is_waiting(key.session);
                 self.end.handle_message(key, message, now_us);
                 self.settle(world)?;
                 let has_ended = was_waiting && !world.clients.is_waiting(key.session);
-                world.totals.num_completed_remotely += u64::from(is_finish && has_ended);
+                world.totals.num_completed_remotely += u64::from(may_end && has_ended);
             }
             Packet::LoadRequest {
                 first_row,
