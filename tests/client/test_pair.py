@@ -1,103 +1,40 @@
 """Tests prefill and decode on different nodes: same answers, and what happens when nodes go."""
 
 import concurrent.futures
-import contextlib
-import random
-import shutil
+import os
 import socket
-import subprocess
-import tempfile
-import time
 
 import pytest
-from server_process import ServerProcess, free_port
+from fleet import (
+    ROW_BYTES,
+    SLOW,
+    THREADS,
+    Etcd,
+    Fleet,
+    complete,
+    complete_greedily,
+    num_remote_tokens,
+    num_steps,
+    random_requests,
+    stream,
+    text_of,
+    wait_at_rest,
+)
+from server_process import ServerProcess
 
-# Portable kernels take seconds for a long request, so that it still runs when the test looks.
-SLOW = ("--isa", "portable", "--threads", 1)
-THREADS = ("--threads", 1)
-
-
-@contextlib.contextmanager
-def etcd():
-    """Yields the address of an etcd of its own."""
-    assert shutil.which("etcd"), "etcd is missing: cargo xtask set-up installs it"
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            ["etcd", "--data-dir", folder, "--listen-client-urls", client]
-            + ["--advertise-client-urls", client, "--listen-peer-urls", peer]
-            + ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            address = client.removeprefix("http://")
-            host, port = address.split(":")
-            deadline = time.monotonic() + 10
-            while True:
-                with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
-                    break
-                assert time.monotonic() < deadline, "etcd does not answer"
-                time.sleep(0.05)
-            yield address
-        finally:
-            process.kill()
-            process.wait()
-
-
-def node(role, registry, *arguments):
-    return ServerProcess("--role", role, "--registry", registry, *arguments)
-
-
-def num_steps(server):
-    return server.metric("corella_steps_total")
-
-
-def wait_for_decode_nodes(prefill, num_nodes):
-    """Waits until the prefill node has found so many healthy decode nodes."""
-    prefill.wait_until(
-        lambda: prefill.metric("corella_decode_nodes", standing="healthy") == num_nodes,
-        f"{num_nodes} decode nodes are healthy",
-    )
-
-
-def complete(server, prompt, **options):
-    answer = server.client.completions.create(model=server.model(), prompt=prompt, **options)
-    return [(choice.text, choice.finish_reason) for choice in answer.choices]
-
-
-def requests(num_requests):
-    """Yields prompts that partly begin alike, with many ways to draw tokens."""
-    numbers = random.Random(1)
-    beginning = [numbers.randrange(300, 2000) for _ in range(200)]
-    for _ in range(num_requests):
-        own = [numbers.randrange(300, 2000) for _ in range(numbers.randrange(1, 60))]
-        prompt = beginning[: numbers.choice([0, 16, 64, 200])] + own
-        options = numbers.choice(
-            [
-                {"temperature": 0},
-                {"temperature": 0, "logprobs": 3},
-                {"temperature": 1, "seed": numbers.randrange(1000)},
-                {"temperature": 1, "seed": numbers.randrange(1000), "n": 2},
-                {"temperature": 0.8, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
-                {"temperature": 0, "stop": [" the", "."]},
-            ]
-        )
-        yield prompt, {"max_tokens": numbers.randrange(1, 30), **options}
+# Requests that are compared over each transport. `CORELLA_ORACLE_REQUESTS=500` takes a few minutes.
+NUM_REQUESTS = int(os.environ.get("CORELLA_ORACLE_REQUESTS", 60))
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_fleet_answers_as_one_server_does(transport):
     cluster = ("--transport", transport, *THREADS)
-    with contextlib.ExitStack() as stack:
-        registry = f"etcd:{stack.enter_context(etcd())}/corella"
-        alone = stack.enter_context(ServerProcess(*THREADS))
-        decode = [stack.enter_context(node("decode", registry, *cluster)) for _ in range(2)]
-        prefill = [stack.enter_context(node("prefill", registry, *cluster)) for _ in range(2)]
-        for server in prefill:
-            wait_for_decode_nodes(server, 2)
+    asked = list(random_requests(NUM_REQUESTS))
+    with Etcd() as etcd, Fleet(f"etcd:{etcd.address}/corella") as fleet:
+        alone = fleet.enter_context(ServerProcess(*THREADS))
+        decode = [fleet.decode(*cluster) for _ in range(2)]
+        prefill = [fleet.prefill(*cluster, num_decode_nodes=2) for _ in range(2)]
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            asked = list(requests(60))
             answers = [
                 pool.submit(complete, prefill[at % 2], prompt, **options)
                 for at, (prompt, options) in enumerate(asked)
@@ -105,51 +42,48 @@ def test_a_fleet_answers_as_one_server_does(transport):
             expected = [
                 pool.submit(complete, alone, prompt, **options) for prompt, options in asked
             ]
-            for answer, lone in zip(answers, expected):
-                assert answer.result() == lone.result()
-        assert all(num_steps(server) > 0 for server in decode), "both decode nodes have worked"
+            for (prompt, options), answer, lone in zip(asked, answers, expected):
+                assert answer.result() == lone.result(), (prompt, options)
+        for server in decode:
+            assert num_steps(server) > 0, "both decode nodes have worked"
+        num_tokens = alone.metric("corella_generation_tokens_total")
+        num_remote = sum(num_remote_tokens(server) for server in prefill)
+        print(f"{num_remote:.0f} of {num_tokens:.0f} tokens are from decode nodes")
+        for server in prefill:
+            hits = server.metric("corella_prefix_cache_hit_tokens_total", source="cached")
+            assert hits > 0, "the prefill nodes found prefixes"
+        num_sent = sum(server.metric("corella_kv_sent_bytes_total") for server in prefill)
+        num_rows = sum(len(prompt) for prompt, options in asked if options["max_tokens"] > 1)
+        assert num_sent < num_rows * ROW_BYTES * 0.9, "the decode nodes found prefixes"
+        wait_at_rest(*decode, *prefill)
 
 
 def test_a_killed_decode_node_leaves_no_gap_in_a_stream():
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        registry = f"file:{folder}"
-        decode = stack.enter_context(node("decode", registry, *SLOW))
-        prefill = stack.enter_context(node("prefill", registry, *SLOW))
-        wait_for_decode_nodes(prefill, 1)
-        options = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
-        stream = prefill.client.completions.create(
-            model=prefill.model(), prompt=[400, 401, 402] * 20, stream=True, **options
-        )
-        text = "".join(next(stream).choices[0].text for _ in range(20))
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        prefill = fleet.prefill(*SLOW)
+        chunks = stream(prefill, [400, 401, 402] * 20, 400)
+        text = "".join(next(chunks).choices[0].text for _ in range(20))
         decode.kill()
-        text += "".join(chunk.choices[0].text for chunk in stream)
-        alone = complete(prefill, [400, 401, 402] * 20, **options)
-        assert [(text, "length")] == alone
+        text += text_of(chunks)
+        wait_at_rest(prefill)
+        # No decode node is left, so that this is the work of one node.
+        assert text == complete_greedily(prefill, [400, 401, 402] * 20, 400)
 
 
 def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        registry = f"file:{folder}"
-        decode = stack.enter_context(node("decode", registry, *SLOW))
-        prefill = stack.enter_context(node("prefill", registry, *SLOW))
-        wait_for_decode_nodes(prefill, 1)
-        stream = prefill.client.completions.create(
-            model=prefill.model(),
-            prompt=[400, 401, 402],
-            stream=True,
-            max_tokens=300,
-            temperature=0,
-            extra_body={"ignore_eos": True},
-        )
-        next(stream)
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        prefill = fleet.prefill(*SLOW)
+        chunks = stream(prefill, [400, 401, 402], 300)
+        text = next(chunks).choices[0].text
         decode.terminate()
         before = num_steps(prefill)
-        chunks = list(stream)
-        assert chunks[-1].choices[0].finish_reason == "length"
+        text += text_of(chunks)
         assert num_steps(prefill) - before < 100, "most of it came from the decode node"
         assert decode.wait() == 0
         # Others are served here from now on.
-        assert complete(prefill, [400, 401], max_tokens=3)[0][1] == "length"
+        assert text == complete_greedily(prefill, [400, 401, 402], 300)
 
 
 def test_a_port_in_use_is_one_line():

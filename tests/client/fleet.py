@@ -1,0 +1,238 @@
+"""Starts nodes that serve together, the etcd in which they find each other, and looks at what they hold."""
+
+import contextlib
+import json
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+
+from server_process import ServerProcess, free_port
+from tcp_proxy import TcpProxy
+
+# Portable kernels take seconds for a long request, so that it still runs when the test looks.
+SLOW = ("--isa", "portable", "--threads", 1)
+THREADS = ("--threads", 1)
+
+# K and V of one token in the built-in model.
+ROW_BYTES = 3072
+
+# Every eighth token ends a request that asks for it.
+STOP_TOKENS = list(range(300, 2000, 8))
+
+# What nodes hold for requests, which must all be 0 when nobody asks for anything.
+HOLDINGS = (
+    "corella_sessions",
+    "corella_kv_pages_in_use",
+    "corella_kv_pages_held",
+    "corella_num_requests_receiving",
+    "corella_num_requests_running",
+    "corella_num_requests_waiting",
+)
+# A lost node is noticed within 3 s. Tests allow five times as much, because the machine may be busy.
+LOST_WITHIN_S = 15.0
+
+
+class Etcd:
+    """An etcd of its own, which can be killed and started again at the same address."""
+
+    def __init__(self):
+        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self.address = client.removeprefix("http://")
+        self._urls = ["--listen-client-urls", client, "--advertise-client-urls", client]
+        self._urls += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        self._urls += ["--initial-cluster", f"default={peer}"]
+        self.start()
+
+    def start(self):
+        """Starts it without any data."""
+        assert shutil.which("etcd"), "etcd is missing: cargo xtask set-up installs it"
+        self._folder = tempfile.TemporaryDirectory()
+        self._process = subprocess.Popen(
+            ["etcd", "--data-dir", self._folder.name, *self._urls],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        host, port = self.address.split(":")
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+                return
+            assert time.monotonic() < deadline, "etcd does not answer"
+            time.sleep(0.05)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+class Fleet(contextlib.ExitStack):
+    """Nodes that find each other in a folder, or in the registry that is given."""
+
+    def __init__(self, registry=None):
+        super().__init__()
+        self.registry = registry or f"file:{self.enter_context(tempfile.TemporaryDirectory())}"
+
+    def node(self, role, *arguments, **options):
+        arguments = ("--role", role, "--registry", self.registry, *arguments)
+        return self.enter_context(ServerProcess(*arguments, **options))
+
+    def decode(self, *arguments, **options):
+        return self.node("decode", *arguments, **options)
+
+    def prefill(self, *arguments, num_decode_nodes=1):
+        """Starts a prefill node, and waits until it has found its decode nodes."""
+        node = self.node("prefill", *arguments)
+        wait_for_decode_nodes(node, num_decode_nodes)
+        return node
+
+    def prefill_behind_proxy(self, *arguments, num_decode_nodes=1):
+        """Starts a prefill node whose KV rows go through a proxy, which is returned beside it.
+
+        Its first decode node has pulled a prompt of less than a page from it, so that there are connections.
+        """
+        proxy, behind_proxy = self._proxy()
+        arguments = (*behind_proxy, "--transport", "tcp", *arguments)
+        prefill = self.prefill(*arguments, num_decode_nodes=num_decode_nodes)
+        complete_greedily(prefill, [300], 2)
+        assert num_remote_tokens(prefill) == 1
+        return prefill, proxy
+
+    def decode_behind_proxy(self, *arguments):
+        """Starts a decode node whose sessions go through a proxy, which is returned beside it."""
+        proxy, behind_proxy = self._proxy()
+        return self.decode(*behind_proxy, *arguments), proxy
+
+    def _proxy(self):
+        # Nodes are told of the proxy by another host name and the same port, so it has another
+        # address of the loopback interface.
+        port = free_port()
+        proxy = self.enter_context(TcpProxy(("127.0.0.2", port), ("127.0.0.1", port)))
+        listen = ("--cluster-listen", f"127.0.0.1:{port}", "--cluster-advertise", "127.0.0.2")
+        return proxy, listen
+
+
+def num_steps(server):
+    return server.metric("corella_steps_total")
+
+
+def num_remote_tokens(prefill):
+    return prefill.metric("corella_remote_tokens_total")
+
+
+def num_decode_nodes(prefill, standing):
+    return prefill.metric("corella_decode_nodes", standing=standing)
+
+
+def num_receiving(decode):
+    return decode.metric("corella_num_requests_receiving")
+
+
+def wait_for_decode_nodes(prefill, num_nodes, timeout_s=LOST_WITHIN_S):
+    """Waits until the prefill node has found so many healthy decode nodes."""
+    prefill.wait_until(
+        lambda: num_decode_nodes(prefill, "healthy") == num_nodes,
+        f"{num_nodes} decode nodes are healthy",
+        timeout_s,
+    )
+
+
+def wait_at_rest(*nodes, timeout_s=LOST_WITHIN_S):
+    """Waits until nodes hold nothing for anybody."""
+    deadline = time.monotonic() + timeout_s
+    for node in nodes:
+        while held := {name: n for name in HOLDINGS if (n := node.metric(name)) != 0}:
+            assert time.monotonic() < deadline, f"never let go of: {held}\n{node.log()}"
+            time.sleep(0.01)
+
+
+def complete(server, prompt, **options):
+    """Returns everything that a client is told of each choice."""
+    answer = server.client.completions.create(model=server.model(), prompt=prompt, **options)
+    return [
+        (
+            choice.text,
+            choice.finish_reason,
+            choice.model_extra.get("stop_reason"),
+            choice.logprobs and choice.logprobs.model_dump(),
+            answer.usage.completion_tokens,
+        )
+        for choice in answer.choices
+    ]
+
+
+def complete_greedily(server, prompt, num_tokens, **options):
+    """Returns so many tokens as text."""
+    options = {"temperature": 0, "extra_body": {"ignore_eos": True}} | options
+    ((text, reason, *_),) = complete(server, prompt, max_tokens=num_tokens, **options)
+    assert reason == "length"
+    return text
+
+
+def ask(server, prompt, num_tokens):
+    """Sends a request and reads no answer. The client leaves when the socket that is returned is closed."""
+    fields = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    body = json.dumps({"model": server.model(), "temperature": 0, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def stream(server, prompt, num_tokens, **options):
+    return server.client.completions.create(
+        model=server.model(),
+        prompt=prompt,
+        max_tokens=num_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        **options,
+    )
+
+
+def text_of(chunks):
+    """Returns the text of a whole stream or of its rest, which must end by its limit of tokens."""
+    text, reason = "", None
+    for chunk in chunks:
+        assert reason is None
+        text += chunk.choices[0].text
+        reason = chunk.choices[0].finish_reason
+    assert reason == "length"
+    return text
+
+
+def prompt_of(num_tokens, seed=1):
+    numbers = random.Random(seed)
+    return [numbers.randrange(300, 2000) for _ in range(num_tokens)]
+
+
+def random_requests(num_requests, seed=1):
+    """Yields prompts that partly begin alike, with many ways to draw tokens."""
+    numbers = random.Random(seed)
+    beginning = [numbers.randrange(300, 2000) for _ in range(200)]
+    for _ in range(num_requests):
+        own = [numbers.randrange(300, 2000) for _ in range(numbers.randrange(1, 60))]
+        prompt = beginning[: numbers.choice([0, 16, 64, 200])] + own
+        options = numbers.choice(
+            [
+                {"temperature": 0},
+                {"temperature": 0, "logprobs": 3},
+                {"temperature": 1, "seed": numbers.randrange(1000), "logprobs": 1},
+                {"temperature": 1, "seed": numbers.randrange(1000), "n": 2},
+                {"temperature": 0.8, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+                {"temperature": 0, "extra_body": {"repetition_penalty": 1.2}},
+                {"temperature": 0, "stop": [" the", "."]},
+                {"temperature": 1, "seed": 5, "extra_body": {"stop_token_ids": STOP_TOKENS}},
+            ]
+        )
+        yield prompt, {"max_tokens": numbers.randrange(1, 30), **options}

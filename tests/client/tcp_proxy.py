@@ -1,0 +1,105 @@
+"""Stands between two nodes as a bad network would: slow, silent, cut, or with other bytes."""
+
+import contextlib
+import socket
+import threading
+import time
+
+CHUNK_BYTES = 16 * 1024
+# How soon a change of the network is noticed by bytes that are on their way.
+PAUSE_S = 0.01
+
+
+class TcpProxy:
+    """Whoever connects to `listen` is connected with `target`.
+
+    What comes from the target is held back while `is_held`, goes no faster than `bytes_per_s`, and is passed
+    through `rewrite`. What goes to the target is not touched.
+    """
+
+    def __init__(self, listen, target):
+        self.target = target
+        self.is_held = False
+        self.bytes_per_s = None
+        self.rewrite = None
+        self.num_bytes = 0
+        self._sockets = []
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self._listener = socket.create_server(listen)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # A shutdown, unlike a close, wakes the thread that accepts.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def cut(self):
+        """Breaks all connections, and takes new ones."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for connection in sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self.target)
+            except OSError:
+                near.close()
+                continue
+            with self._lock:
+                self._sockets += [near, far]
+            for pump in (self._pump_to_target, self._pump_from_target):
+                threading.Thread(target=pump, args=(near, far), daemon=True).start()
+
+    def _pump_to_target(self, near, far):
+        with contextlib.suppress(OSError):
+            while chunk := near.recv(CHUNK_BYTES):
+                far.sendall(chunk)
+        _shut(near, far)
+
+    def _pump_from_target(self, near, far):
+        with contextlib.suppress(OSError):
+            while True:
+                self._wait_while_held()
+                chunk = far.recv(CHUNK_BYTES)
+                if not chunk:
+                    break
+                self._wait_while_held()
+                if self.rewrite is not None:
+                    chunk = self.rewrite(chunk)
+                self._wait_for_turn(len(chunk))
+                near.sendall(chunk)
+        _shut(near, far)
+
+    def _wait_while_held(self):
+        while self.is_held:
+            time.sleep(PAUSE_S)
+
+    def _wait_for_turn(self, num_bytes):
+        """All connections share the link."""
+        with self._lock:
+            self.num_bytes += num_bytes
+            if self.bytes_per_s is None:
+                return
+            start = max(self._free_at, time.monotonic())
+            self._free_at = start + num_bytes / self.bytes_per_s
+            pause_s = self._free_at - time.monotonic()
+        time.sleep(max(pause_s, 0))
+
+
+def _shut(*sockets):
+    for connection in sockets:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
