@@ -12,7 +12,8 @@ use corella_core::session::{
     SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput, SessionId,
+    AdmissionError, FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput,
+    SessionId,
 };
 use corella_engine::{
     Engine, EngineState, Generate, KvExchange, StreamEvent, StreamRelay, Submission, SubmitError,
@@ -429,6 +430,11 @@ impl Node {
                 state.run_of.insert(id, (session, run));
             }
             Err(SubmitError::Refused(error)) => {
+                let now_us = self.clock.now_us();
+                state.end.handle_local_refused(session, run, error, now_us);
+            }
+            Err(SubmitError::QueueFull { num_waiting, limit }) => {
+                let error = AdmissionError::QueueFull { num_waiting, limit };
                 let now_us = self.clock.now_us();
                 state.end.handle_local_refused(session, run, error, now_us);
             }

@@ -162,6 +162,7 @@ impl SlotGuard {
 
     fn spawn(&self, connection: &Arc<ReceiverConnection>, receiver: &Arc<ReceiverState>) {
         let (connection, receiver) = (connection.clone(), receiver.clone());
+        let (peer, index) = (Arc::downgrade(&self.peer), self.index);
         let address = self.peer.address.clone();
         tokio::spawn(async move {
             let mut stopped = receiver.stopped.subscribe();
@@ -171,6 +172,14 @@ impl SlotGuard {
                 },
                 // Also when the receiver is gone.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
+            }
+            // Nobody may ever connect to the peer again, and an open socket would be left of each
+            // that has gone.
+            if let Some(peer) = peer.upgrade() {
+                let mut attempt = peer.slots[index].connection.lock().await;
+                attempt
+                    .connection
+                    .take_if(|kept| Arc::ptr_eq(kept, &connection));
             }
         });
     }
