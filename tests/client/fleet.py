@@ -98,13 +98,14 @@ class Fleet(contextlib.ExitStack):
     def prefill_behind_proxy(self, *arguments, num_decode_nodes=1):
         """Starts a prefill node whose KV rows go through a proxy, which is returned beside it.
 
-        Its first decode node has pulled a prompt of less than a page from it, so that there are connections.
+        Its decode node has pulled prompts of less than a page from it, so that both connections are there.
         """
         proxy, behind_proxy = self._proxy()
         arguments = (*behind_proxy, "--transport", "tcp", *arguments)
         prefill = self.prefill(*arguments, num_decode_nodes=num_decode_nodes)
-        complete_greedily(prefill, [300], 2)
-        assert num_remote_tokens(prefill) == 1
+        for _ in range(2):
+            complete_greedily(prefill, [300], 2)
+        assert num_remote_tokens(prefill) == 2
         return prefill, proxy
 
     def decode_behind_proxy(self, *arguments):

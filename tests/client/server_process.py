@@ -22,6 +22,7 @@ class ServerProcess:
     def __init__(self, *arguments, port=None):
         self.port = port or free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
+        self._model = None
         self._log = tempfile.TemporaryFile("w+")
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
@@ -58,7 +59,9 @@ class ServerProcess:
         return self._log.read()
 
     def model(self):
-        return self.client.models.list().data[0].id
+        if self._model is None:
+            self._model = self.client.models.list().data[0].id
+        return self._model
 
     def status_of(self, path):
         """Returns the HTTP status, or None if nobody answers."""

@@ -52,9 +52,12 @@ def alone():
 
 @contextlib.contextmanager
 def in_background(act, *arguments, **options):
-    """Yields the future of a call that runs meanwhile."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    """Yields the future of a call that runs meanwhile, and that may never return if the test fails."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    try:
         yield pool.submit(act, *arguments, **options)
+    finally:
+        pool.shutdown(wait=False)
 
 
 def wait_until(condition, what, timeout_s=LOST_WITHIN_S):
@@ -103,7 +106,7 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
         assert time.monotonic() - killed_at < LOST_WITHIN_S
         assert text == alone(prompt)
         wait_at_rest(prefill)
-        assert num_remote_tokens(prefill) == 1, "nothing of it was decoded there"
+        assert num_remote_tokens(prefill) == 2, "nothing of it was decoded there"
 
 
 def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
@@ -132,6 +135,7 @@ def test_39_what_a_lost_prefill_node_has_sent_is_never_found(alone, how):
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)
         lost, proxy = fleet.prefill_behind_proxy(*SLOW, *CHUNKS)
+        num_cached_before = num_cached_pages(decode)
         chunks = stream(lost, prompt, NUM_TOKENS)
         with in_background(lambda: list(chunks)) as answer:
             # Half of the rows come through.
@@ -140,7 +144,7 @@ def test_39_what_a_lost_prefill_node_has_sent_is_never_found(alone, how):
             assert num_receiving(decode) == 1
             lost.process.send_signal(how)
             wait_at_rest(decode)
-            assert num_cached_pages(decode) == 0
+            assert num_cached_pages(decode) == num_cached_before
             lost.kill()
             with pytest.raises(openai.OpenAIError):
                 answer.result()
@@ -187,6 +191,7 @@ def test_41_kv_that_never_comes_is_not_waited_for(alone):
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)
         prefill, proxy = fleet.prefill_behind_proxy(*SLOW)
+        num_cached_before = num_cached_pages(decode)
         proxy.is_held = True
         chunks = stream(prefill, prompt, NUM_TOKENS)
         text = next(chunks).choices[0].text
@@ -200,7 +205,7 @@ def test_41_kv_that_never_comes_is_not_waited_for(alone):
         text += text_of(chunks)
         assert text == alone(prompt)
         wait_at_rest(prefill, decode)
-        assert num_cached_pages(decode) == 0
+        assert num_cached_pages(decode) == num_cached_before
         # What was held back comes late, and is nobody's.
         proxy.is_held = False
         other = prompt_of(500, seed=2)
@@ -273,14 +278,13 @@ def test_43_a_client_that_leaves_while_its_prompt_is_sent_frees_both_nodes():
         decode = fleet.decode(*SLOW)
         prefill, proxy = fleet.prefill_behind_proxy(*SLOW)
         proxy.is_held = True
-        before = num_steps(decode)
+        before = num_steps(decode), num_cached_pages(decode)
         # The load alone would be waited for for more than six seconds.
         with ask(prefill, prompt_of(1900), NUM_TOKENS):
             wait_until(lambda: prefill.metric("corella_kv_pages_held") > 0, "it is computed")
             assert num_receiving(decode) == 1
         wait_at_rest(prefill, decode, timeout_s=2.5)
-        assert num_steps(decode) == before
-        assert num_cached_pages(decode) == 0
+        assert (num_steps(decode), num_cached_pages(decode)) == before
 
 
 def test_43_a_client_that_leaves_while_it_is_answered_frees_both_nodes():
@@ -314,7 +318,7 @@ def test_44_a_slow_node_delays_nobody_else(alone):
             assert num_receiving(decode) == 1, "the long prompt is still being sent"
             assert answer.result() == alone(prompt)
         assert num_remote_tokens(quick) == 2 * 4
-        assert num_remote_tokens(slow) == 1 + NUM_TOKENS - 1 + 4
+        assert num_remote_tokens(slow) == 2 + NUM_TOKENS - 1 + 4
         wait_at_rest(slow, quick, decode)
 
 
