@@ -452,7 +452,7 @@ impl PrefillSession {
         };
         for sample in tokens.samples.into_iter().skip(num_repeated as usize) {
             // A client must not take an end token for text, so the last token and its end are one
-            // event. What the decode node says after it is nobody's.
+            // event. Later messages of the decode node are ignored.
             if let Some(reason) = self.finish_reason(sample.token) {
                 self.unlink(None, context);
                 let finish = SessionFinish::Finished(reason);
