@@ -3,12 +3,14 @@
 //! The registry says which nodes there are; what is known of each is kept by the peer table of
 //! `corella-core`, which also decides where a request goes. A prefill node and a decode node serve a
 //! request together: `session` drives the machines of `corella-core` that hold its whole life, over
-//! one gRPC stream for each request.
+//! one gRPC stream for each request. `tls` secures what nodes say to each other.
 
 mod registry;
 pub mod session;
+mod tls;
 pub mod transport;
 
 pub use registry::{
     NodeRecord, Peers, Registry, RegistryConfig, RegistryError, RegistryUrl, RegistryUrlError, Role,
 };
+pub use tls::{ClusterTls, TlsError, TlsFiles};

@@ -32,6 +32,7 @@ use source::{Exchange, Source};
 
 pub use node_record::{NodeRecord, Role};
 pub use peers::Peers;
+pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
 /// How often an outage is logged while it lasts.

@@ -29,6 +29,7 @@ mod receiver_connection;
 mod sender_connection;
 mod socket;
 mod store_table;
+mod tls_socket;
 mod token_bucket;
 mod tombstones;
 mod transfer_threads;

@@ -20,6 +20,8 @@ mod proxy;
 mod raw_peer;
 #[path = "transport/round_trip.rs"]
 mod round_trip;
+#[path = "transport/tls.rs"]
+mod tls;
 #[path = "transport/waiting.rs"]
 mod waiting;
 #[path = "transport/withdrawal.rs"]

@@ -12,7 +12,9 @@ use corella_cluster::session::{DecodeNode, KvAddress, PrefillNode, RegistryPeers
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
-use corella_cluster::{NodeRecord, Registry, RegistryConfig, RegistryUrl, Role};
+use corella_cluster::{
+    ClusterTls, NodeRecord, Registry, RegistryConfig, RegistryUrl, Role, TlsFiles,
+};
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{Incarnation, PeerPolicy, PlacementConfig};
 use corella_engine::Generate;
@@ -38,6 +40,7 @@ pub struct ClusterConfig {
     pub listen: SocketAddr,
     /// The host that others are told, if it is not that of `listen`.
     pub advertise: Option<String>,
+    pub tls: Option<TlsFiles>,
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
@@ -51,6 +54,9 @@ pub struct ClusterConfig {
 pub struct ClusterListener {
     listener: std::net::TcpListener,
     address: SocketAddr,
+    /// By which other nodes reach this one.
+    host: String,
+    tls: Option<ClusterTls>,
 }
 
 /// What runs beside a server's engine.
@@ -79,13 +85,27 @@ impl ClusterListener {
         let listener = std::net::TcpListener::bind(config.listen).map_err(cannot_listen)?;
         listener.set_nonblocking(true).map_err(cannot_listen)?;
         let address = listener.local_addr().map_err(cannot_listen)?;
-        if !address.ip().is_loopback() {
+        let host = config.advertise.clone().unwrap_or_else(|| host_of(address));
+        let tls = match &config.tls {
+            Some(files) => {
+                let tls = ClusterTls::load(files, &host);
+                Some(tls.map_err(|error| Error::Config(error.to_string()))?)
+            }
+            None => None,
+        };
+        if tls.is_none() && !address.ip().is_loopback() {
             tracing::warn!(
                 "other machines reach {address} without a password and without encryption: prompts, \
-                 answers and KV rows travel in the clear; keep the port inside a network you trust"
+                 answers and KV rows travel in the clear; give all nodes --cluster-tls-cert, \
+                 --cluster-tls-key and --cluster-tls-ca, or keep the port inside a network you trust"
             );
         }
-        Ok(Self { listener, address })
+        Ok(Self {
+            listener,
+            address,
+            host,
+            tls,
+        })
     }
 }
 
@@ -97,8 +117,7 @@ impl Cluster {
         llm: &Llm,
     ) -> Result<Self, Error> {
         let address = listener.address;
-        let host = config.advertise.clone().unwrap_or_else(|| host_of(address));
-        let reachable = format!("{host}:{}", address.port());
+        let reachable = format!("{}:{}", listener.host, address.port());
         let role = match config.role {
             Role::Prefill => "prefill",
             Role::Decode | Role::Unified => "decode",
@@ -127,8 +146,10 @@ impl Cluster {
         let pages = llm.engine.kv_pages().clone();
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
         sender_config.max_bandwidth = config.max_bandwidth;
+        sender_config.tls.clone_from(&listener.tls);
         let sender = KvSender::start(sender_config, pages, threads);
         let address = PeerAddress::Tcp(listener.address);
+        let tls = listener.tls.clone();
         // The sender binds the port itself.
         drop(listener);
         let cannot_listen =
@@ -163,7 +184,7 @@ impl Cluster {
             ..PlacementConfig::default()
         };
         let peers = registry.peers().clone();
-        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes);
+        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes, tls);
         let node = PrefillNode::start(
             SessionConfig::new(row_bytes),
             hello,
@@ -189,7 +210,8 @@ impl Cluster {
         threads: TransferThreads,
     ) -> Result<Self, Error> {
         let pages = llm.engine.kv_pages().clone();
-        let receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        let mut receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        receiver_config.tls.clone_from(&listener.tls);
         let receiver = KvReceiver::new(receiver_config, pages, &threads);
         let registry = match &config.registry {
             Some(url) => {
@@ -205,10 +227,11 @@ impl Cluster {
         let session = SessionConfig::new(row_bytes(llm));
         let node = DecodeNode::start(session, hello, llm.engine.clone(), receiver, host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
+        let tls = listener.tls;
         let listener = TcpListener::from_std(listener.listener)
             .map_err(|error| Error::Io("listening for sessions".to_owned(), error))?;
         let (stop, stopped) = oneshot::channel::<()>();
-        let sessions = serve_sessions(listener, node.clone(), async move {
+        let sessions = serve_sessions(listener, node.clone(), tls, async move {
             let _ = stopped.await;
         });
         tokio::spawn(async move {
@@ -287,9 +310,13 @@ impl Cluster {
             Some(url) => format!(", registry {url}"),
             None => String::new(),
         };
+        let tls = match config.tls {
+            Some(_) => ", mutual TLS",
+            None => "",
+        };
         match self {
-            Self::Prefill { .. } => format!("prefill node{registry}"),
-            Self::Decode { .. } => format!("decode node{registry}"),
+            Self::Prefill { .. } => format!("prefill node{registry}{tls}"),
+            Self::Decode { .. } => format!("decode node{registry}{tls}"),
         }
     }
 }

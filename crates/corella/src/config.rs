@@ -13,7 +13,7 @@ use corella::{
 use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
-use corella_cluster::Role;
+use corella_cluster::{Role, TlsFiles};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
 use corella_model::{CostModel, DType, KvFormat, QuantizeFormat, WeightFormat};
@@ -104,11 +104,22 @@ fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
              which of them other nodes reach"
         )));
     }
+    let files = (
+        args.cluster_tls_cert,
+        args.cluster_tls_key,
+        args.cluster_tls_ca,
+    );
+    let tls = match files {
+        (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
+        // The command line takes all of them or none.
+        _ => None,
+    };
     Ok(Some(ClusterConfig {
         role,
         registry: args.registry,
         listen,
         advertise: args.cluster_advertise,
+        tls,
         node_id: args.node_id,
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,

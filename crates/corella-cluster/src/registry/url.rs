@@ -179,7 +179,7 @@ fn label(name: &str, what: &str) -> Result<String, String> {
 }
 
 /// `HOST:PORT`, where an IPv6 address stands in brackets.
-pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), String> {
+pub(crate) fn host_and_port(address: &str) -> Result<(&str, u16), String> {
     let (host, port) = address
         .rsplit_once(':')
         .ok_or_else(|| format!("{address:?} has no port"))?;

@@ -329,7 +329,8 @@ impl DecodeNode {
         if is_near && !kv.socket.is_empty() {
             return Some(PeerAddress::Unix(kv.socket.clone().into()));
         }
-        kv.address.parse().ok().map(PeerAddress::Tcp)
+        // A peer names no file of this host.
+        { kv.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
     }
 
     fn load_report(&self) -> wire::Load {

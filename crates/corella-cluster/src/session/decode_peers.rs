@@ -17,6 +17,7 @@ use super::prefill_node::DecodePeers;
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
+use crate::tls::{ClusterTls, SecureConnector};
 
 /// How long a node may take to say how it is.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,6 +31,7 @@ pub struct RegistryPeers {
     peers: Arc<Peers>,
     config: PlacementConfig,
     hello: Hello,
+    tls: Option<ClusterTls>,
     kv_bytes_per_token: u64,
     cursor: AtomicU64,
     state: Mutex<State>,
@@ -49,6 +51,7 @@ impl RegistryPeers {
         config: PlacementConfig,
         hello: Hello,
         kv_bytes_per_token: u64,
+        tls: Option<ClusterTls>,
     ) -> Arc<Self> {
         let this = Arc::new(Self {
             peers,
@@ -57,6 +60,7 @@ impl RegistryPeers {
             // Prefill nodes begin at different decode nodes.
             cursor: AtomicU64::new(hello.incarnation.0),
             hello,
+            tls,
             state: Mutex::default(),
         });
         let weak = Arc::downgrade(&this);
@@ -157,13 +161,16 @@ impl RegistryPeers {
         }
         let record = self.peers.record(peer)?;
         let endpoint = Endpoint::from_shared(format!("http://{}", record.session_address)).ok()?;
-        let channel = endpoint
+        let endpoint = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
+            .keep_alive_while_idle(true);
+        let channel = match &self.tls {
+            None => endpoint.connect_lazy(),
+            Some(tls) => endpoint.connect_with_connector_lazy(SecureConnector(tls.clone())),
+        };
         state.channels.insert(peer, channel.clone());
         Some(channel)
     }

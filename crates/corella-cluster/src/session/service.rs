@@ -24,6 +24,7 @@ use tonic_prost::ProstCodec;
 
 use super::DecodeNode;
 use super::wire::Envelope;
+use crate::tls::{ClusterTls, secure_incoming};
 
 /// How long a connection may be silent before it is pinged.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -58,16 +59,28 @@ pub async fn open(
 pub async fn serve_sessions(
     listener: TcpListener,
     node: Arc<DecodeNode>,
+    tls: Option<ClusterTls>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    // Messages are small, and each is waited for.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    Server::builder()
+    let router = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(SessionService::new(Arc::new(node)))
-        .serve_with_incoming_shutdown(incoming, shutdown)
-        .await
+        .add_service(SessionService::new(Arc::new(node)));
+    // Messages are small, and each is waited for.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    match tls {
+        None => {
+            router
+                .serve_with_incoming_shutdown(incoming, shutdown)
+                .await
+        }
+        Some(tls) => {
+            let incoming = secure_incoming(incoming, tls);
+            router
+                .serve_with_incoming_shutdown(incoming, shutdown)
+                .await
+        }
+    }
 }
 
 type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>> + Send>>;

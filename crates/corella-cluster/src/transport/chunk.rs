@@ -162,7 +162,16 @@ impl ChunkWriter {
         gate: Option<&Outgoing>,
         num_own: usize,
     ) -> io::Result<usize> {
-        while self.parts.num_bytes() > 0 {
+        loop {
+            if self.parts.num_bytes() == 0 {
+                match socket.try_flush() {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.wait(socket).await?;
+                        continue;
+                    }
+                    flushed => return flushed.map(|()| 0),
+                }
+            }
             // SAFETY: the caller's promise.
             let send = || unsafe { socket.try_send(&self.parts) };
             let sent = match gate.filter(|_| self.parts.num_bytes() > num_own) {
@@ -175,13 +184,16 @@ impl ChunkWriter {
             match sent {
                 Ok(num_bytes) => self.parts.advance(num_bytes, |_| {}),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let writable = tokio::time::timeout(self.stall_timeout, socket.writable());
-                    writable.await.map_err(|_| io::ErrorKind::TimedOut)??;
+                    self.wait(socket).await?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(0)
+    }
+
+    async fn wait(&self, socket: &Socket) -> io::Result<()> {
+        let writable = tokio::time::timeout(self.stall_timeout, socket.writable());
+        writable.await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }

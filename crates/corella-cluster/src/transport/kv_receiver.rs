@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::peer::Peer;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
+use crate::tls::ClusterTls;
 
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
@@ -27,6 +28,8 @@ pub struct ReceiverConfig {
     /// For one attempt, greeting included.
     pub connect_timeout: Duration,
     pub num_connect_attempts: usize,
+    /// For connections that leave the host.
+    pub tls: Option<ClusterTls>,
 }
 
 impl ReceiverConfig {
@@ -40,6 +43,7 @@ impl ReceiverConfig {
             window_bytes: 8 << 20,
             connect_timeout: Duration::from_millis(250),
             num_connect_attempts: 3,
+            tls: None,
         }
     }
 }

@@ -25,6 +25,7 @@ use super::socket::Socket;
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
+use crate::tls::ClusterTls;
 
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
@@ -47,6 +48,8 @@ pub struct SenderConfig {
     pub stall_timeout: Duration,
     /// A connection without loads and frames is closed after it.
     pub idle_timeout: Duration,
+    /// For connections from other hosts.
+    pub tls: Option<ClusterTls>,
 }
 
 impl SenderConfig {
@@ -65,6 +68,7 @@ impl SenderConfig {
             chunk_bytes: 256 << 10,
             stall_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(600),
+            tls: None,
         }
     }
 }
@@ -363,6 +367,7 @@ impl SenderState {
         if socket.is_local() && !socket.has_own_user() {
             return Err(violation("another user's process"));
         }
+        let socket = socket.secured(self.config.tls.as_ref()).await?;
         let mut reader = FrameReader::default();
         let frame = tokio::time::timeout(HELLO_TIMEOUT, reader.next(&socket));
         let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {

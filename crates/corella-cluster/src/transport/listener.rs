@@ -35,6 +35,11 @@ impl Listener {
                 listener.set_nonblocking(true)?;
                 Ok(Self::Tcp(TcpListener::from_std(listener)?))
             }
+            PeerAddress::Name(name) => {
+                let listener = StdTcpListener::bind(name)?;
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(TcpListener::from_std(listener)?))
+            }
             PeerAddress::Unix(path) => {
                 let is_socket = fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
                 if is_socket && StdUnixStream::connect(path).is_err() {

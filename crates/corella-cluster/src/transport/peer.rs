@@ -149,7 +149,12 @@ impl SlotGuard {
                     self.spawn(&connection, receiver);
                     return Ok(connection);
                 }
-                Ok(Err(error)) => reason = error.to_string(),
+                Ok(Err(error)) => {
+                    if let Some(tls) = &config.tls {
+                        tls.note_refusal(&self.peer.address.host(), &error);
+                    }
+                    reason = error.to_string();
+                }
                 Err(_) => reason = "it does not answer".to_owned(),
             }
             // A refusal comes at once; the peer may be about to listen.
@@ -189,7 +194,7 @@ async fn greet(
     address: &PeerAddress,
     receiver: &ReceiverState,
 ) -> io::Result<(Socket, super::Hello)> {
-    let socket = Socket::connect(address).await?;
+    let socket = Socket::connect(address, receiver.config.tls.as_ref()).await?;
     socket
         .write_all(&Frame::Hello(receiver.hello.clone()).encode())
         .await?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{AddrParseError, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,13 +10,19 @@ use std::str::FromStr;
 use libc::{MSG_NOSIGNAL, iovec, msghdr};
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
 
 use super::io_parts::IoParts;
+use super::tls_socket::TlsSocket;
+use crate::registry::host_and_port;
+use crate::tls::ClusterTls;
 
 /// Where a node's sender listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
+    /// HOST:PORT, where the host is a name, which is looked up for each connection.
+    Name(String),
     /// A socket in the file system, for a peer on this host.
     Unix(PathBuf),
 }
@@ -33,10 +39,24 @@ impl From<PathBuf> for PeerAddress {
     }
 }
 
+impl PeerAddress {
+    /// What the certificate of a node that is reached by this address must name.
+    pub(super) fn host(&self) -> String {
+        match self {
+            Self::Tcp(address) => address.ip().to_string(),
+            Self::Name(address) => {
+                host_and_port(address).map_or_else(|_| address.clone(), |(host, _)| host.to_owned())
+            }
+            Self::Unix(path) => path.display().to_string(),
+        }
+    }
+}
+
 impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
+            Self::Name(address) => f.write_str(address),
             Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
         }
     }
@@ -47,27 +67,52 @@ const UNIX: &str = "unix:";
 
 /// As `Display` writes it.
 impl FromStr for PeerAddress {
-    type Err = AddrParseError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, AddrParseError> {
-        match text.strip_prefix(UNIX) {
-            Some(path) => Ok(Self::Unix(path.into())),
-            None => text.parse().map(Self::Tcp),
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix(UNIX) {
+            return Ok(Self::Unix(path.into()));
         }
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Tcp(address));
+        }
+        host_and_port(text).map(|_| Self::Name(text.to_owned()))
     }
 }
 
 pub enum Socket {
     Tcp(TcpStream),
+    Tls(Box<TlsSocket>),
     Unix(UnixStream),
 }
 
 impl Socket {
-    pub async fn connect(address: &PeerAddress) -> io::Result<Self> {
-        match address {
-            PeerAddress::Tcp(address) => Self::tcp(TcpStream::connect(address).await?),
-            PeerAddress::Unix(path) => Ok(Self::Unix(UnixStream::connect(path).await?)),
+    /// Over the network with TLS if there is some; the certificate at the other end must name the
+    /// address's host.
+    pub async fn connect(address: &PeerAddress, tls: Option<&ClusterTls>) -> io::Result<Self> {
+        let stream = match address {
+            PeerAddress::Tcp(address) => TcpStream::connect(address).await?,
+            PeerAddress::Name(address) => TcpStream::connect(address).await?,
+            PeerAddress::Unix(path) => return Ok(Self::Unix(UnixStream::connect(path).await?)),
+        };
+        match (Self::tcp(stream)?, tls) {
+            (Self::Tcp(stream), Some(tls)) => {
+                Ok(Self::tls(tls.connect(stream, &address.host()).await?))
+            }
+            (socket, _) => Ok(socket),
         }
+    }
+
+    /// What has been accepted, with TLS unless it comes from inside the host.
+    pub async fn secured(self, tls: Option<&ClusterTls>) -> io::Result<Self> {
+        match (self, tls) {
+            (Self::Tcp(stream), Some(tls)) => Ok(Self::tls(tls.accept(stream).await?)),
+            (socket, _) => Ok(socket),
+        }
+    }
+
+    fn tls(stream: TlsStream<TcpStream>) -> Self {
+        Self::Tls(Box::new(stream.into()))
     }
 
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
@@ -84,7 +129,7 @@ impl Socket {
     /// namespace that this process cannot see.
     pub fn peer_pid(&self) -> Option<libc::pid_t> {
         match self {
-            Self::Tcp(_) => None,
+            Self::Tcp(_) | Self::Tls(_) => None,
             Self::Unix(stream) => stream.peer_cred().ok()?.pid().filter(|&pid| pid > 0),
         }
     }
@@ -92,7 +137,7 @@ impl Socket {
     /// Whether the process at the other end of a connection inside the host has this one's user.
     pub fn has_own_user(&self) -> bool {
         match self {
-            Self::Tcp(_) => false,
+            Self::Tcp(_) | Self::Tls(_) => false,
             Self::Unix(stream) => {
                 // SAFETY: a call without arguments.
                 let own = unsafe { libc::geteuid() };
@@ -104,6 +149,7 @@ impl Socket {
     pub async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
+            Self::Tls(socket) => socket.readable().await,
             Self::Unix(stream) => stream.readable().await,
         }
     }
@@ -111,6 +157,7 @@ impl Socket {
     pub async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
+            Self::Tls(socket) => socket.writable().await,
             Self::Unix(stream) => stream.writable().await,
         }
     }
@@ -119,6 +166,7 @@ impl Socket {
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
         let num_bytes = match self {
             Self::Tcp(stream) => stream.try_read(out)?,
+            Self::Tls(socket) => socket.try_read(out)?,
             Self::Unix(stream) => stream.try_read(out)?,
         };
         match num_bytes {
@@ -129,19 +177,22 @@ impl Socket {
 
     /// For the few bytes of a frame at the beginning of a connection.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            self.writable().await?;
-            let sent = match self {
-                Self::Tcp(stream) => stream.try_write(bytes),
-                Self::Unix(stream) => stream.try_write(bytes),
+        loop {
+            let sent = match (bytes.is_empty(), self) {
+                (true, _) => match self.try_flush() {
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                },
+                (false, Self::Tcp(stream)) => stream.try_write(bytes),
+                (false, Self::Tls(socket)) => socket.try_write(bytes),
+                (false, Self::Unix(stream)) => stream.try_write(bytes),
             };
             match sent {
                 Ok(num_bytes) => bytes = &bytes[num_bytes..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
     }
 
     /// Receives into the next pieces; how many bytes came. At the end of the stream an error.
@@ -149,36 +200,45 @@ impl Socket {
     /// # Safety
     /// Nobody else uses the pieces' memory meanwhile.
     pub unsafe fn try_receive(&self, parts: &IoParts) -> io::Result<usize> {
-        self.try_io(Interest::READABLE, |fd| {
-            let mut message = message_of(parts.for_call());
-            // SAFETY: the message names pieces that are the caller's.
-            match checked(unsafe { libc::recvmsg(fd, &mut message, 0) })? {
-                0 => Err(io::ErrorKind::UnexpectedEof.into()),
-                num_bytes => Ok(num_bytes),
+        let num_bytes = match self {
+            // SAFETY: the caller's promise.
+            Self::Tls(socket) => unsafe { socket.try_receive(parts.for_call())? },
+            Self::Tcp(stream) => {
+                stream.try_io(Interest::READABLE, || receive(stream.as_raw_fd(), parts))?
             }
-        })
+            Self::Unix(stream) => {
+                stream.try_io(Interest::READABLE, || receive(stream.as_raw_fd(), parts))?
+            }
+        };
+        match num_bytes {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            num_bytes => Ok(num_bytes),
+        }
     }
 
-    /// Sends from the next pieces; how many bytes went.
+    /// Sends from the next pieces; how many bytes went, some of them perhaps only when
+    /// [`try_flush`](Self::try_flush) says so.
     ///
     /// # Safety
     /// Nobody writes to the pieces' memory meanwhile.
     pub unsafe fn try_send(&self, parts: &IoParts) -> io::Result<usize> {
-        self.try_io(Interest::WRITABLE, |fd| {
-            let message = message_of(parts.for_call());
-            // SAFETY: the message names pieces that nobody writes to.
-            checked(unsafe { libc::sendmsg(fd, &message, MSG_NOSIGNAL) })
-        })
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Tls(socket) => unsafe { socket.try_send(parts.for_call()) },
+            Self::Tcp(stream) => {
+                stream.try_io(Interest::WRITABLE, || send(stream.as_raw_fd(), parts))
+            }
+            Self::Unix(stream) => {
+                stream.try_io(Interest::WRITABLE, || send(stream.as_raw_fd(), parts))
+            }
+        }
     }
 
-    fn try_io<T>(
-        &self,
-        interest: Interest,
-        call: impl FnOnce(RawFd) -> io::Result<T>,
-    ) -> io::Result<T> {
+    /// Whether all that was sent is out; `WouldBlock` while it is not.
+    pub fn try_flush(&self) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.try_io(interest, || call(stream.as_raw_fd())),
-            Self::Unix(stream) => stream.try_io(interest, || call(stream.as_raw_fd())),
+            Self::Tls(socket) => socket.try_flush(),
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
         }
     }
 
@@ -186,11 +246,24 @@ impl Socket {
     pub fn shut_down(&self) {
         let fd = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
+            Self::Tls(socket) => socket.fd(),
             Self::Unix(stream) => stream.as_raw_fd(),
         };
         // SAFETY: a call on an open descriptor. That it fails on a lost connection is no harm.
         unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
     }
+}
+
+fn receive(fd: RawFd, parts: &IoParts) -> io::Result<usize> {
+    let mut message = message_of(parts.for_call());
+    // SAFETY: the message names pieces that are the caller's.
+    checked(unsafe { libc::recvmsg(fd, &mut message, 0) })
+}
+
+fn send(fd: RawFd, parts: &IoParts) -> io::Result<usize> {
+    let message = message_of(parts.for_call());
+    // SAFETY: the message names pieces that nobody writes to.
+    checked(unsafe { libc::sendmsg(fd, &message, MSG_NOSIGNAL) })
 }
 
 fn message_of(parts: &[iovec]) -> msghdr {

@@ -101,7 +101,7 @@ impl Decode {
             .await
             .expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let sessions = serve_sessions(listener, node.clone(), std::future::pending());
+        let sessions = serve_sessions(listener, node.clone(), None, std::future::pending());
         let server = tokio::spawn(async move {
             let _ = sessions.await;
         });

@@ -217,6 +217,7 @@ impl ReceivingNode {
 pub fn listen(sender: &KvSender) -> SocketAddr {
     match sender.listen(loopback(0)).unwrap() {
         PeerAddress::Tcp(address) => address,
+        PeerAddress::Name(name) => panic!("{name}"),
         PeerAddress::Unix(path) => panic!("{}", path.display()),
     }
 }

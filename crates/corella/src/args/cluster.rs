@@ -1,5 +1,7 @@
 //! Options of a node that serves together with others.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use corella_cluster::RegistryUrl;
 use corella_core::PeerPolicy;
@@ -24,6 +26,16 @@ pub struct ClusterArgs {
     /// --cluster-listen]
     #[arg(long, value_name = "HOST")]
     pub cluster_advertise: Option<String>,
+    /// This node's certificate for other nodes, in PEM form; it names the host by which they reach it,
+    /// and with it sessions and KV rows travel encrypted, between nodes of the same authority only
+    #[arg(long, value_name = "FILE", requires_all = ["cluster_tls_key", "cluster_tls_ca"])]
+    pub cluster_tls_cert: Option<PathBuf>,
+    /// The private key of --cluster-tls-cert
+    #[arg(long, value_name = "FILE", requires = "cluster_tls_cert")]
+    pub cluster_tls_key: Option<PathBuf>,
+    /// The authority that the certificates of all nodes come from
+    #[arg(long, value_name = "FILE", requires = "cluster_tls_cert")]
+    pub cluster_tls_ca: Option<PathBuf>,
     /// Name of this node in the registry, the same after a restart [default: role and cluster
     /// address]
     #[arg(long, value_name = "NAME")]

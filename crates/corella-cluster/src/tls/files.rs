@@ -1,0 +1,58 @@
+//! A node's certificate and key, as they lie in files.
+
+use std::path::{Path, PathBuf};
+
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::TlsError;
+
+/// Files in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// This node's certificate, and those between it and the authority.
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    /// The authority that all nodes' certificates come from; several while one replaces another.
+    pub ca: PathBuf,
+}
+
+pub struct Identity {
+    /// This node's own certificate first.
+    pub chain: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+    pub authorities: Vec<CertificateDer<'static>>,
+}
+
+impl TlsFiles {
+    pub fn read(&self) -> Result<Identity, TlsError> {
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
+            let what = "no private key; one with a passphrase must be decrypted first";
+            unreadable("--cluster-tls-key", &self.key, what, &error)
+        })?;
+        Ok(Identity {
+            chain: certificates("--cluster-tls-cert", &self.cert)?,
+            key,
+            authorities: certificates("--cluster-tls-ca", &self.ca)?,
+        })
+    }
+}
+
+fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |error| unreadable(option, path, "no certificate", &error);
+    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(wrong)?;
+    match found.is_empty() {
+        true => Err(wrong(pem::Error::NoItemsFound)),
+        false => Ok(found),
+    }
+}
+
+fn unreadable(option: &str, path: &Path, what: &str, error: &pem::Error) -> TlsError {
+    let path = path.display();
+    TlsError(match error {
+        pem::Error::Io(error) => format!("cannot read {option} {path}: {error}"),
+        pem::Error::NoItemsFound => format!("{option} {path} has in PEM form {what}"),
+        error => format!("{option} {path} is no PEM: {error:?}"),
+    })
+}

@@ -1,0 +1,64 @@
+//! A secured connection as gRPC uses it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+use tonic::transport::server::Connected;
+
+use super::ClusterTls;
+
+pub struct SecureStream {
+    stream: TlsStream<TcpStream>,
+    tls: ClusterTls,
+    /// As the operator knows the node at the other end.
+    peer: String,
+}
+
+impl SecureStream {
+    pub fn new(stream: TlsStream<TcpStream>, tls: ClusterTls, peer: String) -> Self {
+        Self { stream, tls, peer }
+    }
+}
+
+impl Connected for SecureStream {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for SecureStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        // That this node's certificate was refused comes only behind the handshake.
+        if let Poll::Ready(Err(error)) = &read {
+            self.tls.note_refusal(&self.peer, error);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for SecureStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
