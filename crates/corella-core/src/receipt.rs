@@ -6,6 +6,11 @@
 //!                 └──▶ Waiting, to be computed here, or ended
 //! ```
 //!
+//! A node that computes a prompt usually draws the first token as well. If it does not,
+//! [`handle_rows_arrived`](Scheduler::handle_rows_arrived) takes the place of
+//! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its
+//! logits.
+//!
 //! A reservation takes all pages of the prompt at once, so that two requests that each have half of
 //! their pages never wait for each other. It counts in the page forecast like a running request.
 //! Received pages are in no batch and not in the prefix tree before all of them have arrived.
@@ -165,25 +170,51 @@ impl Scheduler {
             return false;
         };
         let state = &mut self.requests[index];
-        self.receipts
-            .by_deadline
-            .remove(&(state.receipt_deadline_us, index));
         let num_rows = state.num_known_tokens();
         state.tokens.push(token);
-        state.num_computed_tokens = num_rows;
-        state.num_scheduled_tokens = num_rows;
-        state.stage = Stage::Arrived;
-        let rank = state.rank;
         let is_last = state.finish_reason();
         self.note_drawn_elsewhere(index);
-        let requests = &self.requests;
-        let arrived = &mut self.receipts.arrived;
-        let at = arrived.partition_point(|&other| requests[other].rank < rank);
-        arrived.insert(at, index);
+        self.arrive(index, num_rows);
         if let Some(reason) = is_last {
             self.finish(index, reason, None);
         }
         true
+    }
+
+    /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after
+    /// them: its last known token is computed again, and the next one is drawn here. The return value
+    /// is that of [`handle_kv_arrived`](Self::handle_kv_arrived).
+    pub fn handle_rows_arrived(&mut self, id: RequestId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &self.requests[index];
+        let num_rows = state.num_known_tokens();
+        if state.num_published_pages * self.config.page_size == num_rows {
+            // The row to compute again is in a page that others may read at this moment. The request
+            // starts like any other whose tokens are all cached, from a copy.
+            self.stop_receiving(index);
+        } else {
+            self.arrive(index, num_rows - 1);
+        }
+        true
+    }
+
+    /// A receiving request has its KV and waits for a slot, to compute what is behind the first
+    /// `num_computed_tokens` tokens.
+    fn arrive(&mut self, index: RequestIndex, num_computed_tokens: u32) {
+        let state = &mut self.requests[index];
+        self.receipts
+            .by_deadline
+            .remove(&(state.receipt_deadline_us, index));
+        state.num_computed_tokens = num_computed_tokens;
+        state.num_scheduled_tokens = num_computed_tokens;
+        state.stage = Stage::Arrived;
+        let rank = state.rank;
+        let requests = &self.requests;
+        let arrived = &mut self.receipts.arrived;
+        let at = arrived.partition_point(|&other| requests[other].rank < rank);
+        arrived.insert(at, index);
     }
 
     /// Reports that nobody writes to a reserved request's pages any more, although not all of its

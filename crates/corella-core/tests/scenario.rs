@@ -31,6 +31,7 @@
 //! renew g=9000                       extend the lease of g's pages to 9,000 us
 //! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us
 //! arrive h=z                         h's KV is there, and z was drawn behind it
+//! arrive h                           h's KV is there, and nothing was drawn behind it
 //! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
 //! abort a                            abort a
 //! reset                              reset the prefix cache
@@ -223,8 +224,11 @@ impl World {
             "arrive" => {
                 let (id, token) = self.named(words[0]);
                 let token = token.and_then(|token| token.chars().next());
-                let token = token.map(TokenId::from).expect("a token was drawn");
-                if !self.scheduler.handle_kv_arrived(id, token) {
+                let is_received = match token.map(TokenId::from) {
+                    Some(token) => self.scheduler.handle_kv_arrived(id, token),
+                    None => self.scheduler.handle_rows_arrived(id),
+                };
+                if !is_received {
                     self.say("nobody receives it");
                 }
                 self.print_outputs();

@@ -285,6 +285,11 @@ impl EngineLoop {
                     self.scheduler.release_hold(request);
                 }
             }
+            KvCommand::RowsArrived(request) => {
+                if !self.scheduler.handle_rows_arrived(request) {
+                    self.scheduler.release_hold(request);
+                }
+            }
             KvCommand::Lost { request, how } => {
                 self.scheduler.handle_kv_lost(request, how);
             }

@@ -49,6 +49,7 @@ impl Receipt {
 /// What the loop is told of KV that moves.
 pub(crate) enum KvCommand {
     Arrived { request: RequestId, token: TokenId },
+    RowsArrived(RequestId),
     Lost { request: RequestId, how: LostKv },
     ReleaseHold(RequestId),
     RenewHold { request: RequestId, lease: Duration },
@@ -58,6 +59,11 @@ impl KvExchange {
     /// All rows of a reservation have arrived, and `token` was drawn after them.
     pub fn handle_kv_arrived(&self, request: RequestId, token: TokenId) {
         self.tell(KvCommand::Arrived { request, token });
+    }
+
+    /// All rows of a reservation have arrived, and the token after them is to be drawn here.
+    pub fn handle_rows_arrived(&self, request: RequestId) {
+        self.tell(KvCommand::RowsArrived(request));
     }
 
     /// Nothing writes to the reserved pages any more, although not all rows have come.
