@@ -5,6 +5,7 @@
 //! request together: `session` drives the machines of `corella-core` that hold its whole life, over
 //! one gRPC stream for each request. `tls` secures what nodes say to each other.
 
+pub mod entrance;
 mod registry;
 pub mod session;
 mod tls;

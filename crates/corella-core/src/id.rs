@@ -57,3 +57,8 @@ id! {
     /// One life of another node: a restarted node has a new one. Never reused.
     PeerId(u64)
 }
+
+impl Incarnation {
+    /// In the key of a session that belongs to whichever node asks for it. No node has it.
+    pub const ANY: Self = Self(0);
+}

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use corella_core::Incarnation;
 use corella_core::session::SessionKey;
 use corella_model::PageForm;
 
@@ -218,8 +219,10 @@ impl SenderConnection {
         if self.loads().by_id.contains_key(&load_id) {
             return Err(violation("a load's id a second time"));
         }
-        let incarnations = (key.prefill_incarnation.0, key.decode_incarnation.0);
-        let reason = if incarnations != (sender.config.incarnation, self.peer_incarnation) {
+        let is_own = key.prefill_incarnation.0 == sender.config.incarnation;
+        let is_theirs = key.decode_incarnation == Incarnation::ANY
+            || key.decode_incarnation.0 == self.peer_incarnation;
+        let reason = if !(is_own && is_theirs) {
             Refusal::OtherIncarnation
         } else if self.loads().by_id.len() >= self.max_loads {
             Refusal::Busy

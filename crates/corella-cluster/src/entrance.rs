@@ -1,0 +1,85 @@
+//! The second entrance: a proxy has one node compute a prompt and another decode, and carries
+//! `kv_transfer_params` from the first answer to the second request.
+//!
+//! This is what llm-d's sidecar (connector `nixlv2`) and vLLM's proxies do. The node that computes the
+//! prompt keeps its rows for a bounded time ([`KeptPrompts`]); the node that decodes pulls them
+//! ([`Puller`]), and computes the prompt itself when that does not work. No session connects the two:
+//! all that one has to know of the other stands in [`params`].
+
+mod kept_prompts;
+pub mod params;
+mod peer_log;
+mod puller;
+
+use std::sync::Arc;
+
+use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use serde_json::{Map, Value};
+
+pub use kept_prompts::{KeepConfig, KeptEnd, KeptPrompts};
+pub use puller::{PullOutcome, Puller};
+
+use kept_prompts::KeptTicket;
+use params::{ParamError, Transfer};
+
+/// Whom a node asks when a request has `kv_transfer_params`.
+#[derive(Clone)]
+pub struct Entrance {
+    /// `None` when this node sends no rows.
+    pub kept: Option<Arc<KeptPrompts>>,
+    /// `None` when this node pulls no rows.
+    pub puller: Option<Arc<Puller>>,
+    /// Takes the submissions that no rows are kept or pulled for.
+    pub local: Arc<dyn Generate>,
+}
+
+/// One request with `kv_transfer_params`.
+pub struct EntranceCall {
+    entrance: Entrance,
+    transfer: Transfer,
+    name: Box<str>,
+    ticket: KeptTicket,
+}
+
+impl Entrance {
+    /// Reads the parameters of the request that its client calls `name`. `None` when they ask for
+    /// nothing.
+    pub fn begin(
+        &self,
+        fields: &Map<String, Value>,
+        name: &str,
+    ) -> Result<Option<EntranceCall>, ParamError> {
+        let transfer = params::parse(fields)?;
+        Ok(transfer.map(|transfer| EntranceCall {
+            entrance: self.clone(),
+            transfer,
+            name: name.into(),
+            ticket: KeptTicket::default(),
+        }))
+    }
+}
+
+impl EntranceCall {
+    /// Whether the prompt is to be kept for another node.
+    pub fn keeps_prompt(&self) -> bool {
+        matches!(self.transfer, Transfer::Keep)
+    }
+
+    /// What the answer tells the other node, if rows are kept for it.
+    pub fn response(&self) -> Option<Value> {
+        self.ticket.redeem().map(Value::Object)
+    }
+}
+
+impl Generate for EntranceCall {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        let entrance = &self.entrance;
+        match (&self.transfer, &entrance.kept, &entrance.puller) {
+            (Transfer::Keep, Some(kept), _) => kept.submit(submission, &self.name, &self.ticket),
+            (Transfer::Pull(source), _, Some(puller)) => {
+                puller.submit(submission, source, &self.name, &entrance.local)
+            }
+            _ => entrance.local.submit(submission),
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! `kv_transfer_params`: the fields as vLLM names them, and what Corella writes into them.
+//!
+//! A proxy looks at `do_remote_decode` and `do_remote_prefill` at most and passes everything else on,
+//! so `remote_engine_id` and `remote_request_id` are Corella's own:
+//!
+//! ```text
+//! remote_engine_id    corella-1-FINGERPRINT-INCARNATION
+//! remote_request_id   SESSION-ROWS-DIGEST
+//! ```
+//!
+//! The digest is that of the tokens whose rows are kept. The decode node reads the prompt anew, and
+//! what it reads may be other tokens: a chat template may write the date.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, Namespace, PageHash, SessionId, TokenId};
+use serde_json::{Map, Value, json};
+
+use crate::transport::PeerAddress;
+
+/// Begins the id of an engine whose ids and rows this version understands.
+const ENGINE: &str = "corella-1-";
+/// A DNS name has at most 253 characters.
+const MAX_HOST_BYTES: usize = 255;
+const MAX_ID_BYTES: usize = 256;
+const MAX_PATH_BYTES: usize = 255;
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// To keep its rows for another node.
+    Keep,
+    Pull(Source),
+}
+
+/// Where rows are kept, as the other node has written it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    pub host: String,
+    pub port: u16,
+    /// For nodes of the same host, where there is one.
+    pub near: Option<NearSource>,
+    /// `None` when whoever wrote it is no Corella that this one understands.
+    pub rows: Option<KeptRows>,
+}
+
+/// A way to rows that leads not over the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NearSource {
+    pub socket: String,
+    /// Names the host.
+    pub machine: String,
+}
+
+/// The rows of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptRows {
+    pub model_fingerprint: u128,
+    pub incarnation: u64,
+    pub session: SessionId,
+    pub num_rows: u32,
+    pub digest: u128,
+}
+
+/// A field of the parameters that cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamError {
+    pub field: &'static str,
+    pub message: String,
+}
+
+impl ParamError {
+    fn new(field: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            field,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for ParamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+impl std::error::Error for ParamError {}
+
+impl KeptRows {
+    pub fn key(&self) -> SessionKey {
+        SessionKey {
+            session: self.session,
+            attempt: 0,
+            prefill_incarnation: Incarnation(self.incarnation),
+            decode_incarnation: Incarnation::ANY,
+        }
+    }
+
+    fn parse(engine_id: &str, request_id: &str) -> Option<Self> {
+        let (fingerprint, incarnation) = engine_id.strip_prefix(ENGINE)?.split_once('-')?;
+        let mut parts = request_id.split('-');
+        let session = parts.next()?;
+        let num_rows = parts.next()?;
+        let digest = parts.next()?;
+        if parts.next().is_some() {
+            return None;
+        }
+        Some(Self {
+            model_fingerprint: u128::from_str_radix(fingerprint, 16).ok()?,
+            incarnation: u64::from_str_radix(incarnation, 16).ok()?,
+            session: SessionId(u128::from_str_radix(session, 16).ok()?),
+            num_rows: num_rows.parse().ok()?,
+            digest: u128::from_str_radix(digest, 16).ok()?,
+        })
+    }
+}
+
+impl Source {
+    /// The fields for the answer of the node that keeps the rows.
+    pub fn to_params(&self) -> Map<String, Value> {
+        let Some(rows) = &self.rows else {
+            return Map::new();
+        };
+        let engine_id = format!(
+            "{ENGINE}{:032x}-{:x}",
+            rows.model_fingerprint, rows.incarnation
+        );
+        let request_id = format!(
+            "{:032x}-{}-{:032x}",
+            rows.session.0, rows.num_rows, rows.digest
+        );
+        let mut params = Map::new();
+        params.insert("do_remote_prefill".to_owned(), true.into());
+        params.insert("do_remote_decode".to_owned(), false.into());
+        params.insert("remote_engine_id".to_owned(), engine_id.into());
+        params.insert("remote_request_id".to_owned(), request_id.into());
+        // The session names the rows. Some proxies only look whether there are any blocks.
+        params.insert("remote_block_ids".to_owned(), json!([0]));
+        params.insert("remote_host".to_owned(), self.host.as_str().into());
+        params.insert("remote_port".to_owned(), self.port.into());
+        if let Some(near) = &self.near {
+            params.insert("remote_socket".to_owned(), near.socket.as_str().into());
+            params.insert("remote_machine".to_owned(), near.machine.as_str().into());
+        }
+        params
+    }
+
+    /// Where a node on `machine` loads the rows from.
+    pub async fn address(&self, machine: Option<&str>) -> Result<PeerAddress, String> {
+        if let Some(near) = &self.near
+            && machine == Some(near.machine.as_str())
+        {
+            return Ok(PeerAddress::Unix(near.socket.clone().into()));
+        }
+        if self.port == 0 {
+            return Err("it sends rows only inside its host".to_owned());
+        }
+        let name = format!("{}:{}", self.host, self.port);
+        if let Ok(address) = name.parse::<SocketAddr>() {
+            return Ok(PeerAddress::Tcp(address));
+        }
+        let mut found = tokio::net::lookup_host(name)
+            .await
+            .map_err(|error| error.to_string())?;
+        let address = found.next().ok_or("its name has no address")?;
+        Ok(PeerAddress::Tcp(address))
+    }
+
+    /// Names the node in logs.
+    pub fn peer(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+}
+
+/// A name for these tokens. Whoever keeps rows and whoever pulls them compare it.
+pub fn prompt_digest(namespace: &Namespace, tokens: &[TokenId]) -> u128 {
+    PageHash::root(0, namespace).next(0, tokens).0
+}
+
+/// Reads what a request says. Fields that nobody knows are ignored, because others add their own.
+pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError> {
+    let keeps = flag(fields, "do_remote_decode")?;
+    let pulls = flag(fields, "do_remote_prefill")?;
+    let engine_id = text(fields, "remote_engine_id", MAX_ID_BYTES)?;
+    let request_id = text(fields, "remote_request_id", MAX_ID_BYTES)?;
+    let has_blocks = match fields.get("remote_block_ids") {
+        None | Some(Value::Null) => false,
+        Some(Value::Array(_)) => true,
+        Some(_) => return Err(ParamError::new("remote_block_ids", "must be an array")),
+    };
+    let host = text(fields, "remote_host", MAX_HOST_BYTES)?;
+    let port = match fields.get("remote_port") {
+        None | Some(Value::Null) => None,
+        Some(port) => {
+            let number = port.as_u64().and_then(|port| u16::try_from(port).ok());
+            let message = "must be a number from 0 to 65535";
+            Some(number.ok_or_else(|| ParamError::new("remote_port", message))?)
+        }
+    };
+    let socket = text(fields, "remote_socket", MAX_PATH_BYTES)?;
+    let machine = text(fields, "remote_machine", MAX_ID_BYTES)?;
+    if keeps && pulls {
+        return Err(ParamError::new(
+            "do_remote_prefill",
+            "must not be true together with do_remote_decode",
+        ));
+    }
+    if keeps {
+        return Ok(Some(Transfer::Keep));
+    }
+    if !pulls {
+        return Ok(None);
+    }
+    let missing = |field| move || ParamError::new(field, "is required with do_remote_prefill");
+    let engine_id = engine_id.ok_or_else(missing("remote_engine_id"))?;
+    let request_id = request_id.ok_or_else(missing("remote_request_id"))?;
+    if !has_blocks {
+        return Err(missing("remote_block_ids")());
+    }
+    let host = host.ok_or_else(missing("remote_host"))?;
+    let port = port.ok_or_else(missing("remote_port"))?;
+    let near = socket.zip(machine).map(|(socket, machine)| NearSource {
+        socket: socket.to_owned(),
+        machine: machine.to_owned(),
+    });
+    Ok(Some(Transfer::Pull(Source {
+        host: host.to_owned(),
+        port,
+        near,
+        rows: KeptRows::parse(engine_id, request_id),
+    })))
+}
+
+fn flag(fields: &Map<String, Value>, field: &'static str) -> Result<bool, ParamError> {
+    match fields.get(field) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(ParamError::new(field, "must be true or false")),
+    }
+}
+
+fn text<'a>(
+    fields: &'a Map<String, Value>,
+    field: &'static str,
+    max_bytes: usize,
+) -> Result<Option<&'a str>, ParamError> {
+    match fields.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if (1..=max_bytes).contains(&text.len()) => Ok(Some(text)),
+        Some(_) => {
+            let message = format!("must be a string of 1 to {max_bytes} bytes");
+            Err(ParamError::new(field, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(params: Value) -> Result<Option<Transfer>, ParamError> {
+        parse(params.as_object().expect("an object"))
+    }
+
+    /// What llm-d's sidecar sends to a prefill node.
+    fn asked() -> Value {
+        json!({
+            "do_remote_decode": true,
+            "do_remote_prefill": false,
+            "remote_engine_id": null,
+            "remote_block_ids": null,
+            "remote_host": null,
+            "remote_port": null,
+        })
+    }
+
+    fn source() -> Source {
+        Source {
+            host: "10.0.0.6".to_owned(),
+            port: 9000,
+            near: None,
+            rows: Some(KeptRows {
+                model_fingerprint: 0xfeed,
+                incarnation: 1_790_000_000_000_000,
+                session: SessionId(u128::MAX - 5),
+                num_rows: 37,
+                digest: 3,
+            }),
+        }
+    }
+
+    #[test]
+    fn what_a_sidecar_asks_for_is_kept() {
+        assert_eq!(read(asked()), Ok(Some(Transfer::Keep)));
+        let flag = json!({"do_remote_decode": true});
+        assert_eq!(read(flag), Ok(Some(Transfer::Keep)));
+    }
+
+    #[test]
+    fn without_a_flag_nothing_is_asked_for() {
+        assert_eq!(read(json!({})), Ok(None));
+        let flags = json!({"do_remote_decode": false, "do_remote_prefill": null});
+        assert_eq!(read(flags), Ok(None));
+    }
+
+    #[test]
+    fn what_one_node_answers_is_read_by_the_other() {
+        let mut near = source();
+        near.near = Some(NearSource {
+            socket: "/tmp/kv.sock".to_owned(),
+            machine: "0b-1 pid:[4026531836]".to_owned(),
+        });
+        for source in [source(), near] {
+            let mut params = source.to_params();
+            // Others may add what they like.
+            params.insert("tp_size".to_owned(), json!([1, {"a": 2}]));
+            let params = serde_json::to_string(&params).expect("it is JSON");
+            let params = serde_json::from_str(&params).expect("it is JSON");
+            assert_eq!(read(params), Ok(Some(Transfer::Pull(source))));
+        }
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        let good = Value::Object(source().to_params());
+        let cases = [
+            ("do_remote_decode", json!(true), "do_remote_prefill"),
+            ("do_remote_decode", json!("no"), "do_remote_decode"),
+            ("do_remote_prefill", json!(1), "do_remote_prefill"),
+            ("remote_engine_id", json!(7), "remote_engine_id"),
+            ("remote_engine_id", json!(null), "remote_engine_id"),
+            ("remote_request_id", json!([]), "remote_request_id"),
+            ("remote_request_id", json!(null), "remote_request_id"),
+            ("remote_block_ids", json!(3), "remote_block_ids"),
+            ("remote_block_ids", json!(null), "remote_block_ids"),
+            ("remote_host", json!(""), "remote_host"),
+            ("remote_host", json!("h".repeat(256)), "remote_host"),
+            ("remote_host", json!(null), "remote_host"),
+            ("remote_port", json!(65536), "remote_port"),
+            ("remote_port", json!(-1), "remote_port"),
+            ("remote_port", json!("9000"), "remote_port"),
+            ("remote_port", json!(null), "remote_port"),
+            ("remote_socket", json!(false), "remote_socket"),
+            ("remote_machine", json!({}), "remote_machine"),
+        ];
+        for (field, value, named) in cases {
+            let mut params = good.clone();
+            params[field] = value.clone();
+            let error = read(params).expect_err(field);
+            assert_eq!(error.field, named, "{field} = {value}");
+        }
+    }
+
+    /// Another engine's ids are no fault of the request: it is computed here.
+    #[test]
+    fn ids_of_other_engines_name_no_rows() {
+        let good = source().to_params();
+        let cases = [
+            ("remote_engine_id", "vllm-7f3a"),
+            ("remote_engine_id", "corella-2-feed-7"),
+            ("remote_engine_id", "corella-1-feed"),
+            ("remote_request_id", "cmpl-1"),
+            ("remote_request_id", "1-2"),
+            ("remote_request_id", "1-2-3-4"),
+            ("remote_request_id", "1-99999999999-3"),
+            ("remote_request_id", "x-2-3"),
+        ];
+        for (field, value) in cases {
+            let mut params = good.clone();
+            params.insert(field.to_owned(), value.into());
+            match parse(&params) {
+                Ok(Some(Transfer::Pull(source))) => assert_eq!(source.rows, None, "{value}"),
+                other => panic!("{value}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn other_tokens_and_other_namespaces_have_other_digests() {
+        let digest = |tokens: &[TokenId]| prompt_digest(&Namespace::default(), tokens);
+        assert_ne!(digest(&[1, 2, 3]), digest(&[1, 2, 4]));
+        assert_ne!(digest(&[1, 2]), digest(&[1, 2, 0]));
+        let salted = Namespace {
+            cache_salt: Some("a".into()),
+            ..Namespace::default()
+        };
+        assert_ne!(digest(&[1]), prompt_digest(&salted, &[1]));
+    }
+}

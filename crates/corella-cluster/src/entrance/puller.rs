@@ -1,0 +1,434 @@
+//! Requests whose prompt another node has computed and keeps: its rows are pulled, then decoding
+//! begins here. Whatever goes wrong, the prompt is computed here.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use corella_core::session::SessionConfig;
+use corella_core::{AdmissionError, FinishReason, LostKv, RequestError, RequestOutput};
+use corella_engine::{
+    Engine, Generate, KvExchange, Receipt, StreamEvent, StreamRelay, Submission, SubmitError,
+    TokenStream, relayed_stream,
+};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::params::{KeptRows, Source, prompt_digest};
+use super::peer_log::PeerLog;
+use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
+
+/// The reservation outlives the load by so much, so that the load's end is always known first.
+const RESERVATION_SLACK: Duration = Duration::from_secs(10);
+
+/// What has come of a request's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullOutcome {
+    Loaded,
+    /// The prefix cache has all of them.
+    Cached,
+    /// No pages were free for them: the request waits and computes its prompt.
+    NoRoom,
+    /// They are of another model, another prompt or another engine.
+    Unusable,
+    /// The other node does not answer, has let go of them, or was too slow.
+    Failed,
+}
+
+impl PullOutcome {
+    pub const ALL: [Self; 5] = [
+        Self::Loaded,
+        Self::Cached,
+        Self::NoRoom,
+        Self::Unusable,
+        Self::Failed,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loaded => "loaded",
+            Self::Cached => "cached",
+            Self::NoRoom => "no_room",
+            Self::Unusable => "unusable",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+pub struct Puller {
+    engine: Engine,
+    exchange: KvExchange,
+    receiver: Arc<KvReceiver>,
+    /// Names this host, if rows may be pulled inside it.
+    machine: Option<String>,
+    model_fingerprint: u128,
+    times: SessionConfig,
+    runtime: Handle,
+    log: PeerLog,
+    num_outcomes: [AtomicU64; PullOutcome::ALL.len()],
+    num_rows: AtomicU64,
+}
+
+/// One request on its way.
+struct Pull {
+    puller: Arc<Puller>,
+    source: Source,
+    rows: KeptRows,
+    name: Box<str>,
+    /// All choices, for those that are not pulled for.
+    submission: Submission,
+}
+
+/// A choice's stream as its reader sees it.
+struct Answer {
+    relay: StreamRelay,
+    is_accepted: bool,
+}
+
+/// Ends when the reader has dropped a choice's stream.
+type Cancelled = oneshot::Receiver<()>;
+
+impl Puller {
+    /// Runs on the caller's tokio runtime.
+    pub fn new(
+        engine: Engine,
+        receiver: Arc<KvReceiver>,
+        machine: Option<String>,
+        model_fingerprint: u128,
+        times: SessionConfig,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            exchange: engine.kv_exchange(),
+            engine,
+            receiver,
+            machine,
+            model_fingerprint,
+            times,
+            runtime: Handle::current(),
+            log: PeerLog::default(),
+            num_outcomes: Default::default(),
+            num_rows: AtomicU64::new(0),
+        })
+    }
+
+    /// Since the start.
+    pub fn num_requests(&self, outcome: PullOutcome) -> u64 {
+        self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
+    }
+
+    /// Rows that were pulled since the start.
+    pub fn num_rows(&self) -> u64 {
+        self.num_rows.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        submission: Submission,
+        source: &Source,
+        name: &str,
+        local: &Arc<dyn Generate>,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        let rows = match self.usable_rows(source, &submission) {
+            Ok(rows) => rows,
+            Err(reason) => {
+                self.note(PullOutcome::Unusable, source, name, reason);
+                return local.submit(submission);
+            }
+        };
+        let timeout = Duration::from_micros(self.times.load_timeout_us(rows.num_rows));
+        let reserved = timeout + RESERVATION_SLACK;
+        let receipt = self.engine.reserve(submission.clone(), reserved)?;
+        let mut streams = Vec::with_capacity(submission.num_choices as usize);
+        let mut answers = Vec::with_capacity(submission.num_choices as usize);
+        for _ in 0..submission.num_choices {
+            let (cancel, cancelled) = oneshot::channel();
+            // All have the number of the first, which means nothing to their reader.
+            let (relay, stream) = relayed_stream(receipt.stream.id(), move || drop(cancel));
+            let is_accepted = false;
+            answers.push((Answer { relay, is_accepted }, cancelled));
+            streams.push(stream);
+        }
+        let pull = Pull {
+            puller: self.clone(),
+            source: source.clone(),
+            rows,
+            name: name.into(),
+            submission,
+        };
+        self.runtime
+            .spawn(pull.run(receipt, answers, Instant::now() + timeout));
+        Ok(streams)
+    }
+
+    /// The rows, or why they are not those of this prompt.
+    fn usable_rows(
+        &self,
+        source: &Source,
+        submission: &Submission,
+    ) -> Result<KeptRows, &'static str> {
+        let rows = source.rows.ok_or("it is another kind of engine")?;
+        let digest = prompt_digest(&submission.namespace, &submission.prompt);
+        if rows.model_fingerprint != self.model_fingerprint {
+            Err("it serves another model")
+        } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
+            Err("it has read the prompt as other tokens")
+        } else {
+            Ok(rows)
+        }
+    }
+
+    fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
+        self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        let (peer, reason) = (source.peer(), reason.to_string());
+        if self.log.is_due(&peer, Instant::now()) {
+            tracing::warn!(
+                id = name,
+                "cannot use what {peer} has computed, and computes it here: {reason}"
+            );
+        } else {
+            tracing::debug!(id = name, peer, reason, "a prompt is computed here");
+        }
+    }
+
+    fn note_good(&self, outcome: PullOutcome, num_rows: u32, name: &str) {
+        self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        self.num_rows.fetch_add(num_rows.into(), Ordering::Relaxed);
+        tracing::debug!(id = name, num_rows, "a prompt was pulled from another node");
+    }
+}
+
+/// A request that has pages and waits for its rows. Dropped before they are there, it lets go of the
+/// pages when nobody writes to them any more.
+struct Reserved<'a> {
+    exchange: &'a KvExchange,
+    receipt: Option<Receipt>,
+    load: Option<LoadHandle>,
+}
+
+impl Reserved<'_> {
+    /// What follows is an ordinary request of the engine.
+    fn settle(mut self, tell: impl FnOnce(&KvExchange, corella_core::RequestId)) -> TokenStream {
+        self.load = None;
+        let receipt = { self.receipt.take() }.unwrap_or_else(|| unreachable!("it settles once"));
+        tell(self.exchange, receipt.stream.id());
+        receipt.stream
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        // Ends the load, before which the pages must not go.
+        self.load = None;
+        if let Some(receipt) = self.receipt.take() {
+            let id = receipt.stream.id();
+            drop(receipt);
+            let how = LostKv::End("its client has left".into());
+            self.exchange.handle_kv_lost(id, how);
+        }
+    }
+}
+
+impl Pull {
+    async fn run(self, receipt: Receipt, mut answers: Vec<(Answer, Cancelled)>, deadline: Instant) {
+        let (first, cancelled) = answers.remove(0);
+        let run = async {
+            let stream = self.pull(receipt, deadline).await;
+            self.relay(stream, first, answers).await;
+        };
+        tokio::select! {
+            () = run => {}
+            _ = cancelled => {}
+        }
+    }
+
+    /// The request's stream, with its rows there or to be computed. `None` when it has no pages and
+    /// has to be submitted anew.
+    async fn pull(&self, mut receipt: Receipt, deadline: Instant) -> Option<TokenStream> {
+        let puller = &self.puller;
+        match poll_fn(|cx| receipt.stream.poll_next(cx)).await {
+            Some(StreamEvent::Accepted) => {}
+            Some(StreamEvent::Refused(error)) => {
+                puller.note(PullOutcome::NoRoom, &self.source, &self.name, error);
+                return None;
+            }
+            // The engine was lost, which a new submission tells.
+            Some(StreamEvent::Output(_)) | None => return None,
+        }
+        let reservation = receipt.reservation().cloned()?;
+        let mut reserved = Reserved {
+            exchange: &puller.exchange,
+            receipt: Some(receipt),
+            load: None,
+        };
+        let num_rows = self.rows.num_rows;
+        let num_cached_rows = reservation.num_cached_rows;
+        if num_cached_rows == num_rows {
+            puller.note_good(PullOutcome::Cached, 0, &self.name);
+            return Some(reserved.settle(KvExchange::handle_rows_arrived));
+        }
+        let resolving = self.source.address(puller.machine.as_deref());
+        let resolved = tokio::time::timeout_at(deadline.into(), resolving).await;
+        let resolved = resolved.unwrap_or_else(|_| Err("its name is not found in time".to_owned()));
+        let failure = match resolved {
+            Err(reason) => reason,
+            Ok(peer) => {
+                let request = LoadRequest {
+                    key: self.rows.key(),
+                    peer,
+                    first_row: num_cached_rows,
+                    num_rows,
+                    table: reservation.pages,
+                    deadline,
+                };
+                // SAFETY: the engine has reserved these pages for this request, and keeps them from
+                // everybody else until it hears of them, which follows the end of the load.
+                match unsafe { puller.receiver.load(request) } {
+                    Err(rejection) => rejection.to_string(),
+                    Ok(load) => match reserved.load.insert(load).wait().await {
+                        LoadStatus::Done { .. } => {
+                            let num_loaded = num_rows - num_cached_rows;
+                            puller.note_good(PullOutcome::Loaded, num_loaded, &self.name);
+                            return Some(reserved.settle(KvExchange::handle_rows_arrived));
+                        }
+                        LoadStatus::Failed(failure) => failure.to_string(),
+                        LoadStatus::Opening | LoadStatus::Receiving { .. } => {
+                            unreachable!("a load was waited for that goes on")
+                        }
+                    },
+                }
+            }
+        };
+        puller.note(PullOutcome::Failed, &self.source, &self.name, failure);
+        Some(reserved.settle(|exchange, id| exchange.handle_kv_lost(id, LostKv::Recompute)))
+    }
+
+    /// Passes the first choice's events on. The other choices start behind its first token, when the
+    /// prefix cache has their prompt.
+    async fn relay(
+        &self,
+        stream: Option<TokenStream>,
+        mut first: Answer,
+        others: Vec<(Answer, Cancelled)>,
+    ) {
+        let mut others = Some(others);
+        if let Some(mut stream) = stream {
+            first.accept();
+            let mut has_output = false;
+            while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+                if !has_output && is_late(&event) {
+                    break;
+                }
+                has_output = true;
+                if let Some(others) = others.take() {
+                    self.submit_others(others);
+                }
+                first.pass(event);
+            }
+            if has_output {
+                return;
+            }
+        }
+        let submission = Submission {
+            num_choices: 1,
+            ..self.submission.clone()
+        };
+        match self.puller.engine.submit_admitted(submission) {
+            Ok(mut streams) => {
+                if let Some(others) = others {
+                    self.submit_others(others);
+                }
+                first.relay_all(streams.remove(0)).await;
+            }
+            Err(error) => first.refuse(error),
+        }
+    }
+
+    fn submit_others(&self, answers: Vec<(Answer, Cancelled)>) {
+        if answers.is_empty() {
+            return;
+        }
+        let mut submission = self.submission.clone();
+        submission.num_choices = answers.len() as u32;
+        submission.sampling.choice += 1;
+        match self.puller.engine.submit_admitted(submission) {
+            Ok(streams) => {
+                for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
+                    self.puller.runtime.spawn(async move {
+                        tokio::select! {
+                            () = answer.relay_all(stream) => {}
+                            _ = cancelled => {}
+                        }
+                    });
+                }
+            }
+            Err(error) => {
+                for (mut answer, _) in answers {
+                    answer.refuse(error.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Whether a reservation has ended because its rows were not there, which is no reason not to compute
+/// them.
+fn is_late(event: &StreamEvent) -> bool {
+    let StreamEvent::Output(output) = event else {
+        return false;
+    };
+    let is_error = |finish: &FinishReason| {
+        matches!(finish, FinishReason::Error(RequestError::KvNotReceived(_)))
+    };
+    output.finish.as_ref().is_some_and(is_error)
+}
+
+impl Answer {
+    fn accept(&mut self) {
+        if !std::mem::replace(&mut self.is_accepted, true) {
+            self.relay.send(StreamEvent::Accepted);
+        }
+    }
+
+    /// Passes an event on, with what its reader has heard before in mind.
+    fn pass(&mut self, event: StreamEvent) {
+        match event {
+            StreamEvent::Accepted => self.accept(),
+            StreamEvent::Refused(error) if self.is_accepted => {
+                self.fail(RequestError::Elsewhere(error.to_string().into()));
+            }
+            event => self.relay.send(event),
+        }
+    }
+
+    fn refuse(&mut self, error: SubmitError) {
+        match error {
+            SubmitError::Refused(error) => self.pass(StreamEvent::Refused(error)),
+            SubmitError::QueueFull { num_waiting, limit } => {
+                let full = AdmissionError::QueueFull { num_waiting, limit };
+                self.pass(StreamEvent::Refused(full));
+            }
+            error @ (SubmitError::Draining | SubmitError::Lost(_)) => {
+                self.fail(RequestError::EngineLost(error.to_string().into()));
+            }
+        }
+    }
+
+    fn fail(&mut self, error: RequestError) {
+        self.relay.send(StreamEvent::Output(RequestOutput {
+            request: self.relay.id(),
+            sample: None,
+            finish: Some(FinishReason::Error(error)),
+            num_prompt_tokens: 0,
+            num_cached_tokens: 0,
+            num_output_tokens: 0,
+            queue_us: 0,
+        }));
+    }
+
+    async fn relay_all(mut self, mut stream: TokenStream) {
+        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+            self.pass(event);
+        }
+    }
+}
