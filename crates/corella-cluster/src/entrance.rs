@@ -4,10 +4,10 @@
 //! This is what llm-d's sidecar (connector `nixlv2`) and vLLM's proxies do. The node that computes the
 //! prompt keeps its rows for a bounded time ([`KeptPrompts`]); the node that decodes pulls them
 //! ([`Puller`]), and computes the prompt itself when that does not work. No session connects the two:
-//! all that one has to know of the other stands in [`params`].
+//! all that one has to know of the other stands in `params.rs`.
 
 mod kept_prompts;
-pub mod params;
+mod params;
 mod peer_log;
 mod puller;
 
@@ -17,10 +17,11 @@ use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use kept_prompts::{KeepConfig, KeptEnd, KeptPrompts};
+pub use params::{NearSource, ParamError};
 pub use puller::{PullOutcome, Puller};
 
 use kept_prompts::KeptTicket;
-use params::{ParamError, Transfer};
+use params::Transfer;
 
 /// Whom a node asks when a request has `kv_transfer_params`.
 #[derive(Clone)]

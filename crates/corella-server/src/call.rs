@@ -6,10 +6,13 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use corella_engine::Generate;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::generation::{ChoiceDelta, Generation, PromptTokens, Usage};
+use crate::kv_transfer::KvTransferCall;
 use crate::metrics::CallTimer;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
@@ -34,6 +37,8 @@ pub struct ResponseHead {
     pub id: String,
     pub created: u64,
     pub model: String,
+    /// Only in answers that another server continues.
+    pub kv_transfer_params: Option<Value>,
 }
 
 /// A complete response, or one chunk of a stream.
@@ -47,6 +52,8 @@ pub struct ResponseObject<'a, C> {
     /// With `include_usage`, OpenAI sends `null` in every chunk of a stream but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<&'a Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<&'a Value>,
 }
 
 impl ResponseHead {
@@ -63,6 +70,7 @@ impl ResponseHead {
             model: &self.model,
             choices,
             usage,
+            kv_transfer_params: self.kv_transfer_params.as_ref(),
         }
     }
 }
@@ -113,14 +121,25 @@ pub async fn serve_call<E: Endpoint>(
             E::prepare(state, &body, caller)
         })
         .await?;
-    let head = ResponseHead {
+    let transfer = match &call.params.kv_transfer_params {
+        Some(params) => begin_transfer(&state, params, &name, call.params.stream)?,
+        None => None,
+    };
+    let mut head = ResponseHead {
         id: format!("{}-{name}", E::ID_PREFIX),
         created: unix_now_s(),
         model: call.model,
+        kv_transfer_params: None,
     };
     let num_choices = call.prompts.len() * call.params.num_choices as usize;
+    let generator: &dyn Generate = match &transfer {
+        // The field says something of one prompt.
+        Some(transfer) if call.prompts.len() == 1 => &**transfer,
+        _ => &*state.generator,
+    };
+    let (prompts, params) = (call.prompts, &call.params);
     let mut generation =
-        Generation::start(&state, call.prompts, &call.params, E::PROMPT_FIELD, timer).await?;
+        Generation::start(&state, generator, prompts, params, E::PROMPT_FIELD, timer).await?;
     if call.params.stream {
         let include_usage = call.params.include_usage;
         let encoder = call
@@ -130,7 +149,36 @@ pub async fn serve_call<E: Endpoint>(
     }
     let choices = generation.collect().await?;
     let usage = generation.usage();
+    if let Some(transfer) = transfer.filter(|transfer| transfer.answers_with_params()) {
+        head.kv_transfer_params = Some(transfer.params().unwrap_or(Value::Null));
+    }
     Ok(call.format.response(&state, head, choices, usage))
+}
+
+fn begin_transfer(
+    state: &ServerState,
+    params: &Map<String, Value>,
+    name: &RequestName,
+    stream: bool,
+) -> Result<Option<Box<dyn KvTransferCall>>, ApiError> {
+    let Some(kv_transfer) = &state.kv_transfer else {
+        return Ok(None);
+    };
+    let transfer = kv_transfer.begin(params, name.as_str());
+    let transfer = transfer.map_err(|error| {
+        ApiError::invalid(format!("kv_transfer_params.{}", error.field), error.message)
+    })?;
+    if stream
+        && transfer
+            .as_ref()
+            .is_some_and(|transfer| transfer.answers_with_params())
+    {
+        return Err(ApiError::invalid(
+            "stream",
+            "must be false with kv_transfer_params.do_remote_decode",
+        ));
+    }
+    Ok(transfer)
 }
 
 /// Checks `model`, which may be left out because there is only one.

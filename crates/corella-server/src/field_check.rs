@@ -13,6 +13,8 @@ use crate::field_table::{BODY, Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
 pub struct FieldCheck {
     pub endpoint: Endpoint,
     pub allow_unknown_fields: bool,
+    /// Whether `kv_transfer_params` are read.
+    pub takes_kv_transfer: bool,
 }
 
 /// Visits the names of all fields; other structs read their values.
@@ -40,6 +42,10 @@ impl<'de> Visitor<'de> for FieldCheck {
                 continue;
             }
             result = match BODY.find(&name) {
+                Some(_) if self.takes_kv_transfer && name == KV_TRANSFER_PARAMS => {
+                    fields.next_value::<IgnoredAny>()?;
+                    Ok(())
+                }
                 Some(Treatment::Refused(refused)) => {
                     let value = fields.next_value::<Value>()?;
                     let is_neutral = value.is_null() || (refused.is_neutral)(&value);
@@ -121,6 +127,9 @@ fn refuse_unless(is_neutral: bool, error: impl FnOnce() -> ApiError) -> Result<(
         false => Err(error()),
     }
 }
+
+/// The one field that some servers read and others refuse.
+const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// Longer names are not compared, since they are not typing errors.
 const MAX_NAME_BYTES: usize = 64;

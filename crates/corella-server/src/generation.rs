@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
-use corella_engine::{StreamEvent, Submission, SubmitError, TokenStream};
+use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
 use corella_text::{Detokenizer, TextStream};
 use serde::Serialize;
 
@@ -78,6 +78,7 @@ impl Generation {
     /// status of the response. Either all choices are accepted or none.
     pub async fn start(
         state: &Arc<ServerState>,
+        generator: &dyn Generate,
         prompts: Vec<PromptTokens>,
         params: &GenerationParams,
         prompt_field: &'static str,
@@ -97,8 +98,7 @@ impl Generation {
                     .with_min_tokens(params.stopping.min_tokens)
             };
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
-            let streams = state
-                .generator
+            let streams = generator
                 .submit(Submission {
                     prompt: prompt.tokens,
                     output: Vec::new(),

@@ -15,6 +15,7 @@ mod field_check;
 mod field_table;
 mod generation;
 mod health;
+mod kv_transfer;
 mod metrics;
 mod model_list;
 mod prefix_cache;
@@ -32,6 +33,7 @@ mod text_thread;
 mod token_logprob;
 mod tokenization;
 
+pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use router::router;
 pub use serve::{DrainReport, serve};
 pub use serve_config::{GenerationDefaults, ServeConfig, TextModel};

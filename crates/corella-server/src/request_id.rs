@@ -15,6 +15,12 @@ use crate::server_state::unix_now_s;
 #[derive(Clone, Debug)]
 pub struct RequestName(Arc<str>);
 
+impl RequestName {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for RequestName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::serve_config::ServeConfig;
@@ -40,6 +41,7 @@ pub struct SamplingFields {
     ttft_slo_ms: Option<u32>,
     tpot_slo_ms: Option<u32>,
     cache_salt: Option<String>,
+    kv_transfer_params: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -66,6 +68,8 @@ pub struct GenerationParams {
     pub namespace: Namespace,
     pub stream: bool,
     pub include_usage: bool,
+    /// Between this server and another; `kv_transfer.rs` passes them on.
+    pub kv_transfer_params: Option<Map<String, Value>>,
 }
 
 const MAX_STOP_STRINGS: usize = 32;
@@ -155,6 +159,7 @@ impl SamplingFields {
                 cache_salt: self.cache_salt()?,
             },
             stop: stop_strings(self.stop)?,
+            kv_transfer_params: self.kv_transfer_params,
         })
     }
 
@@ -198,7 +203,11 @@ impl SamplingFields {
         if max_tokens == Some(0) {
             return Err(ApiError::invalid(max_tokens_field, "must be at least 1"));
         }
-        let min_tokens = self.min_tokens.unwrap_or(0);
+        let mut min_tokens = self.min_tokens.unwrap_or(0);
+        if self.is_first_of_two() {
+            // A proxy has set `max_tokens` to 1 and left the rest of its client's request as it was.
+            min_tokens = min_tokens.min(max_tokens.unwrap_or(min_tokens));
+        }
         if min_tokens > max_tokens.unwrap_or(config.max_model_len) {
             return Err(ApiError::invalid(
                 "min_tokens",
@@ -223,6 +232,12 @@ impl SamplingFields {
             },
             stop_token_ids,
         })
+    }
+
+    /// Whether only the prompt counts, because another server is to answer.
+    fn is_first_of_two(&self) -> bool {
+        let params = self.kv_transfer_params.as_ref();
+        params.is_some_and(|params| params.get("do_remote_decode") == Some(&Value::Bool(true)))
     }
 
     fn cache_salt(&self) -> Result<Option<Arc<str>>, ApiError> {

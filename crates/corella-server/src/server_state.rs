@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
+use crate::kv_transfer::KvTransfer;
 use crate::metrics::Metrics;
 use crate::serve_config::{ServeConfig, TextModel};
 use crate::text_thread::{Caller, TextThreads};
@@ -24,6 +25,8 @@ pub struct ServerState {
     pub(crate) engine: Engine,
     /// Whoever generates: the engine, or the engine with other nodes.
     pub(crate) generator: Arc<dyn Generate>,
+    /// Reads `kv_transfer_params`; without it they are refused.
+    pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
     pub(crate) metrics: Arc<Metrics>,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
@@ -38,16 +41,18 @@ impl ServerState {
     /// A server whose engine generates everything.
     pub fn new(config: ServeConfig, text: TextModel, engine: Engine) -> Arc<Self> {
         let generator = Arc::new(engine.clone());
-        Self::with_generator(config, text, engine, generator, Vec::new())
+        Self::with_generator(config, text, engine, generator, None, Vec::new())
     }
 
-    /// A server that submits to `generator`, which uses `engine` and perhaps other nodes.
+    /// A server that submits to `generator`, which uses `engine` and perhaps other nodes, except what
+    /// `kv_transfer` takes.
     /// `collectors` add to its metrics.
     pub fn with_generator(
         config: ServeConfig,
         text: TextModel,
         engine: Engine,
         generator: Arc<dyn Generate>,
+        kv_transfer: Option<Arc<dyn KvTransfer>>,
         collectors: Vec<Box<dyn Collector>>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -56,6 +61,7 @@ impl ServerState {
             text,
             engine,
             generator,
+            kv_transfer,
             num_in_flight: watch::Sender::new(0),
             started_unix_s: unix_now_s(),
             is_draining: watch::Sender::new(false),
@@ -98,6 +104,7 @@ impl ServerState {
         FieldCheck {
             endpoint,
             allow_unknown_fields: self.config.allow_unknown_fields,
+            takes_kv_transfer: self.kv_transfer.is_some(),
         }
     }
 

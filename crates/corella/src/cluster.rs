@@ -1,5 +1,6 @@
 //! A server as one of several nodes: what it starts beside its engine, and how it leaves.
 
+mod entrance;
 mod metrics;
 
 use std::net::SocketAddr;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corella::{Error, Llm};
+use corella_cluster::entrance::{Entrance, KeepConfig, KeptPrompts, NearSource, Puller};
 use corella_cluster::session::{DecodeNode, KvAddress, PrefillNode, RegistryPeers, serve_sessions};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
@@ -18,12 +20,13 @@ use corella_cluster::{
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{Incarnation, PeerPolicy, PlacementConfig};
 use corella_engine::Generate;
-use corella_server::ServerState;
+use corella_server::{KvTransfer, ServerState};
 use prometheus_client::collector::Collector;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use metrics::{ClusterMetrics, DecodeMetrics, PrefillMetrics};
+use entrance::ServerEntrance;
+use metrics::{ClusterMetrics, DecodeMetrics, NodeMetrics, PrefillMetrics};
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -60,7 +63,20 @@ pub struct ClusterListener {
 }
 
 /// What runs beside a server's engine.
-pub enum Cluster {
+pub struct Cluster {
+    node: Node,
+    /// What proxies ask of this node.
+    entrance: Entrance,
+    _threads: TransferThreads,
+}
+
+/// This node's part in sessions with others.
+enum Node {
+    /// It has none: proxies pair it with others.
+    Unified {
+        /// Removed when the server ends.
+        socket: Option<PathBuf>,
+    },
     Prefill {
         node: PrefillNode,
         registry: Registry,
@@ -72,7 +88,6 @@ pub enum Cluster {
         registry: Option<Registry>,
         /// Dropping it ends the server of sessions when the last of them has ended.
         _stop: oneshot::Sender<()>,
-        _threads: TransferThreads,
     },
 }
 
@@ -120,56 +135,82 @@ impl Cluster {
         let reachable = format!("{}:{}", listener.host, address.port());
         let role = match config.role {
             Role::Prefill => "prefill",
-            Role::Decode | Role::Unified => "decode",
+            Role::Decode => "decode",
+            Role::Unified => "node",
         };
         let instance = { config.node_id.clone() }.unwrap_or_else(|| format!("{role}-{reachable}"));
         let incarnation = Incarnation(microseconds_since_1970());
         let hello = hello(llm, &instance, incarnation);
         let threads = TransferThreads::start(config.num_threads)
             .map_err(|error| Error::Io("starting the transfer threads".to_owned(), error))?;
-        match config.role {
-            Role::Prefill => Self::start_prefill(config, listener, llm, hello, reachable, &threads),
-            Role::Decode | Role::Unified => {
-                Self::start_decode(config, listener, llm, hello, reachable, threads)
+        let pages = llm.engine.kv_pages().clone();
+        let tls = listener.tls.clone();
+        let mut receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        receiver_config.tls.clone_from(&tls);
+        let receiver = Arc::new(KvReceiver::new(receiver_config, pages, &threads));
+        let puller = Puller::new(
+            llm.engine.clone(),
+            receiver.clone(),
+            config.uses_host.then(host_name),
+            hello.model_fingerprint,
+            session_config(llm),
+        );
+        let mut entrance = Entrance {
+            kept: None,
+            puller: Some(puller),
+            local: Arc::new(llm.engine.clone()),
+        };
+        let node = match config.role {
+            Role::Decode => Self::start_decode(config, listener, llm, hello, &reachable, receiver)?,
+            Role::Prefill | Role::Unified => {
+                let place = KvPlace {
+                    host: listener.host.clone(),
+                    port: address.port(),
+                    socket: config.uses_host.then(|| socket_path(&hello)),
+                };
+                let sender = start_sender(config, listener, llm, &hello, &place, &threads)?;
+                let kept = KeptPrompts::new(
+                    llm.engine.clone(),
+                    sender.clone(),
+                    place.keep_config(config, llm, &hello),
+                );
+                entrance.kept = Some(kept.clone());
+                if config.role == Role::Unified {
+                    let following = kept.follow();
+                    following.map_err(|error| Error::Io("starting a thread".to_owned(), error))?;
+                    let socket = place.socket;
+                    Node::Unified { socket }
+                } else {
+                    let node = Self::start_prefill(config, llm, hello, place, sender, kept, tls)?;
+                    if let Node::Prefill { node, .. } = &node {
+                        entrance.local = Arc::new(node.clone());
+                    }
+                    node
+                }
             }
-        }
+        };
+        Ok(Self {
+            node,
+            entrance,
+            _threads: threads,
+        })
     }
 
     fn start_prefill(
         config: &ClusterConfig,
-        listener: ClusterListener,
         llm: &Llm,
         hello: Hello,
-        reachable: String,
-        threads: &TransferThreads,
-    ) -> Result<Self, Error> {
-        let pages = llm.engine.kv_pages().clone();
-        let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
-        sender_config.max_bandwidth = config.max_bandwidth;
-        sender_config.tls.clone_from(&listener.tls);
-        let sender = KvSender::start(sender_config, pages, threads);
-        let address = PeerAddress::Tcp(listener.address);
-        let tls = listener.tls.clone();
-        // The sender binds the port itself.
-        drop(listener);
-        let cannot_listen =
-            |error| Error::Io(format!("cannot listen on {address} for KV rows"), error);
-        sender.listen(address.clone()).map_err(cannot_listen)?;
-        let socket = config.uses_host.then(|| socket_path(&hello));
-        if let Some(path) = &socket {
-            let listening = sender.listen(PeerAddress::Unix(path.clone()));
-            listening.map_err(|error| {
-                Error::Io(format!("cannot listen on {}", path.display()), error)
-            })?;
-        }
+        place: KvPlace,
+        sender: Arc<KvSender>,
+        kept: Arc<KeptPrompts>,
+        tls: Option<ClusterTls>,
+    ) -> Result<Node, Error> {
         let kv_address = KvAddress {
             address: match config.uses_network {
-                true => reachable,
+                true => format!("{}:{}", place.host, place.port),
                 false => String::new(),
             },
-            socket: socket
-                .as_ref()
-                .map_or_else(String::new, |path| path.display().to_string()),
+            socket: place.socket_name(),
             host: host_name(),
         };
         let Some(url) = &config.registry else {
@@ -177,27 +218,27 @@ impl Cluster {
         };
         let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
         let registry = registry.map_err(|error| Error::Config(error.to_string()))?;
-        let row_bytes = row_bytes(llm);
         let placement = PlacementConfig {
             policy: config.policy,
             disaggregate_min_tokens: config.min_tokens,
             ..PlacementConfig::default()
         };
         let peers = registry.peers().clone();
-        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes, tls);
+        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes(llm), tls);
         let node = PrefillNode::start(
-            SessionConfig::new(row_bytes),
+            session_config(llm),
             hello,
             llm.engine.clone(),
             sender,
             kv_address,
             peers,
+            Some(kept),
         );
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
-        Ok(Self::Prefill {
+        Ok(Node::Prefill {
             node,
             registry,
-            socket,
+            socket: place.socket,
         })
     }
 
@@ -206,16 +247,12 @@ impl Cluster {
         listener: ClusterListener,
         llm: &Llm,
         hello: Hello,
-        reachable: String,
-        threads: TransferThreads,
-    ) -> Result<Self, Error> {
-        let pages = llm.engine.kv_pages().clone();
-        let mut receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
-        receiver_config.tls.clone_from(&listener.tls);
-        let receiver = KvReceiver::new(receiver_config, pages, &threads);
+        reachable: &str,
+        receiver: Arc<KvReceiver>,
+    ) -> Result<Node, Error> {
         let registry = match &config.registry {
             Some(url) => {
-                let mut own = NodeRecord::at(&hello.instance, &reachable);
+                let mut own = NodeRecord::at(&hello.instance, reachable);
                 own.incarnation = Some(hello.incarnation.0);
                 own.role = Some(Role::Decode);
                 let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
@@ -224,7 +261,7 @@ impl Cluster {
             None => None,
         };
         let host = config.uses_host.then(host_name);
-        let session = SessionConfig::new(row_bytes(llm));
+        let session = session_config(llm);
         let node = DecodeNode::start(session, hello, llm.engine.clone(), receiver, host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
         let tls = listener.tls;
@@ -239,39 +276,47 @@ impl Cluster {
                 tracing::error!("sessions are no longer served: {error}");
             }
         });
-        Ok(Self::Decode {
+        Ok(Node::Decode {
             node,
             registry,
             _stop: stop,
-            _threads: threads,
         })
     }
 
     /// What the server submits requests to, if not to its engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
-        match self {
-            Self::Prefill { node, .. } => Some(Arc::new(node.clone())),
-            Self::Decode { .. } => None,
+        match &self.node {
+            Node::Prefill { node, .. } => Some(Arc::new(node.clone())),
+            Node::Decode { .. } | Node::Unified { .. } => None,
         }
+    }
+
+    /// Who reads `kv_transfer_params`.
+    pub fn kv_transfer(&self) -> Arc<dyn KvTransfer> {
+        Arc::new(ServerEntrance(self.entrance.clone()))
     }
 
     /// What it adds to the server's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
-        Box::new(match self {
-            Self::Prefill { node, registry, .. } => ClusterMetrics::Prefill(PrefillMetrics {
+        let node = match &self.node {
+            Node::Unified { .. } => NodeMetrics::Unified,
+            Node::Prefill { node, registry, .. } => NodeMetrics::Prefill(PrefillMetrics {
                 node: node.clone(),
                 peers: registry.peers().clone(),
             }),
-            Self::Decode { node, .. } => ClusterMetrics::Decode(DecodeMetrics(node.clone())),
-        })
+            Node::Decode { node, .. } => NodeMetrics::Decode(DecodeMetrics(node.clone())),
+        };
+        let entrance = self.entrance.clone();
+        Box::new(ClusterMetrics { node, entrance })
     }
 
     /// Tells the other nodes as soon as the server drains, so that nothing new comes from them.
     pub async fn leave_when_draining(&self, state: &ServerState) {
         state.draining().await;
-        let registry = match self {
-            Self::Prefill { registry, .. } => Some(registry),
-            Self::Decode { node, registry, .. } => {
+        let registry = match &self.node {
+            Node::Unified { .. } => None,
+            Node::Prefill { registry, .. } => Some(registry),
+            Node::Decode { node, registry, .. } => {
                 node.set_draining(true);
                 registry.as_ref()
             }
@@ -284,7 +329,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until the sessions of other nodes have ended, and no longer than `grace`.
+    /// Waits until the sessions of other nodes have ended and nothing is kept for any, and no longer than
+    /// `grace`.
     pub async fn finish(&self, grace: Duration) {
         let ended = async {
             while self.num_sessions() > 0 {
@@ -298,10 +344,15 @@ impl Cluster {
     }
 
     fn num_sessions(&self) -> usize {
-        match self {
-            Self::Prefill { node, .. } => node.stats().num_sessions,
-            Self::Decode { node, .. } => node.num_sessions(),
-        }
+        let num_kept = { &self.entrance.kept }
+            .as_ref()
+            .map_or(0, |kept| kept.num_kept());
+        let num_sessions = match &self.node {
+            Node::Unified { .. } => 0,
+            Node::Prefill { node, .. } => node.stats().num_sessions,
+            Node::Decode { node, .. } => node.num_sessions(),
+        };
+        num_sessions + num_kept
     }
 
     /// For the start-up lines.
@@ -314,24 +365,89 @@ impl Cluster {
             Some(_) => ", mutual TLS",
             None => "",
         };
-        match self {
-            Self::Prefill { .. } => format!("prefill node{registry}{tls}"),
-            Self::Decode { .. } => format!("decode node{registry}{tls}"),
+        match &self.node {
+            Node::Unified { .. } => {
+                format!(
+                    "node of a proxy's cluster, KV rows from {}{tls}",
+                    config.listen
+                )
+            }
+            Node::Prefill { .. } => format!("prefill node{registry}{tls}"),
+            Node::Decode { .. } => format!("decode node{registry}{tls}"),
         }
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if let Self::Prefill {
-            socket: Some(socket),
-            ..
-        } = self
-        {
+        let (Node::Unified { socket } | Node::Prefill { socket, .. }) = &self.node else {
+            return;
+        };
+        if let Some(socket) = socket {
             // Another process may have removed it.
             let _ = std::fs::remove_file(socket);
         }
     }
+}
+
+/// Where other nodes find this one's KV rows.
+struct KvPlace {
+    host: String,
+    port: u16,
+    socket: Option<PathBuf>,
+}
+
+impl KvPlace {
+    /// Empty when there is none.
+    fn socket_name(&self) -> String {
+        let socket = self.socket.as_ref();
+        socket.map_or_else(String::new, |path| path.display().to_string())
+    }
+
+    fn keep_config(&self, config: &ClusterConfig, llm: &Llm, hello: &Hello) -> KeepConfig {
+        let lease_us = llm.engine.limits().hold_lease_us;
+        KeepConfig {
+            incarnation: hello.incarnation.0,
+            model_fingerprint: hello.model_fingerprint,
+            host: self.host.clone(),
+            port: match config.uses_network {
+                true => self.port,
+                false => 0,
+            },
+            near: self.socket.is_some().then(|| NearSource {
+                socket: self.socket_name(),
+                machine: host_name(),
+            }),
+            lease: Duration::from_micros(lease_us),
+        }
+    }
+}
+
+/// Sends KV rows from where the listener was bound.
+fn start_sender(
+    config: &ClusterConfig,
+    listener: ClusterListener,
+    llm: &Llm,
+    hello: &Hello,
+    place: &KvPlace,
+    threads: &TransferThreads,
+) -> Result<Arc<KvSender>, Error> {
+    let pages = llm.engine.kv_pages().clone();
+    let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
+    sender_config.max_bandwidth = config.max_bandwidth;
+    sender_config.tls.clone_from(&listener.tls);
+    let sender = KvSender::start(sender_config, pages, threads);
+    let address = PeerAddress::Tcp(listener.address);
+    // The sender binds the port itself.
+    drop(listener);
+    let cannot_listen = |error| Error::Io(format!("cannot listen on {address} for KV rows"), error);
+    sender.listen(address.clone()).map_err(cannot_listen)?;
+    if let Some(path) = &place.socket {
+        let listening = sender.listen(PeerAddress::Unix(path.clone()));
+        listening
+            .map_err(|error| Error::Io(format!("cannot listen on {}", path.display()), error))?;
+    }
+    Ok(Arc::new(sender))
 }
 
 fn hello(llm: &Llm, instance: &str, incarnation: Incarnation) -> Hello {
@@ -354,6 +470,13 @@ fn hello(llm: &Llm, instance: &str, incarnation: Incarnation) -> Hello {
         element_order: format!("{:?}", geometry.order).to_lowercase().into(),
         weight_format: llm.hardware.weight_format_name().into(),
         instruction_set: llm.hardware.executor.isa.as_str().into(),
+    }
+}
+
+fn session_config(llm: &Llm) -> SessionConfig {
+    SessionConfig {
+        hold_lease_us: llm.engine.limits().hold_lease_us,
+        ..SessionConfig::new(row_bytes(llm))
     }
 }
 

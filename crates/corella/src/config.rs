@@ -67,6 +67,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
+    options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     options.step_deadline = match args.step_deadline {
         0 => Duration::MAX,
         seconds => Duration::from_secs(seconds),
@@ -83,19 +84,23 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     })
 }
 
+/// Any free port, for this machine only.
+const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
+
 fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
     let role = match args.role {
-        RoleArg::Unified => return Ok(None),
+        RoleArg::Unified if args.cluster_listen.is_none() => return Ok(None),
+        RoleArg::Unified => Role::Unified,
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
     };
-    let listen = args.cluster_listen.to_socket_addrs();
+    let cluster_listen = { args.cluster_listen.as_deref() }.unwrap_or(DEFAULT_CLUSTER_LISTEN);
+    let listen = cluster_listen.to_socket_addrs();
     let listen = listen.ok().and_then(|mut addresses| addresses.next());
     let listen = listen.ok_or_else(|| {
         Error::Config(format!(
-            "--cluster-listen {} is no HOST:PORT that this machine can resolve; for example \
-             127.0.0.1:9000",
-            args.cluster_listen
+            "--cluster-listen {cluster_listen} is no HOST:PORT that this machine can resolve; for \
+             example 127.0.0.1:9000"
         ))
     })?;
     if listen.ip().is_unspecified() && args.cluster_advertise.is_none() {

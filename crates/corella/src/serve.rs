@@ -65,7 +65,15 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let generator = generator.unwrap_or_else(|| Arc::new(engine.clone()));
     let collectors = cluster.as_ref().map(Cluster::collector);
     let collectors = collectors.into_iter().collect();
-    let state = ServerState::with_generator(serve_config, text, llm.engine, generator, collectors);
+    let kv_transfer = cluster.as_ref().map(Cluster::kv_transfer);
+    let state = ServerState::with_generator(
+        serve_config,
+        text,
+        llm.engine,
+        generator,
+        kv_transfer,
+        collectors,
+    );
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let report = match &cluster {
         None => served.await,

@@ -31,7 +31,7 @@ const MAX_NAMES: usize = 4096;
 pub struct DecodeNode {
     engine: Engine,
     exchange: KvExchange,
-    receiver: KvReceiver,
+    receiver: Arc<KvReceiver>,
     hello: Hello,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
@@ -75,7 +75,7 @@ impl DecodeNode {
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
-        receiver: KvReceiver,
+        receiver: Arc<KvReceiver>,
         host: Option<String>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let end = DecodeEnd::new(config, hello.clone())?;

@@ -10,6 +10,7 @@ use corella_engine::KvFacts;
 use corella_model::{KvPages, LayerProgress};
 
 use super::prefill_node::Node;
+use crate::entrance::KeptPrompts;
 use crate::transport::KvSender;
 
 /// How long the thread waits for a layer before it looks whether the node is still there.
@@ -95,8 +96,29 @@ struct StepExports {
     end_rows: BTreeMap<RequestId, u32>,
 }
 
+/// The engine's facts, except those about prompts that are kept without a session.
+struct SessionFacts {
+    facts: KvFacts,
+    kept: Option<Arc<KeptPrompts>>,
+}
+
+impl SessionFacts {
+    fn next_blocking(&self) -> Option<KvFact> {
+        std::iter::from_fn(|| self.facts.next_blocking()).find(|fact| !self.is_kept(fact))
+    }
+
+    fn try_next(&self) -> Option<KvFact> {
+        std::iter::from_fn(|| self.facts.try_next()).find(|fact| !self.is_kept(fact))
+    }
+
+    fn is_kept(&self, fact: &KvFact) -> bool {
+        { self.kept.as_ref() }.is_some_and(|kept| kept.handle_fact(fact))
+    }
+}
+
 /// Follows the engine's facts until the engine or the node ends.
-pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts) {
+pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts, kept: Option<Arc<KeptPrompts>>) {
+    let facts = SessionFacts { facts, kept };
     let pages = node.pages.clone();
     let node = Arc::downgrade(node);
     let follow = move || {

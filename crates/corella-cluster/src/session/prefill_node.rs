@@ -30,6 +30,7 @@ use super::export::Export;
 use super::link::{Link, linger};
 use super::service;
 use super::wire::{self, Envelope, KvAddress};
+use crate::entrance::KeptPrompts;
 use crate::transport::KvSender;
 
 /// How often to check whether a decode node still takes rows.
@@ -70,7 +71,7 @@ pub struct PrefillNode(Arc<Node>);
 pub(super) struct Node {
     engine: Engine,
     exchange: KvExchange,
-    sender: KvSender,
+    sender: Arc<KvSender>,
     pub(super) pages: Arc<dyn KvPages>,
     peers: Arc<dyn DecodePeers>,
     hello: Hello,
@@ -110,14 +111,16 @@ struct Run {
 }
 
 impl PrefillNode {
-    /// Runs on the caller's tokio runtime. `kv_address` is where others find `sender`.
+    /// Runs on the caller's tokio runtime. `kv_address` is where others find `sender`. `kept` hears of
+    /// the engine's facts about prompts that are kept for nodes without a session.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
-        sender: KvSender,
+        sender: Arc<KvSender>,
         kv_address: KvAddress,
         peers: Arc<dyn DecodePeers>,
+        kept: Option<Arc<KeptPrompts>>,
     ) -> Result<Self, SessionConfigError> {
         let end = PrefillEnd::new(config, hello.clone())?;
         let node = Arc::new(Node {
@@ -143,7 +146,7 @@ impl PrefillNode {
             }),
             timer: Notify::new(),
         });
-        super::export::start_thread(&node, node.engine.subscribe_kv_facts());
+        super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
         let weak = Arc::downgrade(&node);
         node.runtime.spawn(async move {
             while let Some(node) = weak.upgrade() {

@@ -93,7 +93,7 @@ impl Decode {
         let (engine, pages) = start_engine(model);
         let threads = TransferThreads::start(1).expect("threads start");
         let config = ReceiverConfig::new(incarnation, FINGERPRINT);
-        let receiver = KvReceiver::new(config, pages, &threads);
+        let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
         let node = DecodeNode::start(session_config(), hello, engine.clone(), receiver, None);
         let node = node.expect("its configuration is valid");
@@ -175,12 +175,13 @@ impl Prefill {
             session_config(),
             hello("prefill", incarnation, model),
             engine.clone(),
-            sender,
+            Arc::new(sender),
             KvAddress {
                 address: kv_address.to_string(),
                 ..KvAddress::default()
             },
             Arc::new(peers),
+            None,
         );
         Self {
             engine,

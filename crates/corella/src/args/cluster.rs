@@ -11,17 +11,18 @@ use corella_core::PeerPolicy;
 pub struct ClusterArgs {
     /// Part of a request that this node serves: everything (unified), the prompt and whatever no
     /// other node can take over (prefill, which clients talk to), or what follows the prompt
-    /// (decode)
+    /// (decode). With --cluster-listen, a proxy that sends kv_transfer_params may pair unified nodes
     #[arg(long, value_name = "ROLE", default_value = "unified")]
     pub role: RoleArg,
     /// Where nodes find each other: static:HOST:PORT,…, file:DIR, dns:NAME:PORT,
     /// etcd:HOST:PORT,…/PREFIX or kubernetes:NAMESPACE/SERVICE
     #[arg(long, value_name = "URL", required_if_eq("role", "prefill"))]
     pub registry: Option<RegistryUrl>,
-    /// Address for other nodes: a decode node takes sessions there, a prefill node sends KV rows from
-    /// there; port 0 takes any free port
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
-    pub cluster_listen: String,
+    /// Address for other nodes: a decode node takes sessions there, a prefill node and a unified node
+    /// send KV rows from there; port 0 takes any free port [default: 127.0.0.1:0, and none for a
+    /// unified node]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub cluster_listen: Option<String>,
     /// Host name or address under which other nodes reach this one [default: that of
     /// --cluster-listen]
     #[arg(long, value_name = "HOST")]
@@ -53,6 +54,10 @@ pub struct ClusterArgs {
     /// Send at most this many bytes of KV rows per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size)]
     pub transfer_max_bandwidth: Option<u64>,
+    /// Keep the KV rows of a prompt for this many seconds if the other node does not fetch them, or
+    /// stops fetching them
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(4..=3600))]
+    pub kv_hold_lease: u32,
     /// Threads that copy KV rows from and to other nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub transfer_threads: u16,

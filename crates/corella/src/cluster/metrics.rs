@@ -4,18 +4,24 @@ use std::fmt;
 use std::sync::Arc;
 
 use corella_cluster::Peers;
+use corella_cluster::entrance::{Entrance, KeptEnd, PullOutcome};
 use corella_cluster::session::{DecodeNode, PrefillNode};
 use corella_core::PeerStanding;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Unit;
 
 /// Read at each scrape.
-#[derive(Debug)]
-pub enum ClusterMetrics {
+pub struct ClusterMetrics {
+    pub node: NodeMetrics,
+    pub entrance: Entrance,
+}
+
+pub enum NodeMetrics {
+    Unified,
     Prefill(PrefillMetrics),
     Decode(DecodeMetrics),
 }
@@ -28,29 +34,85 @@ pub struct PrefillMetrics {
 pub struct DecodeMetrics(pub Arc<DecodeNode>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StandingLabels {
     standing: &'static str,
 }
 
 impl Collector for ClusterMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.node.encode(&mut encoder)?;
+        encode_entrance(&self.entrance, &mut encoder)
+    }
+}
+
+/// What proxies have had this node do.
+fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    if let Some(kept) = &entrance.kept {
+        gauge(
+            encoder,
+            "corella_kept_prompts",
+            "Prompts that are computed or kept for a node that a proxy chooses",
+            kept.num_kept() as i64,
+        )?;
+        let ends = KeptEnd::ALL.map(|end| (end.as_str(), kept.num_ended(end)));
+        let help = "Prompts that are no longer kept, by what has become of them";
+        outcomes(encoder, "corella_kept_prompts_ended", help, &ends)?;
+    }
+    if let Some(puller) = &entrance.puller {
+        let ends = PullOutcome::ALL.map(|outcome| (outcome.as_str(), puller.num_requests(outcome)));
+        let help = "Requests whose prompt another node had computed for a proxy, by whether its KV rows \
+                    were pulled";
+        outcomes(encoder, "corella_kv_pulls", help, &ends)?;
+        counter(
+            encoder,
+            "corella_kv_pulled_rows",
+            "KV rows that were pulled from other nodes for a proxy",
+            puller.num_rows(),
+        )?;
+    }
+    Ok(())
+}
+
+fn outcomes(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    counts: &[(&'static str, u64)],
+) -> fmt::Result {
+    let family = Family::<OutcomeLabels, Counter>::default();
+    for &(outcome, count) in counts {
+        family
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc_by(count);
+    }
+    encode(encoder, name, help, &family)
+}
+
+impl NodeMetrics {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         match self {
+            Self::Unified => Ok(()),
             Self::Prefill(PrefillMetrics { node, peers }) => {
                 let stats = node.stats();
                 gauge(
-                    &mut encoder,
+                    encoder,
                     "corella_sessions",
                     "Requests of clients that have not ended",
                     stats.num_sessions as i64,
                 )?;
                 counter(
-                    &mut encoder,
+                    encoder,
                     "corella_remote_tokens",
                     "Tokens that decode nodes have sent back",
                     stats.num_remote_tokens,
                 )?;
                 counter(
-                    &mut encoder,
+                    encoder,
                     "corella_kv_sent_bytes",
                     "Bytes of KV rows sent to decode nodes",
                     stats.num_bytes_sent,
@@ -71,10 +133,10 @@ impl Collector for ClusterMetrics {
                     nodes.get_or_create(&labels).set(num_nodes as i64);
                 }
                 let help = "Decode nodes by what is known of them";
-                encode(&mut encoder, "corella_decode_nodes", help, &nodes)
+                encode(encoder, "corella_decode_nodes", help, &nodes)
             }
             Self::Decode(DecodeMetrics(node)) => gauge(
-                &mut encoder,
+                encoder,
                 "corella_sessions",
                 "Requests of other nodes that have not ended, or whose pages may still be written to",
                 node.num_sessions() as i64,
@@ -101,14 +163,8 @@ fn encode(
     metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }
 
-impl fmt::Debug for PrefillMetrics {
+impl fmt::Debug for ClusterMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("metrics of a prefill node")
-    }
-}
-
-impl fmt::Debug for DecodeMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("metrics of a decode node")
+        f.write_str("metrics of a node")
     }
 }
