@@ -32,6 +32,10 @@ pub struct Reservation {
     pub pages: Vec<PageId>,
     /// The first rows, in whole pages, are there already and must not be written.
     pub num_cached_rows: u32,
+    /// The number of this reservation among all that were granted, counted from 1.
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it
+    /// together with the page counts that include its pages.
+    pub granted_as: u64,
 }
 
 /// What becomes of a request whose KV does not come.
@@ -140,9 +144,11 @@ impl Scheduler {
         let pages = state.table.clone();
         self.receipts.by_deadline.insert((deadline_us, index));
         self.count_running(index);
+        self.counters.num_reservations += 1;
         Ok(Reservation {
             pages,
             num_cached_rows,
+            granted_as: self.counters.num_reservations,
         })
     }
 

@@ -494,6 +494,7 @@ impl Scheduler {
             num_evicted_pages: self.kv.num_evicted(),
             num_queued_tokens: self.num_queued_tokens,
             head_room_share: self.head_room_share,
+            prefill_us: self.pace.prefill_us(1024),
             ..self.counters
         }
     }

@@ -25,6 +25,10 @@ pub struct SchedulerStats {
     pub num_in_use_pages: usize,
     pub num_pinned_pages: usize,
 
+    /// How long 1,024 prompt tokens take, in microseconds, smoothed; 0 before any step was timed.
+    pub prefill_us: u64,
+    /// Reservations granted since the start.
+    pub num_reservations: u64,
     pub num_steps: u64,
     pub num_scheduled_tokens: u64,
     /// Prompt tokens, counted when a request is first admitted.

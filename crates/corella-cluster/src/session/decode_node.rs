@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use corella_core::session::{
-    DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToPrefill,
+    Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToPrefill,
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
 use corella_engine::{
@@ -37,8 +37,6 @@ pub struct DecodeNode {
     host: Option<String>,
     clock: Clock,
     runtime: Handle,
-    /// Reservations that were granted since the start.
-    num_reservations: AtomicU64,
     is_draining: AtomicBool,
     state: Mutex<State>,
     timer: Notify,
@@ -94,7 +92,6 @@ impl DecodeNode {
                 loads: HashMap::new(),
                 names: HashMap::new(),
             }),
-            num_reservations: AtomicU64::new(0),
             is_draining: AtomicBool::new(false),
             timer: Notify::new(),
         });
@@ -301,9 +298,11 @@ impl DecodeNode {
                         request.pages = reservation.pages;
                     }
                     drop(state);
-                    self.num_reservations.fetch_add(1, Ordering::Relaxed);
-                    let num_cached_rows = reservation.num_cached_rows;
-                    self.with(|end, now_us| end.handle_reserved(key, Ok(num_cached_rows), now_us));
+                    let allocated = Allocated {
+                        num_cached_rows: reservation.num_cached_rows,
+                        granted_as: reservation.granted_as,
+                    };
+                    self.with(|end, now_us| end.handle_reserved(key, Ok(allocated), now_us));
                 }
                 StreamEvent::Refused(error) => {
                     let refusal = admission_refusal(&error);
@@ -341,7 +340,7 @@ impl DecodeNode {
             num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
             num_running: stats.num_running as u32,
             num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
-            num_reservations: self.num_reservations.load(Ordering::Relaxed),
+            num_reservations: stats.num_reservations,
             is_draining,
         }
     }

@@ -1,19 +1,19 @@
 //! The decode nodes in the registry: connections to them, their health, and which is chosen next.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch, Peer};
 use corella_core::{
     Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, Placement, PlacementConfig,
-    PlacementRequest, Request, ReservationId,
+    PlacementRequest, ReservationId, SessionId,
 };
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
-use super::prefill_node::DecodePeers;
+use super::prefill_node::{DecodePeers, Search};
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
@@ -22,8 +22,6 @@ use crate::tls::{ClusterTls, SecureConnector};
 /// How long a node may take to say how it is.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
-/// Pages that were asked for count as taken until reports have had time to count them.
-const RESERVATION_TIME: Duration = Duration::from_secs(2);
 /// The pause between two rounds of probes.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
@@ -40,7 +38,8 @@ pub struct RegistryPeers {
 #[derive(Default)]
 struct State {
     channels: HashMap<PeerId, Channel>,
-    reservations: VecDeque<(Instant, ReservationId)>,
+    /// What each session has asked a node for, or has there.
+    reservations: HashMap<SessionId, (PeerId, ReservationId)>,
 }
 
 impl RegistryPeers {
@@ -175,28 +174,28 @@ impl RegistryPeers {
         Some(channel)
     }
 
-    /// Closes connections to nodes that have gone, and ends reservations that reports count by now.
-    fn forget_gone(&self) {
-        let mut state = self.lock();
-        state
-            .channels
-            .retain(|&peer, _| self.peers.record(peer).is_some());
-        while let Some(&(since, reservation)) = state.reservations.front()
-            && since.elapsed() >= RESERVATION_TIME
-        {
-            state.reservations.pop_front();
+    fn release(&self, reservation: Option<(PeerId, ReservationId)>) {
+        if let Some((_, reservation)) = reservation {
             self.peers.with_table(|table, _| table.release(reservation));
         }
+    }
+
+    /// Closes connections to nodes that have gone.
+    fn forget_gone(&self) {
+        let mut state = self.lock();
+        let channels = &mut state.channels;
+        channels.retain(|&peer, _| self.peers.record(peer).is_some());
     }
 }
 
 impl DecodePeers for RegistryPeers {
-    fn choose(&self, request: &Request, tried: &[NodeId]) -> Option<Peer> {
+    fn choose(&self, search: &Search<'_>) -> Option<Peer> {
+        let request = search.request;
         let wanted = PlacementRequest {
             num_prompt_tokens: request.prompt.len() as u32,
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
         };
-        let refused: Vec<PeerId> = tried.iter().map(|node| PeerId(node.0.into())).collect();
+        let refused: Vec<PeerId> = search.tried.iter().map(|&node| peer_id(node)).collect();
         let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
         let chosen = self.peers.with_table(|table, now_us| {
             let nodes = table.decode_nodes(now_us);
@@ -204,7 +203,7 @@ impl DecodePeers for RegistryPeers {
                 nodes: &nodes,
                 takes_locally: true,
                 kv_bytes_per_token: self.kv_bytes_per_token,
-                prefill_us: 0,
+                prefill_us: search.prefill_us,
             };
             let Placement::Remote(peer) = fleet.place(&self.config, &wanted, cursor, &refused)
             else {
@@ -219,10 +218,14 @@ impl DecodePeers for RegistryPeers {
         });
         tracing::trace!(?chosen, "placement");
         let (peer, incarnation, reservation) = chosen?;
-        let mut state = self.lock();
-        state
-            .reservations
-            .extend(reservation.map(|reservation| (Instant::now(), reservation)));
+        if let Some(reservation) = reservation {
+            let mut state = self.lock();
+            let earlier = state
+                .reservations
+                .insert(search.session, (peer, reservation));
+            drop(state);
+            self.release(earlier);
+        }
         Some(Peer {
             node: NodeId(u32::try_from(peer.0).ok()?),
             incarnation,
@@ -230,20 +233,47 @@ impl DecodePeers for RegistryPeers {
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
-        self.connect(PeerId(node.0.into()))
+        self.connect(peer_id(node))
     }
 
     fn mark_suspect(&self, node: NodeId) {
-        let peer = PeerId(node.0.into());
+        let peer = peer_id(node);
         self.peers
             .with_table(|table, now_us| table.handle_session_lost(peer, now_us));
     }
 
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch) {
-        let peer = PeerId(node.0.into());
+        let peer = peer_id(node);
         let incarnation = self.peers.with_table(|table, _| table.incarnation(peer));
         if let Some(incarnation) = incarnation {
             self.note_incompatible(peer, Incarnation(incarnation), mismatch);
         }
     }
+
+    fn handle_granted(&self, session: SessionId, node: NodeId, granted_as: u64) {
+        let reservation = self.lock().reservations.get(&session).copied();
+        // The session may have gone on to another node since.
+        if let Some((peer, reservation)) = reservation
+            && peer == peer_id(node)
+        {
+            self.peers
+                .with_table(|table, _| table.handle_granted(reservation, granted_as));
+        }
+    }
+
+    fn handle_left(&self, session: SessionId) {
+        let reservation = self.lock().reservations.remove(&session);
+        self.release(reservation);
+    }
+
+    fn handle_transfer(&self, node: NodeId, num_bytes: u64, elapsed: Duration) {
+        let elapsed_us = elapsed.as_micros() as u64;
+        self.peers.with_table(|table, now_us| {
+            table.handle_transfer(peer_id(node), num_bytes, elapsed_us, now_us);
+        });
+    }
+}
+
+fn peer_id(node: NodeId) -> PeerId {
+    PeerId(node.0.into())
 }

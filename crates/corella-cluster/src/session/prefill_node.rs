@@ -40,9 +40,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// The decode nodes that there are, and what has come of asking them.
 pub trait DecodePeers: Send + Sync + 'static {
-    /// Chooses a node to decode a request, excluding the nodes in `tried`. `None` means that this
-    /// node should decode it itself.
-    fn choose(&self, request: &Request, tried: &[NodeId]) -> Option<Peer>;
+    /// Chooses a node to decode a request. `None` means that this node should decode it itself.
+    fn choose(&self, search: &Search<'_>) -> Option<Peer>;
 
     /// A connection to a node that was chosen.
     fn channel(&self, node: NodeId) -> Option<Channel>;
@@ -50,6 +49,26 @@ pub trait DecodePeers: Send + Sync + 'static {
     fn mark_suspect(&self, node: NodeId);
 
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
+
+    /// The node has pages for the session, as its `granted_as`-th reservation.
+    fn handle_granted(&self, _session: SessionId, _node: NodeId, _granted_as: u64) {}
+
+    /// The node that was chosen last for the session does nothing for it any more.
+    fn handle_left(&self, _session: SessionId) {}
+
+    /// So many bytes went to a node, which takes `elapsed` at the speed at which it takes them.
+    fn handle_transfer(&self, _node: NodeId, _num_bytes: u64, _elapsed: Duration) {}
+}
+
+/// A request that looks for a decode node.
+pub struct Search<'a> {
+    pub session: SessionId,
+    pub request: &'a Request,
+    /// Nodes that are not to be asked again.
+    pub tried: &'a [NodeId],
+    /// How long 1,024 prompt tokens take on this node, in microseconds; 0 while nobody has measured
+    /// it.
+    pub prefill_us: u64,
 }
 
 /// `num_sessions` is the current number; the other fields are totals since the node started.
@@ -221,7 +240,7 @@ impl Node {
             relay,
             is_accepted: false,
         };
-        let peer = self.peers.choose(&request, &[]);
+        let peer = self.choose(id, &request, &[]);
         {
             let mut state = self.lock();
             state.clients.insert(id, client);
@@ -247,6 +266,15 @@ impl Node {
             }
         })?;
         Ok(stream)
+    }
+
+    fn choose(&self, session: SessionId, request: &Request, tried: &[NodeId]) -> Option<Peer> {
+        self.peers.choose(&Search {
+            session,
+            request,
+            tried,
+            prefill_us: self.engine.stats().scheduler.prefill_us,
+        })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -281,12 +309,15 @@ impl Node {
         match action {
             PrefillAction::TryNext { session, tried } => {
                 let request = state.requests.get(&session);
-                let peer = request.and_then(|request| self.peers.choose(request, &tried));
+                let peer = request.and_then(|request| self.choose(session, request, &tried));
                 state.end.handle_placement(session, peer, now_us);
             }
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),
             PrefillAction::Send { key, message } => self.send(state, key, message),
-            PrefillAction::CloseStream { key } => drop(state.links.remove(&key)),
+            PrefillAction::CloseStream { key } => {
+                state.links.remove(&key);
+                self.peers.handle_left(key.session);
+            }
             PrefillAction::SubmitLocally {
                 session,
                 run,
@@ -353,11 +384,7 @@ impl Node {
                         };
                         match wire::from_decode(body, &this.hello) {
                             Ok(message) => {
-                                if let ToPrefill::Tokens(tokens) = &message {
-                                    let num_tokens = tokens.samples.len() as u64;
-                                    this.num_remote_tokens
-                                        .fetch_add(num_tokens, Ordering::Relaxed);
-                                }
+                                this.account(key, node, &message);
                                 this.with(|end, now_us| end.handle_message(key, message, now_us));
                             }
                             Err(error) => {
@@ -375,6 +402,31 @@ impl Node {
                 }
             }
         });
+    }
+
+    /// What a decode node's message says of its load and of the way to it.
+    fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill) {
+        match message {
+            ToPrefill::Allocated(allocated) => {
+                self.peers
+                    .handle_granted(key.session, node, allocated.granted_as);
+            }
+            ToPrefill::LoadDone => {
+                let account = self.sender.handle_loaded(&key);
+                let bytes_per_s = self.sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
+                if let (Some(account), Some(bytes_per_s)) = (account, bytes_per_s) {
+                    let num_bytes = account.num_bytes;
+                    let elapsed = Duration::from_secs_f64(num_bytes as f64 / bytes_per_s);
+                    self.peers.handle_transfer(node, num_bytes, elapsed);
+                }
+            }
+            ToPrefill::Tokens(tokens) => {
+                let num_tokens = tokens.samples.len() as u64;
+                self.num_remote_tokens
+                    .fetch_add(num_tokens, Ordering::Relaxed);
+            }
+            _ => {}
+        }
     }
 
     fn handle_closed(self: &Arc<Self>, key: SessionKey) {
@@ -612,6 +664,7 @@ impl Node {
     fn forget(&self, state: &mut State, session: SessionId) {
         state.clients.remove(&session);
         state.requests.remove(&session);
+        self.peers.handle_left(session);
     }
 }
 

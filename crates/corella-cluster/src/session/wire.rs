@@ -188,6 +188,8 @@ pub struct Stopping {
 pub struct Allocated {
     #[prost(uint32, tag = "1")]
     pub num_cached_rows: u32,
+    #[prost(uint64, tag = "2")]
+    pub granted_as: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -429,6 +431,7 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
         core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, &KvAddress::default())),
         core::ToPrefill::Allocated(allocated) => Body::Allocated(Allocated {
             num_cached_rows: allocated.num_cached_rows,
+            granted_as: allocated.granted_as,
         }),
         core::ToPrefill::Refused(refusal) => {
             let kind = match refusal {
@@ -462,6 +465,7 @@ pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, Wir
         Body::Hello(hello) => core::ToPrefill::Hello(Box::new(hello.try_into()?)),
         Body::Allocated(allocated) => core::ToPrefill::Allocated(core::Allocated {
             num_cached_rows: allocated.num_cached_rows,
+            granted_as: allocated.granted_as,
         }),
         Body::Refused(refused) => core::ToPrefill::Refused(match refused.kind() {
             RefusalKind::Unknown => return Err(WireError("the kind of a refusal")),

@@ -9,6 +9,10 @@ pub struct TransferAccount {
     pub num_pages: u64,
     pub first_byte_at: Option<Instant>,
     pub last_byte_at: Option<Instant>,
+    /// When the executor had computed the last of the rows, as far as that is known.
+    pub computed_at: Option<Instant>,
+    /// When the receiver said that it had everything.
+    pub received_at: Option<Instant>,
 }
 
 impl TransferAccount {

@@ -273,6 +273,13 @@ impl KvSender {
         self.get(key).map(|outgoing| outgoing.account())
     }
 
+    /// The receiver has said in another place that it has all rows, perhaps before it says so here.
+    /// What the transfer was.
+    pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
+        let outgoing = self.get(key)?;
+        Some(outgoing.handle_loaded(Instant::now()))
+    }
+
     /// How fast this incarnation of a decode node takes what is sent to it, as far as is known.
     pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
         let meter = self.state.meters().get(&decode_incarnation)?.clone();

@@ -129,6 +129,9 @@ impl Outgoing {
         for num_readable in &mut state.num_readable[layers.start as usize..layers.end as usize] {
             *num_readable = num_rows.max(*num_readable);
         }
+        if state.num_readable.iter().all(|&num| num == self.num_rows) {
+            state.account.computed_at.get_or_insert_with(Instant::now);
+        }
         self.queue(&mut state);
     }
 
@@ -216,11 +219,22 @@ impl Outgoing {
     }
 
     pub fn handle_received(&self, load_id: u64, now: Instant) {
-        let mut state = self.state();
-        let Some(mut feed) = state.feed.take_if(|feed| feed.load_id == load_id) else {
+        let feed = self.state().feed.take_if(|feed| feed.load_id == load_id);
+        self.note_received(feed, now);
+    }
+
+    /// The receiver has said in another place that it has everything.
+    pub fn handle_loaded(&self, now: Instant) -> TransferAccount {
+        let feed = self.state().feed.take();
+        self.note_received(feed, now);
+        self.account()
+    }
+
+    fn note_received(&self, feed: Option<Feed>, now: Instant) {
+        let Some(mut feed) = feed else {
             return;
         };
-        drop(state);
+        self.state().account.received_at = Some(now);
         feed.acknowledge(u64::MAX, now);
         feed.stop();
         self.set_status(match feed.is_complete {

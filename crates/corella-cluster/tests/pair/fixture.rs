@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use corella_cluster::session::{DecodeNode, DecodePeers, KvAddress, PrefillNode, serve_sessions};
+use corella_cluster::session::{
+    DecodeNode, DecodePeers, KvAddress, PrefillNode, Search, serve_sessions,
+};
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, Namespace, NodeId, Request, SamplingParams, SchedulerConfig,
+    FinishReason, Incarnation, Namespace, NodeId, SamplingParams, SchedulerConfig,
     StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, Generate, StreamEvent, Submission, TokenStream};
@@ -32,7 +34,7 @@ pub fn model(num_pages: u32) -> MockConfig {
     }
 }
 
-fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
+pub fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
     Hello {
         instance: instance.into(),
         incarnation: Incarnation(incarnation),
@@ -128,11 +130,11 @@ struct FixedPeers {
 }
 
 impl DecodePeers for FixedPeers {
-    fn choose(&self, _: &Request, tried: &[NodeId]) -> Option<Peer> {
+    fn choose(&self, search: &Search<'_>) -> Option<Peer> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let num_nodes = self.nodes.len();
         let nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
-        { nodes }.find(|peer| !tried.contains(&peer.node))
+        { nodes }.find(|peer| !search.tried.contains(&peer.node))
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
@@ -150,15 +152,10 @@ pub struct Prefill {
     _threads: TransferThreads,
 }
 
+pub const PREFILL_INCARNATION: u64 = 7;
+
 impl Prefill {
     pub fn start(model: &MockConfig, decode: &[&Decode]) -> Self {
-        let (engine, pages) = start_engine(model);
-        let threads = TransferThreads::start(1).expect("threads start");
-        let incarnation = 7;
-        let config = SenderConfig::new(incarnation, FINGERPRINT);
-        let sender = KvSender::start(config, pages, &threads);
-        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-        let kv_address = sender.listen(local).expect("a port is free");
         let nodes = decode.iter().enumerate().map(|(i, decode)| {
             let peer = Peer {
                 node: NodeId(i as u32),
@@ -171,16 +168,31 @@ impl Prefill {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
         };
+        Self::start_with(model, Arc::new(peers), None)
+    }
+
+    pub fn start_with(
+        model: &MockConfig,
+        peers: Arc<dyn DecodePeers>,
+        max_bandwidth: Option<u64>,
+    ) -> Self {
+        let (engine, pages) = start_engine(model);
+        let threads = TransferThreads::start(1).expect("threads start");
+        let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT);
+        config.max_bandwidth = max_bandwidth;
+        let sender = KvSender::start(config, pages, &threads);
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let kv_address = sender.listen(local).expect("a port is free");
         let node = PrefillNode::start(
             session_config(),
-            hello("prefill", incarnation, model),
+            hello("prefill", PREFILL_INCARNATION, model),
             engine.clone(),
             Arc::new(sender),
             KvAddress {
                 address: kv_address.to_string(),
                 ..KvAddress::default()
             },
-            Arc::new(peers),
+            peers,
             None,
         );
         Self {

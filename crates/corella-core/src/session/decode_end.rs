@@ -141,9 +141,14 @@ impl DecodeEnd {
         }
     }
 
-    /// The scheduler's answer to [`DecodeAction::Reserve`]: how many leading rows it has already, or
-    /// why it does not take the request.
-    pub fn handle_reserved(&mut self, key: SessionKey, answer: Result<u32, Refusal>, now_us: u64) {
+    /// The scheduler's answer to [`DecodeAction::Reserve`]: what it has reserved, or why it does not
+    /// take the request.
+    pub fn handle_reserved(
+        &mut self,
+        key: SessionKey,
+        answer: Result<Allocated, Refusal>,
+        now_us: u64,
+    ) {
         self.note_time(now_us);
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -163,7 +168,8 @@ impl DecodeEnd {
                 self.send(key, ToPrefill::Refused(refusal));
                 self.end(key, None);
             }
-            Ok(num_cached_rows) => {
+            Ok(allocated) => {
+                let num_cached_rows = allocated.num_cached_rows;
                 let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
                 let has_rows = num_cached_rows >= num_rows;
                 self.set_stage(
@@ -174,7 +180,7 @@ impl DecodeEnd {
                         first_token: None,
                     },
                 );
-                self.send(key, ToPrefill::Allocated(Allocated { num_cached_rows }));
+                self.send(key, ToPrefill::Allocated(allocated));
                 if has_rows {
                     return self.send(key, ToPrefill::LoadDone);
                 }

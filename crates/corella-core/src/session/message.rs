@@ -97,6 +97,9 @@ pub struct Allocate {
 pub struct Allocated {
     /// Leading rows that the decode node has already. They are not sent.
     pub num_cached_rows: u32,
+    /// The number of this reservation among all that the node has granted since it started, counted
+    /// from 1. Load reports with at least this number count its pages.
+    pub granted_as: u64,
 }
 
 /// Why a decode node does not take a request.

@@ -35,14 +35,20 @@ fn loading(key: SessionKey, now_us: u64) -> DecodeEnd {
     end
 }
 
+fn reserved(num_cached_rows: u32) -> Allocated {
+    Allocated {
+        num_cached_rows,
+        granted_as: 9,
+    }
+}
+
 fn open(end: &mut DecodeEnd, key: SessionKey, now_us: u64) {
     let hello = hello(key.prefill_incarnation.0);
     say(end, key, ToDecode::Hello(Box::new(hello)), now_us);
     say(end, key, ToDecode::Allocate(Box::new(allocate())), now_us);
-    end.handle_reserved(key, Ok(4), now_us);
+    end.handle_reserved(key, Ok(reserved(4)), now_us);
     let did = actions(end);
-    let num_cached_rows = 4;
-    let told = send(key, ToPrefill::Allocated(Allocated { num_cached_rows }));
+    let told = send(key, ToPrefill::Allocated(reserved(4)));
     let load = DecodeAction::Load {
         key,
         node: PREFILL,
@@ -118,10 +124,10 @@ fn an_allocation_is_made_and_answered_once() {
     assert_eq!(say(&mut end, key, hello(), 0), []);
     assert_eq!(say(&mut end, key, allocate(), 0).len(), 1);
     assert_eq!(say(&mut end, key, allocate(), 0), []);
-    end.handle_reserved(key, Ok(0), 1);
+    end.handle_reserved(key, Ok(reserved(0)), 1);
     assert_eq!(actions(&mut end).len(), 2);
     assert_eq!(say(&mut end, key, allocate(), 2), []);
-    end.handle_reserved(key, Ok(0), 2);
+    end.handle_reserved(key, Ok(reserved(0)), 2);
     assert_eq!(actions(&mut end), []);
 }
 
@@ -223,7 +229,7 @@ fn a_reservation_that_comes_after_the_end_is_released_at_once() {
     say(&mut end, key, ToDecode::Allocate(Box::new(allocate())), 0);
     let did = say(&mut end, key, ToDecode::Abort(AbortReason::Cancelled), 1);
     assert_eq!(did, [DecodeAction::CloseStream { key }]);
-    end.handle_reserved(key, Ok(0), 2);
+    end.handle_reserved(key, Ok(reserved(0)), 2);
     assert_eq!(actions(&mut end), [DecodeAction::Release { key }]);
     assert_eq!(end.stats().num_sessions, 0);
 }

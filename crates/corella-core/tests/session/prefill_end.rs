@@ -59,8 +59,10 @@ fn prefilling() -> PrefillEnd {
 
 fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillAction> {
     say(end, key, ToPrefill::Hello(Box::new(hello(5))), now_us);
-    let num_cached_rows = 4;
-    let message = ToPrefill::Allocated(Allocated { num_cached_rows });
+    let message = ToPrefill::Allocated(Allocated {
+        num_cached_rows: 4,
+        granted_as: 1,
+    });
     say(end, key, message, now_us)
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use corella_core::session::{
-    AbortReason, Allocate, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode, ToPrefill,
+    AbortReason, Allocate, Allocated, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode,
+    ToPrefill,
 };
 use corella_core::{AdmissionError, Incarnation, LostKv, NodeId, PageId, RequestId};
 
@@ -303,7 +304,10 @@ impl DecodeNode {
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);
             world.totals.num_cached_rows += u64::from(reservation.num_cached_rows);
-            reservation.num_cached_rows
+            Allocated {
+                num_cached_rows: reservation.num_cached_rows,
+                granted_as: reservation.granted_as,
+            }
         });
         let answer = answer.map_err(|error| match error {
             AdmissionError::NoRoom { .. } => Refusal::Exhausted,

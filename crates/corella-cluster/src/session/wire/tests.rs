@@ -144,6 +144,7 @@ fn a_decode_nodes_messages_arrive_as_they_were() {
         ToPrefill::Hello(Box::new(facts())),
         ToPrefill::Allocated(core::Allocated {
             num_cached_rows: 32,
+            granted_as: 1 << 40,
         }),
         ToPrefill::LoadDone,
         ToPrefill::Tokens(core::Tokens {
