@@ -111,7 +111,7 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
 
 def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
     prompt = prompt_of(100)
-    num_tokens = 400
+    num_tokens = 200
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)
         prefill = fleet.prefill(*SLOW)
@@ -369,7 +369,7 @@ def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):
 
 
 def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
-    num_tokens = 400
+    num_tokens = 300
     address = ("--node-id", "decode", "--cluster-listen", f"127.0.0.1:{free_port()}")
     with Fleet() as fleet:
         first = fleet.decode(*SLOW, *address)
@@ -391,8 +391,8 @@ def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
 
 
 def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):
-    prompts = [prompt_of(200, seed) for seed in range(8)]
-    num_tokens = 200
+    prompts = [prompt_of(200, seed) for seed in range(6)]
+    num_tokens = 120
     # A page is 16 rows, so that there are 30: enough for one request.
     small = ("--kv-cache-memory", 30 * 16 * ROW_BYTES, "--max-model-len", 450, "--head-room", "limit")
     with Fleet() as fleet:
@@ -423,7 +423,7 @@ def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):
 
 
 def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
-    num_tokens = 400
+    num_tokens = 150
     with Fleet() as fleet:
         leaving, staying = (fleet.decode(*SLOW) for _ in range(2))
         prefill = fleet.prefill(*SLOW, num_decode_nodes=2)

@@ -32,13 +32,16 @@ impl Pair {
         let url = url.parse().expect("a registry");
         let registry = Registry::start(&url, None, RegistryConfig::new(Role::Decode));
         let registry = registry.expect("its configuration is valid");
+        let executor = MockExecutor::new(model.clone());
+        let pages = executor.kv_pages();
         let peers = RegistryPeers::start(
             registry.peers().clone(),
             PlacementConfig::default(),
-            hello("prefill", PREFILL_INCARNATION, &model),
+            hello("prefill", PREFILL_INCARNATION, &*pages),
             MOCK_ROW_BYTES * u64::from(model.num_layers),
+            None,
         );
-        let prefill = Prefill::start_with(&model, peers, max_bandwidth);
+        let prefill = Prefill::start_among(Box::new(executor), peers, max_bandwidth);
         let pair = Self {
             prefill,
             decode,

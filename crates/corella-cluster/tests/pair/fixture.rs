@@ -34,7 +34,8 @@ pub fn model(num_pages: u32) -> MockConfig {
     }
 }
 
-pub fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
+pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
+    let geometry = pages.geometry();
     Hello {
         instance: instance.into(),
         incarnation: Incarnation(incarnation),
@@ -43,16 +44,16 @@ pub fn hello(instance: &str, incarnation: u64, model: &MockConfig) -> Hello {
         model_fingerprint: FINGERPRINT,
         tokenizer_digest: 1,
         kv_shape: KvShape {
-            num_layers: model.num_layers,
-            num_kv_heads: 1,
-            head_dim: 1,
+            num_layers: geometry.num_layers,
+            num_kv_heads: geometry.num_kv_heads,
+            head_dim: geometry.head_dim,
             num_ranks: 1,
         },
-        kv_format: "mock".into(),
-        page_size: model.page_size,
-        element_order: "plain".into(),
-        weight_format: "mock".into(),
-        instruction_set: "none".into(),
+        kv_format: format!("{:?}", geometry.format).into(),
+        page_size: geometry.page_size,
+        element_order: format!("{:?}", geometry.order).into(),
+        weight_format: "any".into(),
+        instruction_set: "any".into(),
     }
 }
 
@@ -67,16 +68,21 @@ fn session_config() -> SessionConfig {
     }
 }
 
-fn start_engine(model: &MockConfig) -> (Engine, Arc<dyn KvPages>) {
-    let limits = SchedulerConfig {
-        max_num_seqs: 16,
-        max_num_batched_tokens: 64,
-        max_prefill_tokens: 32,
-        ..SchedulerConfig::new(model.num_pages, model.page_size, 256)
-    };
-    let executor = MockExecutor::new(model.clone());
+/// What one step and one request may have at most.
+pub const MAX_SEQS: u32 = 16;
+pub const MAX_STEP_TOKENS: u32 = 64;
+pub const MAX_CONTEXT: u32 = 256;
+
+fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
     let pages = executor.kv_pages();
-    let engine = Engine::start(EngineConfig::new(limits), Box::new(executor));
+    let geometry = pages.geometry();
+    let limits = SchedulerConfig {
+        max_num_seqs: MAX_SEQS,
+        max_num_batched_tokens: MAX_STEP_TOKENS,
+        max_prefill_tokens: 32,
+        ..SchedulerConfig::new(geometry.num_pages, geometry.page_size, MAX_CONTEXT)
+    };
+    let engine = Engine::start(EngineConfig::new(limits), executor);
     (engine.expect("the engine starts"), pages)
 }
 
@@ -92,11 +98,15 @@ pub struct Decode {
 
 impl Decode {
     pub async fn start(model: &MockConfig, incarnation: u64) -> Self {
-        let (engine, pages) = start_engine(model);
+        Self::start_with(Box::new(MockExecutor::new(model.clone())), incarnation).await
+    }
+
+    pub async fn start_with(executor: Box<dyn Executor>, incarnation: u64) -> Self {
+        let (engine, pages) = start_engine(executor);
+        let hello = hello(&format!("decode-{incarnation}"), incarnation, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
         let config = ReceiverConfig::new(incarnation, FINGERPRINT);
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let hello = hello(&format!("decode-{incarnation}"), incarnation, model);
         let node = DecodeNode::start(session_config(), hello, engine.clone(), receiver, None);
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
@@ -156,6 +166,10 @@ pub const PREFILL_INCARNATION: u64 = 7;
 
 impl Prefill {
     pub fn start(model: &MockConfig, decode: &[&Decode]) -> Self {
+        Self::start_with(Box::new(MockExecutor::new(model.clone())), decode)
+    }
+
+    pub fn start_with(executor: Box<dyn Executor>, decode: &[&Decode]) -> Self {
         let nodes = decode.iter().enumerate().map(|(i, decode)| {
             let peer = Peer {
                 node: NodeId(i as u32),
@@ -168,15 +182,16 @@ impl Prefill {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
         };
-        Self::start_with(model, Arc::new(peers), None)
+        Self::start_among(executor, Arc::new(peers), None)
     }
 
-    pub fn start_with(
-        model: &MockConfig,
+    pub fn start_among(
+        executor: Box<dyn Executor>,
         peers: Arc<dyn DecodePeers>,
         max_bandwidth: Option<u64>,
     ) -> Self {
-        let (engine, pages) = start_engine(model);
+        let (engine, pages) = start_engine(executor);
+        let hello = hello("prefill", PREFILL_INCARNATION, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT);
         config.max_bandwidth = max_bandwidth;
@@ -185,7 +200,7 @@ impl Prefill {
         let kv_address = sender.listen(local).expect("a port is free");
         let node = PrefillNode::start(
             session_config(),
-            hello("prefill", PREFILL_INCARNATION, model),
+            hello,
             engine.clone(),
             Arc::new(sender),
             KvAddress {

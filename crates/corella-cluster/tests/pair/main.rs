@@ -1,7 +1,8 @@
-//! A prefill node and a decode node in one process, over loopback, with the mock executor, which
-//! notices every wrong row of a page.
+//! A prefill node and a decode node in one process, over loopback, mostly with the mock executor,
+//! which notices every wrong row of a page.
 
 mod account;
 mod fixture;
 mod loss;
+mod mixed;
 mod oracle;

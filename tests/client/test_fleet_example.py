@@ -1,0 +1,77 @@
+"""Runs the fleet that the book starts with one command, as the book says."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+
+import pytest
+from server_process import BINARY, ROOT, free_port
+
+PAGE = ROOT / "docs/src/cluster.md"
+
+
+@pytest.fixture
+def environment(tmp_path):
+    (tmp_path / "corella").symlink_to(BINARY.resolve())
+    return os.environ | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PORT": str(free_ports(4)),
+        "ETCD_PORT": str(free_ports(2)),
+    }
+
+
+def free_ports(num_ports):
+    """Returns the first of so many ports in a row that nobody listens on."""
+    while True:
+        first = free_port()
+        if first + num_ports < 65536 and all(is_free(first + i) for i in range(num_ports)):
+            return first
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def documented(language):
+    """Returns the commands of the section about the fleet."""
+    section = PAGE.read_text().split("## A fleet on one machine")[1].split("\n## ")[0]
+    (command,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return shlex.split(command)
+
+
+def remote_tokens(port):
+    page = subprocess.run(
+        ["curl", "--silent", f"http://127.0.0.1:{port}/metrics"], capture_output=True, text=True
+    )
+    return float(re.search(r"^corella_remote_tokens_total\{.*\} (\S+)$", page.stdout, re.MULTILINE)[1])
+
+
+def test_one_command_starts_a_fleet_that_can_be_loaded(environment):
+    port = int(environment["PORT"])
+    fleet = subprocess.Popen(
+        documented("text"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert fleet.stdout.readline().startswith("ready: ")
+        load = [word.replace(":8000", f":{port}") for word in documented("sh")]
+        done = subprocess.run(load, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"40 requests|completed\D+40|40 completed", done.stdout), done.stdout
+        assert remote_tokens(port) > 0
+    finally:
+        fleet.send_signal(signal.SIGINT)
+        assert fleet.wait(30) == 0
+    assert all(is_free(port + number) for number in range(4)), "nothing is left running"
+
+
+def test_a_fleet_that_cannot_start_says_why(environment):
+    with socket.create_server(("127.0.0.1", int(environment["PORT"]) + 1)):
+        fleet = subprocess.run(
+            documented("text"), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert fleet.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{int(environment['PORT']) + 1}" in fleet.stderr
