@@ -391,34 +391,34 @@ def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
 
 
 def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):
-    prompts = [prompt_of(200, seed) for seed in range(6)]
-    num_tokens = 120
-    # A page is 16 rows, so that there are 30: enough for one request.
-    small = ("--kv-cache-memory", 30 * 16 * ROW_BYTES, "--max-model-len", 450, "--head-room", "limit")
+    prompts = [prompt_of(100, seed) for seed in range(5)]
+    num_tokens = 400
+    # A page is 16 rows. One request fits, and two do not.
+    small = ("--kv-cache-memory", 33 * 16 * ROW_BYTES, "--max-model-len", 510, "--head-room", "limit")
     with Fleet() as fleet:
         decode = [fleet.decode(*SLOW, *small) for _ in range(2)]
         one_at_a_time = ("--max-num-seqs", 1, "--max-queued-requests", 1)
         prefill = fleet.prefill(*SLOW, *one_at_a_time, num_decode_nodes=2)
 
-        def ask_until_there_is_room(prompt):
-            num_refused = 0
-            while True:
-                try:
-                    return complete_greedily(prefill, prompt, num_tokens), num_refused
-                except openai.RateLimitError as error:
-                    assert int(error.response.headers["retry-after"]) >= 1
-                    num_refused += 1
-                    time.sleep(0.05)
+        def num_busy():
+            return sum(node.metric("corella_num_requests_running") for node in decode)
 
-        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
-            answers = list(pool.map(ask_until_there_is_room, prompts))
-        for prompt, (text, _) in zip(prompts, answers):
-            assert text == alone(prompt, num_tokens)
-        assert sum(num_refused for _, num_refused in answers) > 0
-        for node in decode:
-            assert num_steps(node) >= num_tokens - 1, "both decode nodes took what they could"
-        num_at_prefill_node = len(prompts) * (num_tokens - 1) - num_remote_tokens(prefill)
-        assert num_at_prefill_node > 0, "the prefill node took what they could not"
+        streams, texts = [], []
+        for prompt in prompts[:3]:
+            streams.append(stream(prefill, prompt, num_tokens))
+            texts.append(next(streams[-1]).choices[0].text)
+            wait_until(lambda: num_busy() == min(len(streams), 2), "both decode nodes are full")
+        assert prefill.metric("corella_num_requests_running") == 1, "the third is decoded here"
+        with in_background(complete_greedily, prefill, prompts[3], num_tokens) as waiting:
+            wait_until(lambda: prefill.metric("corella_num_requests_waiting") == 1, "it waits")
+            with pytest.raises(openai.RateLimitError) as refused:
+                stream(prefill, prompts[4], num_tokens)
+            assert int(refused.value.response.headers["retry-after"]) >= 1
+            with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
+                rest = list(pool.map(text_of, streams))
+            for prompt, text, more in zip(prompts, texts, rest):
+                assert text + more == alone(prompt, num_tokens)
+            assert waiting.result() == alone(prompts[3], num_tokens)
         wait_at_rest(prefill, *decode)
 
 
