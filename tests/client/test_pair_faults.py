@@ -422,6 +422,32 @@ def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):
         wait_at_rest(prefill, *decode)
 
 
+def test_47_a_burst_at_full_nodes_is_asked_to_come_again(alone):
+    prompts = [prompt_of(100, seed) for seed in range(10)]
+    num_tokens = 20
+    with Fleet() as fleet:
+        small = ("--kv-cache-memory", 9 * 16 * ROW_BYTES, "--max-model-len", 140, "--head-room", "limit")
+        decode = fleet.decode(*SLOW, *small)
+        prefill = fleet.prefill(*SLOW, "--max-num-seqs", 1, "--max-queued-requests", 1)
+
+        def ask_until_there_is_room(prompt):
+            num_refused = 0
+            while True:
+                try:
+                    return complete_greedily(prefill, prompt, num_tokens), num_refused
+                except openai.RateLimitError as error:
+                    assert int(error.response.headers["retry-after"]) >= 1
+                    num_refused += 1
+                    time.sleep(0.05)
+
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(ask_until_there_is_room, prompts))
+        for prompt, (text, _) in zip(prompts, answers):
+            assert text == alone(prompt, num_tokens)
+        assert sum(num_refused for _, num_refused in answers) > 0
+        wait_at_rest(prefill, decode)
+
+
 def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
     num_tokens = 150
     with Fleet() as fleet:

@@ -4,7 +4,7 @@ from soak import CANCELLED, Soak, report
 
 
 def test_a_short_soak_leaves_nothing_behind():
-    soak = Soak(seconds=30, kill_interval_s=3, device="mock")
+    soak = Soak(seconds=20, kill_interval_s=2, device="mock")
     measured = soak.run()
     print(report(soak, measured))
     assert soak.totals.wrong == []
