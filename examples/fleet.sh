@@ -12,7 +12,7 @@ etcd_port=${ETCD_PORT:-2379}
 registry=etcd:127.0.0.1:$etcd_port/corella
 logs=$(mktemp -d)
 
-for program in etcd corella curl; do
+for program in etcd corella; do
     if ! command -v "$program" >/dev/null; then
         echo "fleet.sh: $program is not in PATH" >&2
         exit 1
@@ -36,10 +36,16 @@ for role in prefill prefill decode decode; do
     number=$((number + 1))
 done
 
+metrics_of() (
+    exec 3<>"/dev/tcp/127.0.0.1/$1"
+    printf 'GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n' >&3
+    cat <&3
+)
+
 is_ready() {
     for number in 0 1; do
-        curl --silent "http://127.0.0.1:$((port + number))/metrics" |
-            grep --quiet '^corella_decode_nodes{.*standing="healthy".*} 2$' || return 1
+        metrics_of $((port + number)) 2>/dev/null |
+            grep '^corella_decode_nodes{.*standing="healthy".*} 2$' >/dev/null || return 1
     done
 }
 

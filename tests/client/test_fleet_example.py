@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import urllib.request
 
 import pytest
 from server_process import BINARY, ROOT
@@ -54,10 +55,9 @@ def documented(language):
 
 
 def remote_tokens(port):
-    page = subprocess.run(
-        ["curl", "--silent", f"http://127.0.0.1:{port}/metrics"], capture_output=True, text=True
-    )
-    return float(re.search(r"^corella_remote_tokens_total\{.*\} (\S+)$", page.stdout, re.MULTILINE)[1])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+        page = response.read().decode()
+    return float(re.search(r"^corella_remote_tokens_total\{.*\} (\S+)$", page, re.MULTILINE)[1])
 
 
 def test_one_command_starts_a_fleet_that_can_be_loaded(environment, tmp_path):
