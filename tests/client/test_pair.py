@@ -58,6 +58,25 @@ def test_a_fleet_answers_as_one_server_does(transport):
         wait_at_rest(*decode, *prefill)
 
 
+def test_a_mixed_pair_answers_alike_however_rows_travel():
+    small = ("--dtype", "int4", "--kv-cache-dtype", "int8", "--block-size", 32)
+    asked = list(random_requests(20, seed=2))
+    answers = []
+    # Rows are sent in other pieces when the prompt is computed in chunks, and when a prefix is there already.
+    for way in [
+        ("--transport", "tcp"),
+        ("--transport", "shm"),
+        ("--transport", "tcp", "--max-prefill-tokens", 24, "--no-enable-prefix-caching"),
+    ]:
+        with Fleet() as fleet:
+            decode = fleet.decode(*THREADS, *way, *small)
+            prefill = fleet.prefill(*THREADS, *way)
+            answers.append([complete(prefill, prompt, **options) for prompt, options in asked])
+            assert num_remote_tokens(prefill) > 0
+            wait_at_rest(prefill, decode)
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_a_killed_decode_node_leaves_no_gap_in_a_stream():
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)
