@@ -452,7 +452,7 @@ def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
     num_tokens = 150
     with Fleet() as fleet:
         leaving, staying = (fleet.decode(*SLOW) for _ in range(2))
-        prefill = fleet.prefill(*SLOW, num_decode_nodes=2)
+        prefill = fleet.prefill(*SLOW, "--peer-policy", "round_robin", num_decode_nodes=2)
         prompts = [prompt_of(50, seed) for seed in range(4)]
         streams = [stream(prefill, prompt, num_tokens) for prompt in prompts]
         texts = [next(chunks).choices[0].text for chunks in streams]
