@@ -117,9 +117,7 @@ class Soak:
                 wait_for_decode_nodes(server, 2)
             self._serve_for(3.0)
             self._wait_at_rest()
-            for node in measured:
-                node.sample(time.monotonic() - began_at, self.totals.num_requests)
-            self._compare(measured)
+            self._compare(measured, began_at)
         return measured
 
     def _start(self, role, index):
@@ -180,7 +178,7 @@ class Soak:
     def _wait_at_rest(self):
         wait_at_rest(*self.prefill, *self.decode)
 
-    def _compare(self, measured):
+    def _compare(self, measured, began_at):
         """Compares the end with the start: what processes hold, once it has had time to go."""
         for node in measured:
             before = self.before[node.name]
@@ -192,6 +190,7 @@ class Soak:
                     self.totals.wrong.append(f"{node.name} node: left over, before and after: {left}")
                     break
                 time.sleep(0.5)
+            node.sample(time.monotonic() - began_at, self.totals.num_requests)
             growth = node.growth()
             is_long = self.seconds > 2 * SETTLED_AFTER_S
             if growth > MAX_GROWTH and (
