@@ -29,6 +29,7 @@ mod message;
 mod prefill_end;
 mod prefill_session;
 mod pulse;
+mod siblings;
 mod tombstone;
 
 pub use cache_store::{CacheStore, CacheStoreAction, CacheStoreStats, LoadRefusal, StoreDropped};

@@ -300,7 +300,7 @@ impl DecodeNode {
                     drop(state);
                     let allocated = Allocated {
                         num_cached_rows: reservation.num_cached_rows,
-                        granted_as: reservation.granted_as,
+                        granted_as: Some(reservation.granted_as),
                     };
                     self.with(|end, now_us| end.handle_reserved(key, Ok(allocated), now_us));
                 }

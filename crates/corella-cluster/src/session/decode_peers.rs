@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch, Peer};
 use corella_core::{
-    Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, Placement, PlacementConfig,
-    PlacementRequest, ReservationId, SessionId,
+    DecodeNode, Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, Placement,
+    PlacementConfig, PlacementRequest, ReservationId, SessionId,
 };
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
@@ -196,6 +196,7 @@ impl DecodePeers for RegistryPeers {
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
         };
         let refused: Vec<PeerId> = search.tried.iter().map(|&node| peer_id(node)).collect();
+        let near = search.near.map(peer_id);
         let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
         let chosen = self.peers.with_table(|table, now_us| {
             let nodes = table.decode_nodes(now_us);
@@ -205,10 +206,16 @@ impl DecodePeers for RegistryPeers {
                 kv_bytes_per_token: self.kv_bytes_per_token,
                 prefill_us: search.prefill_us,
             };
-            let Placement::Remote(peer) = fleet.place(&self.config, &wanted, cursor, &refused)
-            else {
-                return None;
+            let place = |nodes: &[DecodeNode]| {
+                let fleet = Fleet { nodes, ..fleet };
+                match fleet.place(&self.config, &wanted, cursor, &refused) {
+                    Placement::Remote(peer) => Some(peer),
+                    Placement::Local | Placement::Full => None,
+                }
             };
+            let near = { nodes.iter() }.find(|node| near == Some(node.peer_id));
+            let peer = { near.and_then(|node| place(std::slice::from_ref(node))) }
+                .or_else(|| place(&nodes))?;
             let page_size = { nodes.iter() }
                 .find(|node| node.peer_id == peer)?
                 .page_size;

@@ -66,6 +66,8 @@ pub struct Search<'a> {
     pub request: &'a Request,
     /// Nodes that are not to be asked again.
     pub tried: &'a [NodeId],
+    /// Where another choice of the same prompt goes: its rows will be there.
+    pub near: Option<NodeId>,
     /// How long 1,024 prompt tokens take on this node, in microseconds; 0 while nobody has measured
     /// it.
     pub prefill_us: u64,
@@ -210,26 +212,46 @@ impl Generate for PrefillNode {
         };
         let max_tokens = node.engine.limits().check_request(&first);
         let max_tokens = max_tokens.map_err(SubmitError::Refused)?;
-        let mut streams = Vec::with_capacity(submission.num_choices as usize);
-        for choice in 0..submission.num_choices {
+        let num_choices = submission.num_choices;
+        let number = node
+            .num_sessions
+            .fetch_add(num_choices.into(), Ordering::Relaxed);
+        let siblings = (num_choices > 1).then(|| node.session(number));
+        let mut near = None;
+        let mut streams = Vec::with_capacity(num_choices as usize);
+        for choice in 0..num_choices {
             let mut request = first.clone();
             request.sampling.choice += choice;
+            let number = number + u64::from(choice);
+            let peer = node.choose(node.session(number), &request, &[], near);
+            near = near.or(peer.map(|peer| peer.node));
+            let submission = SessionSubmission {
+                session: node.session(number),
+                request,
+                max_tokens,
+                deadline_us: None,
+                siblings,
+            };
             // Dropping the streams of the choices before it cancels them.
-            streams.push(node.clone().begin(request, max_tokens)?);
+            streams.push(node.clone().begin(number, submission, peer)?);
         }
         Ok(streams)
     }
 }
 
 impl Node {
+    /// Unique among all nodes, as their incarnations are.
+    fn session(&self, number: u64) -> SessionId {
+        SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number))
+    }
+
     fn begin(
         self: Arc<Self>,
-        request: Request,
-        max_tokens: u32,
+        number: u64,
+        submission: SessionSubmission,
+        peer: Option<Peer>,
     ) -> Result<TokenStream, SubmitError> {
-        let number = self.num_sessions.fetch_add(1, Ordering::Relaxed);
-        // Unique among all nodes, as their incarnations are.
-        let id = SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number));
+        let id = submission.session;
         let weak = Arc::downgrade(&self);
         let (relay, stream) = relayed_stream(RequestId(number), move || {
             if let Some(node) = weak.upgrade() {
@@ -240,18 +262,11 @@ impl Node {
             relay,
             is_accepted: false,
         };
-        let peer = self.choose(id, &request, &[]);
         {
             let mut state = self.lock();
             state.clients.insert(id, client);
-            state.requests.insert(id, request.clone());
+            state.requests.insert(id, submission.request.clone());
         }
-        let submission = SessionSubmission {
-            session: id,
-            request,
-            max_tokens,
-            deadline_us: None,
-        };
         let submitted = self.with(|end, now_us| end.submit(submission, peer, now_us));
         submitted.map_err(|error| {
             self.forget(&mut self.lock(), id);
@@ -268,11 +283,18 @@ impl Node {
         Ok(stream)
     }
 
-    fn choose(&self, session: SessionId, request: &Request, tried: &[NodeId]) -> Option<Peer> {
+    fn choose(
+        &self,
+        session: SessionId,
+        request: &Request,
+        tried: &[NodeId],
+        near: Option<NodeId>,
+    ) -> Option<Peer> {
         self.peers.choose(&Search {
             session,
             request,
             tried,
+            near,
             prefill_us: self.engine.stats().scheduler.prefill_us,
         })
     }
@@ -309,7 +331,7 @@ impl Node {
         match action {
             PrefillAction::TryNext { session, tried } => {
                 let request = state.requests.get(&session);
-                let peer = request.and_then(|request| self.choose(session, request, &tried));
+                let peer = request.and_then(|request| self.choose(session, request, &tried, None));
                 state.end.handle_placement(session, peer, now_us);
             }
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),
@@ -408,8 +430,9 @@ impl Node {
     fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill) {
         match message {
             ToPrefill::Allocated(allocated) => {
-                self.peers
-                    .handle_granted(key.session, node, allocated.granted_as);
+                if let Some(granted_as) = allocated.granted_as {
+                    self.peers.handle_granted(key.session, node, granted_as);
+                }
             }
             ToPrefill::LoadDone => {
                 let account = self.sender.handle_loaded(&key);

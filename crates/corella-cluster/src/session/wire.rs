@@ -146,6 +146,9 @@ pub struct Allocate {
     pub cache_salt: Option<String>,
     #[prost(uint64, optional, tag = "7")]
     pub remaining_us: Option<u64>,
+    /// 16 bytes: the session of the prompt's first choice, where it has several.
+    #[prost(bytes = "vec", optional, tag = "8")]
+    pub siblings: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -188,8 +191,8 @@ pub struct Stopping {
 pub struct Allocated {
     #[prost(uint32, tag = "1")]
     pub num_cached_rows: u32,
-    #[prost(uint64, tag = "2")]
-    pub granted_as: u64,
+    #[prost(uint64, optional, tag = "2")]
+    pub granted_as: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -509,6 +512,7 @@ impl From<core::Allocate> for Allocate {
             priority,
             namespace,
             remaining_us,
+            siblings,
         } = allocate;
         let text = |text: Option<Arc<str>>| text.map(|text| text.to_string());
         Self {
@@ -535,6 +539,7 @@ impl From<core::Allocate> for Allocate {
             lora: text(namespace.lora),
             cache_salt: text(namespace.cache_salt),
             remaining_us,
+            siblings: siblings.map(|session| session.0.to_be_bytes().into()),
         }
     }
 }
@@ -545,6 +550,9 @@ impl TryFrom<Allocate> for core::Allocate {
     fn try_from(allocate: Allocate) -> Result<Self, WireError> {
         let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
         let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
+        let siblings = allocate
+            .siblings
+            .map(|session| number(&session, "the siblings' id"));
         Ok(Self {
             prompt: allocate.prompt,
             sampling: SamplingParams {
@@ -571,6 +579,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 cache_salt: allocate.cache_salt.map(Into::into),
             },
             remaining_us: allocate.remaining_us,
+            siblings: siblings.transpose()?.map(SessionId),
         })
     }
 }

@@ -141,10 +141,11 @@ struct FixedPeers {
 
 impl DecodePeers for FixedPeers {
     fn choose(&self, search: &Search<'_>) -> Option<Peer> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let next = || self.next.fetch_add(1, Ordering::Relaxed);
+        let first = search.near.map_or_else(next, |node| node.0 as usize);
         let num_nodes = self.nodes.len();
-        let nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
-        { nodes }.find(|peer| !search.tried.contains(&peer.node))
+        let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
+        nodes.find(|peer| !search.tried.contains(&peer.node))
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {

@@ -127,3 +127,44 @@ async fn choices_and_stop_tokens_are_as_on_one_node() {
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
 }
+
+/// 202 rows are 51 pages. The choices beside the first are sent the last page alone, whose rows each of
+/// them goes on to fill.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_of_one_prompt_share_one_transfer() {
+    let model = model(512);
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start(&model, &[&decode]);
+    let sampling = SamplingParams {
+        temperature: 1.0,
+        seed: 6,
+        ..SamplingParams::GREEDY
+    };
+    let mut num_bytes = Vec::new();
+    for num_choices in [1, 4] {
+        let before = prefill.node.stats().num_bytes_sent;
+        let prompt: Vec<_> = (0..202).map(|i| (i * num_choices + i / 7) % 50).collect();
+        let mut asked = submission(prompt.clone(), 12, sampling.clone());
+        asked.num_choices = num_choices;
+        let answers = prefill.submit(asked).into_iter();
+        let answers: Vec<_> = answers.map(|stream| tokio::spawn(finish(stream))).collect();
+        for (choice, answer) in answers.into_iter().enumerate() {
+            let sampling = SamplingParams {
+                choice: choice as u32,
+                ..sampling.clone()
+            };
+            let expected = model.lone_tokens(&prompt, &sampling, 12);
+            let answer = answer.await.expect("no task panics");
+            assert_eq!(answer, (expected, FinishReason::Length));
+        }
+        num_bytes.push(prefill.node.stats().num_bytes_sent - before);
+    }
+    // A page of a layer has 64 bytes, and there are three layers.
+    let page = 64 * 3;
+    assert_eq!(num_bytes, [51 * page, (51 + 3) * page]);
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    assert_eq!(decode.node.num_sessions(), 0);
+    let there = decode.engine.stats().scheduler;
+    assert_eq!(there.num_prefix_query_tokens, 0, "it computes no prompt");
+}

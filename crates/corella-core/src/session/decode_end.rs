@@ -8,6 +8,7 @@ use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::decode_session::{DecodeSession, Stage, given_back};
 use crate::session::message::{AbortReason, Allocated, Finish, FirstToken, Refusal, Tokens};
 use crate::session::pulse::Pulse;
+use crate::session::siblings::Siblings;
 use crate::session::tombstone::Tombstones;
 use crate::session::{
     Allocate, Hello, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
@@ -32,6 +33,7 @@ pub struct DecodeEnd {
     sessions: BTreeMap<SessionKey, DecodeSession>,
     /// Sessions with an open stream, by node and start of the node.
     by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
+    siblings: Siblings,
     ended: Tombstones<SessionKey>,
     /// Timers, none later than its session's deadline. One may be earlier: every message postpones
     /// the deadline, and updating the timer each time is not worth it.
@@ -98,6 +100,7 @@ impl DecodeEnd {
         Ok(Self {
             sessions: BTreeMap::new(),
             by_node: BTreeSet::new(),
+            siblings: Siblings::default(),
             ended: Tombstones::new(config.tombstone_us, config.max_tombstones as usize),
             timers: DeadlineQueue::new(),
             actions: VecDeque::new(),
@@ -150,18 +153,28 @@ impl DecodeEnd {
         now_us: u64,
     ) {
         self.note_time(now_us);
-        let Some(session) = self.sessions.get(&key) else {
-            return;
-        };
-        let Stage::Reserving { has_ended } = session.stage else {
+        let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
         let (node, num_rows, end_us) = (session.node, session.num_rows, session.deadline_us);
+        let Stage::Reserving {
+            has_ended,
+            has_waited,
+            first_token,
+        } = &mut session.stage
+        else {
+            return;
+        };
+        let (has_ended, has_waited, first_token) = (*has_ended, *has_waited, first_token.take());
         match answer {
             Err(_) if has_ended => self.forget(key),
             Ok(_) if has_ended => {
                 self.actions.push_back(DecodeAction::Release { key });
                 self.forget(key);
+            }
+            Err(_) if has_waited => {
+                self.set_stage(key, Stage::Finished);
+                self.end(key, Some(AbortReason::OutOfPages));
             }
             Err(refusal) => {
                 self.set_stage(key, Stage::Finished);
@@ -170,19 +183,24 @@ impl DecodeEnd {
             }
             Ok(allocated) => {
                 let num_cached_rows = allocated.num_cached_rows;
-                let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
+                let time_us = match first_token {
+                    Some(_) => self.config.load_timeout_us(num_rows),
+                    None => self.config.first_token_timeout_us,
+                };
+                let by_us = now_us.saturating_add(time_us);
                 let has_rows = num_cached_rows >= num_rows;
                 self.set_stage(
                     key,
                     Stage::Loading {
                         by_us,
                         has_rows,
-                        first_token: None,
+                        first_token,
                     },
                 );
                 self.send(key, ToPrefill::Allocated(allocated));
                 if has_rows {
-                    return self.send(key, ToPrefill::LoadDone);
+                    self.send(key, ToPrefill::LoadDone);
+                    return self.arrive(key);
                 }
                 self.actions.push_back(DecodeAction::Load {
                     key,
@@ -254,7 +272,14 @@ impl DecodeEnd {
         let first_position = *num_output_tokens;
         *num_output_tokens += u32::from(output.sample.is_some());
         let num_output_tokens = *num_output_tokens;
+        let siblings = session.siblings;
         if let Some(sample) = output.sample {
+            if let Some(group) = siblings {
+                // A step has used its pages, so they are in the prefix tree.
+                for waiting in self.siblings.publish(group, key) {
+                    self.stop_waiting(waiting);
+                }
+            }
             let samples = Vec::from([sample]);
             self.send(
                 key,
@@ -365,6 +390,25 @@ impl DecodeEnd {
             );
         }
         assert_eq!(num_open, self.by_node.len(), "sessions by node");
+        for key in self.siblings.leaders() {
+            let leader = self.sessions.get(&key);
+            assert!(
+                leader.is_some_and(DecodeSession::is_open),
+                "session {key} is over, and others wait for it"
+            );
+        }
+        let waits = |session: &&DecodeSession| matches!(session.stage, Stage::Waiting { .. });
+        assert!(
+            self.siblings
+                .waiting()
+                .all(|key| self.sessions.get(&key).as_ref().is_some_and(waits)),
+            "a session that goes on is said to wait"
+        );
+        assert_eq!(
+            self.siblings.waiting().count(),
+            self.sessions.values().filter(waits).count(),
+            "sessions that wait for another choice"
+        );
         assert_eq!(
             num_timed,
             self.timers.len(),
@@ -391,6 +435,7 @@ impl DecodeEnd {
             pulse: Pulse::new(self.now_us),
             deadline_us: None,
             num_rows: 0,
+            siblings: None,
         };
         self.by_node.insert((node, key.prefill_incarnation, key));
         self.sessions.insert(key, session);
@@ -420,10 +465,6 @@ impl DecodeEnd {
 
     fn handle_allocate(&mut self, key: SessionKey, allocate: Box<Allocate>) {
         let now_us = self.now_us;
-        let (first_us, last_us) = (
-            self.config.first_token_timeout_us,
-            self.config.load_timeout_us(allocate.prompt.len() as u32),
-        );
         let Some(session) = self.sessions.get_mut(&key) else {
             // A session that has ended gets no second answer, and none begins without a `Hello`.
             return;
@@ -435,16 +476,76 @@ impl DecodeEnd {
         session.deadline_us = allocate
             .remaining_us
             .map(|remaining_us| now_us.saturating_add(remaining_us));
-        let deadline_us = now_us
-            .saturating_add(first_us)
-            .saturating_add(last_us)
+        session.siblings = allocate.siblings;
+        let leads = { allocate.siblings }.is_none_or(|group| self.siblings.join(group, key));
+        if leads {
+            return self.reserve(key, allocate, None, false);
+        }
+        let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
+        let first_token = None;
+        self.set_stage(
+            key,
+            Stage::Waiting {
+                allocate,
+                by_us,
+                first_token,
+            },
+        );
+        let allocated = Allocated {
+            num_cached_rows: 0,
+            granted_as: None,
+        };
+        self.send(key, ToPrefill::Allocated(allocated));
+    }
+
+    fn reserve(
+        &mut self,
+        key: SessionKey,
+        allocate: Box<Allocate>,
+        first_token: Option<Box<FirstToken>>,
+        has_waited: bool,
+    ) {
+        let load_us = self.config.load_timeout_us(allocate.prompt.len() as u32);
+        let deadline_us = { self.now_us }
+            .saturating_add(self.config.first_token_timeout_us)
+            .saturating_add(load_us)
             .saturating_add(self.config.lost_after_us);
-        self.set_stage(key, Stage::Reserving { has_ended: false });
+        self.set_stage(
+            key,
+            Stage::Reserving {
+                has_ended: false,
+                has_waited,
+                first_token,
+            },
+        );
         self.actions.push_back(DecodeAction::Reserve {
             key,
             allocate,
             deadline_us,
         });
+    }
+
+    /// Has a session go on that waited for another choice of its prompt.
+    fn stop_waiting(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        match core::mem::replace(&mut session.stage, Stage::Greeting) {
+            Stage::Waiting {
+                allocate,
+                first_token,
+                ..
+            } => self.reserve(key, allocate, first_token, true),
+            other => session.stage = other,
+        }
+    }
+
+    /// Has another choice receive the rows that this session leaves to others.
+    fn leave_siblings(&mut self, key: SessionKey) {
+        let group = { self.sessions.get(&key) }.and_then(|session| session.siblings);
+        if let Some(next) = group.and_then(|group| self.siblings.leave(group, key)) {
+            self.stop_waiting(next);
+        }
     }
 
     fn handle_first_token(&mut self, key: SessionKey, told: Box<FirstToken>) {
@@ -464,6 +565,21 @@ impl DecodeEnd {
                 // All rows are computed: from now on it is only a matter of sending them.
                 *by_us = now_us.saturating_add(load_us);
                 self.arrive(key);
+            }
+            Stage::Waiting {
+                by_us, first_token, ..
+            } => {
+                if first_token.is_none() {
+                    *first_token = Some(told);
+                    *by_us = now_us.saturating_add(load_us);
+                }
+            }
+            Stage::Reserving {
+                has_waited: true,
+                first_token,
+                ..
+            } => {
+                first_token.get_or_insert(told);
             }
             Stage::Decoding { .. } | Stage::Finished | Stage::Quarantined => {}
             Stage::Greeting | Stage::Reserving { .. } => {
@@ -499,7 +615,16 @@ impl DecodeEnd {
             return;
         };
         let is_due = |deadline_us: u64| deadline_us <= now_us;
+        let has_waited = matches!(
+            &session.stage,
+            Stage::Waiting { by_us, first_token: Some(_), .. } if is_due(*by_us)
+        );
         let load = match &session.stage {
+            Stage::Waiting {
+                by_us,
+                first_token: None,
+                ..
+            } => is_due(*by_us).then_some(AbortReason::FirstTokenTimedOut),
             Stage::Loading {
                 by_us, first_token, ..
             } => is_due(*by_us).then_some(match first_token {
@@ -516,6 +641,10 @@ impl DecodeEnd {
             self.end(key, Some(AbortReason::PeerLost));
         } else if let Some(reason) = load {
             self.end(key, Some(reason));
+        } else if has_waited {
+            // The other choice may have no turn yet: this one gets rows of its own.
+            self.leave_siblings(key);
+            self.stop_waiting(key);
         } else if is_due(session.pulse.beat_us(&self.config)) {
             self.send(key, ToPrefill::Heartbeat);
         }
@@ -543,14 +672,15 @@ impl DecodeEnd {
         self.actions.push_back(DecodeAction::CloseStream { key });
         self.ended.insert(key, self.now_us);
         self.timers.set(key, None);
+        self.leave_siblings(key);
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
         self.by_node
             .remove(&(session.node, key.prefill_incarnation, key));
         match &mut session.stage {
-            Stage::Greeting | Stage::Finished => self.forget(key),
-            Stage::Reserving { has_ended } => *has_ended = true,
+            Stage::Greeting | Stage::Waiting { .. } | Stage::Finished => self.forget(key),
+            Stage::Reserving { has_ended, .. } => *has_ended = true,
             Stage::Loading { has_rows: true, .. } => self.release(key),
             Stage::Loading { .. } => {
                 session.stage = Stage::Quarantined;

@@ -3,9 +3,9 @@
 use alloc::boxed::Box;
 
 use crate::session::SessionConfig;
-use crate::session::message::{AbortReason, FirstToken};
+use crate::session::message::{AbortReason, Allocate, FirstToken};
 use crate::session::pulse::Pulse;
-use crate::{FinishReason, NodeId, RequestError};
+use crate::{FinishReason, NodeId, RequestError, SessionId};
 
 #[derive(Debug)]
 pub(super) struct DecodeSession {
@@ -15,16 +15,29 @@ pub(super) struct DecodeSession {
     /// The request's deadline, by this node's clock.
     pub deadline_us: Option<u64>,
     pub num_rows: u32,
+    /// The session of the prompt's first choice, if it has several.
+    pub siblings: Option<SessionId>,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
     /// The other node has said who it is, and not yet what it wants.
     Greeting,
+    /// Another choice receives the rows of the prompt. When they can be found, or that takes too
+    /// long, the scheduler is asked for pages.
+    Waiting {
+        allocate: Box<Allocate>,
+        /// The time by which the first token must have come or, once it is there, the other choice.
+        by_us: u64,
+        first_token: Option<Box<FirstToken>>,
+    },
     /// The scheduler was asked for pages. A session that ends meanwhile is kept until the answer
     /// comes.
     Reserving {
         has_ended: bool,
+        /// The prefill node was told to go ahead when the session began to wait for another choice.
+        has_waited: bool,
+        first_token: Option<Box<FirstToken>>,
     },
     Loading {
         /// The time by which the first token must have come or, once it is there, all rows.
@@ -46,7 +59,11 @@ impl DecodeSession {
     pub fn is_open(&self) -> bool {
         !matches!(
             self.stage,
-            Stage::Quarantined | Stage::Reserving { has_ended: true }
+            Stage::Quarantined
+                | Stage::Reserving {
+                    has_ended: true,
+                    ..
+                }
         )
     }
 
@@ -56,7 +73,7 @@ impl DecodeSession {
             return None;
         }
         let load = match self.stage {
-            Stage::Loading { by_us, .. } => Some(by_us),
+            Stage::Waiting { by_us, .. } | Stage::Loading { by_us, .. } => Some(by_us),
             _ => None,
         };
         let deadlines = [

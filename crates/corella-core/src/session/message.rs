@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{
-    FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams,
+    FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams, SessionId,
     StoppingCriteria, TokenId,
 };
 
@@ -90,16 +90,20 @@ pub struct Allocate {
     pub namespace: Namespace,
     /// The time left, not a point in time, because clocks differ. `None` means no limit.
     pub remaining_us: Option<u64>,
+    /// The session of the first choice, where several choices have this prompt. Their rows are sent
+    /// once.
+    pub siblings: Option<SessionId>,
 }
 
-/// Pages are reserved.
+/// Pages are reserved, or will be when the rows of another choice have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocated {
     /// Leading rows that the decode node has already. They are not sent.
     pub num_cached_rows: u32,
     /// The number of this reservation among all that the node has granted since it started, counted
-    /// from 1. Load reports with at least this number count its pages.
-    pub granted_as: u64,
+    /// from 1. Load reports with at least this number count its pages. `None` as long as it waits
+    /// for another choice; what it then gets is said in a second message.
+    pub granted_as: Option<u64>,
 }
 
 /// Why a decode node does not take a request.

@@ -54,6 +54,8 @@ pub struct Submission {
     /// The most tokens that this node could generate for it, within the request's own limit.
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
+    /// The session of the first choice, where several choices have this prompt.
+    pub siblings: Option<SessionId>,
 }
 
 /// What the driver is to do, in this order.

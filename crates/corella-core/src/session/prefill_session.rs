@@ -20,6 +20,7 @@ pub(super) struct PrefillSession {
     pub(super) request: Request,
     pub(super) max_tokens: u32,
     deadline_us: Option<u64>,
+    siblings: Option<SessionId>,
     pub(super) remote: Remote,
     pub(super) local: Local,
     num_attempts: u32,
@@ -122,6 +123,7 @@ impl PrefillSession {
             request: submission.request,
             max_tokens: submission.max_tokens,
             deadline_us: submission.deadline_us,
+            siblings: submission.siblings,
             remote: Remote::Nothing,
             local: Local::Nothing,
             num_attempts: 0,
@@ -537,6 +539,7 @@ impl PrefillSession {
             priority: self.request.priority,
             namespace: self.request.namespace.clone(),
             remaining_us,
+            siblings: self.siblings,
         };
         self.send(ToDecode::Allocate(Box::new(allocate)), context);
     }

@@ -4,7 +4,7 @@ use corella_core::session::{
     AbortReason, Allocated, DecodeAction, DecodeEnd, Mismatch, Refusal, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{FinishReason, Incarnation, RequestError};
+use corella_core::{FinishReason, Incarnation, RequestError, SessionId};
 
 use crate::fixture::{
     NUM_ROWS, PREFILL, SECOND_US, allocate, config, first_token, hello, key, output, tokens,
@@ -38,7 +38,7 @@ fn loading(key: SessionKey, now_us: u64) -> DecodeEnd {
 fn reserved(num_cached_rows: u32) -> Allocated {
     Allocated {
         num_cached_rows,
-        granted_as: 9,
+        granted_as: Some(9),
     }
 }
 
@@ -288,4 +288,100 @@ fn a_request_that_the_node_cannot_serve_goes_back() {
         assert_eq!(matches!(message, ToPrefill::Abort(_)), goes_back, "{did:?}");
         assert_eq!(did[1..], [DecodeAction::CloseStream { key }]);
     }
+}
+
+/// Has session `session` ask for its prompt as another choice of session 1.
+fn join(end: &mut DecodeEnd, session: u128, now_us: u64) -> Vec<DecodeAction> {
+    let key = key(session, 0);
+    say(end, key, ToDecode::Hello(Box::new(hello(5))), now_us);
+    let mut allocate = allocate();
+    allocate.siblings = Some(SessionId(1));
+    say(end, key, ToDecode::Allocate(Box::new(allocate)), now_us)
+}
+
+fn reserves(action: &DecodeAction) -> Option<SessionKey> {
+    match action {
+        DecodeAction::Reserve { key, .. } => Some(*key),
+        _ => None,
+    }
+}
+
+/// What a choice is told that is to wait for another one.
+fn waits(session: u128) -> [DecodeAction; 1] {
+    let allocated = Allocated {
+        num_cached_rows: 0,
+        granted_as: None,
+    };
+    [send(key(session, 0), ToPrefill::Allocated(allocated))]
+}
+
+#[test]
+fn choices_of_one_prompt_wait_for_the_first_to_have_used_its_rows() {
+    let mut end = end();
+    let did = join(&mut end, 1, 0);
+    assert_eq!(reserves(&did[0]), Some(key(1, 0)));
+    end.handle_reserved(key(1, 0), Ok(reserved(0)), 0);
+    actions(&mut end);
+    assert_eq!(join(&mut end, 2, 1), waits(2));
+    assert_eq!(join(&mut end, 3, 1), waits(3));
+    let first = || ToDecode::FirstToken(first_token(3));
+    assert_eq!(say(&mut end, key(2, 0), first(), 2), []);
+    assert_eq!(say(&mut end, key(1, 0), first(), 2), []);
+    end.handle_load_done(key(1, 0), 3);
+    let has_used = actions(&mut end).iter().filter_map(reserves).count();
+    assert_eq!(has_used, 0, "no step has put its pages into the tree");
+    end.handle_local_output(key(1, 0), output(Some(4), None), 4);
+    let did: Vec<_> = actions(&mut end).iter().filter_map(reserves).collect();
+    assert_eq!(did, [key(2, 0), key(3, 0)]);
+    // Whole pages are there, and one has its first token already.
+    end.handle_reserved(key(2, 0), Ok(reserved(8)), 5);
+    let did = actions(&mut end);
+    assert_eq!(did[0], send(key(2, 0), ToPrefill::Allocated(reserved(8))));
+    assert!(matches!(did[1], DecodeAction::Load { first_row: 8, .. }));
+    end.handle_load_done(key(2, 0), 6);
+    let arrived = DecodeAction::Arrived {
+        key: key(2, 0),
+        first_token: first_token(3),
+    };
+    assert_eq!(actions(&mut end)[1], arrived);
+    // There is no room for the third after all: it goes back.
+    end.handle_reserved(key(3, 0), Err(Refusal::Exhausted), 6);
+    let told = ToPrefill::Abort(AbortReason::OutOfPages);
+    assert_eq!(actions(&mut end)[0], send(key(3, 0), told));
+    // The next to come finds the pages.
+    let did = join(&mut end, 4, 7);
+    assert_eq!(reserves(&did[0]), Some(key(4, 0)));
+}
+
+#[test]
+fn another_choice_gets_the_rows_when_the_first_is_over_or_takes_too_long() {
+    let mut end = end();
+    join(&mut end, 1, 0);
+    assert_eq!(join(&mut end, 2, 0), waits(2));
+    assert_eq!(join(&mut end, 3, 0), waits(3));
+    assert_eq!(join(&mut end, 4, 0), waits(4));
+    // One that waits leaves nothing behind.
+    let gone = say(
+        &mut end,
+        key(3, 0),
+        ToDecode::Abort(AbortReason::Cancelled),
+        1,
+    );
+    assert_eq!(gone, [DecodeAction::CloseStream { key: key(3, 0) }]);
+    let did = say(
+        &mut end,
+        key(1, 0),
+        ToDecode::Abort(AbortReason::Finished),
+        2,
+    );
+    let did: Vec<_> = did.iter().filter_map(reserves).collect();
+    assert_eq!(did, [key(2, 0)]);
+    // Its rows do not come, and the fourth has its first token.
+    say(&mut end, key(4, 0), ToDecode::FirstToken(first_token(3)), 3);
+    let late_us = 3 + config().load_timeout_us(NUM_ROWS);
+    end.handle_timeout(late_us - 1);
+    assert!(!actions(&mut end).iter().any(|did| reserves(did).is_some()));
+    end.handle_timeout(late_us);
+    let did: Vec<_> = actions(&mut end).iter().filter_map(reserves).collect();
+    assert_eq!(did, [key(4, 0)]);
 }

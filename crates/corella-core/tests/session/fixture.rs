@@ -64,6 +64,7 @@ pub fn submission(session: u128) -> Submission {
         request: Request::greedy(RequestId(0), (0..NUM_ROWS).collect(), 8),
         max_tokens: 8,
         deadline_us: None,
+        siblings: None,
     }
 }
 
@@ -75,6 +76,7 @@ pub fn allocate() -> Allocate {
         priority: 0,
         namespace: Default::default(),
         remaining_us: None,
+        siblings: None,
     }
 }
 

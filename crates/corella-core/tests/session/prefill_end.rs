@@ -61,7 +61,7 @@ fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillA
     say(end, key, ToPrefill::Hello(Box::new(hello(5))), now_us);
     let message = ToPrefill::Allocated(Allocated {
         num_cached_rows: 4,
-        granted_as: 1,
+        granted_as: Some(1),
     });
     say(end, key, message, now_us)
 }

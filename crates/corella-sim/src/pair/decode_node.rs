@@ -306,7 +306,7 @@ impl DecodeNode {
             world.totals.num_cached_rows += u64::from(reservation.num_cached_rows);
             Allocated {
                 num_cached_rows: reservation.num_cached_rows,
-                granted_as: reservation.granted_as,
+                granted_as: Some(reservation.granted_as),
             }
         });
         let answer = answer.map_err(|error| match error {

@@ -4,7 +4,7 @@
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
     FinishReason, HeadRoom, Incarnation, NodeId, Request, RequestId, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    SchedulerConfig, SessionId, StoppingCriteria, TokenId,
 };
 
 use crate::executor::{CheckingExecutor, root_row};
@@ -60,6 +60,8 @@ pub struct PairCall {
     /// May be before the request.
     pub cancel_us: Option<u64>,
     pub goes_remote: bool,
+    /// The session of the first choice, where several calls are choices of one request.
+    pub siblings: Option<SessionId>,
     pub output: Vec<TokenId>,
     pub finish: FinishReason,
 }
@@ -100,7 +102,7 @@ pub enum FaultKind {
 
 impl PairLoad {
     pub fn from_seed(seed: u64) -> Self {
-        Writer::new(seed).write()
+        Writer::new(seed).write(seed)
     }
 
     pub fn hello(&self, node: NodeId, incarnation: Incarnation) -> Hello {
@@ -150,7 +152,7 @@ impl Writer {
         }
     }
 
-    fn write(mut self) -> PairLoad {
+    fn write(mut self, seed: u64) -> PairLoad {
         let is_fleet = !self.random.once_in(3);
         let (num_prefill_nodes, num_decode_nodes) = if is_fleet { (2, 2) } else { (1, 1) };
         let num_nodes = num_prefill_nodes + num_decode_nodes;
@@ -160,12 +162,13 @@ impl Writer {
         }
         let sessions = self.sessions();
         let num_calls = 2 + self.random.below(30);
-        let calls = (0..num_calls)
+        let calls: Vec<_> = (0..num_calls)
             .map(|id| {
                 let node = self.random.below(num_prefill_nodes as u64) as usize;
                 self.call(id, node, &nodes[node].config)
             })
             .collect();
+        let calls = with_choices(calls, seed);
         let mut load = PairLoad {
             num_layers: 1 + self.random.below(3) as u32,
             alphabet: self.alphabet,
@@ -296,6 +299,7 @@ impl Writer {
             deadline_us: deadline.then(|| at_us + self.random.below(3_000_000)),
             cancel_us: cancel.then(|| (at_us + self.random.below(600_000)).saturating_sub(20_000)),
             goes_remote: !self.random.once_in(8),
+            siblings: None,
             request,
             output,
             finish,
@@ -341,6 +345,30 @@ impl Writer {
             kind,
         }
     }
+}
+
+/// Gives some of the calls further choices, which are cancelled at times of their own. They come from
+/// a generator of their own, so that the rest of the load is what it was without them.
+fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
+    let mut random = Random(seed ^ 0xc401_ce5);
+    let mut all: Vec<PairCall> = Vec::new();
+    for mut call in calls {
+        let first = SessionId(all.len() as u128);
+        let num_others = random.pick(&[0, 0, 0, 1, 3]);
+        call.siblings = (num_others > 0).then_some(first);
+        let mut other = call.clone();
+        all.push(call);
+        for _ in 0..num_others {
+            if other.cancel_us.is_some() {
+                other.cancel_us = Some(other.at_us + random.below(600_000));
+            }
+            all.push(other.clone());
+        }
+    }
+    for (id, call) in all.iter_mut().enumerate() {
+        call.request.id = RequestId(id as u64);
+    }
+    all
 }
 
 /// What the request comes to on one node that has nothing else to do.

@@ -86,6 +86,7 @@ impl PrefillNode {
             request: call.request.clone(),
             max_tokens: call.max_tokens,
             deadline_us: call.deadline_us,
+            siblings: call.siblings,
         };
         let was_cancelled = call
             .cancel_us

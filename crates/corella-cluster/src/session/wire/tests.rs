@@ -80,6 +80,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             cache_salt: Some("".into()),
         },
         remaining_us: Some(0),
+        siblings: Some(SessionId(1 << 100)),
     };
     let messages = [
         ToDecode::Hello(Box::new(facts())),
@@ -87,6 +88,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         ToDecode::Allocate(Box::new(core::Allocate {
             namespace: Namespace::default(),
             remaining_us: None,
+            siblings: None,
             stopping: StoppingCriteria::default(),
             sampling: SamplingParams::GREEDY,
             ..allocate
@@ -144,7 +146,7 @@ fn a_decode_nodes_messages_arrive_as_they_were() {
         ToPrefill::Hello(Box::new(facts())),
         ToPrefill::Allocated(core::Allocated {
             num_cached_rows: 32,
-            granted_as: 1 << 40,
+            granted_as: Some(1 << 40),
         }),
         ToPrefill::LoadDone,
         ToPrefill::Tokens(core::Tokens {
