@@ -18,6 +18,9 @@ use super::outgoing::{Next, Outgoing};
 use super::socket::Socket;
 use super::store_table::Lookup;
 
+/// What is stored for anybody is stored about when others hear of it.
+const ANYBODY_WAIT: Duration = Duration::from_secs(1);
+
 pub struct SenderConnection {
     pub socket: Socket,
     pub form: PageForm,
@@ -227,7 +230,11 @@ impl SenderConnection {
         } else if self.loads().by_id.len() >= self.max_loads {
             Refusal::Busy
         } else {
-            let wait = Duration::from_millis(load.wait_ms.into()).min(sender.config.max_wait);
+            let most = match key.decode_incarnation {
+                Incarnation::ANY => ANYBODY_WAIT,
+                _ => sender.config.max_wait,
+            };
+            let wait = Duration::from_millis(load.wait_ms.into()).min(most);
             let lookup = sender.table().look_up(self, load, now + wait, now);
             match lookup {
                 Lookup::Stored(outgoing) => {

@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 pub const PAGE_SIZE: u32 = 4;
-const FINGERPRINT: u128 = 0x5eed;
+pub const FINGERPRINT: u128 = 0x5eed;
 const LONG: Duration = Duration::from_secs(60);
 
 pub fn model(num_pages: u32) -> MockConfig {
@@ -58,7 +58,7 @@ pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
 }
 
 /// Times that a busy machine keeps, so that who draws which token depends on faults only.
-fn session_config() -> SessionConfig {
+pub fn session_config() -> SessionConfig {
     SessionConfig {
         lost_after_us: 30_000_000,
         allocate_budget_us: 20_000_000,
@@ -73,7 +73,7 @@ pub const MAX_SEQS: u32 = 16;
 pub const MAX_STEP_TOKENS: u32 = 64;
 pub const MAX_CONTEXT: u32 = 256;
 
-fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
+pub fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
     let pages = executor.kv_pages();
     let geometry = pages.geometry();
     let limits = SchedulerConfig {

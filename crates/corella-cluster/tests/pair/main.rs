@@ -2,6 +2,7 @@
 //! which notices every wrong row of a page.
 
 mod account;
+mod entrance;
 mod fixture;
 mod loss;
 mod mixed;

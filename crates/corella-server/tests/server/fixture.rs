@@ -8,7 +8,7 @@ use corella_core::{SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
 use corella_server::{
-    DrainReport, ServeConfig, ServerState, Shutdown, ShutdownSender, TextModel, serve,
+    DrainReport, KvTransfer, ServeConfig, ServerState, Shutdown, ShutdownSender, TextModel, serve,
 };
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -34,6 +34,8 @@ pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
     pub serve: ServeConfig,
+    /// Makes the reader of `kv_transfer_params`, if there is to be one.
+    pub kv_transfer: Option<Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>>,
 }
 
 impl Setup {
@@ -50,6 +52,7 @@ impl Setup {
             scheduler,
             mock,
             serve,
+            kv_transfer: None,
         }
     }
 
@@ -81,7 +84,16 @@ impl Setup {
             .expect("it starts");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let state = ServerState::new(self.serve, text, engine.clone());
+        let generator = Arc::new(engine.clone());
+        let kv_transfer = self.kv_transfer.map(|make| make(engine.clone()));
+        let state = ServerState::with_generator(
+            self.serve,
+            text,
+            engine.clone(),
+            generator,
+            kv_transfer,
+            Vec::new(),
+        );
         let (shutdown, asked) = Shutdown::channel();
         let server = tokio::spawn(serve(listener, state, asked));
         TestServer {

@@ -5,6 +5,7 @@ mod client;
 mod completion;
 mod field;
 mod fixture;
+mod kv_transfer;
 mod lifecycle;
 mod limit;
 mod metric;

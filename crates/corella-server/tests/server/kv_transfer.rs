@@ -1,0 +1,163 @@
+//! `kv_transfer_params` reach whoever reads them, and their answer reaches the client, unread.
+
+use std::sync::{Arc, Mutex};
+
+use corella_engine::{Engine, Generate, Submission, SubmitError, TokenStream};
+use corella_server::{KvTransfer, KvTransferCall, KvTransferError};
+use serde_json::{Map, Value, json};
+
+use crate::client::{head, post, send};
+use crate::fixture::{Setup, TestServer};
+
+/// Another node's part, which only notes what it is told.
+struct Recorder {
+    engine: Engine,
+    calls: Arc<Mutex<Vec<(Map<String, Value>, String)>>>,
+}
+
+struct RecordedCall {
+    engine: Engine,
+    answers: bool,
+    prompt: Mutex<Option<Value>>,
+}
+
+impl KvTransfer for Recorder {
+    fn begin(
+        &self,
+        params: &Map<String, Value>,
+        request_name: &str,
+    ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
+        let mut calls = self.calls.lock().expect("nobody panics");
+        calls.push((params.clone(), request_name.to_owned()));
+        if params.contains_key("bad") {
+            return Err(KvTransferError {
+                field: "bad".to_owned(),
+                message: "is not good".to_owned(),
+            });
+        }
+        Ok(Some(Box::new(RecordedCall {
+            engine: self.engine.clone(),
+            answers: params.contains_key("do_remote_decode"),
+            prompt: Mutex::default(),
+        })))
+    }
+}
+
+impl Generate for RecordedCall {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        *self.prompt.lock().expect("nobody panics") = Some(json!({
+            "deep": [submission.prompt.len(), null],
+            "min_tokens": submission.stopping.min_tokens,
+        }));
+        self.engine.submit(submission)
+    }
+}
+
+impl KvTransferCall for RecordedCall {
+    fn answers_with_params(&self) -> bool {
+        self.answers
+    }
+
+    fn params(&self) -> Option<Value> {
+        self.prompt.lock().expect("nobody panics").clone()
+    }
+}
+
+type Calls = Arc<Mutex<Vec<(Map<String, Value>, String)>>>;
+
+async fn start() -> (TestServer, Calls) {
+    let calls = Calls::default();
+    let recorded = calls.clone();
+    let mut setup = Setup::new();
+    setup.kv_transfer = Some(Box::new(move |engine| {
+        let calls = recorded;
+        Arc::new(Recorder { engine, calls })
+    }));
+    (setup.start().await, calls)
+}
+
+fn prompts() -> [(&'static str, Value, u32); 2] {
+    let messages = json!({"messages": [{"role": "user", "content": "x"}]});
+    [
+        ("/v1/completions", json!({"prompt": "xyz"}), 3),
+        ("/v1/chat/completions", messages, 4),
+    ]
+}
+
+#[tokio::test]
+async fn the_field_goes_there_and_back_unread() {
+    let (server, calls) = start().await;
+    let params = json!({"do_remote_decode": true, "remote_host": null, "other": [{"a": 1}]});
+    for (path, mut body, num_tokens) in prompts() {
+        body["max_tokens"] = 1.into();
+        // A proxy has lowered max_tokens only.
+        body["min_tokens"] = 5.into();
+        body["kv_transfer_params"] = params.clone();
+        let bytes = serde_json::to_vec(&body).expect("it is JSON");
+        let head = head(
+            "POST",
+            path,
+            &[("x-request-id", "a-name")],
+            Some(bytes.len()),
+        );
+        let reply = send(server.address, &head, &bytes).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.header("x-request-id"), Some("a-name"));
+        let expected = json!({"deep": [num_tokens, null], "min_tokens": 1});
+        assert_eq!(reply.json()["kv_transfer_params"], expected);
+        let call = calls.lock().expect("nobody panics").pop();
+        let expected = (params.as_object().expect("an object").clone(), "a-name");
+        assert_eq!(call, Some((expected.0, expected.1.to_owned())));
+    }
+    // An answer that nobody continues has no such field.
+    let body = json!({"prompt": "x", "kv_transfer_params": {"do_remote_prefill": true}});
+    let reply = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(reply.json().get("kv_transfer_params"), None);
+    // Nor has one with several prompts anything to say.
+    let body = json!({"prompt": ["x", "y"], "kv_transfer_params": params});
+    let reply = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(reply.json()["kv_transfer_params"], Value::Null);
+    assert_eq!(reply.json()["choices"].as_array().map(Vec::len), Some(2));
+    server.assert_at_rest().await;
+}
+
+#[tokio::test]
+async fn wrong_parameters_are_named() {
+    let (server, _) = start().await;
+    for (path, body, _) in prompts() {
+        let cases = [
+            (json!({"bad": 1}), "kv_transfer_params.bad"),
+            (json!("yes"), "kv_transfer_params"),
+            (json!([1]), "kv_transfer_params"),
+        ];
+        for (params, named) in cases {
+            let mut body = body.clone();
+            body["kv_transfer_params"] = params;
+            let reply = post(server.address, path, &body).await;
+            assert_eq!(
+                (reply.status, &reply.error()["param"]),
+                (400, &json!(named))
+            );
+        }
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        body["kv_transfer_params"] = json!({"do_remote_decode": true});
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!("stream"))
+        );
+        // Streams that end here are like others.
+        body["kv_transfer_params"] = json!({"do_remote_prefill": true});
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(reply.status, 200);
+        assert!(!reply.chunks().is_empty());
+    }
+    // Without a proxy's request the limit of min_tokens holds.
+    let body = json!({"prompt": "x", "max_tokens": 1, "min_tokens": 5});
+    let reply = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(
+        (reply.status, &reply.error()["param"]),
+        (400, &json!("min_tokens"))
+    );
+}
