@@ -146,6 +146,14 @@ def test_a_prefill_node_that_dies_between_the_steps_changes_nothing():
         assert proxy.decode.metric("corella_kv_pages_held") == 0
 
 
+def test_a_prefill_node_that_is_told_to_go_first_hands_over_what_it_keeps():
+    with pair() as proxy, ServerProcess(*THREADS) as alone:
+        proxy.between = proxy.prefill.terminate
+        assert answer_of(proxy)[0] == answer_of(alone)[0]
+        assert num_pulls(proxy.decode, "loaded") == 1
+        assert proxy.prefill.wait() == 0
+
+
 def test_a_lease_that_is_over_changes_nothing():
     with pair(prefill_arguments=("--kv-hold-lease", 4)) as proxy:
         kept = lambda: proxy.prefill.metric("corella_kept_prompts")

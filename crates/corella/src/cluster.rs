@@ -366,12 +366,7 @@ impl Cluster {
             None => "",
         };
         match &self.node {
-            Node::Unified { .. } => {
-                format!(
-                    "node of a proxy's cluster, KV rows from {}{tls}",
-                    config.listen
-                )
-            }
+            Node::Unified { .. } => format!("a proxy may pair this node with others{tls}"),
             Node::Prefill { .. } => format!("prefill node{registry}{tls}"),
             Node::Decode { .. } => format!("decode node{registry}{tls}"),
         }

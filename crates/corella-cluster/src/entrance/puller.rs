@@ -178,6 +178,19 @@ impl Puller {
         }
     }
 
+    /// Waits for the end of a load, while rows keep coming. The error says why they have not all come.
+    async fn wait(&self, load: &mut LoadHandle) -> Result<(), String> {
+        let lost_after = Duration::from_micros(self.times.lost_after_us);
+        loop {
+            match tokio::time::timeout(lost_after, load.changed()).await {
+                Ok(LoadStatus::Done { .. }) => return Ok(()),
+                Ok(LoadStatus::Failed(failure)) => return Err(failure.to_string()),
+                Ok(LoadStatus::Opening | LoadStatus::Receiving { .. }) => {}
+                Err(_) => return Err("no more rows have come".to_owned()),
+            }
+        }
+    }
+
     fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let (peer, reason) = (source.peer(), reason.to_string());
@@ -285,15 +298,12 @@ impl Pull {
                 // everybody else until it hears of them, which follows the end of the load.
                 match unsafe { puller.receiver.load(request) } {
                     Err(rejection) => rejection.to_string(),
-                    Ok(load) => match reserved.load.insert(load).wait().await {
-                        LoadStatus::Done { .. } => {
+                    Ok(load) => match puller.wait(reserved.load.insert(load)).await {
+                        Err(failure) => failure,
+                        Ok(()) => {
                             let num_loaded = num_rows - num_cached_rows;
                             puller.note_good(PullOutcome::Loaded, num_loaded, &self.name);
                             return Some(reserved.settle(KvExchange::handle_rows_arrived));
-                        }
-                        LoadStatus::Failed(failure) => failure.to_string(),
-                        LoadStatus::Opening | LoadStatus::Receiving { .. } => {
-                            unreachable!("a load was waited for that goes on")
                         }
                     },
                 }

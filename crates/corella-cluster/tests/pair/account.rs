@@ -9,7 +9,7 @@ use corella_core::{
     DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
 };
 use corella_engine::StreamEvent;
-use corella_model::{CostModel, MockConfig};
+use corella_model::{CostModel, Executor, MockConfig, MockExecutor};
 
 use crate::fixture::*;
 

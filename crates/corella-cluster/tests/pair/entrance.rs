@@ -8,9 +8,10 @@ use corella_cluster::entrance::{Entrance, KeepConfig, KeptEnd, KeptPrompts, Pull
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
+use corella_core::session::SessionConfig;
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
-use corella_model::MockConfig;
+use corella_model::{MockConfig, MockExecutor};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
@@ -27,9 +28,19 @@ struct Node {
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64) -> Self {
+        Self::start_with(model, incarnation, None, session_config())
+    }
+
+    fn start_with(
+        model: &MockConfig,
+        incarnation: u64,
+        max_bandwidth: Option<u64>,
+        times: SessionConfig,
+    ) -> Self {
         let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
         let threads = TransferThreads::start(1).expect("threads start");
-        let config = SenderConfig::new(incarnation, FINGERPRINT);
+        let mut config = SenderConfig::new(incarnation, FINGERPRINT);
+        config.max_bandwidth = max_bandwidth;
         let sender = Arc::new(KvSender::start(config, pages.clone(), &threads));
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
@@ -47,7 +58,6 @@ impl Node {
         kept.follow().expect("a thread starts");
         let config = ReceiverConfig::new(incarnation, FINGERPRINT);
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let times = session_config();
         let puller = Puller::new(engine.clone(), receiver, None, FINGERPRINT, times);
         let entrance = Entrance {
             kept: Some(kept.clone()),
@@ -292,5 +302,25 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
     );
     let expected = small.lone_tokens(&long, &SamplingParams::GREEDY, 34);
     assert_eq!(finish(first).await, (expected, FinishReason::Length));
+    at_rest(&decode.engine).await;
+}
+
+/// The other node goes on listening, and sends next to nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
+    let model = model(256);
+    let prefill = Node::start_with(&model, 7, Some(1), session_config());
+    let times = SessionConfig {
+        lost_after_us: 500_000,
+        load_base_us: 3_600_000_000,
+        ..session_config()
+    };
+    let decode = Node::start_with(&model, 11, None, times);
+    let prompt = prompt(0, 100);
+    let params = prefill.keep(&prompt).await;
+    let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
+    let asked = submission(prompt, 12, SamplingParams::GREEDY);
+    assert_eq!(decode.answer(&params, asked).await, [expected]);
+    assert_eq!(decode.num(PullOutcome::Failed), 1);
     at_rest(&decode.engine).await;
 }
