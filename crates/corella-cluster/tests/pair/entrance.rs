@@ -190,7 +190,7 @@ async fn what_cannot_be_pulled_is_computed() {
 
     // Another prompt of as many tokens, and another model.
     let mut other = prompt.clone();
-    other[7] += 1;
+    other[6] += 1;
     let theirs = model.lone_tokens(&other, &SamplingParams::GREEDY, 12);
     let answer = decode.answer(&params, submission(other, 12, SamplingParams::GREEDY));
     assert_eq!(answer.await, [theirs]);
