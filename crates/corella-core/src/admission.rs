@@ -264,6 +264,9 @@ impl Scheduler {
         if !self.has_room_to_start(plan) {
             return Err(Held::NoRoom);
         }
+        if self.spills.has(self.requests[index].request.id) {
+            return self.try_restore(index, plan);
+        }
         let candidate = self.candidate(index, plan)?;
         let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
         if chunk == 0 {
@@ -280,12 +283,12 @@ impl Scheduler {
     }
 
     pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
-        !self.free_slots.is_empty()
+        self.free_slots.len() > self.spills.num_restoring()
             && plan.budget.prefill_room() > 0
             && plan.round.num_followers < MAX_FOLLOWERS
     }
 
-    fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
+    pub(crate) fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
         let num_available = self.kv.num_available();
         candidate.num_new_pages <= num_available
             && candidate.num_new_pages + self.forecast.peak_with(&candidate.demand) <= num_available
@@ -313,7 +316,10 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> Result<Candidate, Held> {
         let mut matched = PrefixMatch::default();
-        if self.config.enable_prefix_caching {
+        let state = &self.requests[index];
+        if self.spills.has(state.request.id) {
+            matched.pages = self.ready_prefix(index, state.num_rows());
+        } else if self.config.enable_prefix_caching {
             matched = self.match_waiting(index, plan.batch.step);
             if let Some(leader) = self.leader_of(&self.requests[index], &matched) {
                 plan.round.num_followers += 1;
@@ -387,28 +393,21 @@ impl Scheduler {
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
     }
 
-    /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
-    fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
-        if self.config.enable_prefix_caching {
-            self.count_hits(&candidate, plan.batch.step);
-        }
-        let Candidate { index, matched, .. } = candidate;
+    /// Takes a request out of the queue and gives it all pages of its known tokens.
+    pub(crate) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
+        let index = candidate.index;
         self.stop_waiting(index);
-        let now_us = self.now_us();
         let state = &mut self.requests[index];
-        let num_known_tokens = state.num_known_tokens();
-        let num_matched_tokens = candidate.num_matched_tokens;
-
-        for &page in &matched.pages {
+        for &page in &candidate.matched.pages {
             self.kv.lock(page);
         }
-        if let Some((donor, _)) = matched.donor {
+        if let Some((donor, _)) = candidate.matched.donor {
             self.kv.lock(donor);
             state.donor = Some((donor, plan.batch.step));
         }
-        let num_matched_pages = matched.pages.len();
+        let num_matched_pages = candidate.matched.pages.len();
         state.due_step = None;
-        state.table = matched.pages;
+        state.table.clone_from(&candidate.matched.pages);
         state.known_path = KnownPath::default();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket));
         if self.config.scheduling_policy != SchedulingPolicy::Fcfs {
@@ -416,7 +415,7 @@ impl Scheduler {
             let max = &mut self.counters.max_passed_over;
             *max = num_passed_over.max(*max);
         }
-        let num_pages = num_known_tokens.div_ceil(self.config.page_size) as usize;
+        let num_pages = state.num_known_tokens().div_ceil(self.config.page_size) as usize;
         let has_pages = self
             .kv
             .try_allocate(num_pages - num_matched_pages, &mut state.table);
@@ -424,25 +423,35 @@ impl Scheduler {
             has_pages,
             "fewer pages are free than were counted for a candidate"
         );
-
-        let slot = self.free_slots.pop().expect("has_room_to_start");
-        state.slot = Some(slot);
-        state.stage = Stage::Running;
         state.num_published_pages = num_matched_pages as u32;
         state.num_shared_pages = candidate.demand.num_shared_pages;
-        state.num_computed_tokens = num_matched_tokens;
-        state.num_scheduled_tokens = num_matched_tokens;
-        state.prefill_end = num_known_tokens;
+        state.num_computed_tokens = candidate.num_matched_tokens;
+        state.num_scheduled_tokens = candidate.num_matched_tokens;
+    }
+
+    /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
+    fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
+        if self.config.enable_prefix_caching {
+            self.count_hits(&candidate, plan.batch.step);
+        }
+        self.take_pages(&candidate, plan);
+        let Candidate { index, matched, .. } = candidate;
+        let now_us = self.now_us();
+        let slot = self.free_slots.pop().expect("has_room_to_start");
+        let state = &mut self.requests[index];
+        state.slot = Some(slot);
+        state.stage = Stage::Running;
+        state.prefill_end = state.num_known_tokens();
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
         plan.extend_table(state, slot, 0);
         if let Some((from, num_rows)) = matched.donor {
-            let to = state.table[num_matched_pages];
+            let to = state.table[matched.pages.len()];
             plan.copy_rows(PageCopy { from, to, num_rows });
         }
 
         if state.num_cached_tokens.is_none() {
-            state.num_cached_tokens = Some(num_matched_tokens);
+            state.num_cached_tokens = Some(candidate.num_matched_tokens);
             state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
             self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
         }

@@ -33,7 +33,7 @@ impl Scheduler {
     }
 
     /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
-    /// error if it was preempted too often.
+    /// error if it was preempted too often, or came with KV that cannot be kept.
     pub(crate) fn preempt(&mut self, index: RequestIndex) {
         self.counters.num_preemptions += 1;
         let state = &mut self.requests[index];
@@ -42,8 +42,10 @@ impl Scheduler {
         if num_preemptions > self.config.max_preemptions {
             let error = RequestError::PreemptedTooOften { num_preemptions };
             self.finish(index, FinishReason::Error(error), None);
-        } else {
+        } else if self.reserve_spill(index) || !self.requests[index].came_with_kv {
             self.leave(index, Leaving::Preempted);
+        } else {
+            self.hand_back(index, "there is no room for it in host memory");
         }
     }
 
@@ -53,6 +55,9 @@ impl Scheduler {
         let rank = state.rank;
         if state.stage == Stage::Waiting {
             self.stop_waiting(index);
+        }
+        if how != Leaving::Preempted {
+            self.abandon_spill(index);
         }
         let state = &mut self.requests[index];
         match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
@@ -82,6 +87,7 @@ impl Scheduler {
     pub(crate) fn release(&mut self, index: RequestIndex) {
         self.publish_computed(index);
         self.hold_exported(index);
+        self.store_spill(index);
         self.num_leaving -= 1;
         let state = &mut self.requests[index];
         let donor = state.donor.take().map(|(page, _)| page);

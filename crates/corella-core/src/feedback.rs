@@ -286,22 +286,30 @@ impl Scheduler {
     fn reads_any(&self, index: RequestIndex, undefined: &UndefinedPages) -> bool {
         let state = &self.requests[index];
         let donor = state.donor.map(|(page, _)| page);
-        let mut read = state.table.iter().chain(&donor);
+        let spilled = self.spills.source(state.request.id);
+        let mut read = state.table.iter().chain(&donor).chain(spilled);
         read.any(|&page| undefined.contains(page))
     }
 
-    /// Sends a request back to the queue without what steps in flight compute for it.
+    /// Sends a request back to the queue without its KV and without what steps in flight compute for
+    /// it.
     fn reset(&mut self, index: RequestIndex) {
-        match self.requests[index].stage {
+        let reason = "what it shares with other requests is undefined";
+        let state = &self.requests[index];
+        let has_spill = self.spills.has(state.request.id);
+        match state.stage {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Stage::Waiting if !has_spill => {}
+            _ if state.came_with_kv => self.hand_back(index, reason),
             Stage::Running | Stage::Arrived | Stage::Leaving(Leaving::Preempted) => {
                 self.leave(index, Leaving::Reset)
             }
+            Stage::Receiving if has_spill => self.leave(index, Leaving::Reset),
             Stage::Receiving => {
-                let reason = "what it shares with other requests is undefined".into();
-                let error = RequestError::KvNotReceived(reason);
+                let error = RequestError::KvNotReceived(reason.into());
                 self.finish(index, FinishReason::Error(error), None);
             }
-            Stage::Leaving(_) | Stage::Waiting => {}
+            Stage::Waiting => self.abandon_spill(index),
         }
     }
 

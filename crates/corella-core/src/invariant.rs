@@ -14,12 +14,13 @@ impl Scheduler {
         self.check_requests();
         self.check_slots();
         self.check_receipts();
+        self.check_spills();
         self.check_forecast();
         self.kv.check_invariants();
     }
 
-    /// A page has one lock for each table and each hold that names it, one for a step that copies
-    /// from it, and one if it is pinned.
+    /// A page has one lock for each table, each hold and each copy to or from host memory that names
+    /// it, one for a step that copies from it, and one if it is pinned.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
@@ -28,7 +29,7 @@ impl Scheduler {
                 *locks.entry(page).or_default() += 1;
             }
         }
-        for page in self.holds.pages() {
+        for page in self.holds.pages().chain(self.spills.locked_pages()) {
             *locks.entry(page).or_default() += 1;
         }
         for page in (0..self.config.num_pages).map(PageId) {
@@ -156,6 +157,31 @@ impl Scheduler {
             "receiving and arrived requests"
         );
         self.holds.check_invariants(num_exporting_pages);
+    }
+
+    fn check_spills(&self) {
+        let mut num_reserved_pages = 0;
+        let mut num_spilled = 0;
+        for state in self.requests.iter() {
+            let id = state.request.id;
+            num_reserved_pages += state.num_spill_pages as usize;
+            let has_spill = self.spills.has(id);
+            num_spilled += usize::from(has_spill);
+            assert!(
+                state.num_spill_pages == 0 || matches!(state.stage, Stage::Leaving(_)),
+                "request {id} has host memory set aside, and is not leaving"
+            );
+            assert!(
+                !has_spill || matches!(state.stage, Stage::Waiting | Stage::Receiving),
+                "request {id} has KV in host memory, and its pages too"
+            );
+            assert!(
+                !state.came_with_kv || state.stage != Stage::Waiting || has_spill,
+                "request {id} came with KV and would be computed here"
+            );
+        }
+        self.spills
+            .check_invariants(self.config.max_spilled_pages, num_reserved_pages, num_spilled);
     }
 
     fn check_slots(&self) {

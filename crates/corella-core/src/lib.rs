@@ -49,6 +49,7 @@ mod scheduler_config;
 mod scheduling_policy;
 pub mod session;
 mod speculation;
+mod spill;
 mod stats;
 mod step_plan;
 mod suffix_index;
@@ -82,4 +83,5 @@ pub use scheduler_config::{
     ConfigError, HeadRoom, PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy, Speculation,
 };
 pub use speculation::DraftRequest;
+pub use spill::SpillTask;
 pub use stats::{PrefixHits, SchedulerStats};

@@ -25,6 +25,9 @@ use crate::{
     AdmissionError, FinishReason, PageId, Request, RequestError, RequestId, Scheduler, TokenId,
 };
 
+/// The deadline of requests whose KV comes from host memory: no other node can fail to send it.
+pub(crate) const NO_DEADLINE: u64 = u64::MAX;
+
 /// The pages that a request was given for KV to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -66,9 +69,9 @@ impl Receipts {
     }
 
     pub fn next_deadline_us(&self) -> Option<u64> {
-        self.by_deadline
-            .first()
-            .map(|&(deadline_us, _)| deadline_us)
+        let first = self.by_deadline.first();
+        let first = first.map(|&(deadline_us, _)| deadline_us);
+        first.filter(|&deadline_us| deadline_us != NO_DEADLINE)
     }
 
     /// All of them, those that have arrived first.
@@ -100,11 +103,11 @@ impl Scheduler {
         let max_tokens = self.config.check_request(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
         let index = self.insert_state(state);
-        let matched = self.ready_prefix(index);
+        let num_rows = self.requests[index].num_known_tokens();
+        let matched = self.ready_prefix(index, num_rows);
         self.expect_output(index);
         let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
         let state = &self.requests[index];
-        let num_rows = state.num_known_tokens();
         let num_pages = num_rows.div_ceil(self.config.page_size);
         let num_new_pages = num_pages as usize - num_in_use;
         let demand = self.page_demand(state, num_pages, num_in_use as u32);
@@ -140,10 +143,8 @@ impl Scheduler {
         state.num_computed_tokens = num_cached_rows;
         state.num_scheduled_tokens = num_cached_rows;
         state.prefill_end = num_rows;
-        state.receipt_deadline_us = deadline_us;
         let pages = state.table.clone();
-        self.receipts.by_deadline.insert((deadline_us, index));
-        self.count_running(index);
+        self.begin_receiving(index, deadline_us);
         self.counters.num_reservations += 1;
         Ok(Reservation {
             pages,
@@ -152,16 +153,22 @@ impl Scheduler {
         })
     }
 
-    /// The whole pages of its tokens that the prefix tree has, as far as they are computed.
-    fn ready_prefix(&self, index: RequestIndex) -> Vec<PageId> {
+    pub(crate) fn begin_receiving(&mut self, index: RequestIndex, deadline_us: u64) {
+        self.requests[index].receipt_deadline_us = deadline_us;
+        self.receipts.by_deadline.insert((deadline_us, index));
+        self.count_running(index);
+    }
+
+    /// The whole pages of its first `num_rows` tokens that the prefix tree has, as far as they are
+    /// computed.
+    pub(crate) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> Vec<PageId> {
         if !self.config.enable_prefix_caching {
             return Vec::new();
         }
         let state = &self.requests[index];
         let namespace = &state.request.namespace;
-        let matched = self
-            .kv
-            .match_prefix(namespace, &state.tokens, self.next_step);
+        let tokens = &state.tokens[..num_rows as usize];
+        let matched = self.kv.match_prefix(namespace, tokens, self.next_step);
         let last_returned = self.last_returned();
         let is_ready = |page: &PageId| self.kv.filled_by(*page) <= last_returned;
         matched.pages.into_iter().take_while(is_ready).collect()
@@ -178,6 +185,7 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let num_rows = state.num_known_tokens();
         state.tokens.push(token);
+        state.came_with_kv = true;
         let is_last = state.finish_reason();
         self.note_drawn_elsewhere(index);
         self.arrive(index, num_rows);
@@ -206,9 +214,9 @@ impl Scheduler {
         true
     }
 
-    /// A receiving request has its KV and waits for a slot, to compute what is behind the first
+    /// A receiving request has its KV and waits for a slot, to compute what follows the first
     /// `num_computed_tokens` tokens.
-    fn arrive(&mut self, index: RequestIndex, num_computed_tokens: u32) {
+    pub(crate) fn arrive(&mut self, index: RequestIndex, num_computed_tokens: u32) {
         let state = &mut self.requests[index];
         self.receipts
             .by_deadline
@@ -249,19 +257,20 @@ impl Scheduler {
         receipt_us.into_iter().chain(lease_us).min()
     }
 
-    /// Whether other nodes still have pages to fill or held pages to let go of, so that requests
-    /// which are stuck now may be able to continue later.
+    /// Whether pages are still to be filled, copied or let go of by others, so that requests which
+    /// are stuck now may be able to continue later.
     pub fn waits_for_kv(&self) -> bool {
-        self.receipts.num_receiving() > 0 || !self.holds.is_empty()
+        self.receipts.num_receiving() > 0 || !self.holds.is_empty() || self.spills.is_copying()
     }
 
     fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
         let &index = self.index_of.get(&id)?;
-        (self.requests[index].stage == Stage::Receiving).then_some(index)
+        let is_receiving = self.requests[index].stage == Stage::Receiving;
+        (is_receiving && !self.spills.is_restoring(id)).then_some(index)
     }
 
     /// Lets go of a receiving request's pages, which nobody writes to, and has it wait.
-    fn stop_receiving(&mut self, index: RequestIndex) {
+    pub(crate) fn stop_receiving(&mut self, index: RequestIndex) {
         let deadline_us = self.requests[index].receipt_deadline_us;
         self.receipts.by_deadline.remove(&(deadline_us, index));
         self.stop_counting(index);
@@ -291,7 +300,11 @@ impl Scheduler {
         let pages = core::mem::take(&mut state.table);
         state.num_computed_tokens = 0;
         state.num_published_pages = 0;
-        self.holds.insert(state.request.id, pages, None);
+        let request = state.request.id;
+        match self.spills.is_restoring(request) {
+            true => self.spills.keep_for_writer(request, pages),
+            false => self.holds.insert(request, pages, None),
+        }
     }
 
     /// Ends the requests whose KV has not come in time.
@@ -334,8 +347,9 @@ impl Scheduler {
             }
             plan.is_short_of_pages = true;
             let is_quiet = self.running.is_empty() && self.inflight.is_empty();
+            let is_leaving = self.num_leaving > 0 || self.spills.is_storing();
             let last = self.receipts.last_arrived();
-            match last.filter(|_| is_quiet && self.num_leaving == 0) {
+            match last.filter(|_| is_quiet && !is_leaving) {
                 Some(last) if last != index => self.preempt(last),
                 Some(_) if !self.waits_for_kv() => {
                     let num_pages = self.config.num_pages;
@@ -351,7 +365,6 @@ impl Scheduler {
     /// Gives a slot to a request that has its KV, and computes its last token.
     fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
         let slot = self.free_slots.pop().expect("a slot is free");
-        let now_us = self.now_us();
         let state = &mut self.requests[index];
         state.slot = Some(slot);
         state.stage = Stage::Running;
@@ -360,16 +373,22 @@ impl Scheduler {
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
         plan.extend_table(state, slot, 0);
-        if state.num_cached_tokens.is_none() {
-            state.num_cached_tokens = Some(state.num_published_pages * self.config.page_size);
-            state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
-            self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
-        }
         let rank = state.rank;
+        self.note_admitted(index);
         let requests = &self.requests;
         let at = self.running.partition_point(|&i| requests[i].rank < rank);
         self.running.insert(at, index);
         self.plan_span(index, 1, plan);
         self.recount_running(index);
+    }
+    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before.
+    pub(crate) fn note_admitted(&mut self, index: RequestIndex) {
+        let now_us = self.now_us();
+        let state = &mut self.requests[index];
+        if state.num_cached_tokens.is_none() {
+            state.num_cached_tokens = Some(state.num_published_pages * self.config.page_size);
+            state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
+            self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
+        }
     }
 }

@@ -133,6 +133,8 @@ pub enum RequestError {
     ObjectiveMissed(MissedObjective),
     /// The node that was to fill its KV pages has not done so.
     KvNotReceived(Box<str>),
+    /// Its prompt was computed on another node, and this one cannot keep its KV.
+    KvNotKept(Box<str>),
     /// It failed on another node, which says this.
     Elsewhere(Box<str>),
     /// The engine stopped before the request had ended.
@@ -269,6 +271,7 @@ impl fmt::Display for RequestError {
             }
             Self::ObjectiveMissed(missed) => missed.fmt(f),
             Self::KvNotReceived(reason) => write!(f, "its KV cache has not arrived: {reason}"),
+            Self::KvNotKept(reason) => write!(f, "its KV cache could not be kept: {reason}"),
             Self::Elsewhere(reason) => f.write_str(reason),
             Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }

@@ -92,6 +92,10 @@ pub(crate) struct RequestState {
     pub num_published_pages: u32,
     /// The time by which its KV must have arrived, while it is receiving.
     pub receipt_deadline_us: u64,
+    /// Whether its prompt was computed on another node. It is never computed here.
+    pub came_with_kv: bool,
+    /// Pages of host memory that are set aside for it while it is leaving.
+    pub num_spill_pages: u32,
     /// Pages that it exports to other nodes: 0 when nobody wants them.
     pub num_exporting_pages: u32,
     /// The first rows whose KV has been announced to those who want it elsewhere.
@@ -125,7 +129,7 @@ pub(crate) struct RequestState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Waiting,
-    /// It has pages that somebody else fills, and no slot.
+    /// It has pages that somebody else fills, from another node or from host memory, and no slot.
     Receiving,
     /// Its KV is there, and it has no slot yet.
     Arrived,
@@ -186,6 +190,8 @@ impl RequestState {
             num_shared_pages: 0,
             num_published_pages: 0,
             receipt_deadline_us: 0,
+            came_with_kv: false,
+            num_spill_pages: 0,
             num_exporting_pages: 0,
             num_exported_rows: 0,
             donor: None,

@@ -14,6 +14,7 @@
 //! * `departure.rs` finishes and preempts requests, and frees what they held
 //! * `receipt.rs` takes in requests whose prompt another node computes
 //! * `hold.rs` keeps pages that other nodes still read or write
+//! * `spill.rs` keeps the KV of preempted requests in host memory
 //! * `pin.rs` keeps prefixes in the cache
 //! * `invariant.rs` checks that the state does not contradict itself
 
@@ -30,6 +31,7 @@ use crate::prefix_tree::Parent;
 use crate::receipt::Receipts;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::speculation::Speculator;
+use crate::spill::Spills;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
@@ -46,6 +48,8 @@ use crate::{
 ///   [`handle_kv_arrived`](Self::handle_kv_arrived), [`handle_kv_lost`](Self::handle_kv_lost),
 ///   [`poll_kv_fact`](Self::poll_kv_fact), [`release_hold`](Self::release_hold),
 ///   [`renew_hold`](Self::renew_hold), [`poll_deadline`](Self::poll_deadline)
+/// * KV in host memory: [`poll_spill_task`](Self::poll_spill_task),
+///   [`handle_stored`](Self::handle_stored), [`handle_restored`](Self::handle_restored)
 /// * Plan: [`schedule`](Self::schedule), and with a draft model before it
 ///   [`draft_requests`](Self::draft_requests) and [`give_drafts`](Self::give_drafts)
 /// * Feedback: [`update_from_output`](Self::update_from_output),
@@ -72,6 +76,7 @@ pub struct Scheduler {
     /// Requests with pages and without a slot, because another node computes their KV.
     pub(crate) receipts: Receipts,
     pub(crate) holds: Holds,
+    pub(crate) spills: Spills,
     pub(crate) kv: KvCache,
     pub(crate) free_slots: Vec<SlotId>,
     /// Free slots whose release no batch has announced yet.
@@ -117,6 +122,7 @@ impl Scheduler {
             num_leaving: 0,
             receipts: Receipts::default(),
             holds: Holds::default(),
+            spills: Spills::default(),
             kv: KvCache::new(config.num_pages, config.page_size),
             free_slots: (0..config.max_num_seqs).rev().map(SlotId).collect(),
             released_slots: Vec::new(),
@@ -351,8 +357,9 @@ impl Scheduler {
                 return true;
             }
             plan.is_short_of_pages = true;
-            if self.num_leaving > 0 {
-                // Pages will be free when a step returns, so nobody else needs to be preempted.
+            if self.num_leaving > 0 || self.spills.is_storing() {
+                // Pages will be free when a step returns or a copy ends, so nobody else needs to be
+                // preempted.
                 return false;
             }
             let victim = *self
@@ -485,6 +492,7 @@ impl Scheduler {
             num_receiving: self.receipts.num_receiving(),
             num_arrived: self.receipts.len() - self.receipts.num_receiving(),
             num_held_pages: self.holds.num_pages(),
+            num_spilled_pages: self.spills.num_pages(),
             num_inflight_steps: self.inflight.len(),
             num_pages: self.config.num_pages as usize,
             num_free_pages: self.kv.num_free(),

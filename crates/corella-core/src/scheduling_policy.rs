@@ -22,7 +22,8 @@ const MAX_BARRED: usize = 64;
 /// What there is for a candidate when some of those that run have been preempted for it.
 #[derive(Clone)]
 struct VictimRoom {
-    num_slots: usize,
+    /// Less those that restored requests will take.
+    num_slots: i64,
     num_available: usize,
     num_begun: usize,
     forecast: PageForecast,
@@ -101,7 +102,7 @@ impl Scheduler {
     /// allowed, is left alone.
     pub(crate) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
-        if !is_by_priority || self.num_leaving > 0 {
+        if !is_by_priority || self.num_leaving > 0 || self.spills.is_storing() {
             return;
         }
         let Some(&last) = self.running.last() else {
@@ -167,7 +168,7 @@ impl Scheduler {
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
         let num_begun = running().filter(|(_, state)| begins_page(state)).count();
         let nobody_gone = VictimRoom {
-            num_slots: self.free_slots.len(),
+            num_slots: self.free_slots.len() as i64 - self.spills.num_restoring() as i64,
             num_available: self.kv.num_available(),
             num_begun,
             forecast: self.forecast.clone(),

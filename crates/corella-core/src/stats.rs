@@ -13,6 +13,8 @@ pub struct SchedulerStats {
     pub num_arrived: usize,
     /// Pages that other nodes may still be reading or writing after their request has let go.
     pub num_held_pages: usize,
+    /// Pages of host memory that preempted requests have, or will have when they have returned.
+    pub num_spilled_pages: usize,
     /// Prompt tokens of requests that have never been admitted.
     pub num_queued_tokens: u64,
     /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
@@ -45,6 +47,11 @@ pub struct SchedulerStats {
     /// The prefix hits, split by source.
     pub prefix_hits: PrefixHits,
     pub num_preemptions: u64,
+    /// Preempted requests whose KV went to host memory, and those that got it back from there.
+    pub num_spills: u64,
+    pub num_restores: u64,
+    /// Requests with KV of another node that ended because it could not be kept.
+    pub num_handed_back: u64,
     /// Requests refused or ended because they could not meet a latency objective.
     pub num_missed_objectives: u64,
     pub num_evicted_pages: u64,

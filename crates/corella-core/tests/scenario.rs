@@ -33,6 +33,9 @@
 //! arrive h=z                         h's KV is there, and z was drawn behind it
 //! arrive h                           h's KV is there, and nothing was drawn behind it
 //! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
+//! spills                             the copies to and from host memory that are asked for
+//! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
+//! restored a · restored a=failed     a has its KV back, or could not get it
 //! abort a                            abort a
 //! reset                              reset the prefix cache
 //! stats · share · hits · drafts      print counters, the head-room share, hits, drafts
@@ -46,9 +49,9 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact,
-    LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, Request, RequestId, Sample,
+    LatencyObjectives, LostKv, Namespace, PageId, PrefillAdmissionPolicy, Request, RequestId, Sample,
     SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation,
-    StoppingCriteria, TokenId,
+    SpillTask, StoppingCriteria, TokenId,
 };
 use line_diff::line_diff;
 
@@ -152,6 +155,7 @@ impl World {
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),
                 "held" => config.max_held_pages = number(),
+                "spill" => config.max_spilled_pages = number(),
                 "lease" => config.hold_lease_us = number().into(),
                 "pinned" => config.max_pinned_pages = number(),
                 "queue" => config.max_queued_requests = number(),
@@ -258,6 +262,19 @@ impl World {
                 }
             }
             "facts" => self.print_facts(),
+            "spills" => self.print_spills(),
+            "stored" | "restored" => {
+                let (id, how) = self.named(words[0]);
+                let is_done = how.is_none();
+                let is_known = match command {
+                    "stored" => self.scheduler.handle_stored(id, is_done),
+                    _ => self.scheduler.handle_restored(id, is_done),
+                };
+                if !is_known {
+                    self.say("nothing is copied");
+                }
+                self.print_outputs();
+            }
             "ask" => {
                 let asked = self.scheduler.draft_requests();
                 let asked = asked.iter().map(|request| {
@@ -403,6 +420,31 @@ impl World {
                 KvFact::LeaseEnded { request } => {
                     format!("{}: the lease is over", self.names[&request])
                 }
+            };
+            self.say(&line);
+        }
+    }
+
+    fn print_spills(&mut self) {
+        let list = |pages: &[PageId]| {
+            let pages = pages.iter().map(|page| format!(" {page}"));
+            pages.collect::<String>()
+        };
+        while let Some(task) = self.scheduler.poll_spill_task() {
+            let line = match task {
+                SpillTask::Store { request, pages } => {
+                    format!("{}: store pages{}", self.names[&request], list(&pages))
+                }
+                SpillTask::Restore {
+                    request,
+                    first_page,
+                    pages,
+                } => {
+                    let name = &self.names[&request];
+                    let pages = list(&pages);
+                    format!("{name}: restore from its page {first_page} on, to pages{pages}")
+                }
+                SpillTask::Discard { request } => format!("{}: discard", self.names[&request]),
             };
             self.say(&line);
         }
@@ -632,6 +674,15 @@ impl World {
             self.say(&format!(
                 "receiving {} arrived {} · pages held {}",
                 stats.num_receiving, stats.num_arrived, stats.num_held_pages
+            ));
+        }
+        if stats.num_spills + stats.num_handed_back + stats.num_spilled_pages as u64 > 0 {
+            self.say(&format!(
+                "spilled pages {} · spills {} restores {} handed back {}",
+                stats.num_spilled_pages,
+                stats.num_spills,
+                stats.num_restores,
+                stats.num_handed_back
             ));
         }
         self.say(&format!(

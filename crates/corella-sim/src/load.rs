@@ -21,6 +21,10 @@ pub struct Load {
     pub fails_once_in: u64,
     /// In one of this many steps nothing can be drawn for one span; 0 means never.
     pub undrawn_once_in: u64,
+    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0
+    /// means none.
+    pub max_copy_us: u64,
+    pub copies_fail_once_in: u64,
     /// The calls, in order of time.
     pub calls: Vec<Call>,
     /// The times at which the prefix cache is reset, if it can be.
@@ -134,6 +138,8 @@ impl Load {
 
 struct Writer {
     random: Random,
+    /// Draws what concerns spilled requests.
+    spill: Random,
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
@@ -150,11 +156,15 @@ struct Writer {
 impl Writer {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let config = if random.once_in(5) {
+        let mut spill = Random(seed ^ 0x5b11);
+        let mut config = if random.once_in(5) {
             roomy_config(&mut random)
         } else {
             tight_config(&mut random)
         };
+        if spill.once_in(2) {
+            config.max_spilled_pages = 1 + spill.below(2 * u64::from(config.num_pages)) as u32;
+        }
         let traffic = random.pick(&[
             Traffic::Steady,
             Traffic::Bursts,
@@ -172,6 +182,7 @@ impl Writer {
             priorities: random.pick(&[1, 1, 3]),
             max_delay_us: random.pick(&[0, 0, 1000]),
             random,
+            spill,
             config,
             traffic,
             known: vec![Default::default()],
@@ -202,6 +213,8 @@ impl Writer {
         Load {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
             undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
+            max_copy_us: self.spill.pick(&[0, 100, 5_000]),
+            copies_fail_once_in: self.spill.pick(&[0, 0, 4]),
             resets_us: (0..num_resets)
                 .map(|_| self.random.below(at_us * 2 + 1))
                 .collect(),

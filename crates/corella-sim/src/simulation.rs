@@ -11,6 +11,7 @@ use corella_core::{
 
 use crate::checker::{self, Checker, Planned, Verdict};
 use crate::executor::{CheckingExecutor, Returned, root_row};
+use crate::host_memory::HostMemory;
 use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
 use crate::random::Random;
@@ -45,6 +46,7 @@ enum Event {
     Reset,
     Pin(usize),
     StepReturns,
+    CopyEnds,
 }
 
 struct Simulation<'a> {
@@ -55,6 +57,7 @@ struct Simulation<'a> {
     num_events: u64,
     scheduler: Scheduler,
     executor: CheckingExecutor,
+    host: HostMemory,
     /// Steps in flight, oldest first.
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
@@ -108,6 +111,7 @@ impl<'a> Simulation<'a> {
             now_us: 0,
             events: BinaryHeap::new(),
             num_events: 0,
+            host: HostMemory::new(&scheduler, load.max_copy_us, load.copies_fail_once_in, seed),
             scheduler,
             executor: CheckingExecutor::new(&load.config, load.alphabet, roots.collect()),
             inflight: VecDeque::new(),
@@ -152,6 +156,7 @@ impl<'a> Simulation<'a> {
                 Event::Reset => self.reset()?,
                 Event::Pin(index) => self.pin(index)?,
                 Event::StepReturns => self.return_step()?,
+                Event::CopyEnds => self.host.end_copy(&mut self.scheduler, &mut self.executor),
             }
             self.settle()?;
             self.give_drafts();
@@ -162,10 +167,19 @@ impl<'a> Simulation<'a> {
                 self.settle()?;
             }
             self.settle()?;
+            let copy_us = self.host.begin_copy(&mut self.scheduler, &mut self.executor);
+            if let Some(copy_us) = copy_us {
+                self.push(self.now_us + copy_us, Event::CopyEnds);
+            }
         }
         let stats = self.scheduler.stats();
         self.totals.take_stats(&stats);
         self.totals.num_events = self.num_events;
+        self.totals.num_failed_copies = self.host.num_failed();
+        if !self.host.is_empty() || stats.num_spilled_pages > 0 {
+            let what = format!("something is left there: {stats:?}");
+            return Err(self.violation("host memory is given back", what));
+        }
         if self.scheduler.has_unfinished() {
             let what = format!("requests are left but no event is: {stats:?}");
             return Err(self.violation("work goes on", what));

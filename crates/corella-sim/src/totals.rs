@@ -21,6 +21,9 @@ pub struct Totals {
     pub num_draft_tokens: u64,
     pub num_accepted_draft_tokens: u64,
     pub num_preemptions: u64,
+    pub num_spills: u64,
+    pub num_restores: u64,
+    pub num_failed_copies: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
     pub num_row_copies: u64,
@@ -53,6 +56,9 @@ impl Totals {
         self.num_draft_tokens += run.num_draft_tokens;
         self.num_accepted_draft_tokens += run.num_accepted_draft_tokens;
         self.num_preemptions += run.num_preemptions;
+        self.num_spills += run.num_spills;
+        self.num_restores += run.num_restores;
+        self.num_failed_copies += run.num_failed_copies;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
         self.num_row_copies += run.num_row_copies;
@@ -79,6 +85,8 @@ impl Totals {
         self.num_draft_tokens = stats.num_draft_tokens;
         self.num_accepted_draft_tokens = stats.num_accepted_draft_tokens;
         self.num_preemptions = stats.num_preemptions;
+        self.num_spills = stats.num_spills;
+        self.num_restores = stats.num_restores;
         self.num_evicted_pages = stats.num_evicted_pages;
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
     }
@@ -96,6 +104,9 @@ impl Totals {
             ),
             ("drafts that hold", self.num_accepted_draft_tokens),
             ("preemptions", self.num_preemptions),
+            ("requests that go to host memory", self.num_spills),
+            ("requests that come back from host memory", self.num_restores),
+            ("copies to and from host memory that fail", self.num_failed_copies),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
             ("row copies", self.num_row_copies),

@@ -94,9 +94,9 @@ pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
     };
     match error {
         RequestError::NotDrawn(_) | RequestError::ObjectiveMissed(_) => None,
-        RequestError::PoolExhausted { .. } | RequestError::PreemptedTooOften { .. } => {
-            Some(AbortReason::OutOfPages)
-        }
+        RequestError::PoolExhausted { .. }
+        | RequestError::PreemptedTooOften { .. }
+        | RequestError::KvNotKept(_) => Some(AbortReason::OutOfPages),
         RequestError::KvNotReceived(_) => Some(AbortReason::LoadTimedOut),
         RequestError::StepFailed(reason)
         | RequestError::Elsewhere(reason)

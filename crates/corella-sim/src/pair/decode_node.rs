@@ -6,7 +6,9 @@ use corella_core::session::{
     AbortReason, Allocate, Allocated, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{AdmissionError, Incarnation, LostKv, NodeId, PageId, RequestId};
+use corella_core::{
+    AdmissionError, FinishReason, Incarnation, LostKv, NodeId, PageId, RequestError, RequestId,
+};
 
 use crate::executor::Row;
 use crate::pair::engine::Engine;
@@ -125,6 +127,13 @@ impl DecodeNode {
                 self.end.handle_timeout(now_us);
             }
             LocalEvent::StepReturns => self.engine.return_step(),
+            LocalEvent::CopyEnds => {
+                let before = self.engine.stats();
+                self.engine.end_copy();
+                let after = self.engine.stats();
+                world.totals.num_spills += after.num_spills - before.num_spills;
+                world.totals.num_restores += after.num_restores - before.num_restores;
+            }
             LocalEvent::LoadCancelled(key) => {
                 if self.loads.remove(&key).is_some() {
                     world.totals.num_loads_cancelled += 1;
@@ -153,9 +162,17 @@ impl DecodeNode {
                 if output.finish.is_some() && !self.loads.contains_key(&key) {
                     self.keys.remove(&output.request);
                 }
+                let error = match &output.finish {
+                    Some(FinishReason::Error(error)) => Some(error),
+                    _ => None,
+                };
+                let is_back = matches!(error, Some(RequestError::KvNotKept(_)));
+                world.totals.num_handed_back += u64::from(is_back);
                 self.end.handle_local_output(key, output, now_us);
             } else if let Some(step) = self.engine.try_step(now_us, &mut world.random) {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
+            } else if let Some(copy_us) = self.engine.begin_copy() {
+                self.push(now_us + copy_us, LocalEvent::CopyEnds, world);
             } else {
                 break;
             }
@@ -173,6 +190,7 @@ impl DecodeNode {
             && engine.num_in_use_pages + engine.num_held_pages == 0
             && engine.num_running + engine.num_waiting == 0
             && engine.num_receiving + engine.num_arrived == 0
+            && self.engine.has_empty_host()
             && self.loads.is_empty();
         match is_clean {
             true => String::new(),

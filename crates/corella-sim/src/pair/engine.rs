@@ -8,6 +8,7 @@ use corella_core::{
 };
 
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
+use crate::host_memory::HostMemory;
 use crate::pair::pair_load::NodePlan;
 use crate::random::Random;
 
@@ -16,6 +17,7 @@ pub struct Engine {
     fails_once_in: u64,
     scheduler: Scheduler,
     executor: CheckingExecutor,
+    host: HostMemory,
     slots: BTreeMap<SlotId, RequestId>,
     inflight: VecDeque<StepId>,
     last_return_us: u64,
@@ -32,9 +34,13 @@ pub struct PlannedStep {
 impl Engine {
     pub fn new(plan: &NodePlan, alphabet: u32, fails_once_in: u64) -> Self {
         let config = plan.config.clone();
+        let executor = CheckingExecutor::new(&config, alphabet, BTreeMap::new());
+        let scheduler = Scheduler::new(config).expect("loads have valid limits");
+        let (max_copy_us, copies_fail_once_in) = (plan.max_copy_us, plan.copies_fail_once_in);
         Self {
-            executor: CheckingExecutor::new(&config, alphabet, BTreeMap::new()),
-            scheduler: Scheduler::new(config).expect("loads have valid limits"),
+            host: HostMemory::new(&scheduler, max_copy_us, copies_fail_once_in, max_copy_us),
+            executor,
+            scheduler,
             plan: plan.clone(),
             fails_once_in,
             slots: BTreeMap::new(),
@@ -115,6 +121,20 @@ impl Engine {
             begins_us,
             returns_us: self.last_return_us,
         })
+    }
+
+    /// Begins the next copy to or from host memory, if there is one, and returns how long it takes.
+    pub fn begin_copy(&mut self) -> Option<u64> {
+        self.host.begin_copy(&mut self.scheduler, &mut self.executor)
+    }
+
+    pub fn end_copy(&mut self) {
+        self.host.end_copy(&mut self.scheduler, &mut self.executor);
+    }
+
+    /// Whether nothing is left in host memory.
+    pub fn has_empty_host(&self) -> bool {
+        self.host.is_empty() && self.stats().num_spilled_pages == 0
     }
 
     pub fn return_step(&mut self) {

@@ -34,6 +34,10 @@ pub struct NodePlan {
     pub config: SchedulerConfig,
     pub per_step_us: u64,
     pub per_token_us: u64,
+    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0
+    /// means none.
+    pub max_copy_us: u64,
+    pub copies_fail_once_in: u64,
     pub is_compatible: bool,
 }
 
@@ -135,6 +139,8 @@ impl PairLoad {
 
 struct Writer {
     random: Random,
+    /// Draws what concerns spilled requests.
+    spill: Random,
     /// Beginnings of prompts.
     known: Vec<Vec<TokenId>>,
     alphabet: u32,
@@ -148,6 +154,7 @@ impl Writer {
             alphabet: 2 + random.below(3) as u32,
             span_us: random.pick(&[50_000, 1_000_000, 10_000_000]),
             known: vec![Vec::new()],
+            spill: Random(seed ^ 0x5b11),
             random,
         }
     }
@@ -159,6 +166,9 @@ impl Writer {
         let mut nodes: Vec<_> = (0..num_nodes).map(|_| self.node()).collect();
         if is_fleet && self.random.once_in(10) {
             nodes[num_nodes - 1].is_compatible = false;
+        }
+        for node in &mut nodes[num_prefill_nodes..] {
+            self.spill(node);
         }
         let sessions = self.sessions();
         let num_calls = 2 + self.random.below(30);
@@ -227,8 +237,25 @@ impl Writer {
             config,
             per_step_us: 200 + random.below(20_000),
             per_token_us: random.below(500),
+            max_copy_us: 0,
+            copies_fail_once_in: 0,
             is_compatible: true,
         }
+    }
+
+    /// Makes most decode nodes run short of pages, and gives most of those host memory.
+    fn spill(&mut self, node: &mut NodePlan) {
+        let random = &mut self.spill;
+        node.max_copy_us = random.pick(&[0, 1_000, 100_000]);
+        node.copies_fail_once_in = random.pick(&[0, 0, 4]);
+        let config = &mut node.config;
+        if random.once_in(3) {
+            return;
+        }
+        config.num_pages = config.max_model_len.div_ceil(config.page_size) + random.below(8) as u32;
+        config.max_held_pages = config.num_pages;
+        config.head_room = HeadRoom::fixed_share(0);
+        config.max_spilled_pages = random.below(2 * u64::from(config.num_pages)) as u32;
     }
 
     fn links(&mut self, num_decode_nodes: usize) -> LinkPlan {

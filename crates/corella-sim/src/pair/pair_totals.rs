@@ -49,6 +49,10 @@ pub struct PairTotals {
     pub num_aborts: u64,
     pub num_refusals: u64,
     pub num_unanswered_reservations: u64,
+    /// Requests that decode nodes kept in host memory, took back from there, or could not keep.
+    pub num_spills: u64,
+    pub num_restores: u64,
+    pub num_handed_back: u64,
 }
 
 impl PairTotals {
@@ -94,7 +98,7 @@ impl PairTotals {
             num_loads_done num_loads_failed num_loads_cancelled num_late_rows num_load_timeouts
             num_exports_declined num_exports_cut_short num_leases_ended
             num_reads_of_failed_steps num_cached_rows num_shared_pages_released num_aborts
-            num_refusals num_unanswered_reservations
+            num_refusals num_unanswered_reservations num_spills num_restores num_handed_back
         )
     }
 }

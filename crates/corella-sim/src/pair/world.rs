@@ -38,6 +38,8 @@ pub enum Event {
 pub enum LocalEvent {
     Wake,
     StepReturns,
+    /// A copy to or from host memory is done.
+    CopyEnds,
     /// A step is done with the rows of a run in one layer.
     LayerFilled {
         request: RequestId,

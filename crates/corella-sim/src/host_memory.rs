@@ -1,0 +1,141 @@
+//! Host memory for the rows of spilled requests, as slow and as unreliable as chance wants it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use corella_core::{PageId, RequestId, Scheduler, SpillTask};
+
+use crate::executor::{CheckingExecutor, Row};
+use crate::random::Random;
+
+/// Makes one copy after the other, as the engine does, and holds the scheduler to what it promises
+/// of pages that are being copied.
+pub struct HostMemory {
+    page_size: usize,
+    max_pages: usize,
+    max_copy_us: u64,
+    fails_once_in: u64,
+    random: Random,
+    stored: BTreeMap<RequestId, Vec<Vec<Row>>>,
+    /// Copies to be made. The first is under way if `is_copying`.
+    tasks: VecDeque<SpillTask>,
+    is_copying: bool,
+    /// What the pages that are being stored held at first.
+    source: Vec<Vec<Row>>,
+    num_failed: u64,
+}
+
+impl HostMemory {
+    pub fn new(scheduler: &Scheduler, max_copy_us: u64, fails_once_in: u64, seed: u64) -> Self {
+        let config = scheduler.config();
+        Self {
+            page_size: config.page_size as usize,
+            max_pages: config.max_spilled_pages as usize,
+            max_copy_us,
+            fails_once_in,
+            random: Random(seed ^ 0x0570),
+            stored: BTreeMap::new(),
+            tasks: VecDeque::new(),
+            is_copying: false,
+            source: Vec::new(),
+            num_failed: 0,
+        }
+    }
+
+    pub fn num_failed(&self) -> u64 {
+        self.num_failed
+    }
+
+    /// Nothing is kept and nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.stored.is_empty() && self.tasks.is_empty()
+    }
+
+    /// Takes the scheduler's new tasks. If a copy begins, returns how long it takes.
+    pub fn begin_copy(
+        &mut self,
+        scheduler: &mut Scheduler,
+        executor: &mut CheckingExecutor,
+    ) -> Option<u64> {
+        while let Some(task) = scheduler.poll_spill_task() {
+            self.tasks.push_back(task);
+        }
+        while !self.is_copying
+            && let Some(SpillTask::Discard { request }) = self.tasks.front()
+        {
+            self.stored.remove(request);
+            self.tasks.pop_front();
+        }
+        if self.is_copying {
+            return None;
+        }
+        match self.tasks.front()? {
+            SpillTask::Store { pages, .. } => self.source = self.read(pages, executor),
+            SpillTask::Restore { pages, .. } => {
+                // Half a copy is worse than none.
+                for &page in pages {
+                    for at in 0..self.page_size / 2 {
+                        executor.write_row(page, at, None);
+                    }
+                }
+            }
+            SpillTask::Discard { .. } => {}
+        }
+        self.is_copying = true;
+        Some(self.random.below(self.max_copy_us + 1))
+    }
+
+    pub fn end_copy(&mut self, scheduler: &mut Scheduler, executor: &mut CheckingExecutor) {
+        self.is_copying = false;
+        let task = self.tasks.pop_front().expect("a copy ends that has begun");
+        let is_done = self.fails_once_in == 0 || !self.random.once_in(self.fails_once_in);
+        self.num_failed += u64::from(!is_done);
+        let is_known = match task {
+            SpillTask::Store { request, pages } => {
+                let rows = self.read(&pages, executor);
+                let before = self.source.iter().flatten();
+                // Rows that turn out to be undefined are never restored.
+                let is_same = |(now, before): (&Row, &Row)| now == before || now.is_none();
+                assert!(
+                    rows.iter().flatten().zip(before).all(is_same),
+                    "pages of request {request} change while they are stored"
+                );
+                if is_done {
+                    let earlier = self.stored.insert(request, rows);
+                    assert!(earlier.is_none(), "request {request} is stored twice");
+                }
+                let num_pages: usize = self.stored.values().map(Vec::len).sum();
+                assert!(
+                    num_pages <= self.max_pages,
+                    "{num_pages} pages are in host memory, of at most {}",
+                    self.max_pages
+                );
+                scheduler.handle_stored(request, is_done)
+            }
+            SpillTask::Restore {
+                request,
+                first_page,
+                pages,
+            } => {
+                let rows = self.stored.remove(&request);
+                let rows = rows.expect("a request is restored that was stored");
+                assert_eq!(rows.len(), first_page as usize + pages.len());
+                for (&page, rows) in pages.iter().zip(&rows[first_page as usize..]) {
+                    for (at, &row) in rows.iter().enumerate().filter(|_| is_done) {
+                        executor.write_row(page, at, row);
+                    }
+                }
+                scheduler.handle_restored(request, is_done)
+            }
+            SpillTask::Discard { .. } => unreachable!("forgetting takes no time"),
+        };
+        assert!(is_known, "the scheduler has forgotten a copy");
+    }
+
+    fn read(&self, pages: &[PageId], executor: &CheckingExecutor) -> Vec<Vec<Row>> {
+        let page = |&page| {
+            let rows = (0..self.page_size).map(|at| executor.read_row(page, at));
+            rows.collect()
+        };
+        pages.iter().map(page).collect()
+    }
+}
