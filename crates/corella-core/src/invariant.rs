@@ -180,8 +180,11 @@ impl Scheduler {
                 "request {id} came with KV and would be computed here"
             );
         }
-        self.spills
-            .check_invariants(self.config.max_spilled_pages, num_reserved_pages, num_spilled);
+        self.spills.check_invariants(
+            self.config.max_spilled_pages,
+            num_reserved_pages,
+            num_spilled,
+        );
     }
 
     fn check_slots(&self) {

@@ -49,9 +49,9 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact,
-    LatencyObjectives, LostKv, Namespace, PageId, PrefillAdmissionPolicy, Request, RequestId, Sample,
-    SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation,
-    SpillTask, StoppingCriteria, TokenId,
+    LatencyObjectives, LostKv, Namespace, PageId, PrefillAdmissionPolicy, Request, RequestId,
+    Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span,
+    Speculation, SpillTask, StoppingCriteria, TokenId,
 };
 use line_diff::line_diff;
 

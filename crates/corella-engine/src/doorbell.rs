@@ -39,7 +39,7 @@ impl Drop for Doorbell {
 }
 
 impl DoorbellEar {
-    /// Forgets earlier rings. News is looked for after this, so that none is missed.
+    /// Forgets earlier rings. The loop looks for news after this, so that it misses none.
     pub(crate) fn clear(&self) {
         let _ = self.0.try_recv();
     }

@@ -23,6 +23,7 @@ use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::feed::{Feed, subscription};
 use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
+use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
@@ -201,6 +202,13 @@ impl Engine {
         let (doorbell, doorbell_ear) = doorbell();
         let step_returned = doorbell.clone();
         executor.set_waker(Arc::new(move || step_returned.ring()));
+        let spill_thread = match shared.limits.max_spilled_pages {
+            0 => None,
+            max_pages => {
+                let thread = SpillThread::start(kv_pages.clone(), max_pages, doorbell.clone());
+                Some(thread.map_err(EngineError::Thread)?)
+            }
+        };
         let watchdog = |subject| {
             let (timeout, deadline) = (config.step_timeout, config.step_deadline);
             Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
@@ -219,6 +227,7 @@ impl Engine {
             doorbell: doorbell_ear,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
+            spill_thread,
             in_flight: InFlight::new(watchdog, shared.clone()),
             step_log: StepLog::new(config.step_log_len, config.step_log_path),
             shared: shared.clone(),
@@ -314,7 +323,7 @@ impl Engine {
     /// KV facts of requests that export theirs. There is one reader: the facts of the one before end.
     /// While there is none, exported pages are let go of as soon as their request is.
     pub fn subscribe_kv_facts(&self) -> KvFacts {
-        let (subscriber, facts) = subscription(self.commands.doorbell());
+        let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeKvFacts(subscriber));
         KvFacts(facts)
     }
@@ -392,7 +401,7 @@ impl Engine {
     /// fleet. There is only one subscriber: the stream of the previous one ends. A subscriber that
     /// reads slowly misses nothing that still holds.
     pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
-        let (subscriber, events) = subscription(self.commands.doorbell());
+        let (subscriber, events) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
         KvEventStream(events)
@@ -452,6 +461,9 @@ impl Engine {
         }
     }
 }
+
+/// How many KV events or facts may wait between the loop and a subscriber.
+const MAX_UNREAD_KV_NEWS: usize = 1024;
 
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;

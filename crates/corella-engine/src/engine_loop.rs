@@ -16,6 +16,7 @@ use crate::drafter::Drafter;
 use crate::engine::{Command, ResetError, Shared};
 use crate::feed::Feed;
 use crate::kv_exchange::KvCommand;
+use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender};
 use crate::watchdog::{Watchdog, WatchedStep};
@@ -28,10 +29,13 @@ pub(crate) struct EngineLoop {
     pub(crate) drafter: Option<Drafter>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
-    /// Rings for commands, for a step that may have returned, and for room in a feed.
+    /// Rings for commands, for a step that may have returned, for copies that have ended, and for
+    /// room in a feed.
     pub(crate) doorbell: DoorbellEar,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
+    /// `None` if no request may keep its KV in host memory.
+    pub(crate) spill_thread: Option<SpillThread>,
     pub(crate) in_flight: InFlight,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
@@ -45,7 +49,7 @@ pub(crate) enum Stopped {
 
 enum Event {
     Command(Command),
-    /// A subscriber has room, or a deadline has come.
+    /// A subscriber has room, a copy has ended, or a deadline has come.
     Nothing,
     StepReturned(BatchOutput),
     StepFailed {
@@ -57,7 +61,10 @@ enum Event {
 impl EngineLoop {
     pub(crate) fn run(&mut self) -> Result<Infallible, Stopped> {
         loop {
+            // Everything that rings is looked at after this, so that nothing is missed.
+            self.doorbell.clear();
             self.drain_commands()?;
+            self.take_ended_copies();
             self.drive_step()?;
             self.forward_outputs();
             match self.next_event()? {
@@ -79,6 +86,13 @@ impl EngineLoop {
             self.handle_command(command)?;
         }
         Ok(())
+    }
+
+    fn take_ended_copies(&mut self) {
+        if let Some(spill_thread) = &mut self.spill_thread {
+            spill_thread.take_ended(&mut self.scheduler);
+            self.check_invariants();
+        }
     }
 
     /// Plans and submits as many steps as may be in flight.
@@ -124,6 +138,9 @@ impl EngineLoop {
 
     fn forward_outputs(&mut self) {
         let scheduler = &mut self.scheduler;
+        if let Some(spill_thread) = &mut self.spill_thread {
+            spill_thread.forward_tasks(scheduler);
+        }
         self.kv_facts.forward(|| scheduler.poll_kv_fact());
         if !self.kv_facts.has_subscriber() {
             self.let_go_of_exports();
@@ -161,9 +178,8 @@ impl EngineLoop {
     }
 
     /// The one place where the loop sleeps: until a command comes, the step in flight returns, a
-    /// subscriber has room, or the scheduler's next deadline.
+    /// subscriber has room, a copy to or from host memory ends, or the scheduler's next deadline.
     fn next_event(&mut self) -> Result<Event, Stopped> {
-        self.doorbell.clear();
         if let Some(event) = self.poll_event()? {
             return Ok(event);
         }

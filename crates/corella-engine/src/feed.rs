@@ -4,10 +4,6 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 use crate::doorbell::Doorbell;
 
-/// How much news may wait between the loop and a subscriber. More waits in the scheduler, which has
-/// a limit of its own.
-const MAX_UNREAD: usize = 1024;
-
 /// One subscriber. What it has no room for waits in the scheduler, which has a bound of its own.
 pub(crate) struct Feed<T> {
     subscriber: Option<Sender<T>>,
@@ -19,13 +15,20 @@ pub(crate) struct Feed<T> {
 /// dropped.
 pub(crate) struct FeedReader<T> {
     news: Receiver<T>,
+    max_unread: usize,
     doorbell: Doorbell,
 }
 
-/// Makes the channel of a new subscription.
-pub(crate) fn subscription<T>(doorbell: Doorbell) -> (Sender<T>, FeedReader<T>) {
-    let (subscriber, news) = bounded(MAX_UNREAD);
-    (subscriber, FeedReader { news, doorbell })
+/// Makes the channel of a new subscription. At most `max_unread` news wait in it; more wait in the
+/// scheduler, which has a limit of its own.
+pub(crate) fn subscription<T>(max_unread: usize, doorbell: Doorbell) -> (Sender<T>, FeedReader<T>) {
+    let (subscriber, news) = bounded(max_unread);
+    let reader = FeedReader {
+        news,
+        max_unread,
+        doorbell,
+    };
+    (subscriber, reader)
 }
 
 impl<T> FeedReader<T> {
@@ -46,7 +49,7 @@ impl<T> FeedReader<T> {
     /// If the loop fills the place before it is counted here, it is awake, and holds news back only
     /// while the channel is full again, so that the next call rings.
     fn note_taken(&self) {
-        if self.news.len() + 1 >= MAX_UNREAD {
+        if self.news.len() + 1 >= self.max_unread {
             self.doorbell.ring();
         }
     }

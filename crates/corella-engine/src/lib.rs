@@ -9,6 +9,7 @@ mod engine_stats;
 mod feed;
 mod generate;
 mod kv_exchange;
+mod spill_thread;
 mod step_log;
 mod token_stream;
 mod watchdog;

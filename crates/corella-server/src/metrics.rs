@@ -207,12 +207,16 @@ struct EngineMetrics {
     num_pinned_pages: Gauge,
     num_held_pages: Gauge,
     num_requests_receiving: Gauge,
+    num_spilled_pages: Gauge,
     max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
     /// Tokens found in the prefix cache, by source.
     prefix_cache_hit_tokens: Family<SourceLabels, Counter>,
     num_preemptions: Counter,
+    num_spills: Counter,
+    num_restores: Counter,
+    num_handed_back: Counter,
     num_draft_tokens: Counter,
     num_accepted_draft_tokens: Counter,
     num_missed_objectives: Counter,
@@ -274,6 +278,30 @@ impl EngineMetrics {
             "Requests whose prompt another node computes",
             Gauge::default(),
         );
+        let num_spilled_pages = ours(
+            registry,
+            "kv_spilled_pages",
+            "KV pages of preempted requests in host memory",
+            Gauge::default(),
+        );
+        let num_spills = ours(
+            registry,
+            "kv_spills",
+            "Preempted requests whose KV went to host memory",
+            Counter::default(),
+        );
+        let num_restores = ours(
+            registry,
+            "kv_restores",
+            "Requests that got their KV back from host memory",
+            Counter::default(),
+        );
+        let num_handed_back = ours(
+            registry,
+            "requests_handed_back",
+            "Requests of other nodes that were preempted and whose KV could not be kept",
+            Counter::default(),
+        );
         let num_pinned_pages = ours(
             registry,
             "kv_pages_pinned",
@@ -312,6 +340,10 @@ impl EngineMetrics {
             num_in_use_pages,
             num_held_pages,
             num_requests_receiving,
+            num_spilled_pages,
+            num_spills,
+            num_restores,
+            num_handed_back,
             num_requests_running: both(
                 registry,
                 "num_requests_running",
@@ -374,6 +406,8 @@ impl EngineMetrics {
         self.num_held_pages.set(scheduler.num_held_pages as i64);
         let num_receiving = scheduler.num_receiving + scheduler.num_arrived;
         self.num_requests_receiving.set(num_receiving as i64);
+        self.num_spilled_pages
+            .set(scheduler.num_spilled_pages as i64);
         self.max_passed_over.set(scheduler.max_passed_over.into());
         let num_pages = scheduler.num_pages.max(1) as f64;
         self.kv_cache_usage
@@ -385,6 +419,9 @@ impl EngineMetrics {
             ),
             (&self.prefix_cache_hits, scheduler.num_prefix_hit_tokens),
             (&self.num_preemptions, scheduler.num_preemptions),
+            (&self.num_spills, scheduler.num_spills),
+            (&self.num_restores, scheduler.num_restores),
+            (&self.num_handed_back, scheduler.num_handed_back),
             (&self.num_draft_tokens, scheduler.num_draft_tokens),
             (
                 &self.num_accepted_draft_tokens,

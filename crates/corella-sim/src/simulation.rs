@@ -167,7 +167,9 @@ impl<'a> Simulation<'a> {
                 self.settle()?;
             }
             self.settle()?;
-            let copy_us = self.host.begin_copy(&mut self.scheduler, &mut self.executor);
+            let copy_us = self
+                .host
+                .begin_copy(&mut self.scheduler, &mut self.executor);
             if let Some(copy_us) = copy_us {
                 self.push(self.now_us + copy_us, Event::CopyEnds);
             }

@@ -105,8 +105,14 @@ impl Totals {
             ("drafts that hold", self.num_accepted_draft_tokens),
             ("preemptions", self.num_preemptions),
             ("requests that go to host memory", self.num_spills),
-            ("requests that come back from host memory", self.num_restores),
-            ("copies to and from host memory that fail", self.num_failed_copies),
+            (
+                "requests that come back from host memory",
+                self.num_restores,
+            ),
+            (
+                "copies to and from host memory that fail",
+                self.num_failed_copies,
+            ),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
             ("row copies", self.num_row_copies),

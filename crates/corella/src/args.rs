@@ -261,6 +261,10 @@ pub struct CacheArgs {
     /// requests cannot use that much]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
+    /// Memory in which preempted requests keep their keys and values, instead of computing them
+    /// again when they resume [default: 0; a quarter of the KV cache with --role decode]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub kv_spill_memory: Option<u64>,
     #[command(flatten)]
     pub page: PageArgs,
     /// Type of keys and values. auto is f32 for f32 weights, else bf16; int8 takes about half the

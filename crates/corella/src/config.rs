@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella::{
-    CalibrationText, Device, DraftOptions, Error, GenerateParams, LlmOptions, ModelSource,
+    CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
     QuantizeOptions, WeightCache,
 };
 use corella_bench::ReportFiles;
@@ -66,6 +66,9 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
+    if args.cluster.role == RoleArg::Decode && args.cache.kv_spill_memory.is_none() {
+        options.kv_spill = KvSpill::QuarterOfCache;
+    }
     set_device(&mut options, &args.device)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     options.step_deadline = match args.step_deadline {
@@ -543,6 +546,7 @@ fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(
 
 fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     options.kv_cache_bytes = args.kv_cache_memory;
+    options.kv_spill = KvSpill::Bytes(args.kv_spill_memory.unwrap_or(0));
     options.scheduler.page_size = args.page.block_size;
     options.kv_format = kv_format(args.kv_cache_dtype);
     options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;

@@ -198,7 +198,7 @@ pub(crate) fn load(
     let of_draft = draft.as_ref().map(|(_, formats)| formats);
     let packed_bytes = formats.packed_bytes() + of_draft.map_or(0, Formats::packed_bytes);
     let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
-    let plan = KvPlan::new(&KvDemand {
+    let demand = KvDemand {
         page_size: scheduler.page_size,
         // A request fills as many pages of the draft model as of the model.
         page_bytes: page_bytes + draft_page_bytes,
@@ -212,9 +212,11 @@ pub(crate) fn load(
             // The mock never writes to its pages, so they take no memory.
             Device::Mock => u64::MAX,
         },
-    })?;
+    };
+    let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_held_pages = plan.num_pages / 2;
+    scheduler.max_spilled_pages = plan.max_spilled_pages(options.kv_spill, page_bytes, &demand)?;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {
         let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;

@@ -1,6 +1,6 @@
 //! Decides how many KV pages there are, and how long a context they allow.
 
-use crate::Error;
+use crate::{Error, KvSpill};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
@@ -78,6 +78,40 @@ impl KvPlan {
             num_pages,
             max_model_len,
         })
+    }
+
+    /// How many pages preempted requests may keep in memory of their own. `page_bytes` is what such a
+    /// page takes, without that of a draft model, which computes its own again.
+    pub fn max_spilled_pages(
+        &self,
+        spill: KvSpill,
+        page_bytes: u64,
+        demand: &KvDemand,
+    ) -> Result<u32, Error> {
+        let bytes = match spill {
+            KvSpill::QuarterOfCache => return Ok(self.num_pages / 4),
+            KvSpill::Bytes(0) => return Ok(0),
+            KvSpill::Bytes(bytes) => bytes,
+        };
+        let cache_bytes = u64::from(self.num_pages) * demand.page_bytes;
+        let left_bytes = demand.total_bytes.saturating_sub(cache_bytes);
+        if bytes > left_bytes {
+            return Err(Error::Config(format!(
+                "--kv-spill-memory asks for {}, and weights and KV cache leave {} of this machine's \
+                 memory",
+                display_bytes(bytes),
+                display_bytes(left_bytes)
+            )));
+        }
+        if bytes < page_bytes {
+            return Err(Error::Config(format!(
+                "--kv-spill-memory {} does not hold one KV page, which takes {}; use 0 to keep \
+                 nothing",
+                display_bytes(bytes),
+                display_bytes(page_bytes)
+            )));
+        }
+        Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
     }
 }
 
@@ -193,6 +227,24 @@ mod tests {
             error.contains("1.0 TiB") && error.contains("2.0 GiB"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn spilled_pages_need_memory_beside_the_cache() {
+        let demand = demand();
+        let plan = KvPlan::new(&demand).unwrap();
+        let page_bytes = demand.page_bytes;
+        let spilled = |spill| plan.max_spilled_pages(spill, page_bytes, &demand);
+        assert_eq!(spilled(KvSpill::QuarterOfCache).unwrap(), 64);
+        assert_eq!(spilled(KvSpill::Bytes(0)).unwrap(), 0);
+        assert_eq!(spilled(KvSpill::Bytes(3 * page_bytes + 1)).unwrap(), 3);
+        let error = spilled(KvSpill::Bytes(2 << 30)).unwrap_err().to_string();
+        assert!(
+            error.contains("--kv-spill-memory asks for 2.0 GiB"),
+            "{error}"
+        );
+        let error = spilled(KvSpill::Bytes(page_bytes - 1)).unwrap_err();
+        assert!(error.to_string().contains("8.0 KiB"), "{error}");
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub use device::{DraftHardware, Hardware};
 pub use error::Error;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use model_identity::ModelIdentity;
-pub use options::{Device, DraftOptions, LlmOptions, ModelSource};
+pub use options::{Device, DraftOptions, KvSpill, LlmOptions, ModelSource};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
 pub use token_cost::TokenCost;

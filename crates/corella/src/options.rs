@@ -33,6 +33,15 @@ pub struct DraftOptions {
     pub weight_format: Option<WeightFormat>,
 }
 
+/// How much memory preempted requests may keep their KV in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSpill {
+    Bytes(u64),
+    /// A quarter of what the KV cache takes. Requests spill as far as outputs become longer than was
+    /// expected, which is a part of the cache, and the memory is taken only when they do.
+    QuarterOfCache,
+}
+
 /// How a model is loaded and run. Fields that are `None` suit the model and the machine.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
@@ -54,6 +63,8 @@ pub struct LlmOptions {
     /// Memory for the KV cache, that of a draft model included. Default: half of the free memory, or
     /// less if the requests cannot use that much.
     pub kv_cache_bytes: Option<u64>,
+    /// Memory for the KV of preempted requests, beside the KV cache.
+    pub kv_spill: KvSpill,
     /// Most tokens of a prompt and its output together. Default: what the model and the KV cache
     /// allow.
     pub max_model_len: Option<u32>,
@@ -88,6 +99,7 @@ impl Default for LlmOptions {
             kv_format: None,
             draft_model: None,
             kv_cache_bytes: None,
+            kv_spill: KvSpill::Bytes(0),
             max_model_len: None,
             pinned_prefixes: Vec::new(),
             max_pinned_share: 0.25,

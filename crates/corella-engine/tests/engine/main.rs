@@ -10,3 +10,4 @@ mod lone_run;
 mod prefix_cache;
 mod shutdown;
 mod speculation;
+mod spill;

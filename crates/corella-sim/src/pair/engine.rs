@@ -125,7 +125,8 @@ impl Engine {
 
     /// Begins the next copy to or from host memory, if there is one, and returns how long it takes.
     pub fn begin_copy(&mut self) -> Option<u64> {
-        self.host.begin_copy(&mut self.scheduler, &mut self.executor)
+        self.host
+            .begin_copy(&mut self.scheduler, &mut self.executor)
     }
 
     pub fn end_copy(&mut self) {

@@ -203,7 +203,7 @@ impl PrefillNode {
                 }
                 self.store.handle_stopped(key, now_us);
             }
-            LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) => {
+            LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {
                 unreachable!("a prefill node loads nothing")
             }
         }

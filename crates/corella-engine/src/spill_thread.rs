@@ -1,0 +1,223 @@
+//! Host memory for the KV of preempted requests, and the thread that copies it there and back.
+
+use std::collections::HashMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use corella_core::{PageId, RequestId, Scheduler, SpillTask};
+use corella_model::{KvPages, PageForm};
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::doorbell::Doorbell;
+use crate::engine_loop::panic_message;
+use crate::feed::{Feed, FeedReader, subscription};
+
+/// Carries out the scheduler's [`SpillTask`]s, one after the other. The loop never copies and never
+/// waits for a copy.
+pub(crate) struct SpillThread {
+    tasks: Feed<SpillTask>,
+    ended: Receiver<EndedCopy>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The way back to the loop.
+struct Report {
+    ended: Sender<EndedCopy>,
+    doorbell: Doorbell,
+}
+
+enum EndedCopy {
+    Stored { request: RequestId, is_done: bool },
+    Restored { request: RequestId, is_done: bool },
+}
+
+/// How many tasks and how many ends of copies may wait. Further tasks wait in the scheduler.
+const MAX_UNREAD: usize = 16;
+
+impl SpillThread {
+    /// Host memory is taken when it is first needed, at most `max_pages` pages of it, and kept.
+    pub(crate) fn start(
+        pages: Arc<dyn KvPages>,
+        max_pages: u32,
+        doorbell: Doorbell,
+    ) -> io::Result<Self> {
+        let (sender, tasks) = subscription(MAX_UNREAD, doorbell.clone());
+        let (report, ended) = crossbeam_channel::bounded(MAX_UNREAD);
+        let report = Report {
+            ended: report,
+            doorbell,
+        };
+        let mut memory = HostMemory::new(pages, max_pages as usize);
+        let thread = thread::Builder::new()
+            .name("corella-spill".to_owned())
+            .spawn(move || memory.run(&tasks, &report))?;
+        let mut tasks = Feed::default();
+        tasks.subscribe(sender);
+        Ok(Self {
+            tasks,
+            ended,
+            thread: Some(thread),
+        })
+    }
+
+    /// Hands the scheduler's tasks to the thread, as far as it has room for them.
+    pub(crate) fn forward_tasks(&mut self, scheduler: &mut Scheduler) {
+        self.tasks.forward(|| scheduler.poll_spill_task());
+    }
+
+    /// Tells the scheduler which copies have ended.
+    pub(crate) fn take_ended(&mut self, scheduler: &mut Scheduler) {
+        while let Ok(ended) = self.ended.try_recv() {
+            match ended {
+                EndedCopy::Stored { request, is_done } => scheduler.handle_stored(request, is_done),
+                EndedCopy::Restored { request, is_done } => {
+                    scheduler.handle_restored(request, is_done)
+                }
+            };
+        }
+    }
+}
+
+impl Drop for SpillThread {
+    fn drop(&mut self) {
+        self.tasks = Feed::default();
+        // The thread must find nobody who could still read what it reports.
+        self.ended = crossbeam_channel::never();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct HostMemory {
+    pages: Arc<dyn KvPages>,
+    stored: HashMap<RequestId, Vec<PageBytes>>,
+    unused: Vec<PageBytes>,
+    num_pages: usize,
+    max_pages: usize,
+}
+
+/// All layers of a page, one behind the other.
+type PageBytes = Vec<u8>;
+
+impl HostMemory {
+    fn new(pages: Arc<dyn KvPages>, max_pages: usize) -> Self {
+        Self {
+            pages,
+            stored: HashMap::new(),
+            unused: Vec::new(),
+            num_pages: 0,
+            max_pages,
+        }
+    }
+
+    fn run(&mut self, tasks: &FeedReader<SpillTask>, report: &Report) {
+        while let Some(task) = tasks.next_blocking() {
+            let ended = match task {
+                SpillTask::Store { request, pages } => EndedCopy::Stored {
+                    request,
+                    is_done: self.try_copy(request, |memory| memory.store(request, &pages)),
+                },
+                SpillTask::Restore {
+                    request,
+                    first_page,
+                    pages,
+                } => {
+                    let is_done = self.try_copy(request, |memory| {
+                        memory.restore(request, first_page as usize, &pages)
+                    });
+                    self.discard(request);
+                    EndedCopy::Restored { request, is_done }
+                }
+                SpillTask::Discard { request } => {
+                    self.discard(request);
+                    continue;
+                }
+            };
+            if report.ended.send(ended).is_err() {
+                return;
+            }
+            report.doorbell.ring();
+        }
+    }
+
+    /// A copy that fails costs one request the time to compute its KV again, so nothing that goes
+    /// wrong in one ends the thread.
+    fn try_copy(
+        &mut self,
+        request: RequestId,
+        copy: impl FnOnce(&mut Self) -> Result<(), String>,
+    ) -> bool {
+        let copied = catch_unwind(AssertUnwindSafe(|| copy(self)));
+        let copied = copied.unwrap_or_else(|panic| Err(panic_message(&*panic)));
+        if let Err(reason) = &copied {
+            tracing::warn!(%request, reason, "KV is not copied between its pages and host memory");
+        }
+        copied.is_ok()
+    }
+
+    fn store(&mut self, request: RequestId, pages: &[PageId]) -> Result<(), String> {
+        let layer_bytes = self.pages.geometry().layer_bytes();
+        for &page in pages {
+            let mut bytes = self.take_page()?;
+            for (layer, out) in bytes.chunks_mut(layer_bytes).enumerate() {
+                // SAFETY: the scheduler keeps the pages of a request that it has preempted locked,
+                // no step names it, and nobody writes to pages that are shared, until
+                // `handle_stored`, which comes behind this.
+                unsafe {
+                    self.pages
+                        .read(layer as u32, &[page], PageForm::Native, out);
+                }
+            }
+            self.stored.entry(request).or_default().push(bytes);
+        }
+        Ok(())
+    }
+
+    fn restore(
+        &mut self,
+        request: RequestId,
+        first_page: usize,
+        pages: &[PageId],
+    ) -> Result<(), String> {
+        let layer_bytes = self.pages.geometry().layer_bytes();
+        let stored = self.stored.get(&request);
+        let stored = stored.and_then(|stored| stored.get(first_page..));
+        let stored = stored.filter(|stored| stored.len() == pages.len());
+        let stored = stored.ok_or("it was not stored")?;
+        for (&page, bytes) in pages.iter().zip(stored) {
+            for (layer, bytes) in bytes.chunks(layer_bytes).enumerate() {
+                // SAFETY: the scheduler has reserved these pages for this request, which has no slot,
+                // and gives them to nobody until `handle_restored`, which comes behind this.
+                unsafe {
+                    self.pages
+                        .write(layer as u32, &[page], PageForm::Native, bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, request: RequestId) {
+        let stored = self.stored.remove(&request);
+        self.unused.extend(stored.into_iter().flatten());
+    }
+
+    fn take_page(&mut self) -> Result<PageBytes, String> {
+        if let Some(bytes) = self.unused.pop() {
+            return Ok(bytes);
+        }
+        if self.num_pages == self.max_pages {
+            return Err(format!("all {} pages are taken", self.max_pages));
+        }
+        let page_bytes = self.pages.geometry().page_bytes();
+        let mut bytes = Vec::new();
+        let reserved = bytes.try_reserve_exact(page_bytes);
+        reserved.map_err(|error| error.to_string())?;
+        bytes.resize(page_bytes, 0);
+        self.num_pages += 1;
+        Ok(bytes)
+    }
+}
