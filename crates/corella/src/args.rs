@@ -35,7 +35,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model over an OpenAI-compatible API
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Write a model's answer to standard output, and its speed to standard error
     Generate(GenerateArgs),
     /// Write a model as a folder with integer weights

@@ -47,7 +47,7 @@ fn refuse(reason: &str) -> ExitCode {
 
 fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
-        Command::Serve(args) => serve::run(config::serve(args)?)?,
+        Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,

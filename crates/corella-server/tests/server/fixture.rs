@@ -30,12 +30,15 @@ const TEMPLATE: &str = "{% for message in messages %}\
     <|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
+/// Makes the cluster of a server from its engine.
+type MakeKvTransfer = Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>;
+
 pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
     pub serve: ServeConfig,
     /// Makes the reader of `kv_transfer_params`, if there is to be one.
-    pub kv_transfer: Option<Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>>,
+    pub kv_transfer: Option<MakeKvTransfer>,
 }
 
 impl Setup {

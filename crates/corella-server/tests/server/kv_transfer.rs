@@ -9,10 +9,13 @@ use serde_json::{Map, Value, json};
 use crate::client::{head, post, send};
 use crate::fixture::{Setup, TestServer};
 
+/// The parameters and the name of a request.
+type Call = (Map<String, Value>, String);
+
 /// Another node's part, which only notes what it is told.
 struct Recorder {
     engine: Engine,
-    calls: Arc<Mutex<Vec<(Map<String, Value>, String)>>>,
+    calls: Arc<Mutex<Vec<Call>>>,
 }
 
 struct RecordedCall {

@@ -377,7 +377,7 @@ impl Writer {
 /// Gives some of the calls further choices, which are cancelled at times of their own. They come from
 /// a generator of their own, so that the rest of the load is what it was without them.
 fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
-    let mut random = Random(seed ^ 0xc401_ce5);
+    let mut random = Random(seed ^ 0x0c40_1ce5);
     let mut all: Vec<PairCall> = Vec::new();
     for mut call in calls {
         let first = SessionId(all.len() as u128);
