@@ -1,6 +1,6 @@
 //! Host memory for the rows of spilled requests, as slow and as unreliable as chance wants it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 
@@ -21,6 +21,8 @@ pub struct HostMemory {
     is_copying: bool,
     /// What the pages that are being stored held at first.
     source: Vec<Vec<Row>>,
+    /// Requests that have their rows back and have not had a slot since.
+    restored: BTreeSet<RequestId>,
     num_failed: u64,
 }
 
@@ -37,12 +39,18 @@ impl HostMemory {
             tasks: VecDeque::new(),
             is_copying: false,
             source: Vec::new(),
+            restored: BTreeSet::new(),
             num_failed: 0,
         }
     }
 
     pub fn num_failed(&self) -> u64 {
         self.num_failed
+    }
+
+    /// Whether a request that gets a slot goes on behind rows that were restored.
+    pub fn take_restored(&mut self, request: RequestId) -> bool {
+        self.restored.remove(&request)
     }
 
     /// Nothing is kept and nothing is to be done.
@@ -91,6 +99,7 @@ impl HostMemory {
         self.num_failed += u64::from(!is_done);
         let is_known = match task {
             SpillTask::Store { request, pages } => {
+                self.restored.remove(&request);
                 let rows = self.read(&pages, executor);
                 let before = self.source.iter().flatten();
                 // Rows that turn out to be undefined are never restored.
@@ -123,6 +132,9 @@ impl HostMemory {
                     for (at, &row) in rows.iter().enumerate().filter(|_| is_done) {
                         executor.write_row(page, at, row);
                     }
+                }
+                if is_done {
+                    self.restored.insert(request);
                 }
                 scheduler.handle_restored(request, is_done)
             }

@@ -297,7 +297,9 @@ impl<'a> Simulation<'a> {
         }
         for start in &batch.started {
             self.slots.insert(start.slot, start.request);
-            self.prefilling.insert(start.slot);
+            if !self.host.take_restored(start.request) {
+                self.prefilling.insert(start.slot);
+            }
             let progress = self
                 .requests
                 .get_mut(&start.request)

@@ -1,12 +1,12 @@
 //! Preempted requests whose KV goes to host memory and comes back.
 
-use corella_core::{FinishReason, HeadRoom, SchedulerConfig};
+use corella_core::{FinishReason, HeadRoom, KvFact, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, Receipt, StreamEvent};
 use corella_model::{CostModel, MockConfig, PageForm};
 
 use crate::fixture::{
-    LONG, assert_at_rest, assert_failed, finish, limits, model, read_outputs, start, submission,
-    submit_one, wait_until,
+    LONG, assert_at_rest, assert_failed, finish, limits, model, start, submission, submit_one,
+    wait_until,
 };
 use crate::load::{Dice, requests_come_and_go};
 
@@ -79,8 +79,8 @@ fn receive(engine: &Engine, source: &Engine, prompt: Vec<u32>, max_tokens: u32) 
     let mut pages = Vec::new();
     while let Some(fact) = facts.next_blocking() {
         match fact {
-            corella_core::KvFact::Exported { pages: more, .. } => pages.extend(more),
-            corella_core::KvFact::ExportEnded { .. } => break,
+            KvFact::Exported { pages: more, .. } => pages.extend(more),
+            KvFact::ExportEnded { .. } => break,
             fact => panic!("{fact:?}"),
         }
     }
@@ -124,18 +124,26 @@ fn received(max_spilled_pages: u32) -> (Engine, MockConfig, Vec<Receipt>) {
     (engine, mock, receipts)
 }
 
+/// Reads to the end. The first token is not emitted, and is put before the others.
+fn read_received(mut receipt: Receipt, first: TokenId) -> (Vec<TokenId>, FinishReason) {
+    let mut tokens = vec![first];
+    while let Some(StreamEvent::Output(output)) = receipt.stream.next_blocking() {
+        tokens.extend(output.sample.map(|sample| sample.token));
+        if let Some(reason) = output.finish {
+            return (tokens, reason);
+        }
+    }
+    panic!("the stream ended without a terminal event");
+}
+
 /// A decode node gives the same tokens, and computes no prompt.
 #[test]
 fn received_requests_are_never_computed_again() {
     let (engine, mock, receipts) = received(64);
-    for (at, mut receipt) in receipts.into_iter().enumerate() {
-        let sampling = submission(vec![], 1).sampling;
-        let expected = mock.lone_tokens(&[at as u32; 8], &sampling, 60);
-        let (tokens, reason) = read_outputs(&mut receipt.stream);
-        assert_eq!(
-            (&tokens[..], reason),
-            (&expected[1..], FinishReason::Length)
-        );
+    for (at, receipt) in receipts.into_iter().enumerate() {
+        let expected = mock.lone_tokens(&[at as u32; 8], &SamplingParams::GREEDY, 60);
+        let found = read_received(receipt, expected[0]);
+        assert_eq!(found, (expected, FinishReason::Length));
     }
     assert_at_rest(&engine);
     let stats = engine.stats().scheduler;
@@ -148,25 +156,13 @@ fn received_requests_are_never_computed_again() {
 fn received_requests_that_cannot_be_kept_end() {
     let (engine, mock, receipts) = received(0);
     let mut num_back = 0;
-    for (at, mut receipt) in receipts.into_iter().enumerate() {
-        let sampling = submission(vec![], 1).sampling;
-        let expected = mock.lone_tokens(&[at as u32; 8], &sampling, 60);
-        let mut tokens = vec![expected[0]];
-        loop {
-            let Some(StreamEvent::Output(output)) = receipt.stream.next_blocking() else {
-                panic!("the stream ended without a terminal event");
-            };
-            tokens.extend(output.sample.map(|sample| sample.token));
-            match output.finish {
-                None => continue,
-                Some(FinishReason::Length) => assert_eq!(tokens, expected),
-                Some(reason) => {
-                    assert_failed(&reason, "its KV cache could not be kept");
-                    assert_eq!(tokens, expected[..tokens.len()]);
-                    num_back += 1;
-                }
-            }
-            break;
+    for (at, receipt) in receipts.into_iter().enumerate() {
+        let expected = mock.lone_tokens(&[at as u32; 8], &SamplingParams::GREEDY, 60);
+        let (tokens, reason) = read_received(receipt, expected[0]);
+        assert_eq!(tokens, expected[..tokens.len()]);
+        if reason != FinishReason::Length {
+            assert_failed(&reason, "its KV cache could not be kept");
+            num_back += 1;
         }
     }
     assert_at_rest(&engine);
