@@ -8,6 +8,7 @@ mod clock;
 mod decode_node;
 mod decode_peers;
 mod export;
+mod health;
 mod link;
 mod prefill_node;
 mod service;

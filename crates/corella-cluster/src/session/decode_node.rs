@@ -119,6 +119,11 @@ impl DecodeNode {
         self.is_draining.load(Ordering::Relaxed)
     }
 
+    /// Whether the node takes new sessions.
+    pub fn is_serving(&self) -> bool {
+        self.engine.state() == EngineState::Ready && !self.is_draining()
+    }
+
     /// Sessions that have not ended, and those whose pages may still be written to.
     pub fn num_sessions(&self) -> usize {
         self.lock().end.stats().num_sessions
@@ -334,14 +339,13 @@ impl DecodeNode {
 
     fn load_report(&self) -> wire::Load {
         let stats = self.engine.stats().scheduler;
-        let is_draining = self.engine.state() != EngineState::Ready || self.is_draining();
         wire::Load {
             // Cached pages are given up when somebody needs them.
             num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
             num_running: stats.num_running as u32,
             num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
             num_reservations: stats.num_reservations,
-            is_draining,
+            is_draining: !self.is_serving(),
         }
     }
 

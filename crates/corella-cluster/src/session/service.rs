@@ -1,4 +1,4 @@
-//! The gRPC service: one bidirectional stream for each session.
+//! The gRPC server: one bidirectional stream for each session, and the standard health service.
 //!
 //! Written by hand, because it has one method and no generator should be needed to build Corella.
 
@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::DecodeNode;
+use super::health::HealthService;
 use super::wire::Envelope;
 use crate::tls::{ClusterTls, secure_incoming};
 
@@ -30,7 +31,8 @@ use crate::tls::{ClusterTls, secure_incoming};
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-const NAME: &str = "corella.cluster.v1.Sessions";
+/// The name of the service of sessions.
+pub const SESSIONS: &str = "corella.cluster.v1.Sessions";
 const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
 
 /// Messages that wait for a peer to take them. A peer that takes none for so long is silent anyway.
@@ -55,16 +57,30 @@ pub async fn open(
     Ok(grpc.streaming(request, path, codec).await?.into_inner())
 }
 
-/// Serves the sessions that prefill nodes open, until `shutdown` and the last of them have ended.
+/// Serves the sessions that prefill nodes open, and tells who asks how the node is, until `shutdown`
+/// and the last session have ended.
 pub async fn serve_sessions(
     listener: TcpListener,
     node: Arc<DecodeNode>,
     tls: Option<ClusterTls>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
+    let (stopping, stopped) = watch::channel(());
+    let shutdown = async move {
+        shutdown.await;
+        drop(stopping);
+    };
+    let health = HealthService::new(
+        {
+            let node = node.clone();
+            move || node.is_serving()
+        },
+        stopped,
+    );
     let router = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_service(health)
         .add_service(SessionService::new(Arc::new(node)));
     // Messages are small, and each is waited for.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -111,7 +127,7 @@ impl<H> Clone for SessionService<H> {
 }
 
 impl<H> NamedService for SessionService<H> {
-    const NAME: &'static str = NAME;
+    const NAME: &'static str = SESSIONS;
 }
 
 struct Serve<H>(Arc<H>);
