@@ -17,7 +17,7 @@ pub struct Stage {
 pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, a Python environment, mdBook, etcd",
+        about: "install what the other stages need: Rust components, a Python environment, mdBook, etcd, openssl",
         takes_arguments: false,
         run: set_up,
     },
@@ -203,6 +203,16 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     run(
         &mut version(),
         "etcd does not start; tests of the registry need it",
+    )?;
+    let version = || repository.command("openssl".as_ref(), &["version"]);
+    if !succeeds(&mut version()) {
+        println!("installing openssl");
+        let install = "install openssl, in PATH (on Debian: `sudo apt-get install openssl`)";
+        apt::install(repository, &["openssl"], install)?;
+    }
+    run(
+        &mut version(),
+        "openssl does not start; tests of TLS need it",
     )
 }
 

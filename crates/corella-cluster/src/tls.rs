@@ -116,12 +116,14 @@ impl ClusterTls {
                 files.key.display()
             )),
         };
-        let server = ServerConfig::builder_with_provider(provider.clone())
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(&error))?
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(wrong_key)?;
+        // gRPC's own clients insist on it; KV sockets ask for nothing.
+        server.alpn_protocols.push(b"h2".to_vec());
         let client = client_config(provider, roots)
             .map_err(|error| unusable(&error))?
             .with_client_auth_cert(chain, key)
@@ -150,9 +152,12 @@ impl ClusterTls {
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let peer = stream.peer_addr()?.ip().to_string();
         let secured = in_time(self.0.acceptor.accept(stream)).await;
-        secured
-            .map(TlsStream::Server)
-            .inspect_err(|error| self.complain(&peer, error))
+        secured.map(TlsStream::Server).inspect_err(|error| {
+            // Who says nothing at all only looks whether somebody listens.
+            if error.kind() != io::ErrorKind::UnexpectedEof {
+                self.complain(&peer, error);
+            }
+        })
     }
 
     /// A peer that refuses this node's certificate says so only behind the handshake.
