@@ -22,6 +22,7 @@ mod prefix_cache;
 mod prompt;
 mod request_body;
 mod request_id;
+mod role;
 mod router;
 mod sampling_fields;
 mod serve;
@@ -34,8 +35,9 @@ mod token_logprob;
 mod tokenization;
 
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
+pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;
 pub use serve::{DrainReport, serve};
 pub use serve_config::{GenerationDefaults, ServeConfig, TextModel};
-pub use server_state::ServerState;
+pub use server_state::{Backend, ServerState};
 pub use shutdown::{Shutdown, ShutdownSender, shutdown_signal};

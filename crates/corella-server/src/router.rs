@@ -16,6 +16,7 @@ use crate::health::{health, metrics, ready, version};
 use crate::model_list::{list_models, retrieve_model};
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
+use crate::role::{change_role, role};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 
@@ -28,6 +29,7 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/role", get(role).post(change_role))
         .route_layer(from_fn_with_state(state.clone(), require_api_key));
     Router::new()
         .route("/health", get(health))

@@ -15,6 +15,7 @@ use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
 use crate::metrics::Metrics;
+use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
 use crate::text_thread::{Caller, TextThreads};
 
@@ -27,6 +28,8 @@ pub struct ServerState {
     pub(crate) generator: Arc<dyn Generate>,
     /// Reads `kv_transfer_params`; without it they are refused.
     pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
+    /// What changes this node's role, if it may have others.
+    pub(crate) roles: Option<Arc<dyn RoleControl>>,
     pub(crate) metrics: Arc<Metrics>,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
@@ -37,24 +40,43 @@ pub struct ServerState {
     text_threads: TextThreads,
 }
 
+/// What a server submits to, and what comes with it.
+pub struct Backend {
+    pub generator: Arc<dyn Generate>,
+    /// Takes requests with `kv_transfer_params`, which are refused if it is `None`.
+    pub kv_transfer: Option<Arc<dyn KvTransfer>>,
+    /// Changes this node's role, if it may have others.
+    pub roles: Option<Arc<dyn RoleControl>>,
+    /// Add to the server's metrics.
+    pub collectors: Vec<Box<dyn Collector>>,
+}
+
 impl ServerState {
     /// A server whose engine generates everything.
     pub fn new(config: ServeConfig, text: TextModel, engine: Engine) -> Arc<Self> {
         let generator = Arc::new(engine.clone());
-        Self::with_generator(config, text, engine, generator, None, Vec::new())
+        let backend = Backend {
+            generator,
+            kv_transfer: None,
+            roles: None,
+            collectors: Vec::new(),
+        };
+        Self::with_backend(config, text, engine, backend)
     }
 
-    /// A server that submits to `generator`, which uses `engine` and perhaps other nodes, except what
-    /// `kv_transfer` takes.
-    /// `collectors` add to its metrics.
-    pub fn with_generator(
+    /// A server that submits to `backend`, which uses `engine` and perhaps other nodes.
+    pub fn with_backend(
         config: ServeConfig,
         text: TextModel,
         engine: Engine,
-        generator: Arc<dyn Generate>,
-        kv_transfer: Option<Arc<dyn KvTransfer>>,
-        collectors: Vec<Box<dyn Collector>>,
+        backend: Backend,
     ) -> Arc<Self> {
+        let Backend {
+            generator,
+            kv_transfer,
+            roles,
+            collectors,
+        } = backend;
         Arc::new(Self {
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             config,
@@ -62,6 +84,7 @@ impl ServerState {
             engine,
             generator,
             kv_transfer,
+            roles,
             num_in_flight: watch::Sender::new(0),
             started_unix_s: unix_now_s(),
             is_draining: watch::Sender::new(false),

@@ -1,44 +1,45 @@
-//! A server as one of several nodes: what it starts beside its engine, and how it leaves.
+//! A server as one of several nodes: which role it has, and how that changes while it serves.
 
 mod entrance;
+mod kv_outlet;
+mod listener;
 mod metrics;
+mod role;
+mod served_model;
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use corella::{Error, Llm};
-use corella_cluster::entrance::{Entrance, KeepConfig, KeptPrompts, NearSource, Puller};
-use corella_cluster::session::{DecodeNode, KvAddress, PrefillNode, RegistryPeers, serve_sessions};
-use corella_cluster::transport::{
-    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
-};
-use corella_cluster::{
-    ClusterTls, NodeRecord, Registry, RegistryConfig, RegistryUrl, Role, TlsFiles,
-};
-use corella_core::session::{Hello, KvShape, SessionConfig};
-use corella_core::{Incarnation, PeerPolicy, PlacementConfig};
-use corella_engine::Generate;
-use corella_server::{KvTransfer, ServerState};
+use corella_cluster::transport::TransferThreads;
+use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
+use corella_core::PeerPolicy;
+use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use corella_server::{KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus, ServerState};
 use prometheus_client::collector::Collector;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
 
-use entrance::ServerEntrance;
-use metrics::{ClusterMetrics, DecodeMetrics, NodeMetrics, PrefillMetrics};
+pub use listener::ClusterListener;
 
-/// How long a registry has to take this node off its list when it leaves.
-const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to check whether the last session has ended.
+use metrics::ClusterMetrics;
+use role::RunningRole;
+use served_model::ServedModel;
+
+/// How often it is looked whether the last session has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
-/// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
-const PROTOCOL: (u32, u32) = (1, 0);
+
+/// How often it is looked whether an earlier role has ended what it had.
+const RETIRED_POLL: Duration = Duration::from_secs(1);
 
 /// What the options say of the other nodes.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
+    /// At the start.
     pub role: Role,
+    /// Whether the node listens for others whatever its role is, so that proxies may pair it.
+    pub listens: bool,
     pub registry: Option<RegistryUrl>,
     pub listen: SocketAddr,
     /// The host that others are told, if it is not that of `listen`.
@@ -53,449 +54,331 @@ pub struct ClusterConfig {
     pub num_threads: usize,
 }
 
-/// Bound before the model is loaded, so that a port in use is noticed at once.
-pub struct ClusterListener {
-    listener: std::net::TcpListener,
-    address: SocketAddr,
-    /// By which other nodes reach this one.
-    host: String,
+/// What runs beside a server's engine. The server submits to it, whatever its role is by then.
+#[derive(Clone)]
+pub struct Cluster(Arc<Node>);
+
+struct Node {
+    config: ClusterConfig,
+    model: ServedModel,
     tls: Option<ClusterTls>,
+    threads: TransferThreads,
+    runtime: Handle,
+    /// How long a role may take to finish what it owes before another one begins.
+    grace: Duration,
+    state: Mutex<State>,
 }
 
-/// What runs beside a server's engine.
-pub struct Cluster {
-    node: Node,
-    /// What proxies ask of this node.
-    entrance: Entrance,
-    _threads: TransferThreads,
-}
-
-/// This node's part in sessions with others.
-enum Node {
-    /// It has none: proxies pair it with others.
-    Unified {
-        /// Removed when the server ends.
-        socket: Option<PathBuf>,
-    },
-    Prefill {
-        node: PrefillNode,
-        registry: Registry,
-        /// Removed when the server ends.
-        socket: Option<PathBuf>,
-    },
-    Decode {
-        node: Arc<DecodeNode>,
-        registry: Option<Registry>,
-        /// Dropping it ends the server of sessions when the last of them has ended.
-        _stop: oneshot::Sender<()>,
-    },
-}
-
-impl ClusterListener {
-    pub fn bind(config: &ClusterConfig) -> Result<Self, Error> {
-        let cannot_listen = |error| {
-            let what = format!("cannot listen on --cluster-listen {}", config.listen);
-            Error::Io(what, error)
-        };
-        let listener = std::net::TcpListener::bind(config.listen).map_err(cannot_listen)?;
-        listener.set_nonblocking(true).map_err(cannot_listen)?;
-        let address = listener.local_addr().map_err(cannot_listen)?;
-        let host = config.advertise.clone().unwrap_or_else(|| host_of(address));
-        let tls = match &config.tls {
-            Some(files) => {
-                let tls = ClusterTls::load(files, &host);
-                Some(tls.map_err(|error| Error::Config(error.to_string()))?)
-            }
-            None => None,
-        };
-        if tls.is_none() && !address.ip().is_loopback() {
-            tracing::warn!(
-                "other machines reach {address} without a password and without encryption: prompts, \
-                 answers and KV rows travel in the clear; give all nodes --cluster-tls-cert, \
-                 --cluster-tls-key and --cluster-tls-ca, or keep the port inside a network you trust"
-            );
-        }
-        Ok(Self {
-            listener,
-            address,
-            host,
-            tls,
-        })
-    }
+struct State {
+    /// Bound when the first role needs it, and kept, so that the port stays the same.
+    listener: Option<ClusterListener>,
+    role: Arc<RunningRole>,
+    changing_to: Option<Role>,
+    /// Earlier roles that still see sessions to their end.
+    retired: Vec<Arc<RunningRole>>,
+    /// Whom new requests go to.
+    generator: Arc<dyn Generate>,
+    is_leaving: bool,
 }
 
 impl Cluster {
-    /// Starts this node's part on the caller's runtime.
+    /// Starts this node's role on the caller's runtime. `listener` is there unless the role needs none.
     pub fn start(
-        config: &ClusterConfig,
-        listener: ClusterListener,
+        config: ClusterConfig,
+        tls: Option<ClusterTls>,
+        listener: Option<ClusterListener>,
         llm: &Llm,
+        grace: Duration,
     ) -> Result<Self, Error> {
-        let address = listener.address;
-        let reachable = format!("{}:{}", listener.host, address.port());
-        let role = match config.role {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-            Role::Unified => "node",
-        };
-        let instance = { config.node_id.clone() }.unwrap_or_else(|| format!("{role}-{reachable}"));
-        let incarnation = Incarnation(microseconds_since_1970());
-        let hello = hello(llm, &instance, incarnation);
         let threads = TransferThreads::start(config.num_threads)
             .map_err(|error| Error::Io("starting the transfer threads".to_owned(), error))?;
-        let pages = llm.engine.kv_pages().clone();
-        let tls = listener.tls.clone();
-        let mut receiver_config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
-        receiver_config.tls.clone_from(&tls);
-        let receiver = Arc::new(KvReceiver::new(receiver_config, pages, &threads));
-        let puller = Puller::new(
-            llm.engine.clone(),
-            receiver.clone(),
-            config.uses_host.then(host_name),
-            hello.model_fingerprint,
-            session_config(llm),
-        );
-        let mut entrance = Entrance {
-            kept: None,
-            puller: Some(puller),
-            local: Arc::new(llm.engine.clone()),
-        };
-        let node = match config.role {
-            Role::Decode => Self::start_decode(config, listener, llm, hello, &reachable, receiver)?,
-            Role::Prefill | Role::Unified => {
-                let place = KvPlace {
-                    host: listener.host.clone(),
-                    port: address.port(),
-                    socket: config.uses_host.then(|| socket_path(&hello)),
-                };
-                let sender = start_sender(config, listener, llm, &hello, &place, &threads)?;
-                let kept = KeptPrompts::new(
-                    llm.engine.clone(),
-                    sender.clone(),
-                    place.keep_config(config, llm, &hello),
-                );
-                entrance.kept = Some(kept.clone());
-                if config.role == Role::Unified {
-                    let following = kept.follow();
-                    following.map_err(|error| Error::Io("starting a thread".to_owned(), error))?;
-                    let socket = place.socket;
-                    Node::Unified { socket }
-                } else {
-                    let node = Self::start_prefill(config, llm, hello, place, sender, kept, tls)?;
-                    if let Node::Prefill { node, .. } = &node {
-                        entrance.local = Arc::new(node.clone());
-                    }
-                    node
-                }
-            }
-        };
-        Ok(Self {
-            node,
-            entrance,
-            _threads: threads,
-        })
+        let model = ServedModel::of(llm);
+        let generator = Arc::new(model.engine.clone());
+        let cluster = Self(Arc::new(Node {
+            model,
+            tls,
+            threads,
+            runtime: Handle::current(),
+            grace,
+            state: Mutex::new(State {
+                listener,
+                role: Arc::new(RunningRole::alone()),
+                changing_to: None,
+                retired: Vec::new(),
+                generator,
+                is_leaving: false,
+            }),
+            config,
+        }));
+        let node = &cluster.0;
+        let role = node.start_role(node.config.role)?;
+        node.install(role);
+        Ok(cluster)
     }
 
-    fn start_prefill(
-        config: &ClusterConfig,
-        llm: &Llm,
-        hello: Hello,
-        place: KvPlace,
-        sender: Arc<KvSender>,
-        kept: Arc<KeptPrompts>,
-        tls: Option<ClusterTls>,
-    ) -> Result<Node, Error> {
-        let kv_address = KvAddress {
-            address: match config.uses_network {
-                true => format!("{}:{}", place.host, place.port),
-                false => String::new(),
-            },
-            socket: place.socket_name(),
-            host: host_name(),
-        };
-        let Some(url) = &config.registry else {
-            return Err(Error::Config("a prefill node needs --registry".to_owned()));
-        };
-        let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
-        let registry = registry.map_err(|error| Error::Config(error.to_string()))?;
-        let placement = PlacementConfig {
-            policy: config.policy,
-            disaggregate_min_tokens: config.min_tokens,
-            ..PlacementConfig::default()
-        };
-        let peers = registry.peers().clone();
-        let peers = RegistryPeers::start(peers, placement, hello.clone(), row_bytes(llm), tls);
-        let node = PrefillNode::start(
-            session_config(llm),
-            hello,
-            llm.engine.clone(),
-            sender,
-            kv_address,
-            peers,
-            Some(kept),
-        );
-        let node = node.map_err(|error| Error::Config(error.to_string()))?;
-        Ok(Node::Prefill {
-            node,
-            registry,
-            socket: place.socket,
-        })
-    }
-
-    fn start_decode(
-        config: &ClusterConfig,
-        listener: ClusterListener,
-        llm: &Llm,
-        hello: Hello,
-        reachable: &str,
-        receiver: Arc<KvReceiver>,
-    ) -> Result<Node, Error> {
-        let registry = match &config.registry {
-            Some(url) => {
-                let mut own = NodeRecord::at(&hello.instance, reachable);
-                own.incarnation = Some(hello.incarnation.0);
-                own.role = Some(Role::Decode);
-                let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
-                Some(registry.map_err(|error| Error::Config(error.to_string()))?)
-            }
-            None => None,
-        };
-        let host = config.uses_host.then(host_name);
-        let session = session_config(llm);
-        let node = DecodeNode::start(session, hello, llm.engine.clone(), receiver, host);
-        let node = node.map_err(|error| Error::Config(error.to_string()))?;
-        let tls = listener.tls;
-        let listener = TcpListener::from_std(listener.listener)
-            .map_err(|error| Error::Io("listening for sessions".to_owned(), error))?;
-        let (stop, stopped) = oneshot::channel::<()>();
-        let sessions = serve_sessions(listener, node.clone(), tls, async move {
-            let _ = stopped.await;
-        });
-        tokio::spawn(async move {
-            if let Err(error) = sessions.await {
-                tracing::error!("sessions are no longer served: {error}");
-            }
-        });
-        Ok(Node::Decode {
-            node,
-            registry,
-            _stop: stop,
-        })
-    }
-
-    /// What the server submits requests to, if not to its engine.
-    pub fn generator(&self) -> Option<Arc<dyn Generate>> {
-        match &self.node {
-            Node::Prefill { node, .. } => Some(Arc::new(node.clone())),
-            Node::Decode { .. } | Node::Unified { .. } => None,
-        }
-    }
-
-    /// Who reads `kv_transfer_params`.
-    pub fn kv_transfer(&self) -> Arc<dyn KvTransfer> {
-        Arc::new(ServerEntrance(self.entrance.clone()))
+    /// Reads `kv_transfer_params`, if this node listens for others.
+    pub fn kv_transfer(&self) -> Option<Arc<dyn KvTransfer>> {
+        { self.0.config.listens }.then(|| Arc::new(self.clone()) as _)
     }
 
     /// What it adds to the server's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
-        let node = match &self.node {
-            Node::Unified { .. } => NodeMetrics::Unified,
-            Node::Prefill { node, registry, .. } => NodeMetrics::Prefill(PrefillMetrics {
-                node: node.clone(),
-                peers: registry.peers().clone(),
-            }),
-            Node::Decode { node, .. } => NodeMetrics::Decode(DecodeMetrics(node.clone())),
-        };
-        let entrance = self.entrance.clone();
-        Box::new(ClusterMetrics { node, entrance })
+        Box::new(ClusterMetrics(self.clone()))
     }
 
     /// Tells the other nodes as soon as the server drains, so that nothing new comes from them.
     pub async fn leave_when_draining(&self, state: &ServerState) {
         state.draining().await;
-        let registry = match &self.node {
-            Node::Unified { .. } => None,
-            Node::Prefill { registry, .. } => Some(registry),
-            Node::Decode { node, registry, .. } => {
-                node.set_draining(true);
-                registry.as_ref()
-            }
+        let role = {
+            let mut state = self.0.lock();
+            state.is_leaving = true;
+            state.role.clone()
         };
-        if let Some(registry) = registry
-            && registry.is_published()
-            && let Err(error) = registry.deregister(DEREGISTER_TIMEOUT).await
-        {
-            tracing::warn!("{error}");
+        role.stop_taking().await;
+    }
+
+    /// Waits until the sessions of other nodes have ended and nothing is kept for any, but no longer than
+    /// the grace.
+    pub async fn finish(&self) {
+        let num_obligations = || {
+            let state = self.0.lock();
+            let roles = state.retired.iter().chain([&state.role]);
+            roles.map(|role| role.num_obligations()).sum()
+        };
+        let num_left = wait_for_none(num_obligations, self.0.grace, || false).await;
+        if num_left > 0 {
+            tracing::warn!(
+                num_sessions = num_left,
+                "cut off while running for other nodes"
+            );
         }
     }
 
-    /// Waits until the sessions of other nodes have ended and nothing is kept for any, and no longer than
-    /// `grace`.
-    pub async fn finish(&self, grace: Duration) {
-        let ended = async {
-            while self.num_sessions() > 0 {
-                tokio::time::sleep(DRAIN_POLL).await;
-            }
-        };
-        if tokio::time::timeout(grace, ended).await.is_err() {
-            let num_sessions = self.num_sessions();
-            tracing::warn!(num_sessions, "cut off while running for other nodes");
-        }
-    }
-
-    fn num_sessions(&self) -> usize {
-        let num_kept = { &self.entrance.kept }
-            .as_ref()
-            .map_or(0, |kept| kept.num_kept());
-        let num_sessions = match &self.node {
-            Node::Unified { .. } => 0,
-            Node::Prefill { node, .. } => node.stats().num_sessions,
-            Node::Decode { node, .. } => node.num_sessions(),
-        };
-        num_sessions + num_kept
-    }
-
-    /// For the start-up lines.
-    pub fn summary(&self, config: &ClusterConfig) -> String {
-        let registry = match &config.registry {
-            Some(url) => format!(", registry {url}"),
-            None => String::new(),
-        };
+    /// For the start-up lines; a node that serves alone has none.
+    pub fn summary(&self) -> Option<String> {
+        let config = &self.0.config;
+        let registry = { config.registry.as_ref() }
+            .map_or_else(String::new, |url| format!(", registry {url}"));
         let tls = match config.tls {
             Some(_) => ", mutual TLS",
             None => "",
         };
-        match &self.node {
-            Node::Unified { .. } => format!("a proxy may pair this node with others{tls}"),
-            Node::Prefill { .. } => format!("prefill node{registry}{tls}"),
-            Node::Decode { .. } => format!("decode node{registry}{tls}"),
+        match config.role {
+            Role::Unified if !config.listens => None,
+            Role::Unified => Some(format!("a proxy may pair this node with others{tls}")),
+            role => Some(format!("{} node{registry}{tls}", name_of(role))),
         }
+    }
+
+    fn running_role(&self) -> Arc<RunningRole> {
+        self.0.lock().role.clone()
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let (Node::Unified { socket } | Node::Prefill { socket, .. }) = &self.node else {
-            return;
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cluster")
+    }
+}
+
+impl Generate for Cluster {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        let generator = self.0.lock().generator.clone();
+        generator.submit(submission)
+    }
+}
+
+impl RoleControl for Cluster {
+    fn status(&self) -> RoleStatus {
+        let state = self.0.lock();
+        RoleStatus {
+            role: name_of(state.role.role()),
+            changing_to: state.changing_to.map(name_of),
+        }
+    }
+
+    fn change(&self, role: &str) -> RoleChange {
+        let node = self.0.clone();
+        let begun = match role_of(role) {
+            None => Err(RoleError::Unknown),
+            Some(role) => node.begin_change(role).map(|is_new| (role, is_new)),
         };
-        if let Some(socket) = socket {
-            // Another process may have removed it.
-            let _ = std::fs::remove_file(socket);
+        Box::pin(async move {
+            let (role, is_new) = begun?;
+            if !is_new {
+                return Ok(());
+            }
+            // In a task of its own, so that it goes on when the caller leaves.
+            let runtime = node.runtime.clone();
+            let change = runtime.spawn(async move { node.change(role).await });
+            change
+                .await
+                .unwrap_or_else(|error| Err(RoleError::Conflict(error.to_string())))
+        })
+    }
+}
+
+impl Node {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is anything to change. Until `change` has ended nobody else may.
+    fn begin_change(&self, to: Role) -> Result<bool, RoleError> {
+        let mut state = self.lock();
+        if let Some(other) = state.changing_to {
+            return Err(RoleError::Conflict(format!(
+                "The role is being changed to {} already; ask again when GET /role says that it is \
+                 done.",
+                name_of(other)
+            )));
+        }
+        if state.is_leaving {
+            let message = "The server is shutting down and changes its role no more.";
+            return Err(RoleError::Conflict(message.to_owned()));
+        }
+        if to == Role::Prefill && self.config.registry.is_none() {
+            return Err(RoleError::Conflict(
+                "A prefill node finds decode nodes in a registry, and this server was started \
+                 without --registry."
+                    .to_owned(),
+            ));
+        }
+        if state.role.role() == to {
+            return Ok(false);
+        }
+        state.changing_to = Some(to);
+        Ok(true)
+    }
+
+    /// Drains the present role and begins the next one. Requests are served by the engine meanwhile.
+    async fn change(self: &Arc<Self>, to: Role) -> Result<(), RoleError> {
+        let _changing = Changing(self);
+        let old = {
+            let mut state = self.lock();
+            state.generator = Arc::new(self.model.engine.clone());
+            state.role.clone()
+        };
+        let from = old.role();
+        tracing::info!(
+            "changing the role from {} to {}",
+            name_of(from),
+            name_of(to)
+        );
+        old.stop_taking().await;
+        let is_leaving = || self.lock().is_leaving;
+        let num_left = wait_for_none(|| old.num_obligations(), self.grace, is_leaving).await;
+        if is_leaving() {
+            let message = "The server is shutting down and changes its role no more.";
+            return Err(RoleError::Conflict(message.to_owned()));
+        }
+        if num_left > 0 {
+            tracing::info!(
+                num_sessions = num_left,
+                "sessions of the earlier role end beside the new one"
+            );
+        }
+        old.stop_listening();
+        self.retire();
+        drop(old);
+        let started = self.start_role(to);
+        let role = started.map_err(|error| {
+            tracing::warn!("the role stays unified: {error}");
+            RoleError::Conflict(format!(
+                "The role is unified now, because {} could not be started: {error}.",
+                name_of(to)
+            ))
+        })?;
+        self.install(role);
+        tracing::info!("the role is {}", name_of(to));
+        Ok(())
+    }
+
+    /// The present role becomes one that only ends what it has, and is dropped then.
+    fn retire(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let old = std::mem::replace(&mut state.role, Arc::new(RunningRole::alone()));
+        if old.num_obligations() == 0 {
+            return;
+        }
+        state.retired.push(old);
+        let node = self.clone();
+        self.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(RETIRED_POLL).await;
+                let mut state = node.lock();
+                state.retired.retain(|role| role.num_obligations() > 0);
+                if state.retired.is_empty() {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn install(&self, role: RunningRole) {
+        let mut state = self.lock();
+        if let Some(generator) = role.generator() {
+            state.generator = generator;
+        }
+        state.role = Arc::new(role);
+    }
+
+    fn start_role(&self, role: Role) -> Result<RunningRole, Error> {
+        if role == Role::Unified && !self.config.listens {
+            return Ok(RunningRole::alone());
+        }
+        let listener = {
+            let mut state = self.lock();
+            let bound = match state.listener.take() {
+                Some(bound) => bound,
+                None => ClusterListener::bind(&self.config)?,
+            };
+            state.listener.insert(bound).try_clone()?
+        };
+        let _guard = self.runtime.enter();
+        match role {
+            Role::Prefill => self.start_prefill(listener).map(RunningRole::Prefill),
+            Role::Decode => self.start_decode(listener).map(RunningRole::Decode),
+            Role::Unified => self.start_unified(listener).map(RunningRole::Unified),
         }
     }
 }
 
-/// Where other nodes find this one's KV rows.
-struct KvPlace {
-    host: String,
-    port: u16,
-    socket: Option<PathBuf>,
+/// Others may change the role again when it is dropped.
+struct Changing<'a>(&'a Node);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().changing_to = None;
+    }
 }
 
-impl KvPlace {
-    /// Empty when there is none.
-    fn socket_name(&self) -> String {
-        let socket = self.socket.as_ref();
-        socket.map_or_else(String::new, |path| path.display().to_string())
-    }
-
-    fn keep_config(&self, config: &ClusterConfig, llm: &Llm, hello: &Hello) -> KeepConfig {
-        let lease_us = llm.engine.limits().hold_lease_us;
-        KeepConfig {
-            incarnation: hello.incarnation.0,
-            model_fingerprint: hello.model_fingerprint,
-            host: self.host.clone(),
-            port: match config.uses_network {
-                true => self.port,
-                false => 0,
-            },
-            near: self.socket.is_some().then(|| NearSource {
-                socket: self.socket_name(),
-                machine: host_name(),
-            }),
-            lease: Duration::from_micros(lease_us),
+/// Waits until there are none, for as long as `limit` or until it is given up; how many are left.
+async fn wait_for_none(
+    count: impl Fn() -> usize,
+    limit: Duration,
+    is_given_up: impl Fn() -> bool,
+) -> usize {
+    let ended = async {
+        while count() > 0 && !is_given_up() {
+            tokio::time::sleep(DRAIN_POLL).await;
         }
+    };
+    let _ = tokio::time::timeout(limit, ended).await;
+    count()
+}
+
+fn name_of(role: Role) -> &'static str {
+    match role {
+        Role::Unified => "unified",
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
     }
 }
 
-/// Sends KV rows from where the listener was bound.
-fn start_sender(
-    config: &ClusterConfig,
-    listener: ClusterListener,
-    llm: &Llm,
-    hello: &Hello,
-    place: &KvPlace,
-    threads: &TransferThreads,
-) -> Result<Arc<KvSender>, Error> {
-    let pages = llm.engine.kv_pages().clone();
-    let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
-    sender_config.max_bandwidth = config.max_bandwidth;
-    sender_config.tls.clone_from(&listener.tls);
-    let sender = KvSender::start(sender_config, pages, threads);
-    let address = PeerAddress::Tcp(listener.address);
-    // The sender binds the port itself.
-    drop(listener);
-    let cannot_listen = |error| Error::Io(format!("cannot listen on {address} for KV rows"), error);
-    sender.listen(address.clone()).map_err(cannot_listen)?;
-    if let Some(path) = &place.socket {
-        let listening = sender.listen(PeerAddress::Unix(path.clone()));
-        listening
-            .map_err(|error| Error::Io(format!("cannot listen on {}", path.display()), error))?;
-    }
-    Ok(Arc::new(sender))
-}
-
-fn hello(llm: &Llm, instance: &str, incarnation: Incarnation) -> Hello {
-    let geometry = llm.engine.kv_pages().geometry();
-    Hello {
-        instance: instance.into(),
-        incarnation,
-        protocol_major: PROTOCOL.0,
-        protocol_minor: PROTOCOL.1,
-        model_fingerprint: llm.identity.model.0,
-        tokenizer_digest: llm.identity.tokenizer_digest,
-        kv_shape: KvShape {
-            num_layers: geometry.num_layers,
-            num_kv_heads: geometry.num_kv_heads,
-            head_dim: geometry.head_dim,
-            num_ranks: 1,
-        },
-        kv_format: llm.hardware.kv_format_name().into(),
-        page_size: geometry.page_size,
-        element_order: format!("{:?}", geometry.order).to_lowercase().into(),
-        weight_format: llm.hardware.weight_format_name().into(),
-        instruction_set: llm.hardware.executor.isa.as_str().into(),
-    }
-}
-
-fn session_config(llm: &Llm) -> SessionConfig {
-    SessionConfig {
-        hold_lease_us: llm.engine.limits().hold_lease_us,
-        ..SessionConfig::new(row_bytes(llm))
-    }
-}
-
-/// K and V of one token in all layers.
-fn row_bytes(llm: &Llm) -> u64 {
-    let geometry = llm.engine.kv_pages().geometry();
-    (geometry.page_bytes() / geometry.page_size as usize) as u64
-}
-
-/// The host part of an address, with brackets around an IPv6 address.
-fn host_of(address: SocketAddr) -> String {
-    match address {
-        SocketAddr::V4(address) => address.ip().to_string(),
-        SocketAddr::V6(address) => format!("[{}]", address.ip()),
-    }
-}
-
-fn socket_path(hello: &Hello) -> PathBuf {
-    let name = format!(
-        "corella-kv-{}-{:x}.sock",
-        std::process::id(),
-        hello.incarnation.0
-    );
-    std::env::temp_dir().join(name)
+fn role_of(name: &str) -> Option<Role> {
+    let roles = [Role::Unified, Role::Prefill, Role::Decode];
+    roles.into_iter().find(|&role| name_of(role) == name)
 }
 
 /// A name that all processes with the same kernel and PID namespace share, and no others.
@@ -503,10 +386,4 @@ fn host_name() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{} {}", boot.trim(), namespace.display())
-}
-
-/// A later start has a larger number, wherever the clock is not set back.
-fn microseconds_since_1970() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(1, |since| since.as_micros() as u64)
 }

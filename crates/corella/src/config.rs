@@ -41,8 +41,7 @@ pub struct Serve {
     pub api_key: Option<String>,
     pub seed: Option<u64>,
     pub allow_unknown_fields: bool,
-    /// `None` where it serves alone.
-    pub cluster: Option<ClusterConfig>,
+    pub cluster: ClusterConfig,
 }
 
 pub struct Generate {
@@ -90,9 +89,8 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
 /// Any free port, for this machine only.
 const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
 
-fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
+fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
     let role = match args.role {
-        RoleArg::Unified if args.cluster_listen.is_none() => return Ok(None),
         RoleArg::Unified => Role::Unified,
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
@@ -122,8 +120,9 @@ fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
         // The command line takes all of them or none.
         _ => None,
     };
-    Ok(Some(ClusterConfig {
+    Ok(ClusterConfig {
         role,
+        listens: role != Role::Unified || args.cluster_listen.is_some(),
         registry: args.registry,
         listen,
         advertise: args.cluster_advertise,
@@ -135,7 +134,7 @@ fn cluster(args: ClusterArgs) -> Result<Option<ClusterConfig>, Error> {
         uses_host: args.transport != TransportArg::Tcp,
         max_bandwidth: args.transfer_max_bandwidth,
         num_threads: args.transfer_threads.into(),
-    }))
+    })
 }
 
 /// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to

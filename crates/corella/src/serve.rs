@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
-use corella_server::{GenerationDefaults, ServeConfig, ServerState, TextModel, shutdown_signal};
+use corella_server::{
+    Backend, GenerationDefaults, ServeConfig, ServerState, TextModel, shutdown_signal,
+};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -31,11 +33,12 @@ async fn serve(config: Serve) -> Result<(), Error> {
         .await
         .map_err(io_error(cannot_listen.clone()))?;
     let address = listener.local_addr().map_err(io_error(cannot_listen))?;
-    let cluster_listener = match &config.cluster {
-        Some(cluster) => Some(ClusterListener::bind(cluster)?),
-        None => None,
-    };
     let cluster_config = config.cluster.clone();
+    let cluster_listener = match cluster_config.listens {
+        true => Some(ClusterListener::bind(&cluster_config)?),
+        false => None,
+    };
+    let tls = cluster_config.load_tls()?;
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     let has_key = config.api_key.is_some();
@@ -44,14 +47,11 @@ async fn serve(config: Serve) -> Result<(), Error> {
     make_room_for(serve_config.max_num_connections);
     eprintln!("{}", llm.summary());
     eprintln!("{}", limits_line(&scheduler, &serve_config));
-    let cluster = match (&cluster_config, cluster_listener) {
-        (Some(config), Some(listener)) => {
-            let cluster = Cluster::start(config, listener, &llm)?;
-            eprintln!("{}", cluster.summary(config));
-            Some(cluster)
-        }
-        _ => None,
-    };
+    let grace_period = serve_config.grace_period;
+    let cluster = Cluster::start(cluster_config, tls, cluster_listener, &llm, grace_period)?;
+    if let Some(line) = cluster.summary() {
+        eprintln!("{line}");
+    }
     eprintln!("{}", ready_line(&llm, address, has_key));
 
     let engine = llm.engine.clone();
@@ -60,30 +60,16 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tokenizer: llm.tokenizer,
         chat_template: llm.chat_template,
     };
-    let grace_period = serve_config.grace_period;
-    let generator = cluster.as_ref().and_then(Cluster::generator);
-    let generator = generator.unwrap_or_else(|| Arc::new(engine.clone()));
-    let collectors = cluster.as_ref().map(Cluster::collector);
-    let collectors = collectors.into_iter().collect();
-    let kv_transfer = cluster.as_ref().map(Cluster::kv_transfer);
-    let state = ServerState::with_generator(
-        serve_config,
-        text,
-        llm.engine,
-        generator,
-        kv_transfer,
-        collectors,
-    );
-    let served = corella_server::serve(listener, state.clone(), shutdown);
-    let report = match &cluster {
-        None => served.await,
-        Some(cluster) => {
-            let leave = cluster.leave_when_draining(&state);
-            let (report, ()) = tokio::join!(served, leave);
-            cluster.finish(grace_period).await;
-            report
-        }
+    let backend = Backend {
+        generator: Arc::new(cluster.clone()),
+        kv_transfer: cluster.kv_transfer(),
+        roles: Some(Arc::new(cluster.clone())),
+        collectors: vec![cluster.collector()],
     };
+    let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
+    let served = corella_server::serve(listener, state.clone(), shutdown);
+    let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
+    cluster.finish().await;
     let report = report.map_err(io_error(format!("serving on {address}")))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");

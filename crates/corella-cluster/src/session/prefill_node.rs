@@ -181,6 +181,12 @@ impl PrefillNode {
         Ok(Self(node))
     }
 
+    /// Sessions that have not ended, and runs whose pages are read for decode nodes.
+    pub fn num_obligations(&self) -> usize {
+        let stats = self.0.lock().end.stats();
+        stats.num_sessions + stats.num_exports
+    }
+
     pub fn stats(&self) -> PrefillNodeStats {
         PrefillNodeStats {
             num_sessions: self.0.lock().end.stats().num_sessions,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use corella_core::session::SessionKey;
 use corella_model::KvPages;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use super::bandwidth_meter::BandwidthMeter;
@@ -121,6 +123,8 @@ pub struct KvSender {
     pages: Arc<dyn KvPages>,
     threads: TransferThreads,
     stop: watch::Sender<bool>,
+    /// Tasks that accept connections.
+    accepting: Mutex<Vec<AbortHandle>>,
 }
 
 pub struct SenderState {
@@ -174,6 +178,7 @@ impl KvSender {
             pages,
             threads: threads.clone(),
             stop,
+            accepting: Mutex::default(),
         }
     }
 
@@ -186,10 +191,31 @@ impl KvSender {
             let _guard = thread.enter();
             Listener::bind(&address)?
         };
+        self.accept(listener, thread)
+    }
+
+    /// Accepts connections from a port that is bound already.
+    pub fn listen_on(&self, listener: TcpListener) -> io::Result<PeerAddress> {
+        let thread = self.threads.next();
+        let listener = {
+            let _guard = thread.enter();
+            Listener::of(listener)?
+        };
+        self.accept(listener, thread)
+    }
+
+    /// Accepts no further connections; those that there are stay.
+    pub fn stop_listening(&self) {
+        for task in lock(&self.accepting).drain(..) {
+            task.abort();
+        }
+    }
+
+    fn accept(&self, listener: Listener, thread: &Handle) -> io::Result<PeerAddress> {
         let address = listener.address()?;
         let (state, threads) = (self.state.clone(), self.threads.clone());
         let stopped = self.stop.subscribe();
-        thread.spawn(until_stopped(stopped.clone(), async move {
+        let task = thread.spawn(until_stopped(stopped.clone(), async move {
             loop {
                 match listener.accept().await {
                     Ok(accepted) => state.serve(accepted, threads.next(), stopped.clone()),
@@ -201,6 +227,7 @@ impl KvSender {
                 }
             }
         }));
+        lock(&self.accepting).push(task.abort_handle());
         Ok(address)
     }
 

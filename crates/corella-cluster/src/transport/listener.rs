@@ -30,16 +30,8 @@ impl Listener {
     /// Inside a runtime. A socket file that a process left behind makes room.
     pub fn bind(address: &PeerAddress) -> io::Result<Self> {
         match address {
-            PeerAddress::Tcp(address) => {
-                let listener = StdTcpListener::bind(address)?;
-                listener.set_nonblocking(true)?;
-                Ok(Self::Tcp(TcpListener::from_std(listener)?))
-            }
-            PeerAddress::Name(name) => {
-                let listener = StdTcpListener::bind(name)?;
-                listener.set_nonblocking(true)?;
-                Ok(Self::Tcp(TcpListener::from_std(listener)?))
-            }
+            PeerAddress::Tcp(address) => Self::of(StdTcpListener::bind(address)?),
+            PeerAddress::Name(name) => Self::of(StdTcpListener::bind(name)?),
             PeerAddress::Unix(path) => {
                 let is_socket = fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
                 if is_socket && StdUnixStream::connect(path).is_err() {
@@ -51,6 +43,12 @@ impl Listener {
                 Ok(Self::Unix(UnixListener::from_std(listener)?, file))
             }
         }
+    }
+
+    /// Inside a runtime.
+    pub fn of(listener: StdTcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self::Tcp(TcpListener::from_std(listener)?))
     }
 
     /// With the port that was given when 0 was asked for.

@@ -197,7 +197,10 @@ async fn what_cannot_be_pulled_is_computed() {
     let mut changed = params.clone();
     let engine_id = format!("corella-1-{:032x}-7", FINGERPRINT + 1);
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
-    assert_eq!(decode.answer(&changed, asked()).await, std::slice::from_ref(&expected));
+    assert_eq!(
+        decode.answer(&changed, asked()).await,
+        std::slice::from_ref(&expected)
+    );
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
 
     // An earlier life of the same node, a session that it does not know, a port where nobody is, and
@@ -227,7 +230,10 @@ async fn what_cannot_be_pulled_is_computed() {
         let mut changed = params.clone();
         changed.insert(field.to_owned(), value);
         decode.engine.reset_prefix_cache().expect("nothing runs");
-        assert_eq!(decode.answer(&changed, asked()).await, std::slice::from_ref(&expected));
+        assert_eq!(
+            decode.answer(&changed, asked()).await,
+            std::slice::from_ref(&expected)
+        );
         num_failed += 1;
         assert_eq!(decode.num(PullOutcome::Failed), num_failed, "{field}");
         at_rest(&decode.engine).await;
@@ -235,11 +241,17 @@ async fn what_cannot_be_pulled_is_computed() {
 
     // The rows still wait, for one node and once.
     decode.engine.reset_prefix_cache().expect("nothing runs");
-    assert_eq!(decode.answer(&params, asked()).await, std::slice::from_ref(&expected));
+    assert_eq!(
+        decode.answer(&params, asked()).await,
+        std::slice::from_ref(&expected)
+    );
     assert_eq!(decode.num(PullOutcome::Loaded), 1);
     at_rest(&prefill.engine).await;
     decode.engine.reset_prefix_cache().expect("nothing runs");
-    assert_eq!(decode.answer(&params, asked()).await, std::slice::from_ref(&expected));
+    assert_eq!(
+        decode.answer(&params, asked()).await,
+        std::slice::from_ref(&expected)
+    );
     assert_eq!(decode.num(PullOutcome::Failed), num_failed + 1);
     // Nothing needs to be pulled when all is cached.
     assert_eq!(decode.answer(&params, asked()).await, [expected]);

@@ -8,7 +8,8 @@ use corella_core::{SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
 use corella_server::{
-    DrainReport, KvTransfer, ServeConfig, ServerState, Shutdown, ShutdownSender, TextModel, serve,
+    Backend, DrainReport, KvTransfer, ServeConfig, ServerState, Shutdown, ShutdownSender,
+    TextModel, serve,
 };
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -87,16 +88,13 @@ impl Setup {
             .expect("it starts");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let generator = Arc::new(engine.clone());
-        let kv_transfer = self.kv_transfer.map(|make| make(engine.clone()));
-        let state = ServerState::with_generator(
-            self.serve,
-            text,
-            engine.clone(),
-            generator,
-            kv_transfer,
-            Vec::new(),
-        );
+        let backend = Backend {
+            generator: Arc::new(engine.clone()),
+            kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
+            roles: None,
+            collectors: Vec::new(),
+        };
+        let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);
         let (shutdown, asked) = Shutdown::channel();
         let server = tokio::spawn(serve(listener, state, asked));
         TestServer {

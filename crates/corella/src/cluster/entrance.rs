@@ -1,21 +1,26 @@
 //! How `kv_transfer_params` of a server's requests reach the cluster.
 
-use corella_cluster::entrance::{Entrance, EntranceCall};
+use corella_cluster::entrance::EntranceCall;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_server::{KvTransfer, KvTransferCall, KvTransferError};
 use serde_json::{Map, Value};
 
-pub struct ServerEntrance(pub Entrance);
+use super::Cluster;
 
 struct Call(EntranceCall);
 
-impl KvTransfer for ServerEntrance {
+impl KvTransfer for Cluster {
     fn begin(
         &self,
         params: &Map<String, Value>,
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
-        let call = self.0.begin(params, request_name);
+        let role = self.running_role();
+        // Between two roles there is none, and the request is served like any other.
+        let Some(entrance) = role.entrance() else {
+            return Ok(None);
+        };
+        let call = entrance.begin(params, request_name);
         let call = call.map_err(|error| KvTransferError {
             field: error.field.to_owned(),
             message: error.message,

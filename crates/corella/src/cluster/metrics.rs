@@ -1,11 +1,8 @@
 //! What a node of a cluster adds to `/metrics`.
 
 use std::fmt;
-use std::sync::Arc;
 
-use corella_cluster::Peers;
 use corella_cluster::entrance::{Entrance, KeptEnd, PullOutcome};
-use corella_cluster::session::{DecodeNode, PrefillNode};
 use corella_core::PeerStanding;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -14,24 +11,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Unit;
 
-/// Read at each scrape.
-pub struct ClusterMetrics {
-    pub node: NodeMetrics,
-    pub entrance: Entrance,
-}
+use super::Cluster;
+use super::role::{DecodeRole, PrefillRole, RunningRole};
 
-pub enum NodeMetrics {
-    Unified,
-    Prefill(PrefillMetrics),
-    Decode(DecodeMetrics),
-}
-
-pub struct PrefillMetrics {
-    pub node: PrefillNode,
-    pub peers: Arc<Peers>,
-}
-
-pub struct DecodeMetrics(pub Arc<DecodeNode>);
+/// Those of the role that the node has at a scrape.
+#[derive(Debug)]
+pub struct ClusterMetrics(pub Cluster);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
@@ -45,8 +30,12 @@ struct StandingLabels {
 
 impl Collector for ClusterMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.node.encode(&mut encoder)?;
-        encode_entrance(&self.entrance, &mut encoder)
+        let role = self.0.running_role();
+        encode_role(&role, &mut encoder)?;
+        match role.entrance() {
+            Some(entrance) => encode_entrance(entrance, &mut encoder),
+            None => Ok(()),
+        }
     }
 }
 
@@ -93,55 +82,55 @@ fn outcomes(
     encode(encoder, name, help, &family)
 }
 
-impl NodeMetrics {
-    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        match self {
-            Self::Unified => Ok(()),
-            Self::Prefill(PrefillMetrics { node, peers }) => {
-                let stats = node.stats();
-                gauge(
-                    encoder,
-                    "corella_sessions",
-                    "Requests of clients that have not ended",
-                    stats.num_sessions as i64,
-                )?;
-                counter(
-                    encoder,
-                    "corella_remote_tokens",
-                    "Tokens that decode nodes have sent back",
-                    stats.num_remote_tokens,
-                )?;
-                counter(
-                    encoder,
-                    "corella_kv_sent_bytes",
-                    "Bytes of KV rows sent to decode nodes",
-                    stats.num_bytes_sent,
-                )?;
-                let nodes = Family::<StandingLabels, Gauge>::default();
-                let standings = [
-                    (PeerStanding::Healthy, "healthy"),
-                    (PeerStanding::Suspect, "suspect"),
-                    (PeerStanding::Incompatible, "incompatible"),
-                    (PeerStanding::Draining, "draining"),
-                ];
-                let known = peers.with_table(|table, now_us| table.decode_nodes(now_us));
-                for (standing, name) in standings {
-                    let num_nodes = { known.iter() }
-                        .filter(|node| node.standing == standing)
-                        .count();
-                    let labels = StandingLabels { standing: name };
-                    nodes.get_or_create(&labels).set(num_nodes as i64);
-                }
-                let help = "Decode nodes by what is known of them";
-                encode(encoder, "corella_decode_nodes", help, &nodes)
-            }
-            Self::Decode(DecodeMetrics(node)) => gauge(
+fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    match role {
+        RunningRole::Unified(_) => Ok(()),
+        RunningRole::Prefill(PrefillRole { node, registry, .. }) => {
+            let stats = node.stats();
+            gauge(
                 encoder,
                 "corella_sessions",
-                "Requests of other nodes that have not ended, or whose pages may still be written to",
-                node.num_sessions() as i64,
-            ),
+                "Requests of clients that have not ended",
+                stats.num_sessions as i64,
+            )?;
+            counter(
+                encoder,
+                "corella_remote_tokens",
+                "Tokens that decode nodes have sent back",
+                stats.num_remote_tokens,
+            )?;
+            counter(
+                encoder,
+                "corella_kv_sent_bytes",
+                "Bytes of KV rows sent to decode nodes",
+                stats.num_bytes_sent,
+            )?;
+            let nodes = Family::<StandingLabels, Gauge>::default();
+            let standings = [
+                (PeerStanding::Healthy, "healthy"),
+                (PeerStanding::Suspect, "suspect"),
+                (PeerStanding::Incompatible, "incompatible"),
+                (PeerStanding::Draining, "draining"),
+            ];
+            let known = registry
+                .peers()
+                .with_table(|table, now_us| table.decode_nodes(now_us));
+            for (standing, name) in standings {
+                let num_nodes = { known.iter() }
+                    .filter(|node| node.standing == standing)
+                    .count();
+                let labels = StandingLabels { standing: name };
+                nodes.get_or_create(&labels).set(num_nodes as i64);
+            }
+            let help = "Decode nodes by what is known of them";
+            encode(encoder, "corella_decode_nodes", help, &nodes)
         }
+        RunningRole::Decode(DecodeRole { node, .. }) => gauge(
+            encoder,
+            "corella_sessions",
+            "Requests of other nodes that have not ended, or whose pages may still be written to",
+            node.num_sessions() as i64,
+        ),
     }
 }
 
@@ -161,10 +150,4 @@ fn encode(
 ) -> fmt::Result {
     let unit: Option<&Unit> = None;
     metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
-}
-
-impl fmt::Debug for ClusterMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("metrics of a node")
-    }
 }

@@ -1,0 +1,73 @@
+//! `/role`: what this server does of a request among the nodes of a cluster, and how that is changed.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::call::json_response;
+use crate::request_body::RequestBody;
+use crate::server_state::ServerState;
+
+/// Whoever knows the roles and can change them while the server serves.
+pub trait RoleControl: Send + Sync {
+    fn status(&self) -> RoleStatus;
+
+    /// Begins to change at once; the future ends when the role has changed, and the change goes on
+    /// when it is dropped.
+    fn change(&self, role: &str) -> RoleChange;
+}
+
+pub type RoleChange = Pin<Box<dyn Future<Output = Result<(), RoleError>> + Send>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RoleStatus {
+    pub role: &'static str,
+    /// The next role, while the present one finishes what it owes.
+    pub changing_to: Option<&'static str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RoleError {
+    /// There is no such role.
+    Unknown,
+    /// Why the server cannot have the role now, in a sentence.
+    Conflict(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
+struct RoleFields {
+    role: Option<String>,
+}
+
+pub async fn role(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
+    Ok(json_response(&roles(&state)?.status()))
+}
+
+/// Answers when the role has changed.
+pub async fn change_role(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = RequestBody::read(body, &state).await?;
+    let fields: RoleFields = body.parse()?;
+    let role = { fields.role }.ok_or_else(|| ApiError::invalid("role", "is required"))?;
+    let roles = roles(&state)?;
+    roles.change(&role).await.map_err(|error| match error {
+        RoleError::Unknown => {
+            ApiError::invalid("role", r#"must be "unified", "prefill" or "decode""#)
+        }
+        RoleError::Conflict(reason) => ApiError::conflict(reason),
+    })?;
+    Ok(json_response(&roles.status()))
+}
+
+fn roles(state: &ServerState) -> Result<&dyn RoleControl, ApiError> {
+    let roles = state.roles.as_deref();
+    roles.ok_or_else(|| ApiError::conflict("This server serves alone, and has no other role."))
+}

@@ -1,0 +1,97 @@
+//! Where other nodes get this one's KV rows.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella::Error;
+use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource};
+use corella_cluster::session::KvAddress;
+use corella_cluster::transport::{KvSender, PeerAddress, SenderConfig};
+use corella_core::session::Hello;
+
+use super::listener::ClusterListener;
+use super::{Node, host_name};
+
+pub struct KvOutlet {
+    pub sender: Arc<KvSender>,
+    /// Prompts that are kept for nodes that a proxy chooses.
+    pub kept: Arc<KeptPrompts>,
+    pub address: KvAddress,
+    /// Removed when the role ends.
+    socket: Option<PathBuf>,
+}
+
+impl Node {
+    /// Sends KV rows to those who connect to the listener or, on this host, to a socket file.
+    pub fn start_outlet(
+        &self,
+        listener: ClusterListener,
+        hello: &Hello,
+    ) -> Result<KvOutlet, Error> {
+        let config = &self.config;
+        let pages = self.model.engine.kv_pages().clone();
+        let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        sender_config.max_bandwidth = config.max_bandwidth;
+        sender_config.tls.clone_from(&self.tls);
+        let sender = Arc::new(KvSender::start(sender_config, pages, &self.threads));
+        let (host, port) = (config.host(), listener.address.port());
+        let address = listener.address;
+        sender
+            .listen_on(listener.listener)
+            .map_err(|error| Error::Io(format!("cannot listen on {address} for KV rows"), error))?;
+        let socket = config.uses_host.then(|| socket_path(hello));
+        if let Some(path) = &socket {
+            let listening = sender.listen(PeerAddress::Unix(path.clone()));
+            listening.map_err(|error| {
+                Error::Io(format!("cannot listen on {}", path.display()), error)
+            })?;
+        }
+        let socket_name = { socket.as_ref() }.map(|path| path.display().to_string());
+        let near = { socket_name.clone() }.map(|socket| NearSource {
+            socket,
+            machine: host_name(),
+        });
+        let keep = KeepConfig {
+            incarnation: hello.incarnation.0,
+            model_fingerprint: hello.model_fingerprint,
+            host: host.clone(),
+            port: if config.uses_network { port } else { 0 },
+            near,
+            lease: Duration::from_micros(self.model.session_config().hold_lease_us),
+        };
+        let kept = KeptPrompts::new(self.model.engine.clone(), sender.clone(), keep);
+        let address = KvAddress {
+            address: match config.uses_network {
+                true => format!("{host}:{port}"),
+                false => String::new(),
+            },
+            socket: socket_name.unwrap_or_default(),
+            host: host_name(),
+        };
+        Ok(KvOutlet {
+            sender,
+            kept,
+            address,
+            socket,
+        })
+    }
+}
+
+impl Drop for KvOutlet {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket {
+            // Another process may have removed it.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+fn socket_path(hello: &Hello) -> PathBuf {
+    let name = format!(
+        "corella-kv-{}-{:x}.sock",
+        std::process::id(),
+        hello.incarnation.0
+    );
+    std::env::temp_dir().join(name)
+}

@@ -1,0 +1,74 @@
+//! What a node tells the others of its model, and the engine that runs it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use corella::Llm;
+use corella_core::Incarnation;
+use corella_core::session::{Hello, KvShape, SessionConfig};
+use corella_engine::Engine;
+
+/// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
+const PROTOCOL: (u32, u32) = (1, 0);
+
+pub struct ServedModel {
+    pub engine: Engine,
+    /// Without the node's name and life.
+    hello: Hello,
+}
+
+impl ServedModel {
+    pub fn of(llm: &Llm) -> Self {
+        let geometry = llm.engine.kv_pages().geometry();
+        let hello = Hello {
+            instance: "".into(),
+            incarnation: Incarnation(0),
+            protocol_major: PROTOCOL.0,
+            protocol_minor: PROTOCOL.1,
+            model_fingerprint: llm.identity.model.0,
+            tokenizer_digest: llm.identity.tokenizer_digest,
+            kv_shape: KvShape {
+                num_layers: geometry.num_layers,
+                num_kv_heads: geometry.num_kv_heads,
+                head_dim: geometry.head_dim,
+                num_ranks: 1,
+            },
+            kv_format: llm.hardware.kv_format_name().into(),
+            page_size: geometry.page_size,
+            element_order: format!("{:?}", geometry.order).to_lowercase().into(),
+            weight_format: llm.hardware.weight_format_name().into(),
+            instruction_set: llm.hardware.executor.isa.as_str().into(),
+        };
+        Self {
+            engine: llm.engine.clone(),
+            hello,
+        }
+    }
+
+    /// What a role that starts now says of itself: each start is another life.
+    pub fn hello(&self, instance: &str) -> Hello {
+        Hello {
+            instance: instance.into(),
+            incarnation: Incarnation(microseconds_since_1970()),
+            ..self.hello.clone()
+        }
+    }
+
+    pub fn session_config(&self) -> SessionConfig {
+        SessionConfig {
+            hold_lease_us: self.engine.limits().hold_lease_us,
+            ..SessionConfig::new(self.row_bytes())
+        }
+    }
+
+    /// K and V of one token in all layers.
+    pub fn row_bytes(&self) -> u64 {
+        let geometry = self.engine.kv_pages().geometry();
+        (geometry.page_bytes() / geometry.page_size as usize) as u64
+    }
+}
+
+/// A later start has a larger number, wherever the clock is not set back.
+fn microseconds_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(1, |since| since.as_micros() as u64)
+}
