@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import socket
 
+import openai
 import pytest
 from fleet import (
     ROW_BYTES,
@@ -112,3 +113,50 @@ def test_a_port_in_use_is_one_line():
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AssertionError, match=f"cannot listen on --cluster-listen {address}"):
             ServerProcess("--role", "decode", "--cluster-listen", address)
+
+
+def no_fallback(registry, *arguments):
+    return node("prefill", registry, "--fallback", "none", *arguments)
+
+
+def test_without_fallback_a_request_that_nobody_takes_is_refused():
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        registry = f"file:{folder}"
+        options = ("--disaggregate-min-tokens", 4, *THREADS)
+        prefill = stack.enter_context(no_fallback(registry, *options))
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as error:
+                prefill.client.completions.create(
+                    model=prefill.model(), prompt=[400] * 20, max_tokens=3, stream=stream
+                )
+            assert (error.value.status_code, error.value.code) == (503, "no_decode_node")
+            assert int(error.value.response.headers["retry-after"]) >= 1
+        assert num_steps(prefill) == 0
+        # Short prompts belong here.
+        assert complete(prefill, [400] * 3, max_tokens=3)[0][1] == "length"
+        stack.enter_context(node("decode", registry, *THREADS))
+        wait_for_decode_nodes(prefill, 1)
+        assert complete(prefill, [400] * 20, max_tokens=3)[0][1] == "length"
+
+
+def test_without_fallback_a_stream_ends_when_its_decode_node_is_lost():
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        registry = f"file:{folder}"
+        decode = stack.enter_context(node("decode", registry, *SLOW))
+        prefill = stack.enter_context(no_fallback(registry, *SLOW))
+        wait_for_decode_nodes(prefill, 1)
+        stream = prefill.client.completions.create(
+            model=prefill.model(),
+            prompt=[400, 401, 402] * 20,
+            stream=True,
+            max_tokens=400,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in range(20):
+            next(stream)
+        decode.kill()
+        with pytest.raises(openai.APIError) as error:
+            for chunk in stream:
+                assert chunk.choices[0].finish_reason is None
+        assert error.value.code == "decode_lost"

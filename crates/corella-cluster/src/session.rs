@@ -16,6 +16,6 @@ mod wire;
 
 pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
-pub use prefill_node::{DecodePeers, PrefillNode, PrefillNodeStats, Search};
+pub use prefill_node::{Choice, DecodePeers, PrefillNode, PrefillNodeStats, Search};
 pub use service::serve_sessions;
 pub use wire::KvAddress;

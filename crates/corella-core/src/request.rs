@@ -137,6 +137,8 @@ pub enum RequestError {
     KvNotKept(Box<str>),
     /// It failed on another node, which says this.
     Elsewhere(Box<str>),
+    /// Its decode node was lost, and it must not go on anywhere else.
+    DecodeLost(Box<str>),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
 }
@@ -187,6 +189,8 @@ pub enum AdmissionError {
         num_needed_pages: usize,
         num_available_pages: usize,
     },
+    /// No decode node takes it, and the prefill node must not decode it.
+    NoDecodeNode,
 }
 
 impl fmt::Display for AdmissionError {
@@ -252,6 +256,7 @@ impl fmt::Display for AdmissionError {
                 "with it, requests are expected to take {num_needed_pages} more KV pages, and \
                  {num_available_pages} are available"
             ),
+            Self::NoDecodeNode => f.write_str("no decode node takes the request"),
         }
     }
 }
@@ -273,6 +278,7 @@ impl fmt::Display for RequestError {
             Self::KvNotReceived(reason) => write!(f, "its KV cache has not arrived: {reason}"),
             Self::KvNotKept(reason) => write!(f, "its KV cache could not be kept: {reason}"),
             Self::Elsewhere(reason) => f.write_str(reason),
+            Self::DecodeLost(reason) => write!(f, "its decode node was lost: {reason}"),
             Self::EngineLost(reason) => write!(f, "the engine has stopped: {reason}"),
         }
     }

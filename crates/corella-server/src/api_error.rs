@@ -210,6 +210,15 @@ impl ApiError {
                 refused
             }
             AdmissionError::ObjectiveMissed(missed) => Self::too_late(missed),
+            AdmissionError::NoDecodeNode => {
+                let mut refused = Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "service_unavailable_error",
+                    format!("The server cannot serve this now: {error}. Try again shortly."),
+                );
+                refused.body.code = Some("no_decode_node");
+                refused
+            }
             AdmissionError::ContextExceeded {
                 num_prompt_tokens,
                 max_tokens,
@@ -262,6 +271,15 @@ impl ApiError {
     pub fn request(error: &RequestError) -> Self {
         match error {
             RequestError::ObjectiveMissed(missed) => Self::too_late(missed),
+            RequestError::DecodeLost(_) => {
+                let mut lost = Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "service_unavailable_error",
+                    format!("The request could not be finished: {error}."),
+                );
+                lost.body.code = Some("decode_lost");
+                lost
+            }
             error => Self::engine(format!("The request could not be finished: {error}.")),
         }
     }

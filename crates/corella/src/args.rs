@@ -16,7 +16,7 @@ pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
-pub use cluster::{ClusterArgs, RoleArg, TransportArg};
+pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 
 /// Serves large language models

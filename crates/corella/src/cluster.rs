@@ -48,6 +48,8 @@ pub struct ClusterConfig {
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
+    /// Whether a prefill node decodes what no decode node takes.
+    pub falls_back: bool,
     pub uses_network: bool,
     pub uses_host: bool,
     pub max_bandwidth: Option<u64>,

@@ -21,10 +21,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs,
-    CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, EndpointArg, GenerateArgs, GroupLen, IsaArg,
-    KvFormatArg, LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, ReportArgs,
-    RoleArg, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs,
-    TransportArg, WeightFormatArg,
+    CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, EndpointArg, FallbackArg, GenerateArgs,
+    GroupLen, IsaArg, KvFormatArg, LenRange, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg,
+    ReportArgs, RoleArg, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg,
+    SpeculationArgs, TransportArg, WeightFormatArg,
 };
 
 use crate::cluster::ClusterConfig;
@@ -130,6 +130,7 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         node_id: args.node_id,
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,
+        falls_back: args.fallback == FallbackArg::Local,
         uses_network: args.transport != TransportArg::Shm,
         uses_host: args.transport != TransportArg::Tcp,
         max_bandwidth: args.transfer_max_bandwidth,

@@ -472,7 +472,8 @@ fn admission_refusal(error: &AdmissionError) -> Refusal {
         | AdmissionError::QueueFull { .. }
         | AdmissionError::QueuedTokensFull { .. }
         | AdmissionError::ObjectiveMissed(_) => Refusal::Exhausted,
-        AdmissionError::EmptyPrompt
+        AdmissionError::NoDecodeNode
+        | AdmissionError::EmptyPrompt
         | AdmissionError::ZeroMaxTokens
         | AdmissionError::OutputComplete { .. }
         | AdmissionError::DuplicateId(_)

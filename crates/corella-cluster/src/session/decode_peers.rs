@@ -13,7 +13,7 @@ use corella_core::{
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
-use super::prefill_node::{DecodePeers, Search};
+use super::prefill_node::{Choice, DecodePeers, Search};
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
@@ -189,12 +189,16 @@ impl RegistryPeers {
 }
 
 impl DecodePeers for RegistryPeers {
-    fn choose(&self, search: &Search<'_>) -> Option<Peer> {
+    fn choose(&self, search: &Search<'_>) -> Choice {
         let request = search.request;
         let wanted = PlacementRequest {
             num_prompt_tokens: request.prompt.len() as u32,
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
         };
+        // Such a prompt stays here by the operator's will, whatever else may not.
+        if wanted.num_prompt_tokens < self.config.disaggregate_min_tokens {
+            return Choice::Here;
+        }
         let refused: Vec<PeerId> = search.tried.iter().map(|&node| peer_id(node)).collect();
         let near = search.near.map(peer_id);
         let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
@@ -202,29 +206,33 @@ impl DecodePeers for RegistryPeers {
             let nodes = table.decode_nodes(now_us);
             let fleet = Fleet {
                 nodes: &nodes,
-                takes_locally: true,
+                takes_locally: search.falls_back,
                 kv_bytes_per_token: self.kv_bytes_per_token,
                 prefill_us: search.prefill_us,
             };
             let place = |nodes: &[DecodeNode]| {
                 let fleet = Fleet { nodes, ..fleet };
                 match fleet.place(&self.config, &wanted, cursor, &refused) {
-                    Placement::Remote(peer) => Some(peer),
-                    Placement::Local | Placement::Full => None,
+                    Placement::Remote(peer) => Ok(peer),
+                    Placement::Local => Err(Choice::Here),
+                    Placement::Full => Err(Choice::Nobody),
                 }
             };
             let near = { nodes.iter() }.find(|node| near == Some(node.peer_id));
-            let peer = { near.and_then(|node| place(std::slice::from_ref(node))) }
-                .or_else(|| place(&nodes))?;
-            let page_size = { nodes.iter() }
-                .find(|node| node.peer_id == peer)?
-                .page_size;
+            let near = near.and_then(|node| place(std::slice::from_ref(node)).ok());
+            let peer = near.map_or_else(|| place(&nodes), Ok)?;
+            let node = { nodes.iter() }.find(|node| node.peer_id == peer);
+            let page_size = node.ok_or(Choice::Nobody)?.page_size;
             let num_pages = wanted.num_pages(page_size).try_into().unwrap_or(u32::MAX);
-            let incarnation = Incarnation(table.incarnation(peer)?);
-            Some((peer, incarnation, table.reserve(peer, num_pages)))
+            let incarnation = table.incarnation(peer).ok_or(Choice::Nobody)?;
+            let reservation = table.reserve(peer, num_pages);
+            Ok((peer, Incarnation(incarnation), reservation))
         });
         tracing::trace!(?chosen, "placement");
-        let (peer, incarnation, reservation) = chosen?;
+        let (peer, incarnation, reservation) = match chosen {
+            Ok(chosen) => chosen,
+            Err(choice) => return choice,
+        };
         if let Some(reservation) = reservation {
             let mut state = self.lock();
             let earlier = state
@@ -233,10 +241,13 @@ impl DecodePeers for RegistryPeers {
             drop(state);
             self.release(earlier);
         }
-        Some(Peer {
-            node: NodeId(u32::try_from(peer.0).ok()?),
-            incarnation,
-        })
+        match u32::try_from(peer.0) {
+            Ok(node) => Choice::Peer(Peer {
+                node: NodeId(node),
+                incarnation,
+            }),
+            Err(_) => Choice::Nobody,
+        }
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {

@@ -38,10 +38,20 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the timer's task sleeps at most.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
+/// Who is to decode a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Peer(Peer),
+    /// It is as well decoded here.
+    Here,
+    /// A decode node should, and none is left.
+    Nobody,
+}
+
 /// The decode nodes that there are, and what has come of asking them.
 pub trait DecodePeers: Send + Sync + 'static {
-    /// Chooses a node to decode a request. `None` means that this node should decode it itself.
-    fn choose(&self, search: &Search<'_>) -> Option<Peer>;
+    /// Chooses a node to decode a request.
+    fn choose(&self, search: &Search<'_>) -> Choice;
 
     /// A connection to a node that was chosen.
     fn channel(&self, node: NodeId) -> Option<Channel>;
@@ -68,6 +78,8 @@ pub struct Search<'a> {
     pub tried: &'a [NodeId],
     /// Where another choice of the same prompt goes: its rows will be there.
     pub near: Option<NodeId>,
+    /// Whether this node may decode it if that is quicker, or if no other node has room.
+    pub falls_back: bool,
     /// How long 1,024 prompt tokens take on this node, in microseconds; 0 while nobody has measured
     /// it.
     pub prefill_us: u64,
@@ -97,6 +109,8 @@ pub(super) struct Node {
     peers: Arc<dyn DecodePeers>,
     hello: Hello,
     kv_address: KvAddress,
+    /// Whether requests that no decode node takes are decoded here.
+    falls_back: bool,
     clock: Clock,
     runtime: Handle,
     num_sessions: AtomicU64,
@@ -143,6 +157,7 @@ impl PrefillNode {
         peers: Arc<dyn DecodePeers>,
         kept: Option<Arc<KeptPrompts>>,
     ) -> Result<Self, SessionConfigError> {
+        let falls_back = config.starts_locally;
         let end = PrefillEnd::new(config, hello.clone())?;
         let node = Arc::new(Node {
             exchange: engine.kv_exchange(),
@@ -152,6 +167,7 @@ impl PrefillNode {
             peers,
             hello,
             kv_address,
+            falls_back,
             clock: Clock::start(),
             runtime: Handle::current(),
             num_sessions: AtomicU64::new(0),
@@ -229,7 +245,11 @@ impl Generate for PrefillNode {
             let mut request = first.clone();
             request.sampling.choice += choice;
             let number = number + u64::from(choice);
-            let peer = node.choose(node.session(number), &request, &[], near);
+            let peer = match node.choose(node.session(number), &request, &[], near) {
+                Choice::Peer(peer) => Some(peer),
+                Choice::Here => None,
+                Choice::Nobody => return Err(SubmitError::Refused(AdmissionError::NoDecodeNode)),
+            };
             near = near.or(peer.map(|peer| peer.node));
             let submission = SessionSubmission {
                 session: node.session(number),
@@ -295,12 +315,13 @@ impl Node {
         request: &Request,
         tried: &[NodeId],
         near: Option<NodeId>,
-    ) -> Option<Peer> {
+    ) -> Choice {
         self.peers.choose(&Search {
             session,
             request,
             tried,
             near,
+            falls_back: self.falls_back,
             prefill_us: self.engine.stats().scheduler.prefill_us,
         })
     }
@@ -337,7 +358,11 @@ impl Node {
         match action {
             PrefillAction::TryNext { session, tried } => {
                 let request = state.requests.get(&session);
-                let peer = request.and_then(|request| self.choose(session, request, &tried, None));
+                let choice = request.map(|request| self.choose(session, request, &tried, None));
+                let peer = match choice {
+                    Some(Choice::Peer(peer)) => Some(peer),
+                    Some(Choice::Here | Choice::Nobody) | None => None,
+                };
                 state.end.handle_placement(session, peer, now_us);
             }
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),
@@ -543,8 +568,11 @@ impl Node {
         while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
             let mut state = self.lock();
             match event {
+                // Where there is no fallback, a request is taken only with its first token.
                 StreamEvent::Accepted => {
-                    if let Some(client) = state.clients.get_mut(&session) {
+                    if self.falls_back
+                        && let Some(client) = state.clients.get_mut(&session)
+                    {
                         client.accept();
                     }
                 }
@@ -672,7 +700,8 @@ impl Node {
                 Some(failed("the request's deadline has passed".into()))
             }
             Some(SessionFinish::DecodeLost(reason)) => {
-                Some(failed(format!("its decode node was lost: {reason}")))
+                let reason = reason.to_string().into();
+                Some(FinishReason::Error(RequestError::DecodeLost(reason)))
             }
         };
         client.accept();

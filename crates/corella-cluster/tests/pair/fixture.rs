@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use corella_cluster::session::{
-    DecodeNode, DecodePeers, KvAddress, PrefillNode, Search, serve_sessions,
+    Choice, DecodeNode, DecodePeers, KvAddress, PrefillNode, Search, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
@@ -140,12 +140,13 @@ struct FixedPeers {
 }
 
 impl DecodePeers for FixedPeers {
-    fn choose(&self, search: &Search<'_>) -> Option<Peer> {
+    fn choose(&self, search: &Search<'_>) -> Choice {
         let next = || self.next.fetch_add(1, Ordering::Relaxed);
         let first = search.near.map_or_else(next, |node| node.0 as usize);
         let num_nodes = self.nodes.len();
         let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
-        nodes.find(|peer| !search.tried.contains(&peer.node))
+        let chosen = nodes.find(|peer| !search.tried.contains(&peer.node));
+        chosen.map_or(Choice::Here, Choice::Peer)
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {

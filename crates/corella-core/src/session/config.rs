@@ -28,6 +28,9 @@ pub struct SessionConfig {
     pub max_sessions: u32,
     /// When there are more, the oldest are forgotten early.
     pub max_tombstones: u32,
+    /// Whether a request that no decode node takes, although placement wants one for it, is decoded
+    /// on its prefill node. If not, it is refused.
+    pub starts_locally: bool,
     /// Whether a request whose decode node is lost after the client has got tokens is continued on
     /// the prefill node. If not, it ends with an error.
     pub resumes_locally: bool,
@@ -48,6 +51,7 @@ impl SessionConfig {
             tombstone_us: 60_000_000,
             max_sessions: 4096,
             max_tombstones: 65_536,
+            starts_locally: true,
             resumes_locally: true,
         }
     }

@@ -100,6 +100,7 @@ pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
         RequestError::KvNotReceived(_) => Some(AbortReason::LoadTimedOut),
         RequestError::StepFailed(reason)
         | RequestError::Elsewhere(reason)
+        | RequestError::DecodeLost(reason)
         | RequestError::EngineLost(reason) => Some(AbortReason::DecodeFailed(reason.clone())),
     }
 }

@@ -156,7 +156,8 @@ pub struct ClientEvent {
 pub enum SessionFinish {
     /// As any request ends, wherever it ran.
     Finished(FinishReason),
-    /// This node's engine has no place for it.
+    /// This node's engine has no place for it; or no decode node has, and it must not be decoded
+    /// here.
     Refused(AdmissionError),
     DeadlinePassed,
     /// Its decode node was lost, and it must not go on here.

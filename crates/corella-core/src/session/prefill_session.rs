@@ -12,7 +12,9 @@ use crate::session::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, Peer, Refusal, SessionConfig,
     SessionKey, ToDecode, ToPrefill, Tokens,
 };
-use crate::{FinishReason, Incarnation, NodeId, Request, Sample, SessionId, TokenId};
+use crate::{
+    AdmissionError, FinishReason, Incarnation, NodeId, Request, Sample, SessionId, TokenId,
+};
 
 #[derive(Debug)]
 pub(super) struct PrefillSession {
@@ -170,7 +172,7 @@ impl PrefillSession {
         self.begin_search(context);
         match peer {
             Some(peer) => self.open(peer, context),
-            None => self.go_on_locally(AbortReason::AllocateTimedOut, context),
+            None => self.run_locally(context),
         }
     }
 
@@ -611,6 +613,10 @@ impl PrefillSession {
     /// No decode node is left: the rest is computed here, if the configuration allows it.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
+        if self.output.is_empty() && !context.config.starts_locally {
+            let finish = SessionFinish::Refused(AdmissionError::NoDecodeNode);
+            return self.end(None, finish, reason, context);
+        }
         if matches!(self.local, Local::Prefilling { .. }) {
             return;
         }

@@ -4,7 +4,7 @@ use corella_core::session::{
     AbortReason, Allocated, Finish, PrefillAction, PrefillEnd, Refusal, SessionFinish, SessionKey,
     SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{FinishReason, NodeId, SessionId};
+use corella_core::{AdmissionError, FinishReason, NodeId, SessionId};
 
 use crate::fixture::{
     DECODE, SECOND_US, config, first_token, hello, key, output, peer, submission, tokens,
@@ -363,6 +363,46 @@ fn a_request_that_may_not_go_on_here_says_so() {
     );
     let lost = SessionFinish::DecodeLost(AbortReason::OutOfPages);
     assert_eq!(finish(&did), Some(&lost));
+}
+
+#[test]
+fn a_request_that_nobody_takes_may_be_refused_here() {
+    let mut config = config();
+    config.starts_locally = false;
+    let new = || PrefillEnd::new(config.clone(), hello(5)).expect("valid times");
+    let refused = SessionFinish::Refused(AdmissionError::NoDecodeNode);
+
+    // Placement has nobody left.
+    let mut end = new();
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    actions(&mut end);
+    let did = say(
+        &mut end,
+        key(1, 0),
+        ToPrefill::Refused(Refusal::Exhausted),
+        1,
+    );
+    assert!(tries_next(&did).is_some());
+    end.handle_placement(SESSION, None, 1);
+    assert_eq!(finish(&actions(&mut end)), Some(&refused));
+
+    // The decode node is lost while the prompt is computed here, and there is no other.
+    let mut end = new();
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    allocated(&mut end, key(1, 0), 0);
+    end.handle_stream_closed(key(1, 0), 1);
+    assert!(tries_next(&actions(&mut end)).is_some());
+    end.handle_placement(SESSION, None, 1);
+    let did = actions(&mut end);
+    assert_eq!(finish(&did), Some(&refused));
+    let (session, run) = (SESSION, 0);
+    assert!(did.contains(&PrefillAction::AbortLocal { session, run }));
+    assert_eq!(end.stats().num_sessions, 0);
+
+    // Placement wants it to be decoded here.
+    let mut end = new();
+    end.submit(submission(1), None, 0).unwrap();
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[][..]));
 }
 
 /// Rule 43, and that pages stay for as long as somebody reads them.

@@ -44,6 +44,10 @@ pub struct ClusterArgs {
     /// How a prefill node chooses among decode nodes: in turn, or by free KV pages
     #[arg(long, value_name = "POLICY", default_value = "weighted")]
     pub peer_policy: PeerPolicyArg,
+    /// Who decodes a request that no decode node takes, or whose decode node is lost: the prefill
+    /// node (local), or no one (none), so that the request ends with an error
+    #[arg(long, value_name = "NODE", default_value = "local")]
+    pub fallback: FallbackArg,
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
@@ -85,6 +89,12 @@ impl From<PeerPolicyArg> for PeerPolicy {
             PeerPolicyArg::Weighted => Self::Weighted,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FallbackArg {
+    Local,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

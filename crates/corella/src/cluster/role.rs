@@ -9,7 +9,7 @@ use corella_cluster::session::{DecodeNode, PrefillNode, RegistryPeers, serve_ses
 use corella_cluster::transport::{KvReceiver, ReceiverConfig, TransferThreads};
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::PlacementConfig;
-use corella_core::session::Hello;
+use corella_core::session::{Hello, SessionConfig};
 use corella_engine::Generate;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -166,8 +166,13 @@ impl Node {
             self.tls.clone(),
         );
         let puller = self.puller(&hello, self.receiver(&hello));
+        let session = SessionConfig {
+            starts_locally: config.falls_back,
+            resumes_locally: config.falls_back,
+            ..self.model.session_config()
+        };
         let node = PrefillNode::start(
-            self.model.session_config(),
+            session,
             hello,
             self.model.engine.clone(),
             outlet.sender.clone(),
