@@ -167,8 +167,10 @@ impl Writer {
         if is_fleet && self.random.once_in(10) {
             nodes[num_nodes - 1].is_compatible = false;
         }
-        for node in &mut nodes[num_prefill_nodes..] {
-            self.spill(node);
+        if self.spill.once_in(3) {
+            for node in &mut nodes[num_prefill_nodes..] {
+                self.spill(node);
+            }
         }
         let sessions = self.sessions();
         let num_calls = 2 + self.random.below(30);
@@ -243,15 +245,12 @@ impl Writer {
         }
     }
 
-    /// Makes most decode nodes run short of pages, and gives most of those host memory.
+    /// Makes a decode node run short of pages, and often gives it host memory.
     fn spill(&mut self, node: &mut NodePlan) {
         let random = &mut self.spill;
         node.max_copy_us = random.pick(&[0, 1_000, 100_000]);
         node.copies_fail_once_in = random.pick(&[0, 0, 4]);
         let config = &mut node.config;
-        if random.once_in(3) {
-            return;
-        }
         config.num_pages = config.max_model_len.div_ceil(config.page_size) + random.below(8) as u32;
         config.max_held_pages = config.num_pages;
         config.head_room = HeadRoom::fixed_share(0);
