@@ -184,7 +184,7 @@ async fn what_cannot_be_pulled_is_computed() {
     let model = model(256);
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
     let prompt = prompt(0, 30);
-    let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
+    let expected = [model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12)];
     let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
     let params = prefill.keep(&prompt).await;
 
@@ -197,10 +197,7 @@ async fn what_cannot_be_pulled_is_computed() {
     let mut changed = params.clone();
     let engine_id = format!("corella-1-{:032x}-7", FINGERPRINT + 1);
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
-    assert_eq!(
-        decode.answer(&changed, asked()).await,
-        std::slice::from_ref(&expected)
-    );
+    assert_eq!(decode.answer(&changed, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
 
     // An earlier life of the same node, a session that it does not know, a port where nobody is, and
@@ -230,10 +227,7 @@ async fn what_cannot_be_pulled_is_computed() {
         let mut changed = params.clone();
         changed.insert(field.to_owned(), value);
         decode.engine.reset_prefix_cache().expect("nothing runs");
-        assert_eq!(
-            decode.answer(&changed, asked()).await,
-            std::slice::from_ref(&expected)
-        );
+        assert_eq!(decode.answer(&changed, asked()).await, expected);
         num_failed += 1;
         assert_eq!(decode.num(PullOutcome::Failed), num_failed, "{field}");
         at_rest(&decode.engine).await;
@@ -241,20 +235,14 @@ async fn what_cannot_be_pulled_is_computed() {
 
     // The rows still wait, for one node and once.
     decode.engine.reset_prefix_cache().expect("nothing runs");
-    assert_eq!(
-        decode.answer(&params, asked()).await,
-        std::slice::from_ref(&expected)
-    );
+    assert_eq!(decode.answer(&params, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Loaded), 1);
     at_rest(&prefill.engine).await;
     decode.engine.reset_prefix_cache().expect("nothing runs");
-    assert_eq!(
-        decode.answer(&params, asked()).await,
-        std::slice::from_ref(&expected)
-    );
+    assert_eq!(decode.answer(&params, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Failed), num_failed + 1);
     // Nothing needs to be pulled when all is cached.
-    assert_eq!(decode.answer(&params, asked()).await, [expected]);
+    assert_eq!(decode.answer(&params, asked()).await, expected);
     at_rest(&decode.engine).await;
 }
 
