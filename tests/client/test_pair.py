@@ -106,6 +106,36 @@ def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
         assert text == complete_greedily(prefill, [400, 401, 402], 300)
 
 
+def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
+    monkeypatch.setenv("RUST_LOG", "corella_cluster=debug")
+    # Slow enough to be measured, and faster than computing the prompt.
+    link = ("--transport", "tcp", "--transfer-max-bandwidth", "20M")
+    on_prefill = ["allocate_seconds", "prefill_seconds", "transfer_seconds", "handover_seconds"]
+    on_decode = ["reserve_seconds", "load_seconds", "first_decode_seconds"]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        registry = f"file:{folder}"
+        decode = stack.enter_context(node("decode", registry, *SLOW, *link))
+        prefill = stack.enter_context(node("prefill", registry, *SLOW, *link))
+        wait_for_decode_nodes(prefill, 1)
+
+        def counts():
+            return [prefill.metric(f"corella_pd_{name}_count") for name in on_prefill] + [
+                decode.metric(f"corella_pd_{name}_count") for name in on_decode
+            ]
+
+        assert counts() == [0] * 7
+        for number in range(1, 3):
+            header = {"x-request-id": f"trace-{number}"}
+            prompt = [400 + number, 500, 600] * 100
+            complete(prefill, prompt, max_tokens=5, extra_headers=header)
+            assert counts() == [number] * 7
+            assert f"trace-{number}" in prefill.log()
+            assert f"trace-{number}" in decode.log()
+        # All in all it took no longer than the test.
+        assert 0 < prefill.metric("corella_pd_prefill_seconds_sum") < 60
+        assert prefill.metric("corella_pd_transfer_hidden_share_count") <= 2
+
+
 def test_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -127,6 +127,7 @@ fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        trace_id: None,
     }
 }
 

@@ -12,10 +12,12 @@ mod health;
 mod link;
 mod prefill_node;
 mod service;
+mod stage_times;
 mod wire;
 
 pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
 pub use prefill_node::{Choice, DecodePeers, PrefillNode, PrefillNodeStats, Search};
 pub use service::serve_sessions;
+pub use stage_times::{DecodeTimes, PrefillTimes};
 pub use wire::KvAddress;

@@ -80,6 +80,8 @@ pub struct Submission {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
+    /// What logs call it, on every node that serves it.
+    pub trace_id: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -376,6 +378,7 @@ impl Engine {
             priority: 0,
             objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
+            trace_id: None,
         };
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
         for mut stream in streams {

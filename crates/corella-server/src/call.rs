@@ -138,8 +138,9 @@ pub async fn serve_call<E: Endpoint>(
         _ => &*state.generator,
     };
     let (prompts, params) = (call.prompts, &call.params);
+    let field = E::PROMPT_FIELD;
     let mut generation =
-        Generation::start(&state, generator, prompts, params, E::PROMPT_FIELD, timer).await?;
+        Generation::start(&state, generator, prompts, params, field, &name, timer).await?;
     if call.params.stream {
         let include_usage = call.params.include_usage;
         let encoder = call

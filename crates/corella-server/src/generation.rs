@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::api_error::ApiError;
 use crate::metrics::CallTimer;
+use crate::request_id::RequestName;
 use crate::sampling_fields::GenerationParams;
 use crate::server_state::ServerState;
 
@@ -82,6 +83,7 @@ impl Generation {
         prompts: Vec<PromptTokens>,
         params: &GenerationParams,
         prompt_field: &'static str,
+        name: &RequestName,
         mut timer: CallTimer,
     ) -> Result<Self, ApiError> {
         timer.handle_submission();
@@ -109,6 +111,7 @@ impl Generation {
                     priority: params.priority,
                     objectives: params.objectives,
                     namespace: params.namespace.clone(),
+                    trace_id: Some(name.to_shared()),
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;
             for (stream, text) in streams.into_iter().zip(texts) {

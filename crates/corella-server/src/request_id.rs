@@ -1,11 +1,12 @@
-//! `x-request-id`: taken from the caller or made up, and returned with every response.
+//! `x-request-id`: taken from the caller, or from its `traceparent`, or made up, and returned with every
+//! response.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -19,6 +20,10 @@ impl RequestName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    pub fn to_shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
 }
 
 impl fmt::Display for RequestName {
@@ -28,24 +33,34 @@ impl fmt::Display for RequestName {
 }
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// W3C Trace Context.
+const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 const MAX_BYTES: usize = 128;
 
 pub async fn name_request(mut request: Request, next: Next) -> Response {
-    let given = request
-        .headers()
-        .get(HEADER)
-        .and_then(|value| value.to_str().ok())
-        .filter(|value| !value.is_empty() && value.len() <= MAX_BYTES);
-    let name: Arc<str> = match given {
-        Some(name) => name.into(),
-        None => new_name().into(),
-    };
+    let name = name_of(request.headers());
     request.extensions_mut().insert(RequestName(name.clone()));
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&name) {
         response.headers_mut().insert(HEADER, value);
     }
     response
+}
+
+fn name_of(headers: &HeaderMap) -> Arc<str> {
+    let text = |header| headers.get(header)?.to_str().ok();
+    let given = text(HEADER).filter(|name| !name.is_empty() && name.len() <= MAX_BYTES);
+    match given.or_else(|| trace_id(text(TRACE_PARENT)?)) {
+        Some(name) => name.into(),
+        None => new_name().into(),
+    }
+}
+
+/// The second field of `VERSION-TRACE_ID-PARENT_ID-FLAGS`; all zeros stand for no trace.
+fn trace_id(trace_parent: &str) -> Option<&str> {
+    let trace_id = trace_parent.split('-').nth(1)?;
+    let is_hex = trace_id.len() == 32 && trace_id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_hex && trace_id.bytes().any(|byte| byte != b'0')).then_some(trace_id)
 }
 
 /// Makes a name that is unique in this process, and in practice across restarts.

@@ -250,6 +250,7 @@ impl Llm {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            trace_id: None,
         })?;
         Ok(TextEvents {
             stream: streams.pop(),

@@ -97,6 +97,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            trace_id: None,
         }
     };
     (0..12).map(submission).collect()

@@ -175,6 +175,7 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            trace_id: None,
         };
         let mut stream = llm.engine.submit(submission).unwrap().remove(0);
         let sample = loop {

@@ -70,6 +70,7 @@ fn submission(at: u32) -> Submission {
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        trace_id: None,
     }
 }
 

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use corella_core::session::{
-    Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToPrefill,
+    Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
+    ToPrefill,
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
 use corella_engine::{
@@ -16,10 +18,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tonic::{Status, Streaming};
+use tracing::Instrument;
 
 use super::clock::Clock;
 use super::link::{Link, LinkClosed, linger};
 use super::service::SessionHandler;
+use super::stage_times::DecodeTimes;
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
 
@@ -38,6 +42,7 @@ pub struct DecodeNode {
     clock: Clock,
     runtime: Handle,
     is_draining: AtomicBool,
+    times: DecodeTimes,
     state: Mutex<State>,
     timer: Notify,
 }
@@ -60,8 +65,11 @@ struct LocalRequest {
     id: RequestId,
     /// The pages of its prompt, once they are reserved.
     pages: Vec<PageId>,
+    asked_at: Instant,
     /// Whether its KV has arrived. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
+    /// When that was, until a token has been drawn.
+    arrived_at: Option<Instant>,
     /// Reads its outputs; aborting it drops the stream, which aborts the request.
     reader: AbortHandle,
 }
@@ -93,6 +101,7 @@ impl DecodeNode {
                 names: HashMap::new(),
             }),
             is_draining: AtomicBool::new(false),
+            times: DecodeTimes::new(),
             timer: Notify::new(),
         });
         let weak = Arc::downgrade(&node);
@@ -122,6 +131,10 @@ impl DecodeNode {
     /// Whether the node takes new sessions.
     pub fn is_serving(&self) -> bool {
         self.engine.state() == EngineState::Ready && !self.is_draining()
+    }
+
+    pub fn times(&self) -> &DecodeTimes {
+        &self.times
     }
 
     /// Sessions that have not ended, and those whose pages may still be written to.
@@ -169,6 +182,7 @@ impl DecodeNode {
                     priority: request.priority,
                     objectives: request.objectives,
                     namespace: request.namespace,
+                    trace_id: None,
                 };
                 let timeout = self.clock.until(deadline_us);
                 match self.engine.reserve(submission, timeout) {
@@ -178,7 +192,9 @@ impl DecodeNode {
                         let request = LocalRequest {
                             id,
                             pages: Vec::new(),
+                            asked_at: Instant::now(),
                             has_arrived: false,
+                            arrived_at: None,
                             reader: reader.abort_handle(),
                         };
                         state.requests.insert(key, request);
@@ -203,6 +219,7 @@ impl DecodeNode {
                 state.loads.remove(&key);
                 if let Some(request) = state.requests.get_mut(&key) {
                     request.has_arrived = true;
+                    request.arrived_at = Some(Instant::now());
                     let token = first_token.sample.token;
                     self.exchange.handle_kv_arrived(request.id, token);
                 }
@@ -275,8 +292,12 @@ impl DecodeNode {
                 let load = Arc::new(load);
                 state.loads.insert(key, load.clone());
                 let node = self.clone();
+                let since = Instant::now();
                 self.runtime.spawn(async move {
                     let is_done = load.wait_done().await;
+                    if is_done {
+                        node.times.load.observe(since.elapsed().as_secs_f64());
+                    }
                     node.with(|end, now_us| match is_done {
                         true => end.handle_load_done(key, now_us),
                         false => end.handle_load_failed(key, now_us),
@@ -301,6 +322,8 @@ impl DecodeNode {
                     let mut state = self.lock();
                     if let Some(request) = state.requests.get_mut(&key) {
                         request.pages = reservation.pages;
+                        let seconds = request.asked_at.elapsed().as_secs_f64();
+                        self.times.reserve.observe(seconds);
                     }
                     drop(state);
                     let allocated = Allocated {
@@ -316,6 +339,13 @@ impl DecodeNode {
                 }
                 StreamEvent::Output(output) => {
                     let has_ended = output.finish.is_some();
+                    if output.sample.is_some()
+                        && let Some(request) = self.lock().requests.get_mut(&key)
+                        && let Some(since) = request.arrived_at.take()
+                    {
+                        let seconds = since.elapsed().as_secs_f64();
+                        self.times.first_decode.observe(seconds);
+                    }
                     self.with(|end, now_us| end.handle_local_output(key, output, now_us));
                     let mut state = self.lock();
                     let request = state.requests.get(&key);
@@ -401,7 +431,9 @@ impl DecodeNode {
             node_number(&mut state, &hello)
         };
         self.with(|end, now_us| end.handle_message(node, key, hello, now_us));
+        let span = tracing::info_span!("session", %key, trace_id = tracing::field::Empty);
         self.read_messages(node, key, &mut incoming, &mut closed)
+            .instrument(span)
             .await;
         self.with(|end, now_us| end.handle_stream_closed(key, now_us));
         self.lock().links.remove(&key);
@@ -421,9 +453,14 @@ impl DecodeNode {
                 continue;
             };
             match wire::from_prefill(body) {
-                Ok(message) => self.with(|end, now_us| {
-                    end.handle_message(node, key, message, now_us);
-                }),
+                Ok(message) => {
+                    if let ToDecode::Allocate(allocate) = &message {
+                        let trace_id = allocate.trace_id.as_deref();
+                        tracing::Span::current().record("trace_id", trace_id);
+                        tracing::debug!(%node, "a prefill node brings a request");
+                    }
+                    self.with(|end, now_us| end.handle_message(node, key, message, now_us));
+                }
                 Err(error) => {
                     tracing::warn!(%key, %error, "a prefill node breaks the protocol");
                     return;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corella_core::session::{
     ClientEvent, Hello, Mismatch, Peer, PrefillAction, PrefillEnd, SessionConfig,
@@ -24,14 +24,16 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tonic::transport::Channel;
+use tracing::Instrument;
 
 use super::clock::Clock;
 use super::export::Export;
 use super::link::{Link, linger};
 use super::service;
+use super::stage_times::PrefillTimes;
 use super::wire::{self, Envelope, KvAddress};
 use crate::entrance::KeptPrompts;
-use crate::transport::KvSender;
+use crate::transport::{KvSender, TransferAccount};
 
 /// How often to check whether a decode node still takes rows.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -115,6 +117,7 @@ pub(super) struct Node {
     runtime: Handle,
     num_sessions: AtomicU64,
     num_remote_tokens: AtomicU64,
+    times: PrefillTimes,
     state: Mutex<State>,
     timer: Notify,
 }
@@ -128,11 +131,21 @@ pub(super) struct State {
     /// What placement is asked about.
     requests: HashMap<SessionId, Request>,
     run_of_key: HashMap<SessionKey, (SessionId, u32)>,
+    /// When decode nodes were told the first token, until they draw one.
+    handed_over: HashMap<SessionKey, Instant>,
 }
 
 struct Client {
     relay: StreamRelay,
     is_accepted: bool,
+    trace_id: Option<Arc<str>>,
+}
+
+/// What has been measured of an attempt.
+struct Progress {
+    opened_at: Instant,
+    is_allocated: bool,
+    has_decoded: bool,
 }
 
 /// A request of this node's engine.
@@ -172,6 +185,7 @@ impl PrefillNode {
             runtime: Handle::current(),
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
+            times: PrefillTimes::new(),
             state: Mutex::new(State {
                 end,
                 clients: HashMap::new(),
@@ -180,6 +194,7 @@ impl PrefillNode {
                 run_of: HashMap::new(),
                 requests: HashMap::new(),
                 run_of_key: HashMap::new(),
+                handed_over: HashMap::new(),
             }),
             timer: Notify::new(),
         });
@@ -201,6 +216,10 @@ impl PrefillNode {
     pub fn num_obligations(&self) -> usize {
         let stats = self.0.lock().end.stats();
         stats.num_sessions + stats.num_exports
+    }
+
+    pub fn times(&self) -> &PrefillTimes {
+        &self.0.times
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
@@ -257,6 +276,7 @@ impl Generate for PrefillNode {
                 max_tokens,
                 deadline_us: None,
                 siblings,
+                trace_id: submission.trace_id.clone(),
             };
             // Dropping the streams of the choices before it cancels them.
             streams.push(node.clone().begin(number, submission, peer)?);
@@ -287,6 +307,7 @@ impl Node {
         let client = Client {
             relay,
             is_accepted: false,
+            trace_id: submission.trace_id.clone(),
         };
         {
             let mut state = self.lock();
@@ -369,6 +390,7 @@ impl Node {
             PrefillAction::Send { key, message } => self.send(state, key, message),
             PrefillAction::CloseStream { key } => {
                 state.links.remove(&key);
+                state.handed_over.remove(&key);
                 self.peers.handle_left(key.session);
             }
             PrefillAction::SubmitLocally {
@@ -426,8 +448,16 @@ impl Node {
         };
         let (link, outgoing, mut closed) = Link::new();
         state.links.insert(key, link);
+        let client = state.clients.get(&key.session);
+        let trace_id = client.and_then(|client| client.trace_id.as_deref());
+        let span = tracing::info_span!("session", %key, trace_id);
+        let mut progress = Progress {
+            opened_at: Instant::now(),
+            is_allocated: false,
+            has_decoded: false,
+        };
         let this = self.clone();
-        self.runtime.spawn(async move {
+        let serve = async move {
             match service::open(channel, outgoing).await {
                 Ok(mut incoming) => {
                     while let Some(envelope) = closed.next(&mut incoming).await {
@@ -437,7 +467,7 @@ impl Node {
                         };
                         match wire::from_decode(body, &this.hello) {
                             Ok(message) => {
-                                this.account(key, node, &message);
+                                this.account(key, node, &message, &mut progress);
                                 this.with(|end, now_us| end.handle_message(key, message, now_us));
                             }
                             Err(error) => {
@@ -450,36 +480,64 @@ impl Node {
                     linger(incoming).await;
                 }
                 Err(status) => {
-                    tracing::debug!(%key, %status, "a decode node cannot be reached");
+                    tracing::debug!(%status, "a decode node cannot be reached");
                     this.handle_closed(key);
                 }
             }
-        });
+        };
+        self.runtime.spawn(serve.instrument(span));
     }
 
     /// What a decode node's message says of its load and of the way to it.
-    fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill) {
+    fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill, progress: &mut Progress) {
         match message {
             ToPrefill::Allocated(allocated) => {
+                if !std::mem::replace(&mut progress.is_allocated, true) {
+                    let seconds = progress.opened_at.elapsed().as_secs_f64();
+                    self.times.allocate.observe(seconds);
+                    tracing::debug!(%node, "a decode node takes the request");
+                }
                 if let Some(granted_as) = allocated.granted_as {
                     self.peers.handle_granted(key.session, node, granted_as);
                 }
             }
             ToPrefill::LoadDone => {
-                let account = self.sender.handle_loaded(&key);
-                let bytes_per_s = self.sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
-                if let (Some(account), Some(bytes_per_s)) = (account, bytes_per_s) {
-                    let num_bytes = account.num_bytes;
-                    let elapsed = Duration::from_secs_f64(num_bytes as f64 / bytes_per_s);
-                    self.peers.handle_transfer(node, num_bytes, elapsed);
+                if let Some(account) = self.sender.handle_loaded(&key) {
+                    self.account_transfer(key, node, &account);
                 }
             }
             ToPrefill::Tokens(tokens) => {
                 let num_tokens = tokens.samples.len() as u64;
                 self.num_remote_tokens
                     .fetch_add(num_tokens, Ordering::Relaxed);
+                if !std::mem::replace(&mut progress.has_decoded, true)
+                    && let Some(since) = self.lock().handed_over.remove(&key)
+                {
+                    self.times.handover.observe(since.elapsed().as_secs_f64());
+                }
             }
             _ => {}
+        }
+    }
+
+    fn account_transfer(&self, key: SessionKey, node: NodeId, account: &TransferAccount) {
+        let (Some(first), Some(received)) = (account.first_byte_at, account.received_at) else {
+            return;
+        };
+        let seconds = received.saturating_duration_since(first).as_secs_f64();
+        self.times.transfer.observe(seconds);
+        let bandwidth = self.sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
+        let Some(bytes_per_s) = bandwidth.filter(|_| account.num_bytes > 0) else {
+            return;
+        };
+        let alone = account.num_bytes as f64 / bytes_per_s;
+        let elapsed = Duration::from_secs_f64(alone);
+        self.peers.handle_transfer(node, account.num_bytes, elapsed);
+        if let Some(computed) = account.computed_at {
+            let tail = received.saturating_duration_since(computed).as_secs_f64();
+            self.times
+                .hidden_share
+                .observe((1.0 - tail / alone).max(0.0));
         }
     }
 
@@ -493,6 +551,9 @@ impl Node {
             return;
         };
         let is_first = matches!(message, ToDecode::Hello(_));
+        if matches!(message, ToDecode::FirstToken(_)) {
+            state.handed_over.insert(key, Instant::now());
+        }
         let envelope = Envelope {
             key: is_first.then(|| key.into()),
             body: Some(wire::to_decode(message, &self.kv_address)),
@@ -521,12 +582,16 @@ impl Node {
             priority: request.priority,
             objectives: request.objectives,
             namespace: request.namespace,
+            trace_id: None,
         };
         match self.engine.submit_admitted(submission) {
             Ok(mut streams) => {
                 let stream = streams.remove(0);
                 let id = stream.id();
-                let reader = self.clone().read_outputs(session, run, stream);
+                let exported_since = request.exports_kv.then(Instant::now);
+                let reader = self
+                    .clone()
+                    .read_outputs(session, run, stream, exported_since);
                 let reader = self.runtime.spawn(reader).abort_handle();
                 let entry = Run {
                     id,
@@ -564,7 +629,13 @@ impl Node {
         }
     }
 
-    async fn read_outputs(self: Arc<Self>, session: SessionId, run: u32, mut stream: TokenStream) {
+    async fn read_outputs(
+        self: Arc<Self>,
+        session: SessionId,
+        run: u32,
+        mut stream: TokenStream,
+        mut exported_since: Option<Instant>,
+    ) {
         while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
             let mut state = self.lock();
             match event {
@@ -584,6 +655,11 @@ impl Node {
                     end_run(&mut state, session, run);
                 }
                 StreamEvent::Output(output) => {
+                    if output.sample.is_some()
+                        && let Some(since) = exported_since.take()
+                    {
+                        self.times.prefill.observe(since.elapsed().as_secs_f64());
+                    }
                     let has_ended = output.finish.is_some();
                     self.tell(&mut state, |end, now_us| {
                         end.handle_local_output(session, run, output, now_us);

@@ -149,6 +149,8 @@ pub struct Allocate {
     /// 16 bytes: the session of the prompt's first choice, where it has several.
     #[prost(bytes = "vec", optional, tag = "8")]
     pub siblings: Option<Vec<u8>>,
+    #[prost(string, optional, tag = "9")]
+    pub trace_id: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -513,6 +515,7 @@ impl From<core::Allocate> for Allocate {
             namespace,
             remaining_us,
             siblings,
+            trace_id,
         } = allocate;
         let text = |text: Option<Arc<str>>| text.map(|text| text.to_string());
         Self {
@@ -540,6 +543,7 @@ impl From<core::Allocate> for Allocate {
             cache_salt: text(namespace.cache_salt),
             remaining_us,
             siblings: siblings.map(|session| session.0.to_be_bytes().into()),
+            trace_id: text(trace_id),
         }
     }
 }
@@ -550,6 +554,8 @@ impl TryFrom<Allocate> for core::Allocate {
     fn try_from(allocate: Allocate) -> Result<Self, WireError> {
         let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
         let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
+        // Servers take no longer ones.
+        let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
         let siblings = allocate
             .siblings
             .map(|session| number(&session, "the siblings' id"));
@@ -580,6 +586,7 @@ impl TryFrom<Allocate> for core::Allocate {
             },
             remaining_us: allocate.remaining_us,
             siblings: siblings.transpose()?.map(SessionId),
+            trace_id: trace_id.map(Into::into),
         })
     }
 }

@@ -476,8 +476,10 @@ impl DecodeEnd {
         session.deadline_us = allocate
             .remaining_us
             .map(|remaining_us| now_us.saturating_add(remaining_us));
-        session.siblings = allocate.siblings;
-        let leads = { allocate.siblings }.is_none_or(|group| self.siblings.join(group, key));
+        // Less than a page is not shared.
+        let is_long = session.num_rows >= self.hello.page_size;
+        session.siblings = allocate.siblings.filter(|_| is_long);
+        let leads = { session.siblings }.is_none_or(|group| self.siblings.join(group, key));
         if leads {
             return self.reserve(key, allocate, None, false);
         }

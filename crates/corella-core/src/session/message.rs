@@ -1,6 +1,7 @@
 //! What two nodes tell each other, as plain data.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -93,6 +94,8 @@ pub struct Allocate {
     /// The session of the first choice, where several choices have this prompt. Their rows are sent
     /// once.
     pub siblings: Option<SessionId>,
+    /// What logs call the request on both nodes.
+    pub trace_id: Option<Arc<str>>,
 }
 
 /// Pages are reserved, or will be when the rows of another choice have come.

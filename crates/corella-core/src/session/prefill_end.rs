@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -56,6 +57,8 @@ pub struct Submission {
     pub deadline_us: Option<u64>,
     /// The session of the first choice, where several choices have this prompt.
     pub siblings: Option<SessionId>,
+    /// What logs call the request on both nodes.
+    pub trace_id: Option<Arc<str>>,
 }
 
 /// What the driver is to do, in this order.

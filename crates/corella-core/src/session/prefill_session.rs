@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::session::export_table::ExportTable;
@@ -23,6 +24,7 @@ pub(super) struct PrefillSession {
     pub(super) max_tokens: u32,
     deadline_us: Option<u64>,
     siblings: Option<SessionId>,
+    trace_id: Option<Arc<str>>,
     pub(super) remote: Remote,
     pub(super) local: Local,
     num_attempts: u32,
@@ -126,6 +128,7 @@ impl PrefillSession {
             max_tokens: submission.max_tokens,
             deadline_us: submission.deadline_us,
             siblings: submission.siblings,
+            trace_id: submission.trace_id,
             remote: Remote::Nothing,
             local: Local::Nothing,
             num_attempts: 0,
@@ -542,6 +545,7 @@ impl PrefillSession {
             namespace: self.request.namespace.clone(),
             remaining_us,
             siblings: self.siblings,
+            trace_id: self.trace_id.clone(),
         };
         self.send(ToDecode::Allocate(Box::new(allocate)), context);
     }

@@ -65,6 +65,7 @@ pub fn submission(session: u128) -> Submission {
         max_tokens: 8,
         deadline_us: None,
         siblings: None,
+        trace_id: None,
     }
 }
 
@@ -77,6 +78,7 @@ pub fn allocate() -> Allocate {
         namespace: Default::default(),
         remaining_us: None,
         siblings: None,
+        trace_id: None,
     }
 }
 

@@ -55,6 +55,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        trace_id: None,
     }
 }
 

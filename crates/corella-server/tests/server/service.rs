@@ -53,6 +53,24 @@ async fn every_response_has_a_request_id() {
     let reply = send(server.address, &given, b"").await;
     assert_eq!(reply.header("x-request-id"), Some("trace-7"));
 
+    // A caller that takes part in a W3C trace and names no request.
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let traced = head("GET", "/health", &[("traceparent", parent)], None);
+    let reply = send(server.address, &traced, b"").await;
+    let id = reply.header("x-request-id");
+    assert_eq!(id, Some("4bf92f3577b34da6a3ce929d0e0e4736"));
+    for broken in [
+        "",
+        "00",
+        "00-4bf9-00f0-01",
+        &parent.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
+    ] {
+        let traced = head("GET", "/health", &[("traceparent", broken)], None);
+        let reply = send(server.address, &traced, b"").await;
+        let id = reply.header("x-request-id").expect("an id");
+        assert_eq!(id.len(), 24, "{broken}");
+    }
+
     let first = get(server.address, "/nowhere").await;
     let second = get(server.address, "/nowhere").await;
     let id = first.header("x-request-id").expect("an id");

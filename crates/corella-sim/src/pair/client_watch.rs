@@ -168,6 +168,7 @@ fn max_silence_us(load: &PairLoad) -> u64 {
     let token_us = nodes.map(|node| node.per_step_us + node.per_token_us).max();
     let sessions = &load.sessions;
     let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
+    // A choice may wait for another one's rows before it loads its own.
     let load_us = sessions.load_timeout_us(60);
-    2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + load_us
+    2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + 2 * load_us
 }

@@ -35,7 +35,6 @@ pub struct DecodeNode {
 struct Receipt {
     request: RequestId,
     pages: Vec<PageId>,
-    num_rows: u32,
 }
 
 /// A load that may write.
@@ -82,10 +81,13 @@ impl DecodeNode {
                     world.sessions.opened(DECODE, key, self.id, now_us);
                 }
                 world.sessions.heard(DECODE, key, now_us);
-                if let (ToDecode::FirstToken(_), Some(receipt)) =
-                    (&message, self.requests.get(&key))
-                {
-                    world.sessions.first_token(key, receipt.num_rows, now_us);
+                match &message {
+                    ToDecode::Allocate(allocate) => {
+                        let num_rows = allocate.prompt.len() as u32;
+                        world.sessions.asked(key, num_rows);
+                    }
+                    ToDecode::FirstToken(_) => world.sessions.first_token(key, now_us),
+                    _ => {}
                 }
                 let is_abort = matches!(message, ToDecode::Abort(_));
                 self.end.handle_message(from, key, message, now_us);
@@ -210,8 +212,10 @@ impl DecodeNode {
                     let what = format!("{key} is given up by its decode node");
                     return Err(world.violation("these nodes break no protocol", what));
                 }
-                if matches!(message, ToPrefill::Allocated(_)) {
+                if let ToPrefill::Allocated(allocated) = &message {
                     world.sessions.allocated(DECODE, key, now_us);
+                    let waits = allocated.granted_as.is_none();
+                    world.totals.num_waiting_choices += u64::from(waits);
                 }
                 let packet = Packet::ToPrefill(message);
                 world.send(control(key), Direction::ToPrefill, packet);
@@ -229,6 +233,7 @@ impl DecodeNode {
                     let what = format!("{key} is reserved again");
                     return Err(world.violation("an allocation is made once", what));
                 }
+                world.sessions.reserving(key);
                 self.asked.insert(key, (allocate, deadline_us));
                 if world.random.once_in(4) {
                     let at_us = now_us + world.random.below(120_000);
@@ -310,14 +315,12 @@ impl DecodeNode {
         }
         self.num_requests += 1;
         let id = RequestId(self.num_requests);
-        let num_rows = allocate.prompt.len() as u32;
         let request = allocate.into_request(id, world.now_us);
         let answer = self.engine.reserve(request, deadline_us);
         let answer = answer.map(|reservation| {
             let receipt = Receipt {
                 request: id,
                 pages: reservation.pages,
-                num_rows,
             };
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);

@@ -53,6 +53,8 @@ pub struct PairTotals {
     pub num_spills: u64,
     pub num_restores: u64,
     pub num_handed_back: u64,
+    /// Choices that waited for another one of their prompt.
+    pub num_waiting_choices: u64,
 }
 
 impl PairTotals {
@@ -99,6 +101,7 @@ impl PairTotals {
             num_exports_declined num_exports_cut_short num_leases_ended
             num_reads_of_failed_steps num_cached_rows num_shared_pages_released num_aborts
             num_refusals num_unanswered_reservations num_spills num_restores num_handed_back
+            num_waiting_choices
         )
     }
 }

@@ -87,6 +87,7 @@ impl PrefillNode {
             max_tokens: call.max_tokens,
             deadline_us: call.deadline_us,
             siblings: call.siblings,
+            trace_id: None,
         };
         let was_cancelled = call
             .cancel_us

@@ -15,6 +15,7 @@ struct End {
     opened_us: u64,
     heard_us: u64,
     is_allocated: bool,
+    num_rows: u32,
     /// When a decode node must have the first token or, once it has that, the rows.
     load_by_us: Option<u64>,
     has_first_token: bool,
@@ -46,6 +47,7 @@ impl SessionWatch {
             opened_us: now_us,
             heard_us: now_us,
             is_allocated: false,
+            num_rows: 0,
             load_by_us: None,
             has_first_token: false,
         };
@@ -58,23 +60,40 @@ impl SessionWatch {
         }
     }
 
-    /// Pages are reserved, or the other end has said so.
-    pub fn allocated(&mut self, side: Direction, key: SessionKey, now_us: u64) {
-        let first_us = now_us + self.config.first_token_timeout_us;
-        if let Some(end) = self.ends.get_mut(&(side, key))
-            && !end.is_allocated
-        {
-            end.is_allocated = true;
-            end.load_by_us = (side == DECODE).then_some(first_us);
+    pub fn asked(&mut self, key: SessionKey, num_rows: u32) {
+        if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
+            end.num_rows = num_rows;
         }
     }
 
-    pub fn first_token(&mut self, key: SessionKey, num_rows: u32, now_us: u64) {
+    /// The scheduler is asked for pages, and answers when it comes to that.
+    pub fn reserving(&mut self, key: SessionKey) {
+        if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
+            end.load_by_us = None;
+        }
+    }
+
+    /// Pages are reserved, or will be when another choice has its rows, or the other end has said so.
+    pub fn allocated(&mut self, side: Direction, key: SessionKey, now_us: u64) {
+        let Some(end) = self.ends.get_mut(&(side, key)) else {
+            return;
+        };
+        end.is_allocated = true;
+        let time_us = match end.has_first_token {
+            true => self.config.load_timeout_us(end.num_rows),
+            false => self.config.first_token_timeout_us,
+        };
+        end.load_by_us = (side == DECODE).then_some(now_us + time_us);
+    }
+
+    pub fn first_token(&mut self, key: SessionKey, now_us: u64) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key))
+            && end.is_allocated
             && !end.has_first_token
         {
             end.has_first_token = true;
-            end.load_by_us = Some(now_us + self.config.load_timeout_us(num_rows));
+            let by_us = now_us + self.config.load_timeout_us(end.num_rows);
+            end.load_by_us = end.load_by_us.map(|_| by_us);
         }
     }
 

@@ -9,6 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
 use super::Cluster;
@@ -123,14 +124,64 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
                 nodes.get_or_create(&labels).set(num_nodes as i64);
             }
             let help = "Decode nodes by what is known of them";
-            encode(encoder, "corella_decode_nodes", help, &nodes)
+            encode(encoder, "corella_decode_nodes", help, &nodes)?;
+            let times = node.times();
+            let histograms = [
+                (
+                    "corella_pd_allocate_seconds",
+                    "From opening a session to the decode node's word that it takes the request",
+                    &times.allocate,
+                ),
+                (
+                    "corella_pd_prefill_seconds",
+                    "From the submission of a prompt for a decode node to its first token",
+                    &times.prefill,
+                ),
+                (
+                    "corella_pd_transfer_seconds",
+                    "From the first byte of KV rows to the decode node's word that it has them all",
+                    &times.transfer,
+                ),
+                (
+                    "corella_pd_transfer_hidden_share",
+                    "Share of a transfer that was over when its last layer was computed",
+                    &times.hidden_share,
+                ),
+                (
+                    "corella_pd_handover_seconds",
+                    "From the first token to the first one that the decode node sends",
+                    &times.handover,
+                ),
+            ];
+            encode_all(encoder, &histograms)
         }
-        RunningRole::Decode(DecodeRole { node, .. }) => gauge(
-            encoder,
-            "corella_sessions",
-            "Requests of other nodes that have not ended, or whose pages may still be written to",
-            node.num_sessions() as i64,
-        ),
+        RunningRole::Decode(DecodeRole { node, .. }) => {
+            gauge(
+                encoder,
+                "corella_sessions",
+                "Requests of other nodes that have not ended, or whose pages may still be written to",
+                node.num_sessions() as i64,
+            )?;
+            let times = node.times();
+            let histograms = [
+                (
+                    "corella_pd_reserve_seconds",
+                    "From asking the engine for pages to its answer",
+                    &times.reserve,
+                ),
+                (
+                    "corella_pd_load_seconds",
+                    "From asking for KV rows, perhaps before they are computed, to having them all",
+                    &times.load,
+                ),
+                (
+                    "corella_pd_first_decode_seconds",
+                    "From having KV rows and first token to the next token",
+                    &times.first_decode,
+                ),
+            ];
+            encode_all(encoder, &histograms)
+        }
     }
 }
 
@@ -140,6 +191,16 @@ fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64
 
 fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
     encode(encoder, name, help, &ConstCounter::new(value))
+}
+
+fn encode_all(
+    encoder: &mut DescriptorEncoder<'_>,
+    histograms: &[(&str, &str, &Histogram)],
+) -> fmt::Result {
+    for &(name, help, histogram) in histograms {
+        encode(encoder, name, help, histogram)?;
+    }
+    Ok(())
 }
 
 fn encode(

@@ -81,6 +81,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         },
         remaining_us: Some(0),
         siblings: Some(SessionId(1 << 100)),
+        trace_id: Some("trace-7".into()),
     };
     let messages = [
         ToDecode::Hello(Box::new(facts())),
@@ -89,6 +90,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             namespace: Namespace::default(),
             remaining_us: None,
             siblings: None,
+            trace_id: None,
             stopping: StoppingCriteria::default(),
             sampling: SamplingParams::GREEDY,
             ..allocate
