@@ -112,7 +112,8 @@ impl Scheduler {
     }
 
     /// Publishes what the request has computed but not published: pages behind one whose tokens the
-    /// tree already has in another page, and the filled rows of the last page.
+    /// tree already has in another page, and the filled rows of the last page. If its pages stay
+    /// locked, none are published behind such a page, which may be without a lock.
     fn publish_computed(&mut self, index: RequestIndex) {
         let state = &self.requests[index];
         let Some(last_returned) = self.last_returned() else {
@@ -123,6 +124,7 @@ impl Scheduler {
         }
         let num_rows = state.num_computed_tokens as usize;
         let page_size = self.config.page_size as usize;
+        let stays_locked = state.num_spill_pages + state.num_exporting_pages > 0;
         let first = state.num_published_pages as usize;
         let mut parent = match first.checked_sub(1) {
             Some(before) => Parent::Page(state.table[before]),
@@ -132,6 +134,9 @@ impl Scheduler {
             let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
             let page = state.table[at];
             let published = self.kv.publish(parent, tokens, page, last_returned);
+            if published.is_err() && stays_locked {
+                return;
+            }
             parent = Parent::Page(published.err().unwrap_or(page));
         }
     }
