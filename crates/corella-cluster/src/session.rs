@@ -11,13 +11,15 @@ mod export;
 mod health;
 mod link;
 mod prefill_node;
+mod search;
 mod service;
 mod stage_times;
 mod wire;
 
 pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
-pub use prefill_node::{Choice, DecodePeers, PrefillNode, PrefillNodeStats, Search};
+pub use prefill_node::{PrefillNode, PrefillNodeStats};
+pub use search::{Choice, DecodePeers, Search};
 pub use service::serve_sessions;
 pub use stage_times::{DecodeTimes, PrefillTimes};
 pub use wire::KvAddress;

@@ -13,7 +13,7 @@ use corella_core::{
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
-use super::prefill_node::{Choice, DecodePeers, Search};
+use super::search::{Choice, DecodePeers, Search};
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;

@@ -1,0 +1,54 @@
+//! How a prefill node finds a decode node for a request, and tells what has come of asking it.
+
+use std::time::Duration;
+
+use corella_core::session::{Mismatch, Peer};
+use corella_core::{NodeId, Request, SessionId};
+use tonic::transport::Channel;
+
+/// Who is to decode a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Peer(Peer),
+    /// It is as well decoded here.
+    Here,
+    /// A decode node should, and none is left.
+    Nobody,
+}
+
+/// The decode nodes that there are, and what has come of asking them.
+pub trait DecodePeers: Send + Sync + 'static {
+    /// Chooses a node to decode a request.
+    fn choose(&self, search: &Search<'_>) -> Choice;
+
+    /// A connection to a node that was chosen.
+    fn channel(&self, node: NodeId) -> Option<Channel>;
+
+    fn mark_suspect(&self, node: NodeId);
+
+    fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
+
+    /// The node has pages for the session, as its `granted_as`-th reservation.
+    fn handle_granted(&self, _session: SessionId, _node: NodeId, _granted_as: u64) {}
+
+    /// The node that was chosen last for the session does nothing for it any more.
+    fn handle_left(&self, _session: SessionId) {}
+
+    /// So many bytes went to a node, which takes `elapsed` at the speed at which it takes them.
+    fn handle_transfer(&self, _node: NodeId, _num_bytes: u64, _elapsed: Duration) {}
+}
+
+/// A request that looks for a decode node.
+pub struct Search<'a> {
+    pub session: SessionId,
+    pub request: &'a Request,
+    /// Nodes that are not to be asked again.
+    pub tried: &'a [NodeId],
+    /// Where another choice of the same prompt goes: its rows will be there.
+    pub near: Option<NodeId>,
+    /// Whether this node may decode it if that is quicker, or if no other node has room.
+    pub falls_back: bool,
+    /// How long 1,024 prompt tokens take on this node, in microseconds; 0 while nobody has measured
+    /// it.
+    pub prefill_us: u64,
+}
