@@ -475,8 +475,8 @@ impl Node {
         let alone = account.num_bytes as f64 / bytes_per_s;
         let elapsed = Duration::from_secs_f64(alone);
         self.peers.handle_transfer(node, account.num_bytes, elapsed);
-        if let Some(computed) = account.computed_at {
-            let tail = received.saturating_duration_since(computed).as_secs_f64();
+        if let (Some(computed), Some(last)) = (account.computed_at, account.last_byte_at) {
+            let tail = last.saturating_duration_since(computed).as_secs_f64();
             self.times
                 .hidden_share
                 .observe((1.0 - tail / alone).max(0.0));

@@ -18,7 +18,8 @@ pub struct PrefillTimes {
     /// From the first byte of KV rows to the decode node's word that it has them all.
     pub transfer: Histogram,
     /// The share of a transfer that was over when its last layer was computed:
-    /// 1 − (last byte arrived − last layer computed) / (bytes / measured bandwidth), and never below 0.
+    /// 1 − (last byte sent − last layer computed) / (bytes / measured bandwidth), and never below 0.
+    /// The receiver's word comes too late for that: it waits for the end of the step.
     pub hidden_share: Histogram,
     /// From the first token, which is drawn here, to the first one that comes back.
     pub handover: Histogram,

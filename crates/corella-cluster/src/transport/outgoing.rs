@@ -219,24 +219,25 @@ impl Outgoing {
     }
 
     pub fn handle_received(&self, load_id: u64, now: Instant) {
-        let feed = self.state().feed.take_if(|feed| feed.load_id == load_id);
-        self.note_received(feed, now);
+        self.note_received(|feed| feed.load_id == load_id, now);
     }
 
     /// The receiver has said in another place that it has everything.
     pub fn handle_loaded(&self, now: Instant) -> TransferAccount {
-        let feed = self.state().feed.take();
-        self.note_received(feed, now);
+        self.note_received(|_| true, now);
         self.account()
     }
 
-    fn note_received(&self, feed: Option<Feed>, now: Instant) {
-        let Some(mut feed) = feed else {
+    /// Whoever finds the load ended finds it accounted for as well.
+    fn note_received(&self, is_it: impl Fn(&Feed) -> bool, now: Instant) {
+        let mut state = self.state();
+        let Some(mut feed) = state.feed.take_if(|feed| is_it(feed)) else {
             return;
         };
-        self.state().account.received_at = Some(now);
+        state.account.received_at = Some(now);
         feed.acknowledge(u64::MAX, now);
         feed.stop();
+        drop(state);
         self.set_status(match feed.is_complete {
             true => SendStatus::Received,
             false => SendStatus::Stopped,

@@ -38,8 +38,9 @@ impl PrefillSession {
         }
         // No decode node could get the missing rows now.
         self.can_export = false;
-        let has_loaded = self.link().is_some_and(|link| link.has_loaded);
-        if !has_loaded && !matches!(self.remote, Remote::Nothing) {
+        // What was loaded of it may have come from a step that failed.
+        let needs_rows = self.link().is_none_or(|link| link.needs_rows);
+        if needs_rows && !matches!(self.remote, Remote::Nothing) {
             let reason = AbortReason::LoadFailed;
             self.unlink(Some(reason.clone()), context);
             self.go_on_locally(reason, context);

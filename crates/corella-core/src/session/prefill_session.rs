@@ -67,6 +67,8 @@ pub(super) struct Link {
     has_answered: bool,
     has_greeted: bool,
     is_allocated: bool,
+    /// The decode node did not have all rows from the beginning.
+    pub(super) needs_rows: bool,
     /// The rows are on offer in the cache store.
     is_stored: bool,
     has_first_token: bool,
@@ -380,6 +382,7 @@ impl PrefillSession {
             return self.lose(reason.clone(), Some(reason), context);
         }
         link.is_allocated = true;
+        link.needs_rows = allocated.num_cached_rows < num_rows;
         link.is_stored = true;
         let key = link.key;
         let run = match self.local {
@@ -526,6 +529,7 @@ impl PrefillSession {
             has_answered: false,
             has_greeted: false,
             is_allocated: false,
+            needs_rows: true,
             is_stored: false,
             has_first_token: false,
             has_loaded: false,

@@ -259,6 +259,19 @@ fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
+/// They were read while a step computed them that has failed, so the first token does not vouch for
+/// them.
+#[test]
+fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    say(&mut end, key, ToPrefill::LoadDone, 1);
+    end.handle_export_failed(SESSION, 0, 2);
+    let message = ToDecode::Abort(AbortReason::LoadFailed);
+    assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
 /// Rule 47: a hundred milliseconds for all that are asked, then this node alone.
 #[test]
 fn nobody_is_asked_for_longer_than_the_budget() {
