@@ -59,7 +59,8 @@ impl BandwidthMeter {
             return;
         };
         let time = now.saturating_duration_since(since);
-        let is_idle = self.num_unacknowledged == 0;
+        // The next chunk may be about to go out, or wait for its share of a limited bandwidth.
+        let is_idle = self.num_unacknowledged == 0 && self.num_working == 0;
         if !is_idle && time < SAMPLE_TIME {
             return;
         }
@@ -150,6 +151,18 @@ mod tests {
             now += Duration::from_secs(1);
         }
         assert!((meter.bytes_per_s().unwrap() / 1e8 - 1.0).abs() < 1e-9);
+    }
+
+    /// With a limited bandwidth, each small chunk is acknowledged before the next goes out.
+    #[test]
+    fn chunks_that_are_acknowledged_one_by_one_are_one_transfer() {
+        let mut meter = BandwidthMeter::default();
+        let mut now = Instant::now();
+        meter.handle_work();
+        for _ in 0..100 {
+            now = send(&mut meter, 4000, 20, now);
+        }
+        assert!((meter.bytes_per_s().unwrap() / 2e5 - 1.0).abs() < 1e-9);
     }
 
     #[test]
