@@ -133,10 +133,13 @@ impl HostMemory {
                         executor.write_row(page, at, row);
                     }
                 }
-                if is_done {
+                let num_restores = scheduler.stats().num_restores;
+                let is_known = scheduler.handle_restored(request, is_done);
+                // It may have ended, or started over, meanwhile.
+                if scheduler.stats().num_restores > num_restores {
                     self.restored.insert(request);
                 }
-                scheduler.handle_restored(request, is_done)
+                is_known
             }
             SpillTask::Discard { .. } => unreachable!("forgetting takes no time"),
         };

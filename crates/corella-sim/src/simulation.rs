@@ -297,7 +297,11 @@ impl<'a> Simulation<'a> {
         }
         for start in &batch.started {
             self.slots.insert(start.slot, start.request);
-            if !self.host.take_restored(start.request) {
+            // One that lost its rows again before it had a slot computes more than its last token.
+            let computes_one = batch.spans.iter().any(|span| {
+                span.slot == start.slot && span.tokens.len() as u32 - span.num_drafts == 1
+            });
+            if !self.host.take_restored(start.request) || !computes_one {
                 self.prefilling.insert(start.slot);
             }
             let progress = self
