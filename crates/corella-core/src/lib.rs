@@ -70,7 +70,7 @@ pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use pin::PinError;
 pub use placement::{
     DecodeNode, Fleet, LoadReport, PeerPolicy, PeerStanding, Placement, PlacementConfig,
-    PlacementRequest, PlacementSearch,
+    PlacementRequest,
 };
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use receipt::{LostKv, Reservation};

@@ -2,7 +2,7 @@
 
 use corella_core::{
     DecodeNode, Fleet, LoadReport, PeerId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
-    PlacementRequest, PlacementSearch,
+    PlacementRequest,
 };
 use proptest::prelude::*;
 
@@ -317,32 +317,25 @@ fn prefill_nodes_do_not_herd() {
 }
 
 #[test]
-fn a_search_goes_to_others_until_it_is_over() {
+fn who_has_refused_is_not_chosen_again() {
     let nodes = [0, 1, 2, 3, 4].map(|id| node(id, 100));
-    let fleet = fleet(&nodes);
-    let mut search = PlacementSearch::new(3, 100_000);
     let mut asked = Vec::new();
-    for _ in 0..3 {
-        let placement = search.place(&config(), &fleet, &REQUEST, 7, 99_999);
+    for _ in 0..nodes.len() {
+        let placement = fleet(&nodes).place(&config(), &REQUEST, 7, &asked);
         let Placement::Remote(peer_id) = placement else {
             panic!("{placement:?} after {asked:?}");
         };
         assert!(!asked.contains(&peer_id), "{peer_id} again");
         asked.push(peer_id);
-        search.handle_refused(peer_id);
     }
-    let placement = search.place(&config(), &fleet, &REQUEST, 7, 0);
-    assert_eq!(placement, Placement::Local, "three were asked");
-
-    let mut search = PlacementSearch::new(3, 100_000);
-    search.handle_refused(PeerId(0));
-    let placement = search.place(&config(), &fleet, &REQUEST, 7, 100_000);
-    assert_eq!(placement, Placement::Local, "the time is over");
+    let here = fleet(&nodes);
+    let placement = here.place(&config(), &REQUEST, 7, &asked);
+    assert_eq!(placement, Placement::Local);
     let nowhere = Fleet {
         takes_locally: false,
-        ..fleet
+        ..here
     };
-    let placement = search.place(&config(), &nowhere, &REQUEST, 7, 100_000);
+    let placement = nowhere.place(&config(), &REQUEST, 7, &asked);
     assert_eq!(placement, Placement::Full);
 }
 
