@@ -75,6 +75,10 @@ class Etcd:
         self.kill()
 
 
+def node(role, registry, *arguments, **options):
+    return ServerProcess("--role", role, "--registry", registry, *arguments, **options)
+
+
 class Fleet(contextlib.ExitStack):
     """Nodes that find each other in a folder, or in the registry that is given."""
 
@@ -83,8 +87,7 @@ class Fleet(contextlib.ExitStack):
         self.registry = registry or f"file:{self.enter_context(tempfile.TemporaryDirectory())}"
 
     def node(self, role, *arguments, **options):
-        arguments = ("--role", role, "--registry", self.registry, *arguments)
-        return self.enter_context(ServerProcess(*arguments, **options))
+        return self.enter_context(node(role, self.registry, *arguments, **options))
 
     def decode(self, *arguments, **options):
         return self.node("decode", *arguments, **options)

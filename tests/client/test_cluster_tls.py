@@ -6,7 +6,7 @@ import tempfile
 import pytest
 from certificate import Authority
 from server_process import ServerProcess
-from test_pair import THREADS, complete, node, num_steps, wait_for_decode_nodes
+from fleet import THREADS, complete, node, num_steps, wait_for_decode_nodes
 
 PROMPT = list(range(400, 440))
 

@@ -7,7 +7,7 @@ import pytest
 from certificate import Authority
 from server_process import ServerProcess, free_port
 from test_lifetime import SLOW, stream_long
-from test_pair import THREADS
+from fleet import THREADS
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 TIMEOUT_S = 10

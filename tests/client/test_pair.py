@@ -20,6 +20,7 @@ from fleet import (
     stream,
     text_of,
     wait_at_rest,
+    wait_for_decode_nodes,
 )
 from server_process import ServerProcess
 
@@ -112,11 +113,9 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
     link = ("--transport", "tcp", "--transfer-max-bandwidth", "20M")
     on_prefill = ["allocate_seconds", "prefill_seconds", "transfer_seconds", "handover_seconds"]
     on_decode = ["reserve_seconds", "load_seconds", "first_decode_seconds"]
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        registry = f"file:{folder}"
-        decode = stack.enter_context(node("decode", registry, *SLOW, *link))
-        prefill = stack.enter_context(node("prefill", registry, *SLOW, *link))
-        wait_for_decode_nodes(prefill, 1)
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW, *link)
+        prefill = fleet.prefill(*SLOW, *link)
 
         def counts():
             return [prefill.metric(f"corella_pd_{name}_count") for name in on_prefill] + [
@@ -145,15 +144,13 @@ def test_a_port_in_use_is_one_line():
             ServerProcess("--role", "decode", "--cluster-listen", address)
 
 
-def no_fallback(registry, *arguments):
-    return node("prefill", registry, "--fallback", "none", *arguments)
+NO_FALLBACK = ("--fallback", "none")
 
 
 def test_without_fallback_a_request_that_nobody_takes_is_refused():
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        registry = f"file:{folder}"
-        options = ("--disaggregate-min-tokens", 4, *THREADS)
-        prefill = stack.enter_context(no_fallback(registry, *options))
+    with Fleet() as fleet:
+        options = ("--disaggregate-min-tokens", 4, *NO_FALLBACK, *THREADS)
+        prefill = fleet.prefill(*options, num_decode_nodes=0)
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as error:
                 prefill.client.completions.create(
@@ -164,17 +161,15 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
         assert num_steps(prefill) == 0
         # Short prompts belong here.
         assert complete(prefill, [400] * 3, max_tokens=3)[0][1] == "length"
-        stack.enter_context(node("decode", registry, *THREADS))
+        fleet.decode(*THREADS)
         wait_for_decode_nodes(prefill, 1)
         assert complete(prefill, [400] * 20, max_tokens=3)[0][1] == "length"
 
 
 def test_without_fallback_a_stream_ends_when_its_decode_node_is_lost():
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        registry = f"file:{folder}"
-        decode = stack.enter_context(node("decode", registry, *SLOW))
-        prefill = stack.enter_context(no_fallback(registry, *SLOW))
-        wait_for_decode_nodes(prefill, 1)
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        prefill = fleet.prefill(*SLOW, *NO_FALLBACK)
         stream = prefill.client.completions.create(
             model=prefill.model(),
             prompt=[400, 401, 402] * 20,

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pairing_proxy import ASK_FOR_TRANSFER, PairingProxy, post
 from server_process import ServerProcess
-from test_pair import requests
+from fleet import random_requests
 
 THREADS = ("--threads", 1)
 NODE = ("--cluster-listen", "127.0.0.1:0", *THREADS)
@@ -63,7 +63,7 @@ def test_a_pair_answers_as_one_server_does(transport):
     with pair("--transport", transport) as proxy, ServerProcess(*THREADS) as alone:
         client = client_of(proxy)
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            asked = list(requests(40))
+            asked = list(random_requests(40))
             answers = [pool.submit(complete, client, prompt, **options) for prompt, options in asked]
             expected = [pool.submit(complete, alone.client, prompt, **options) for prompt, options in asked]
             for (prompt, options), answer, lone in zip(asked, answers, expected):

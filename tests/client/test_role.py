@@ -10,7 +10,7 @@ import urllib.request
 
 from server_process import ServerProcess
 from test_lifetime import SLOW
-from test_pair import THREADS, complete, node, num_steps, wait_for_decode_nodes
+from fleet import THREADS, complete, node, num_steps, wait_for_decode_nodes
 
 OPTIONS = {"max_tokens": 12, "temperature": 1, "seed": 7}
 
