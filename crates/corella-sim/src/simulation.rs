@@ -289,6 +289,7 @@ impl<'a> Simulation<'a> {
         let num_waiting = self.scheduler.stats().num_waiting;
         self.totals.num_row_copies += batch.copies.len() as u64;
         for slot in &batch.released {
+            self.prefilling.remove(slot);
             if let Some(id) = self.slots.remove(slot)
                 && let Some(progress) = self.requests.get_mut(&id)
             {
