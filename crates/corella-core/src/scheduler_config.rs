@@ -82,10 +82,10 @@ pub enum Speculation {
 /// How many pages are kept for the outputs of running requests when another request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadRoom {
-    /// As many as the running requests are expected to need at once, in the step in which they need
-    /// the most. How long outputs become is predicted from those that have ended.
+    /// The pages that the running requests are expected to need at once, in the step in which they
+    /// need the most. How long outputs become is predicted from those that have ended.
     Estimate,
-    /// As many as each request needs if it generates as much as it may. No request is ever
+    /// The pages that each request needs if it generates as much as it may. No request is ever
     /// preempted for lack of pages.
     Limit,
     /// A share of what each request may still generate, in units of 1/65536. It decreases from

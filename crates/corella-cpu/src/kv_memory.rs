@@ -227,7 +227,8 @@ impl KvMemory {
     /// apart.
     ///
     /// # Safety
-    /// So many rows of `head_dim` elements; nobody else uses these positions of the head meanwhile.
+    /// `rows` has `rows.len` rows of `head_dim` elements, and nothing else uses these positions of the
+    /// head meanwhile.
     pub unsafe fn write(
         &self,
         kernels: &Kernels,

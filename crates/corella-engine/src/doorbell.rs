@@ -4,7 +4,7 @@
 //! A select over channels would do, but it spins and yields before it sleeps, and on a machine whose
 //! cores all compute, that time is taken from the step that the loop waits for.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -30,8 +30,8 @@ impl Doorbell {
     }
 }
 
-/// The end of a channel is news, too. Therefore a doorbell is declared behind the channel's end that
-/// it belongs to: fields are dropped in that order.
+/// The loop must also hear that a channel has closed. Therefore a doorbell is declared after the end of
+/// the channel that it belongs to: fields are dropped in that order.
 impl Drop for Doorbell {
     fn drop(&mut self) {
         self.ring();
@@ -49,34 +49,41 @@ impl DoorbellEar {
         match timeout {
             // When no one is left who could ring, the loop finds its command channel closed.
             None => drop(self.0.recv()),
-            Some(timeout) => match self.0.recv_timeout(timeout) {
-                Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
-            },
+            Some(timeout) => drop(self.0.recv_timeout(timeout)),
         }
     }
 }
 
-/// Sends commands to the loop and wakes it.
-#[derive(Clone)]
-pub(crate) struct CommandSender {
-    commands: Sender<Command>,
+/// Sends to the loop over a channel, and wakes it.
+pub(crate) struct LoopSender<T> {
+    channel: Sender<T>,
     doorbell: Doorbell,
 }
 
-impl CommandSender {
-    pub(crate) fn new(commands: Sender<Command>, doorbell: Doorbell) -> Self {
-        Self { commands, doorbell }
+pub(crate) type CommandSender = LoopSender<Command>;
+
+impl<T> LoopSender<T> {
+    pub(crate) fn new(channel: Sender<T>, doorbell: Doorbell) -> Self {
+        Self { channel, doorbell }
     }
 
-    /// A command to a loop that has ended is dropped here, with the streams in it, which then end
-    /// with the reason.
-    pub(crate) fn send(&self, command: Command) {
-        if self.commands.send(command).is_ok() {
+    /// Returns false when the loop has ended. What was sent is dropped then: the streams in a
+    /// command end with the reason.
+    pub(crate) fn send(&self, news: T) -> bool {
+        let is_sent = self.channel.send(news).is_ok();
+        if is_sent {
             self.doorbell.ring();
         }
+        is_sent
     }
 
     pub(crate) fn doorbell(&self) -> Doorbell {
         self.doorbell.clone()
+    }
+}
+
+impl<T> Clone for LoopSender<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.channel.clone(), self.doorbell.clone())
     }
 }

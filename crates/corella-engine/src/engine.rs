@@ -25,6 +25,7 @@ use crate::feed::{Feed, subscription};
 use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
+use crate::submission::Submission;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
 
@@ -61,27 +62,6 @@ pub struct Engine {
     commands: CommandSender,
     shared: Arc<Shared>,
     kv_pages: Arc<dyn KvPages>,
-}
-
-/// What to generate. Each choice becomes a request of its own.
-#[derive(Clone, Debug)]
-pub struct Submission {
-    pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn elsewhere: they count as output, and are not emitted again.
-    pub output: Vec<TokenId>,
-    /// Another node wants the KV of its prompt: [`Engine::subscribe_kv_facts`] says which rows are
-    /// there.
-    pub exports_kv: bool,
-    /// Parameters of the first choice. The others differ in `choice`, which counts up from it.
-    pub sampling: SamplingParams,
-    pub num_choices: u32,
-    pub stopping: StoppingCriteria,
-    /// Urgency under the policy `priority`: a smaller number is more urgent.
-    pub priority: i32,
-    pub objectives: LatencyObjectives,
-    pub namespace: Namespace,
-    /// What logs call it, on every node that serves it.
-    pub trace_id: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -333,18 +313,8 @@ impl Engine {
     /// Checks a submission and counts its choices as live. The first one's request.
     fn take_in(&self, submission: Submission, entry: Entry) -> Result<Request, SubmitError> {
         let num_choices = submission.num_choices;
-        let first = Request {
-            id: RequestId(self.shared.take_ids(num_choices)),
-            prompt: submission.prompt,
-            output: submission.output,
-            exports_kv: submission.exports_kv,
-            sampling: submission.sampling,
-            stopping: submission.stopping,
-            priority: submission.priority,
-            arrival_us: self.shared.now_us(),
-            objectives: submission.objectives,
-            namespace: submission.namespace,
-        };
+        let id = RequestId(self.shared.take_ids(num_choices));
+        let first = submission.into_request(id, self.shared.now_us());
         self.shared
             .limits
             .check_request(&first)

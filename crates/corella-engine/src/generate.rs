@@ -1,9 +1,10 @@
 //! Tokens from anywhere: this engine, or a pair of nodes.
 
-use crate::engine::{Engine, Submission, SubmitError};
+use crate::engine::{Engine, SubmitError};
+use crate::submission::Submission;
 use crate::token_stream::TokenStream;
 
-/// Whoever takes submissions. A server knows no more of where they run.
+/// Takes submissions. A server knows no more than this of where they run.
 pub trait Generate: Send + Sync {
     /// One stream for each choice, all or none. Never blocks.
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError>;

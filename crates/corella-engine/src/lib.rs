@@ -11,15 +11,16 @@ mod generate;
 mod kv_exchange;
 mod spill_thread;
 mod step_log;
+mod submission;
 mod token_stream;
 mod watchdog;
 
 pub use drafter::DraftModel;
 pub use engine::{
-    Engine, EngineConfig, EngineError, EngineState, PinPrefixError, ResetError, Submission,
-    SubmitError,
+    Engine, EngineConfig, EngineError, EngineState, PinPrefixError, ResetError, SubmitError,
 };
 pub use engine_stats::EngineStats;
 pub use generate::Generate;
 pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
+pub use submission::Submission;
 pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};

@@ -8,9 +8,9 @@ use std::thread::{self, JoinHandle};
 
 use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 use corella_model::{KvPages, PageForm};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 
-use crate::doorbell::Doorbell;
+use crate::doorbell::{Doorbell, LoopSender};
 use crate::engine_loop::panic_message;
 use crate::feed::{Feed, FeedReader, subscription};
 
@@ -20,12 +20,6 @@ pub(crate) struct SpillThread {
     tasks: Feed<SpillTask>,
     ended: Receiver<EndedCopy>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// The way back to the loop.
-struct Report {
-    ended: Sender<EndedCopy>,
-    doorbell: Doorbell,
 }
 
 enum EndedCopy {
@@ -45,10 +39,7 @@ impl SpillThread {
     ) -> io::Result<Self> {
         let (sender, tasks) = subscription(MAX_UNREAD, doorbell.clone());
         let (report, ended) = crossbeam_channel::bounded(MAX_UNREAD);
-        let report = Report {
-            ended: report,
-            doorbell,
-        };
+        let report = LoopSender::new(report, doorbell);
         let mut memory = HostMemory::new(pages, max_pages as usize);
         let thread = thread::Builder::new()
             .name("corella-spill".to_owned())
@@ -99,7 +90,7 @@ struct HostMemory {
     max_pages: usize,
 }
 
-/// All layers of a page, one behind the other.
+/// All layers of a page, one after the other.
 type PageBytes = Vec<u8>;
 
 impl HostMemory {
@@ -113,7 +104,7 @@ impl HostMemory {
         }
     }
 
-    fn run(&mut self, tasks: &FeedReader<SpillTask>, report: &Report) {
+    fn run(&mut self, tasks: &FeedReader<SpillTask>, report: &LoopSender<EndedCopy>) {
         while let Some(task) = tasks.next_blocking() {
             let ended = match task {
                 SpillTask::Store { request, pages } => EndedCopy::Stored {
@@ -136,10 +127,9 @@ impl HostMemory {
                     continue;
                 }
             };
-            if report.ended.send(ended).is_err() {
+            if !report.send(ended) {
                 return;
             }
-            report.doorbell.ring();
         }
     }
 
@@ -164,8 +154,8 @@ impl HostMemory {
             let mut bytes = self.take_page()?;
             for (layer, out) in bytes.chunks_mut(layer_bytes).enumerate() {
                 // SAFETY: the scheduler keeps the pages of a request that it has preempted locked,
-                // no step names it, and nobody writes to pages that are shared, until
-                // `handle_stored`, which comes behind this.
+                // no step names it, and nothing writes to pages that are shared, until
+                // `handle_stored`, which comes after this.
                 unsafe {
                     self.pages
                         .read(layer as u32, &[page], PageForm::Native, out);
@@ -190,7 +180,7 @@ impl HostMemory {
         for (&page, bytes) in pages.iter().zip(stored) {
             for (layer, bytes) in bytes.chunks(layer_bytes).enumerate() {
                 // SAFETY: the scheduler has reserved these pages for this request, which has no slot,
-                // and gives them to nobody until `handle_restored`, which comes behind this.
+                // and gives them to no other until `handle_restored`, which comes after this.
                 unsafe {
                     self.pages
                         .write(layer as u32, &[page], PageForm::Native, bytes);

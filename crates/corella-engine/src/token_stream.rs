@@ -91,7 +91,9 @@ impl Drop for TokenStream {
         match &mut self.abort {
             // The channel has room for every live request's abort. It is closed only when
             // the engine has stopped, and then there is nothing to abort.
-            Abort::Engine(commands) => commands.send(Command::Abort(self.id)),
+            Abort::Engine(commands) => {
+                commands.send(Command::Abort(self.id));
+            }
             Abort::Relay(abort) => {
                 if let Some(abort) = abort.take() {
                     abort();

@@ -13,7 +13,7 @@ use crate::call::json_response;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
 
-/// Whoever knows the roles and can change them while the server serves.
+/// Knows the roles of this node and changes them while the server serves.
 pub trait RoleControl: Send + Sync {
     fn status(&self) -> RoleStatus;
 

@@ -93,7 +93,7 @@ fn receive(socket: &mut TcpStream, pages: &dyn KvPages, chunk: &[PageId]) -> io:
     Ok(())
 }
 
-/// As many threads as there are connections.
+/// Copies all messages in memory, with one thread for each connection.
 pub fn copy_memory(layout: &Layout) -> io::Result<()> {
     let num_messages = layout.num_messages / layout.num_connections;
     thread::scope(|scope| {

@@ -69,7 +69,7 @@ impl Pair {
         })
     }
 
-    /// As many sessions at the same time as there are tables, each of a message.
+    /// Transfers all messages, each as a session of its own, with one session at a time for each table.
     pub fn copy(&self, layout: &Layout) -> io::Result<()> {
         let num_rounds = layout.num_messages / layout.tables.len();
         let rounds = |table| async move {

@@ -11,9 +11,7 @@ use corella_core::session::{
     ToPrefill,
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
-use corella_engine::{
-    Engine, EngineState, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
-};
+use corella_engine::{Engine, EngineState, KvExchange, Receipt, StreamEvent, SubmitError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
@@ -172,20 +170,8 @@ impl DecodeNode {
                 deadline_us,
             } => {
                 let request = allocate.into_request(RequestId(0), now_us);
-                let submission = Submission {
-                    prompt: request.prompt,
-                    output: request.output,
-                    exports_kv: false,
-                    sampling: request.sampling,
-                    num_choices: 1,
-                    stopping: request.stopping,
-                    priority: request.priority,
-                    objectives: request.objectives,
-                    namespace: request.namespace,
-                    trace_id: None,
-                };
                 let timeout = self.clock.until(deadline_us);
-                match self.engine.reserve(submission, timeout) {
+                match self.engine.reserve(request.into(), timeout) {
                     Ok(receipt) => {
                         let id = receipt.stream.id();
                         let reader = self.runtime.spawn(self.clone().read_outputs(key, receipt));

@@ -181,21 +181,14 @@ impl Generate for PrefillNode {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
+        let num_choices = submission.num_choices;
+        let trace_id = submission.trace_id.clone();
         let first = Request {
-            id: RequestId(0),
-            prompt: submission.prompt,
-            output: submission.output,
             exports_kv: false,
-            sampling: submission.sampling,
-            stopping: submission.stopping,
-            priority: submission.priority,
-            arrival_us: 0,
-            objectives: submission.objectives,
-            namespace: submission.namespace,
+            ..submission.into_request(RequestId(0), 0)
         };
         let max_tokens = node.engine.limits().check_request(&first);
         let max_tokens = max_tokens.map_err(SubmitError::Refused)?;
-        let num_choices = submission.num_choices;
         let number = node
             .num_sessions
             .fetch_add(num_choices.into(), Ordering::Relaxed);
@@ -218,7 +211,7 @@ impl Generate for PrefillNode {
                 max_tokens,
                 deadline_us: None,
                 siblings,
-                trace_id: submission.trace_id.clone(),
+                trace_id: trace_id.clone(),
             };
             // Dropping the streams of the choices before it cancels them.
             streams.push(node.clone().begin(number, submission, peer)?);

@@ -34,7 +34,7 @@ pub trait DecodePeers: Send + Sync + 'static {
     /// The node that was chosen last for the session does nothing for it any more.
     fn handle_left(&self, _session: SessionId) {}
 
-    /// So many bytes went to a node, which takes `elapsed` at the speed at which it takes them.
+    /// The node has received `num_bytes`, which takes `elapsed` at the speed of its link.
     fn handle_transfer(&self, _node: NodeId, _num_bytes: u64, _elapsed: Duration) {}
 }
 

@@ -228,7 +228,7 @@ impl Outgoing {
         self.account()
     }
 
-    /// Whoever finds the load ended finds it accounted for as well.
+    /// Accounts for a load before its status shows that it has ended.
     fn note_received(&self, is_it: impl Fn(&Feed) -> bool, now: Instant) {
         let mut state = self.state();
         let Some(mut feed) = state.feed.take_if(|feed| is_it(feed)) else {

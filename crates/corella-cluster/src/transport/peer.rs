@@ -178,8 +178,8 @@ impl SlotGuard {
                 // Also when the receiver is gone.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
             }
-            // Nobody may ever connect to the peer again, and an open socket would be left of each
-            // that has gone.
+            // There may never be another load from this peer, and without this a socket would stay
+            // open for each peer that has gone.
             if let Some(peer) = peer.upgrade() {
                 let mut attempt = peer.slots[index].connection.lock().await;
                 attempt

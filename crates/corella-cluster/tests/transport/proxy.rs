@@ -61,7 +61,7 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// So many more bytes may come back.
+    /// Lets `num_bytes` more come back.
     pub fn allow(&self, num_bytes: u64) {
         let mut state = self.shared.state.lock().unwrap();
         state.num_allowed = state.num_allowed.saturating_add(num_bytes);

@@ -178,7 +178,7 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     assert_eq!(emitted(&actions(&mut end)), [4]);
 }
 
-/// Whoever is told of an end token before it is told that the request has ended takes it for text.
+/// A client that gets an end token before it learns that the request has ended takes it for text.
 #[test]
 fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then() {
     let mut submission = submission(1);

@@ -8,7 +8,7 @@ use corella_core::session::SessionKey;
 use corella_core::{
     AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput, SessionId,
 };
-use corella_engine::{StreamEvent, Submission, SubmitError, TokenStream};
+use corella_engine::{StreamEvent, SubmitError, TokenStream};
 use tokio::task::AbortHandle;
 
 use super::{Node, State};
@@ -37,23 +37,12 @@ impl Node {
         request: Request,
     ) {
         let num_layers = self.pages.geometry().num_layers as usize;
-        let submission = Submission {
-            prompt: request.prompt,
-            output: request.output,
-            exports_kv: request.exports_kv,
-            sampling: request.sampling,
-            num_choices: 1,
-            stopping: request.stopping,
-            priority: request.priority,
-            objectives: request.objectives,
-            namespace: request.namespace,
-            trace_id: None,
-        };
-        match self.engine.submit_admitted(submission) {
+        let exports_kv = request.exports_kv;
+        match self.engine.submit_admitted(request.into()) {
             Ok(mut streams) => {
                 let stream = streams.remove(0);
                 let id = stream.id();
-                let exported_since = request.exports_kv.then(Instant::now);
+                let exported_since = exports_kv.then(Instant::now);
                 let reader = self
                     .clone()
                     .read_outputs(session, run, stream, exported_since);
@@ -62,7 +51,7 @@ impl Node {
                     id,
                     reader,
                     has_ended: false,
-                    is_held: request.exports_kv,
+                    is_held: exports_kv,
                     export: Export::new(num_layers, self.pages.geometry().page_size),
                 };
                 state.runs.insert((session, run), entry);

@@ -1,0 +1,65 @@
+//! What a caller asks an engine for.
+
+use std::sync::Arc;
+
+use corella_core::{
+    LatencyObjectives, Namespace, Request, RequestId, SamplingParams, StoppingCriteria, TokenId,
+};
+
+/// What to generate. Each choice becomes a request of its own.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub prompt: Vec<TokenId>,
+    /// Tokens that were drawn elsewhere: they count as output, and are not emitted again.
+    pub output: Vec<TokenId>,
+    /// Another node wants the KV of its prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts) says which rows are
+    /// there.
+    pub exports_kv: bool,
+    /// Parameters of the first choice. The others differ in `choice`, which counts up from it.
+    pub sampling: SamplingParams,
+    pub num_choices: u32,
+    pub stopping: StoppingCriteria,
+    /// Urgency under the policy `priority`: a smaller number is more urgent.
+    pub priority: i32,
+    pub objectives: LatencyObjectives,
+    pub namespace: Namespace,
+    /// What logs call it, on every node that serves it.
+    pub trace_id: Option<Arc<str>>,
+}
+
+impl Submission {
+    /// The request of the first choice.
+    pub fn into_request(self, id: RequestId, arrival_us: u64) -> Request {
+        Request {
+            id,
+            prompt: self.prompt,
+            output: self.output,
+            exports_kv: self.exports_kv,
+            sampling: self.sampling,
+            stopping: self.stopping,
+            priority: self.priority,
+            arrival_us,
+            objectives: self.objectives,
+            namespace: self.namespace,
+        }
+    }
+}
+
+/// A submission of one choice. The request's id and time of arrival are left out, because an engine
+/// gives it its own.
+impl From<Request> for Submission {
+    fn from(request: Request) -> Self {
+        Self {
+            prompt: request.prompt,
+            output: request.output,
+            exports_kv: request.exports_kv,
+            sampling: request.sampling,
+            num_choices: 1,
+            stopping: request.stopping,
+            priority: request.priority,
+            objectives: request.objectives,
+            namespace: request.namespace,
+            trace_id: None,
+        }
+    }
+}
