@@ -83,6 +83,11 @@ def small_32k():
     return qwen3(6, 256, 768, 4, 2, 64, 8192, 32768, (8189, 8190, 8191))
 
 
+def small_24l():
+    """A model of 24 layers, to measure how well transfers hide behind the layers that are still computed."""
+    return qwen3(24, 256, 768, 4, 2, 64, 8192, 8192, (8189, 8190, 8191))
+
+
 def llama32_1b():
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -166,6 +171,7 @@ SHAPES = {
     "llama-3.2-1b": llama32_1b,
     "gpt2": gpt2,
     "small-32k": small_32k,
+    "small-24l": small_24l,
 }
 
 # ---- tensors: (name, shape, kind) in file order

@@ -10,6 +10,7 @@ mod progress;
 mod repeat;
 mod report;
 mod report_file;
+pub mod reservation;
 pub mod scheduler;
 pub mod serve;
 mod split_mix;

@@ -39,7 +39,7 @@ pub async fn run(
     let start = Instant::now();
     let mut requests = JoinSet::new();
     for (index, prompt) in prompts.into_iter().enumerate() {
-        let submission = submission(prompt, options);
+        let submission = greedy_submission(prompt, options.max_tokens);
         let (submitted, progress) = (Instant::now(), progress.clone());
         let streams = engine.submit(submission);
         let submit = submitted.elapsed();
@@ -113,7 +113,7 @@ fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenI
     Ok(prompts.collect())
 }
 
-fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
+pub(crate) fn greedy_submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
     Submission {
         prompt,
         output: Vec::new(),
@@ -121,7 +121,7 @@ fn submission(prompt: Vec<TokenId>, options: &OfflineOptions) -> Submission {
         sampling: SamplingParams::GREEDY,
         num_choices: 1,
         stopping: StoppingCriteria {
-            max_tokens: Some(options.max_tokens),
+            max_tokens: Some(max_tokens),
             ..StoppingCriteria::default()
         },
         priority: 0,

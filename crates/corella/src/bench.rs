@@ -7,6 +7,7 @@ use corella::{Llm, Perplexity};
 use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
+use corella_bench::reservation;
 use corella_bench::scheduler::{self, QueueBenchOptions, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
 use corella_bench::transfer::{self, TransferBenchOptions};
@@ -39,7 +40,14 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
     let vocab_size = llm.config.spec.vocab_size;
     let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
-    println!("{}", runtime.block_on(run)?);
+    match config.reserve_every {
+        None => println!("{}", runtime.block_on(run)?),
+        Some(interval) => {
+            let both = reservation::measure_beside(run, &llm.engine, interval);
+            let (report, times) = runtime.block_on(both)?;
+            println!("{}\n{times}", report?);
+        }
+    }
     if let (Some(profile), Some(before)) = (&config.options.profile, limits_before) {
         let limits = before.best_of(&measure_limits(num_threads, isa)?);
         for table in profile_table::tables(profile, &llm.hardware, &limits) {

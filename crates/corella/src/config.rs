@@ -383,6 +383,8 @@ pub struct BenchOffline {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub load: OfflineOptions,
+    /// The time between reservations, if there are to be some.
+    pub reserve_every: Option<Duration>,
 }
 
 pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
@@ -422,6 +424,7 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
             seed: args.seed,
             files: report_files(args.report),
         },
+        reserve_every: args.reserve_every.map(Duration::from_millis),
     })
 }
 

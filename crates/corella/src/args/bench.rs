@@ -288,6 +288,10 @@ pub struct BenchOfflineArgs {
     /// Show the time that each operation took, beside the machine's limits
     #[arg(long, help_heading = "Load")]
     pub profile: bool,
+    /// Also reserve pages every MS milliseconds, as a decode node does for another node's prompt, give
+    /// them up, and show how long the answers took
+    #[arg(long, value_name = "MS", help_heading = "Load")]
+    pub reserve_every: Option<u64>,
     /// With --device mock: time of every step, in microseconds
     #[arg(long, value_name = "US", help_heading = "Device")]
     pub mock_step_us: Option<f64>,
