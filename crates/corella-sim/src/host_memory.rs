@@ -1,6 +1,6 @@
 //! Host memory for the rows of spilled requests, as slow and as unreliable as chance wants it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 
@@ -21,8 +21,9 @@ pub struct HostMemory {
     is_copying: bool,
     /// What the pages that are being stored held at first.
     source: Vec<Vec<Row>>,
-    /// Requests that have their rows back and have not had a slot since.
-    restored: BTreeSet<RequestId>,
+    /// Requests that have their rows back and have not had a slot since, with the place in their
+    /// tables of the pages that were filled.
+    restored: BTreeMap<RequestId, (usize, Vec<PageId>)>,
     num_failed: u64,
 }
 
@@ -39,7 +40,7 @@ impl HostMemory {
             tasks: VecDeque::new(),
             is_copying: false,
             source: Vec::new(),
-            restored: BTreeSet::new(),
+            restored: BTreeMap::new(),
             num_failed: 0,
         }
     }
@@ -48,9 +49,15 @@ impl HostMemory {
         self.num_failed
     }
 
-    /// Whether a request that gets a slot goes on behind rows that were restored.
-    pub fn take_restored(&mut self, request: RequestId) -> bool {
-        self.restored.remove(&request)
+    /// Whether a request that gets a slot with these pages goes on behind rows that were restored. It
+    /// may have lost the pages again before it had a slot. `None` if nothing had to be filled because
+    /// the prefix cache had all of its pages, which looks alike either way.
+    pub fn take_restored(&mut self, request: RequestId, table: &[PageId]) -> Option<bool> {
+        let Some((first, pages)) = self.restored.remove(&request) else {
+            return Some(false);
+        };
+        let kept = table.get(first..first + pages.len());
+        (!pages.is_empty()).then(|| kept == Some(&pages[..]))
     }
 
     /// Nothing is kept and nothing is to be done.
@@ -137,7 +144,7 @@ impl HostMemory {
                 let is_known = scheduler.handle_restored(request, is_done);
                 // It may have ended, or started over, meanwhile.
                 if scheduler.stats().num_restores > num_restores {
-                    self.restored.insert(request);
+                    self.restored.insert(request, (first_page as usize, pages));
                 }
                 is_known
             }

@@ -298,11 +298,17 @@ impl<'a> Simulation<'a> {
         }
         for start in &batch.started {
             self.slots.insert(start.slot, start.request);
-            // One that lost its rows again before it had a slot computes more than its last token.
-            let computes_one = batch.spans.iter().any(|span| {
-                span.slot == start.slot && span.tokens.len() as u32 - span.num_drafts == 1
-            });
-            if !self.host.take_restored(start.request) || !computes_one {
+            let deltas = batch.tables.iter().filter(|delta| delta.slot == start.slot);
+            let ranges = deltas.map(|delta| delta.pages.start as usize..delta.pages.end as usize);
+            let table: Vec<_> = ranges
+                .flat_map(|range| &batch.pages[range])
+                .copied()
+                .collect();
+            let is_restored = self.host.take_restored(start.request, &table);
+            let decodes =
+                { batch.spans.iter() }.filter(|span| !self.prefilling.contains(&span.slot));
+            let max_decodes = self.load.config.max_decode_seqs as usize;
+            if !is_restored.unwrap_or_else(|| decodes.count() <= max_decodes) {
                 self.prefilling.insert(start.slot);
             }
             let progress = self
