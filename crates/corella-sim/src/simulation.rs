@@ -6,7 +6,7 @@ use std::fmt;
 
 use corella_core::{
     AdmissionError, Batch, FinishReason, InputToken, KvEvent, PageHash, Request, RequestError,
-    RequestId, RequestOutput, Scheduler, SlotId,
+    RequestId, RequestOutput, Scheduler, SlotId, Span,
 };
 
 use crate::checker::{self, Checker, Planned, Verdict};
@@ -296,6 +296,7 @@ impl<'a> Simulation<'a> {
                 progress.has_slot = false;
             }
         }
+        let mut unclear = Vec::new();
         for start in &batch.started {
             self.slots.insert(start.slot, start.request);
             let deltas = batch.tables.iter().filter(|delta| delta.slot == start.slot);
@@ -304,12 +305,12 @@ impl<'a> Simulation<'a> {
                 .flat_map(|range| &batch.pages[range])
                 .copied()
                 .collect();
-            let is_restored = self.host.take_restored(start.request, &table);
-            let decodes =
-                { batch.spans.iter() }.filter(|span| !self.prefilling.contains(&span.slot));
-            let max_decodes = self.load.config.max_decode_seqs as usize;
-            if !is_restored.unwrap_or_else(|| decodes.count() <= max_decodes) {
-                self.prefilling.insert(start.slot);
+            match self.host.take_restored(start.request, &table) {
+                Some(true) => {}
+                Some(false) => {
+                    self.prefilling.insert(start.slot);
+                }
+                None => unclear.push(start.slot),
             }
             let progress = self
                 .requests
@@ -317,6 +318,14 @@ impl<'a> Simulation<'a> {
                 .expect("a step or an output names an unknown request");
             progress.has_slot = true;
             progress.was_started = true;
+        }
+        // Where a step has no room for another decode, it is a prompt.
+        for slot in unclear {
+            let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
+            let num_decodes = batch.spans.iter().filter(is_decode).count();
+            if num_decodes > self.load.config.max_decode_seqs as usize {
+                self.prefilling.insert(slot);
+            }
         }
         let config = &self.load.config;
         let threshold = config.long_prefill_token_threshold as usize;
