@@ -173,6 +173,7 @@ impl Scheduler {
         let num_pages = kept.map(|num_pages| num_pages as usize).sum();
         self.forecast.keep_pages(num_pages);
     }
+
     /// Counts requests without a slot anew: the clock goes on, and they take no rows.
     pub(crate) fn recount_receipts(&mut self) {
         for index in self.receipts.iter().collect::<Vec<_>>() {
@@ -190,5 +191,41 @@ impl Scheduler {
             self.output_lengths
                 .note_grown(&state.request.namespace, len);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::{BatchOutput, Request, RequestId, Sample, SchedulerConfig};
+
+    /// A request that has as many tokens as it was expected to end with, and goes on, is expected to
+    /// get at least one more.
+    #[test]
+    fn what_was_expected_to_have_ended_gets_a_new_expectation() {
+        let mut scheduler = Scheduler::new(SchedulerConfig::new(256, 4, 1024)).unwrap();
+        let mut request = Request::greedy(RequestId(0), vec![1, 2, 3], 500);
+        request.stopping.end_token_ids = vec![9];
+        scheduler.add_requests(vec![request]).unwrap();
+        let batch = scheduler.schedule(0).unwrap();
+        let sample = Sample {
+            token: 7,
+            logprobs: None,
+        };
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: vec![(batch.spans[0].slot, sample)],
+            undrawn: Vec::new(),
+        });
+        let index = scheduler.index_of[&RequestId(0)];
+        scheduler.requests[index].expected_output = 1;
+        scheduler.expect_output(index);
+        assert!(scheduler.requests[index].expected_output > 1);
+        // Before that time an expectation stays as it is.
+        scheduler.requests[index].expected_output = 2;
+        scheduler.expect_output(index);
+        assert_eq!(scheduler.requests[index].expected_output, 2);
     }
 }
