@@ -269,10 +269,9 @@ impl Scheduler {
         }
         let candidate = self.candidate(index, plan)?;
         let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
-        if chunk == 0 {
-            return Err(Held::NoRoom);
-        }
-        if !self.has_pages_for(&candidate) {
+        let has_room_for_facts =
+            !self.requests[index].request.exports_kv || self.holds.has_room_for_facts();
+        if chunk == 0 || !has_room_for_facts || !self.has_pages_for(&candidate) {
             return Err(Held::NoRoom);
         }
         if self.would_delay_patient(&candidate, plan) {

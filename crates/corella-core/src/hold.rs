@@ -37,6 +37,10 @@ pub enum KvFact {
     LeaseEnded { request: RequestId },
 }
 
+/// While so many facts are unread, no request that exports KV starts. Those that have started add at
+/// most one fact for each chunk of their prompts, and two when they end.
+const MAX_UNREAD_FACTS: usize = 1024;
+
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
     by_request: BTreeMap<RequestId, Hold>,
@@ -65,6 +69,11 @@ impl Holds {
 
     pub fn is_exporting(&self) -> bool {
         self.num_exporting_pages > 0
+    }
+
+    /// Whether the driver has read enough facts for another request to cause some.
+    pub fn has_room_for_facts(&self) -> bool {
+        self.facts.len() < MAX_UNREAD_FACTS
     }
 
     pub fn next_lease_us(&self) -> Option<u64> {
@@ -114,7 +123,8 @@ impl Holds {
 }
 
 impl Scheduler {
-    /// What has become of KV that is wanted elsewhere, in order.
+    /// What has become of KV that is wanted elsewhere, in order. While too many facts are unread,
+    /// requests that export KV wait.
     pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
         self.holds.facts.pop_front()
     }
@@ -237,5 +247,56 @@ impl Scheduler {
             }
             holds.facts.push_back(KvFact::LeaseEnded { request });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::{BatchOutput, Request, Sample, SchedulerConfig};
+
+    /// Plans and returns steps until there is nothing to do.
+    fn run(scheduler: &mut Scheduler) {
+        while let Some(batch) = scheduler.schedule(0) {
+            let sample = Sample {
+                token: 7,
+                logprobs: None,
+            };
+            let drawing = batch.spans.iter().filter(|span| span.sample);
+            scheduler.update_from_output(&BatchOutput {
+                step: batch.step,
+                samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+                undrawn: Vec::new(),
+            });
+            scheduler.check_invariants();
+        }
+    }
+
+    fn num_ended(scheduler: &mut Scheduler) -> usize {
+        let outputs = core::iter::from_fn(|| scheduler.poll_output());
+        outputs.filter(|output| output.finish.is_some()).count()
+    }
+
+    /// No page may be held, so each request leaves the fact that it exports nothing.
+    #[test]
+    fn requests_that_export_wait_for_a_driver_that_reads_nothing() {
+        let mut config = SchedulerConfig::new(64, 4, 64);
+        config.max_held_pages = 0;
+        config.max_queued_requests = 2000;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        for id in 0..1500 {
+            let mut request = Request::greedy(RequestId(id), vec![1, 2, 3], 1);
+            request.exports_kv = true;
+            scheduler.add_requests(vec![request]).unwrap();
+        }
+        run(&mut scheduler);
+        assert_eq!(num_ended(&mut scheduler), 1024);
+        let facts = core::iter::from_fn(|| scheduler.poll_kv_fact());
+        assert_eq!(facts.count(), 1024);
+        run(&mut scheduler);
+        assert_eq!(num_ended(&mut scheduler), 1500 - 1024);
+        assert!(!scheduler.has_unfinished());
     }
 }

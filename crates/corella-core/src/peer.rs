@@ -124,15 +124,6 @@ impl Peer {
         self.health = Health::Healthy { num_failures: 0 };
     }
 
-    /// The node did something that only a working one does. A suspect node stays suspect until it
-    /// answers a probe, and an incompatible one does not become compatible by this.
-    pub fn handle_alive(&mut self, now_us: u64, config: &PeerTableConfig) {
-        if let Health::Healthy { num_failures } = &mut self.health {
-            *num_failures = 0;
-            self.next_probe_us = now_us + config.probe_interval_us;
-        }
-    }
-
     pub fn handle_incompatible(&mut self, now_us: u64, config: &PeerTableConfig) {
         self.health = Health::Incompatible;
         self.next_probe_us = now_us + config.incompatible_interval_us;

@@ -299,17 +299,9 @@ impl PeerTable {
         }
     }
 
-    /// A session ended as it should, or had a heartbeat.
-    pub fn handle_alive(&mut self, peer_id: PeerId, now_us: u64) {
-        if let Some(peer) = self.peers.get_mut(&peer_id) {
-            peer.handle_alive(now_us, &self.config);
-        }
-    }
-
     pub fn handle_report(&mut self, peer_id: PeerId, report: LoadReport, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_report(report, now_us);
-            peer.handle_alive(now_us, &self.config);
         }
     }
 

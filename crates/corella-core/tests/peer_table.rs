@@ -78,7 +78,7 @@ fn silence_twice_and_a_lost_session_once_make_suspect() {
     let (mut table, a) = table_with_a();
     table.handle_silent(a, SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
-    table.handle_alive(a, SECOND_US);
+    table.handle_hello(a, hello(1), SECOND_US);
     table.handle_silent(a, 2 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
     table.handle_silent(a, 3 * SECOND_US);
@@ -88,8 +88,8 @@ fn silence_twice_and_a_lost_session_once_make_suspect() {
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
     table.handle_session_lost(a, 5 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Suspect));
-    // A late heartbeat of another session is no answer.
-    table.handle_alive(a, 5 * SECOND_US);
+    // A report is no answer to a probe.
+    table.handle_report(a, report(5, 0), 5 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Suspect));
 }
 
@@ -112,13 +112,11 @@ fn suspects_are_asked_less_and_less_often() {
 }
 
 #[test]
-fn who_works_is_not_probed() {
+fn who_has_answered_is_not_probed_for_a_second() {
     let (mut table, a) = table_with_a();
-    table.handle_alive(a, 900_000);
-    assert_eq!(table.poll_probe(1_000_000), None);
-    table.handle_report(a, report(5, 0), 1_800_000);
-    assert_eq!(table.poll_probe(2_799_999), None);
-    assert_eq!(table.poll_probe(2_800_000), Some(a));
+    table.handle_hello(a, hello(1), 900_000);
+    assert_eq!(table.poll_probe(1_899_999), None);
+    assert_eq!(table.poll_probe(1_900_000), Some(a));
 }
 
 #[test]
