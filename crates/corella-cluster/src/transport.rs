@@ -31,7 +31,6 @@ mod socket;
 mod store_table;
 mod tls_socket;
 mod token_bucket;
-mod tombstones;
 mod transfer_threads;
 
 pub use account::TransferAccount;

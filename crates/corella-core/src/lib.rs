@@ -16,6 +16,7 @@ extern crate alloc;
 
 mod admission;
 mod batch;
+mod decode_turn;
 mod departure;
 mod draft_length;
 mod feedback;

@@ -4,6 +4,7 @@
 //! spread over the files of its subjects:
 //!
 //! * `admission.rs` checks new requests, and starts waiting ones as far as there is room
+//! * `decode_turn.rs` gives running requests their next tokens, and pages for them
 //! * `scheduling_policy.rs` orders the waiting queue, and has the policies `priority` and `lpm`
 //! * `patience.rs` sees that no request is passed over for ever
 //! * `follower.rs` holds back requests whose prefix another one is computing
@@ -35,9 +36,8 @@ use crate::spill::Spills;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestError,
-    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
-    StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestId,
+    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -260,45 +260,6 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Plans one token for each running request that decodes. Where `max_decode_seqs` or pipeline
-    /// stages limit the decodes of a step, the requests alternate.
-    fn continue_decodes(&mut self, plan: &mut StepPlan) {
-        let requests = &self.requests;
-        let is_pipeline = self.config.num_pipeline_stages > 1;
-        let is_here = |state: &RequestState| !is_pipeline || state.num_inflight_samples == 0;
-        let mut num_wanting = 0;
-        let mut wants = |state: &RequestState| {
-            let wants = state.wants_decode();
-            num_wanting += usize::from(wants);
-            wants && is_here(state)
-        };
-        let mut decodes = self.running.clone();
-        decodes.retain(|&index| wants(&requests[index]));
-        let num_decoding = self.running.len() - self.prefilling.len();
-        let num_shares = match is_pipeline {
-            true => self.config.max_inflight_steps as usize,
-            false => 1,
-        };
-        let share = num_decoding.div_ceil(num_shares);
-        let max_decodes = share.min(self.config.max_decode_seqs as usize);
-        if decodes.len() > max_decodes {
-            // Those that have waited longest go first. A cursor over the ranks would let newcomers
-            // go before them.
-            decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step, requests[i].rank));
-            decodes.truncate(max_decodes);
-            decodes.sort_unstable_by_key(|&index| requests[index].rank);
-        }
-        self.forecast.advance(decodes.len(), num_wanting);
-        for index in decodes {
-            // An earlier request of this loop may have preempted it.
-            let state = self.requests.get(index);
-            let still_runs = state.is_some_and(RequestState::is_running);
-            if still_runs && self.make_room_for_row(index, plan) {
-                self.plan_span(index, 1, plan);
-            }
-        }
-    }
-
     /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
     /// admission.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
@@ -338,56 +299,6 @@ impl Scheduler {
             plan.lengthen_span(at, state, num_tokens);
             self.note_prefilled(index);
             self.publish_filled_pages(index, plan.batch.step);
-        }
-    }
-
-    /// Makes sure that the page table holds the next position, preempting other requests if
-    /// necessary. Returns false if the request cannot go on in this step.
-    fn make_room_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
-        loop {
-            let state = &mut self.requests[index];
-            let num_rows = state.table.len() as u32 * self.config.page_size;
-            if state.num_scheduled_tokens < num_rows {
-                return true;
-            }
-            if self.kv.try_allocate(1, &mut state.table) {
-                self.forecast.note_taken(1, state.is_length_known);
-                let slot = state.slot.expect("a running request has no slot");
-                plan.extend_table(state, slot, state.table.len() - 1);
-                return true;
-            }
-            plan.is_short_of_pages = true;
-            if self.num_leaving > 0 || self.spills.is_storing() {
-                // Pages will be free when a step returns or a copy ends, so nobody else needs to be
-                // preempted.
-                return false;
-            }
-            let victim = *self
-                .running
-                .last()
-                .expect("a running request asks for a page, but the running set is empty");
-            if victim == index && self.running.len() == 1 {
-                if let Some(arrived) = self.receipts.last_arrived() {
-                    self.preempt(arrived);
-                    continue;
-                }
-                if !self.inflight.is_empty() || self.waits_for_kv() {
-                    // A page that a step in flight copies from is locked until that step returns,
-                    // and pages that other nodes read or write until they have stopped.
-                    self.end_all_leases();
-                    return false;
-                }
-                let num_pages = self.config.num_pages;
-                let error = RequestError::PoolExhausted { num_pages };
-                self.finish(index, FinishReason::Error(error), None);
-                return false;
-            }
-            // Spans are planned by rank, so the last running request has no span in this step yet.
-            self.preempt(victim);
-            self.raise_share();
-            if victim == index {
-                return false;
-            }
         }
     }
 
@@ -550,7 +461,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::BatchOutput;
+    use crate::{BatchOutput, RequestError};
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)

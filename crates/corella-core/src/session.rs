@@ -1,9 +1,9 @@
 //! How a prefill node and a decode node serve one request together.
 //!
 //! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] those of a decode node, and
-//! [`CacheStore`] decides which rows a prefill node sends, and to which node. None of them does IO
-//! or has a clock: a driver passes in messages, facts and the time, and takes out actions, which
-//! are inert data. After every call it takes all pending actions, in order.
+//! [`CacheStore`] knows which rows a prefill node has on offer and who waits for which. None of them
+//! does IO or has a clock: a driver passes in messages, facts and the time, and takes out actions,
+//! which are inert data. After every call it takes all pending actions, in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
@@ -21,6 +21,8 @@ mod cache_store;
 mod config;
 mod deadline_queue;
 mod decode_end;
+mod decode_opening;
+mod decode_search;
 mod decode_session;
 mod export_table;
 mod key;
@@ -32,7 +34,9 @@ mod pulse;
 mod siblings;
 mod tombstone;
 
-pub use cache_store::{CacheStore, CacheStoreAction, CacheStoreStats, LoadRefusal, StoreDropped};
+pub use cache_store::{
+    CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, StoreRefusal,
+};
 pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
 pub use key::{Peer, SessionKey};

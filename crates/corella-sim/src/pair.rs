@@ -12,6 +12,7 @@ mod fleet;
 mod pair_load;
 mod pair_totals;
 mod prefill_node;
+mod row_sender;
 mod session_watch;
 mod wire;
 mod world;

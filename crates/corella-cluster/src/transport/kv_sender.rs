@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
-use corella_core::session::SessionKey;
+use corella_core::session::{OfferEnd, SessionKey};
 use corella_model::KvPages;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -275,19 +275,19 @@ impl KvSender {
 
     /// The rows will not come. When this has returned nobody reads the pages.
     pub fn fail(&self, key: &SessionKey) {
-        self.end(key, Refusal::Failed);
+        self.end(key, OfferEnd::Failed);
     }
 
     /// The session is over, whether it was loaded or not. When this has returned nobody reads the
     /// pages.
     pub fn delete(&self, key: &SessionKey) {
-        self.end(key, Refusal::Gone);
+        self.end(key, OfferEnd::Deleted);
     }
 
-    fn end(&self, key: &SessionKey, reason: Refusal) {
-        let outgoing = self.state.table().remove(key, reason, Instant::now());
+    fn end(&self, key: &SessionKey, how: OfferEnd) {
+        let outgoing = self.state.table().remove(key, how, Instant::now());
         if let Some(outgoing) = outgoing {
-            outgoing.end(reason);
+            outgoing.end(how.into());
         }
     }
 
@@ -316,12 +316,12 @@ impl KvSender {
     pub fn stats(&self) -> SenderStats {
         let state = &self.state;
         let num_free = state.connections.available_permits();
-        let mut table = state.table();
+        let stored = state.table().stats(Instant::now());
         SenderStats {
             num_connections: state.config.max_connections - num_free,
-            num_stored: table.num_stored(),
-            num_waiting_loads: table.num_waiting(),
-            num_tombstones: table.num_tombstones(Instant::now()),
+            num_stored: stored.num_offers,
+            num_waiting_loads: stored.num_waiting_loads,
+            num_tombstones: stored.num_tombstones,
             num_refused_connections: state.num_refused_connections.load(Ordering::Relaxed),
             num_bytes_sent: state.num_bytes_sent.load(Ordering::Relaxed),
         }

@@ -222,10 +222,9 @@ impl SenderConnection {
         if self.loads().by_id.contains_key(&load_id) {
             return Err(violation("a load's id a second time"));
         }
-        let is_own = key.prefill_incarnation.0 == sender.config.incarnation;
         let is_theirs = key.decode_incarnation == Incarnation::ANY
             || key.decode_incarnation.0 == self.peer_incarnation;
-        let reason = if !(is_own && is_theirs) {
+        let reason = if !is_theirs {
             Refusal::OtherIncarnation
         } else if self.loads().by_id.len() >= self.max_loads {
             Refusal::Busy

@@ -1,33 +1,27 @@
-//! Which sessions a sender knows: stored, asked for in advance, or over.
+//! The core's [`CacheStore`] with a clock, and with the connections of the loads that wait in it.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use corella_core::session::SessionKey;
+use corella_core::Incarnation;
+use corella_core::session::{
+    CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, SessionKey, StoreRefusal,
+};
 
 use super::SenderConfig;
 use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_connection::SenderConnection;
-use super::tombstones::Tombstones;
 
-/// Bounded in each of its parts.
+/// What a sender has on offer. Bounded in each of its parts.
 pub struct StoreTable {
-    stored: HashMap<SessionKey, Arc<Outgoing>>,
-    /// Loads that came before their store.
-    waiting: HashMap<SessionKey, WaitingLoad>,
-    /// When they have waited long enough.
-    deadlines: BTreeSet<(Instant, SessionKey)>,
-    tombstones: Tombstones,
-    max_stored: usize,
-    max_waiting: usize,
+    store: CacheStore<Arc<Outgoing>, WaitingLoad>,
+    start: Instant,
 }
 
 struct WaitingLoad {
     connection: Arc<SenderConnection>,
     load: LoadFrame,
-    deadline: Instant,
 }
 
 impl WaitingLoad {
@@ -55,30 +49,26 @@ pub enum Lookup {
 impl StoreTable {
     pub fn new(config: &SenderConfig) -> Self {
         Self {
-            stored: HashMap::new(),
-            waiting: HashMap::new(),
-            deadlines: BTreeSet::new(),
-            tombstones: Tombstones::new(config.tombstone_time, config.max_tombstones),
-            max_stored: config.max_stored,
-            max_waiting: config.max_waiting_loads,
+            store: CacheStore::new(CacheStoreConfig {
+                incarnation: Incarnation(config.incarnation),
+                max_offers: config.max_stored,
+                max_waiting_loads: config.max_waiting_loads,
+                tombstone_us: micros(config.tombstone_time),
+                max_tombstones: config.max_tombstones,
+            }),
+            start: Instant::now(),
         }
     }
 
     pub fn get(&self, key: &SessionKey) -> Option<&Arc<Outgoing>> {
-        self.stored.get(key)
+        self.store.get(*key)
     }
 
     /// The error says why a session cannot be stored. What waits for it is served.
     pub fn insert(&mut self, outgoing: Arc<Outgoing>, now: Instant) -> Result<(), Refusal> {
-        let key = outgoing.key;
-        if let Some(reason) = self.tombstones.get(&key, now) {
-            return Err(reason);
-        }
-        if self.stored.contains_key(&key) || self.stored.len() >= self.max_stored {
-            return Err(Refusal::Busy);
-        }
-        self.stored.insert(key, outgoing.clone());
-        if let Some(waiting) = self.remove_waiting(&key) {
+        let now_us = self.time_us(now);
+        let stored = self.store.store(outgoing.key, outgoing.clone(), now_us);
+        if let Some(waiting) = stored.map_err(Refusal::from)? {
             waiting.connection.remove_load(waiting.load.load_id);
             outgoing.serve(&waiting.connection, &waiting.load);
         }
@@ -88,14 +78,15 @@ impl StoreTable {
     pub fn remove(
         &mut self,
         key: &SessionKey,
-        reason: Refusal,
+        end: OfferEnd,
         now: Instant,
     ) -> Option<Arc<Outgoing>> {
-        self.tombstones.insert(*key, reason, now);
-        if let Some(waiting) = self.remove_waiting(key) {
-            waiting.refuse(reason);
+        let now_us = self.time_us(now);
+        let (outgoing, waiting) = self.store.end(*key, end, now_us);
+        if let Some(waiting) = waiting {
+            waiting.refuse(end.into());
         }
-        self.stored.remove(key)
+        outgoing
     }
 
     pub fn look_up(
@@ -105,76 +96,78 @@ impl StoreTable {
         deadline: Instant,
         now: Instant,
     ) -> Lookup {
-        let key = load.key;
-        if let Some(outgoing) = self.stored.get(&key) {
-            return Lookup::Stored(outgoing.clone());
+        let (deadline_us, now_us) = (self.time_us(deadline), self.time_us(now));
+        let (key, load_id) = (load.key, load.load_id);
+        let waiting = || WaitingLoad {
+            connection: connection.clone(),
+            load,
+        };
+        match self.store.load(key, deadline_us, now_us, waiting) {
+            Ok(Loaded::Offered(outgoing)) => Lookup::Stored(outgoing.clone()),
+            Ok(Loaded::Waits { replaced }) => {
+                if let Some(older) = replaced {
+                    older.refuse(Refusal::Superseded);
+                }
+                if connection.add_waiting(load_id, key) {
+                    return Lookup::Waits;
+                }
+                self.cancel(connection, load_id, &key);
+                Lookup::Refused(Refusal::Busy)
+            }
+            Err(refusal) => Lookup::Refused(refusal.into()),
         }
-        if let Some(reason) = self.tombstones.get(&key, now) {
-            return Lookup::Refused(reason);
-        }
-        if let Some(older) = self.remove_waiting(&key) {
-            older.refuse(Refusal::Superseded);
-        }
-        if self.waiting.len() >= self.max_waiting || !connection.add_waiting(load.load_id, key) {
-            return Lookup::Refused(Refusal::Busy);
-        }
-        self.deadlines.insert((deadline, key));
-        let connection = connection.clone();
-        self.waiting.insert(
-            key,
-            WaitingLoad {
-                connection,
-                load,
-                deadline,
-            },
-        );
-        Lookup::Waits
     }
 
     /// Refuses the loads whose time is up, and returns when the next one's will be.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
-        while let Some(&(deadline, key)) = self.deadlines.first() {
-            if deadline > now {
-                return Some(deadline);
-            }
-            if let Some(waiting) = self.remove_waiting(&key) {
-                waiting.refuse(Refusal::NotStored);
-            }
-            self.tombstones.insert(key, Refusal::NotStored, now);
+        let now_us = self.time_us(now);
+        while let Some((_, waiting)) = self.store.poll_late_load(now_us) {
+            waiting.refuse(Refusal::NotStored);
         }
-        None
+        let next_us = self.store.poll_timeout()?;
+        Some(self.start + Duration::from_micros(next_us))
     }
 
     /// The receiver wants it no more; it may ask again.
     pub fn cancel(&mut self, connection: &Arc<SenderConnection>, load_id: u64, key: &SessionKey) {
-        let waiting = self.waiting.get(key);
-        if waiting.is_some_and(|waiting| waiting.is(connection, load_id)) {
-            self.remove_waiting(key);
-        }
+        self.store
+            .cancel(*key, |waiting| waiting.is(connection, load_id));
     }
 
     pub fn clear(&mut self) -> Vec<Arc<Outgoing>> {
-        self.waiting.clear();
-        self.deadlines.clear();
-        self.stored.drain().map(|(_, outgoing)| outgoing).collect()
+        self.store.clear().collect()
     }
 
-    pub fn num_stored(&self) -> usize {
-        self.stored.len()
+    pub fn stats(&mut self, now: Instant) -> CacheStoreStats {
+        let now_us = self.time_us(now);
+        self.store.stats(now_us)
     }
 
-    pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
+    fn time_us(&self, at: Instant) -> u64 {
+        micros(at.saturating_duration_since(self.start))
     }
+}
 
-    pub fn num_tombstones(&mut self, now: Instant) -> usize {
-        self.tombstones.expire(now);
-        self.tombstones.len()
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl From<OfferEnd> for Refusal {
+    fn from(end: OfferEnd) -> Self {
+        match end {
+            OfferEnd::NotStored => Self::NotStored,
+            OfferEnd::Deleted => Self::Gone,
+            OfferEnd::Failed => Self::Failed,
+        }
     }
+}
 
-    fn remove_waiting(&mut self, key: &SessionKey) -> Option<WaitingLoad> {
-        let waiting = self.waiting.remove(key)?;
-        self.deadlines.remove(&(waiting.deadline, *key));
-        Some(waiting)
+impl From<StoreRefusal> for Refusal {
+    fn from(refusal: StoreRefusal) -> Self {
+        match refusal {
+            StoreRefusal::Over(end) => end.into(),
+            StoreRefusal::OtherIncarnation => Self::OtherIncarnation,
+            StoreRefusal::Duplicate | StoreRefusal::Full => Self::Busy,
+        }
     }
 }

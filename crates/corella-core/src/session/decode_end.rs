@@ -6,8 +6,7 @@ use alloc::vec::Vec;
 
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::decode_session::{DecodeSession, Stage, given_back};
-use crate::session::message::{AbortReason, Allocated, Finish, FirstToken, Refusal, Tokens};
-use crate::session::pulse::Pulse;
+use crate::session::message::{AbortReason, Finish, FirstToken, Tokens};
 use crate::session::siblings::Siblings;
 use crate::session::tombstone::Tombstones;
 use crate::session::{
@@ -28,19 +27,19 @@ use crate::{Incarnation, NodeId, RequestOutput};
 /// failed, or cancelled.
 #[derive(Debug)]
 pub struct DecodeEnd {
-    config: SessionConfig,
-    hello: Hello,
-    sessions: BTreeMap<SessionKey, DecodeSession>,
+    pub(super) config: SessionConfig,
+    pub(super) hello: Hello,
+    pub(super) sessions: BTreeMap<SessionKey, DecodeSession>,
     /// Sessions with an open stream, by node and start of the node.
-    by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
-    siblings: Siblings,
-    ended: Tombstones<SessionKey>,
+    pub(super) by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
+    pub(super) siblings: Siblings,
+    pub(super) ended: Tombstones<SessionKey>,
     /// Timers, none later than its session's deadline. One may be earlier: every message postpones
     /// the deadline, and updating the timer each time is not worth it.
     timers: DeadlineQueue<SessionKey>,
-    actions: VecDeque<DecodeAction>,
-    takes_sessions: bool,
-    now_us: u64,
+    pub(super) actions: VecDeque<DecodeAction>,
+    pub(super) takes_sessions: bool,
+    pub(super) now_us: u64,
 }
 
 /// What the driver is to do, in this order.
@@ -139,76 +138,7 @@ impl DecodeEnd {
                 }
                 self.end(key, None);
                 // A stream may be cancelled before anything that was sent on it is read.
-                self.ended.insert(key, self.now_us);
-            }
-        }
-    }
-
-    /// The scheduler's answer to [`DecodeAction::Reserve`]: what it has reserved, or why it does not
-    /// take the request.
-    pub fn handle_reserved(
-        &mut self,
-        key: SessionKey,
-        answer: Result<Allocated, Refusal>,
-        now_us: u64,
-    ) {
-        self.note_time(now_us);
-        let Some(session) = self.sessions.get_mut(&key) else {
-            return;
-        };
-        let (node, num_rows, end_us) = (session.node, session.num_rows, session.deadline_us);
-        let Stage::Reserving {
-            has_ended,
-            has_waited,
-            first_token,
-        } = &mut session.stage
-        else {
-            return;
-        };
-        let (has_ended, has_waited, first_token) = (*has_ended, *has_waited, first_token.take());
-        match answer {
-            Err(_) if has_ended => self.forget(key),
-            Ok(_) if has_ended => {
-                self.actions.push_back(DecodeAction::Release { key });
-                self.forget(key);
-            }
-            Err(_) if has_waited => {
-                self.set_stage(key, Stage::Finished);
-                self.end(key, Some(AbortReason::OutOfPages));
-            }
-            Err(refusal) => {
-                self.set_stage(key, Stage::Finished);
-                self.send(key, ToPrefill::Refused(refusal));
-                self.end(key, None);
-            }
-            Ok(allocated) => {
-                let num_cached_rows = allocated.num_cached_rows;
-                let time_us = match first_token {
-                    Some(_) => self.config.load_timeout_us(num_rows),
-                    None => self.config.first_token_timeout_us,
-                };
-                let by_us = now_us.saturating_add(time_us);
-                let has_rows = num_cached_rows >= num_rows;
-                self.set_stage(
-                    key,
-                    Stage::Loading {
-                        by_us,
-                        has_rows,
-                        first_token,
-                    },
-                );
-                self.send(key, ToPrefill::Allocated(allocated));
-                if has_rows {
-                    self.send(key, ToPrefill::LoadDone);
-                    return self.arrive(key);
-                }
-                self.actions.push_back(DecodeAction::Load {
-                    key,
-                    node,
-                    first_row: num_cached_rows,
-                    num_rows,
-                    deadline_us: end_us.unwrap_or(by_us).min(by_us),
-                });
+                self.ended.insert(key, (), self.now_us);
             }
         }
     }
@@ -416,140 +346,6 @@ impl DecodeEnd {
         );
     }
 
-    fn handle_hello(&mut self, node: NodeId, key: SessionKey, hello: &Hello) {
-        if self.sessions.contains_key(&key) {
-            return;
-        }
-        let greeting = Box::new(self.hello.clone());
-        self.send(key, ToPrefill::Hello(greeting));
-        if let Err(refusal) = self.check_opening(node, key, hello) {
-            self.send(key, ToPrefill::Refused(refusal));
-            self.actions.push_back(DecodeAction::CloseStream { key });
-            self.ended.insert(key, self.now_us);
-            return;
-        }
-        self.end_of_node(node, |of| of < key.prefill_incarnation);
-        let session = DecodeSession {
-            node,
-            stage: Stage::Greeting,
-            pulse: Pulse::new(self.now_us),
-            deadline_us: None,
-            num_rows: 0,
-            siblings: None,
-        };
-        self.by_node.insert((node, key.prefill_incarnation, key));
-        self.sessions.insert(key, session);
-        self.set_timer(key);
-    }
-
-    fn check_opening(&self, node: NodeId, key: SessionKey, hello: &Hello) -> Result<(), Refusal> {
-        self.hello.check(hello).map_err(Refusal::Incompatible)?;
-        let latest = self.sessions_of(node).map(|(_, of, _)| of).next_back();
-        let is_stale = key.decode_incarnation != self.hello.incarnation
-            || key.prefill_incarnation != hello.incarnation
-            || latest.is_some_and(|latest| latest > key.prefill_incarnation);
-        if is_stale {
-            return Err(Refusal::StaleIncarnation);
-        }
-        if self.ended.contains(key) {
-            return Err(Refusal::Ended);
-        }
-        if !self.takes_sessions {
-            return Err(Refusal::Draining);
-        }
-        match self.sessions.len() < self.config.max_sessions as usize {
-            true => Ok(()),
-            false => Err(Refusal::Exhausted),
-        }
-    }
-
-    fn handle_allocate(&mut self, key: SessionKey, allocate: Box<Allocate>) {
-        let now_us = self.now_us;
-        let Some(session) = self.sessions.get_mut(&key) else {
-            // A session that has ended gets no second answer, and none begins without a `Hello`.
-            return;
-        };
-        if !matches!(session.stage, Stage::Greeting) {
-            return;
-        }
-        session.num_rows = allocate.prompt.len() as u32;
-        session.deadline_us = allocate
-            .remaining_us
-            .map(|remaining_us| now_us.saturating_add(remaining_us));
-        // Less than a page is not shared.
-        let is_long = session.num_rows >= self.hello.page_size;
-        session.siblings = allocate.siblings.filter(|_| is_long);
-        let leads = { session.siblings }.is_none_or(|group| self.siblings.join(group, key));
-        if leads {
-            return self.reserve(key, allocate, None, false);
-        }
-        let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
-        let first_token = None;
-        self.set_stage(
-            key,
-            Stage::Waiting {
-                allocate,
-                by_us,
-                first_token,
-            },
-        );
-        let allocated = Allocated {
-            num_cached_rows: 0,
-            granted_as: None,
-        };
-        self.send(key, ToPrefill::Allocated(allocated));
-    }
-
-    fn reserve(
-        &mut self,
-        key: SessionKey,
-        allocate: Box<Allocate>,
-        first_token: Option<Box<FirstToken>>,
-        has_waited: bool,
-    ) {
-        let load_us = self.config.load_timeout_us(allocate.prompt.len() as u32);
-        let deadline_us = { self.now_us }
-            .saturating_add(self.config.first_token_timeout_us)
-            .saturating_add(load_us)
-            .saturating_add(self.config.lost_after_us);
-        self.set_stage(
-            key,
-            Stage::Reserving {
-                has_ended: false,
-                has_waited,
-                first_token,
-            },
-        );
-        self.actions.push_back(DecodeAction::Reserve {
-            key,
-            allocate,
-            deadline_us,
-        });
-    }
-
-    /// Has a session go on that waited for another choice of its prompt.
-    fn stop_waiting(&mut self, key: SessionKey) {
-        let Some(session) = self.sessions.get_mut(&key) else {
-            return;
-        };
-        match core::mem::replace(&mut session.stage, Stage::Greeting) {
-            Stage::Waiting {
-                allocate,
-                first_token,
-                ..
-            } => self.reserve(key, allocate, first_token, true),
-            other => session.stage = other,
-        }
-    }
-
-    /// Has another choice receive the rows that this session leaves to others.
-    fn leave_siblings(&mut self, key: SessionKey) {
-        let group = { self.sessions.get(&key) }.and_then(|session| session.siblings);
-        if let Some(next) = group.and_then(|group| self.siblings.leave(group, key)) {
-            self.stop_waiting(next);
-        }
-    }
-
     fn handle_first_token(&mut self, key: SessionKey, told: Box<FirstToken>) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&key) else {
@@ -592,7 +388,7 @@ impl DecodeEnd {
     }
 
     /// Hands the request to the scheduler if rows and first token are there.
-    fn arrive(&mut self, key: SessionKey) {
+    pub(super) fn arrive(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
@@ -652,7 +448,7 @@ impl DecodeEnd {
         }
     }
 
-    fn end_of_node(&mut self, node: NodeId, is_over: impl Fn(Incarnation) -> bool) {
+    pub(super) fn end_of_node(&mut self, node: NodeId, is_over: impl Fn(Incarnation) -> bool) {
         let sessions = self.sessions_of(node);
         let keys: Vec<SessionKey> = sessions
             .filter(|&(_, of, _)| is_over(of))
@@ -664,7 +460,7 @@ impl DecodeEnd {
     }
 
     /// Ends a session whose stream is open, and tells the other end why if that is not known there.
-    fn end(&mut self, key: SessionKey, told: Option<AbortReason>) {
+    pub(super) fn end(&mut self, key: SessionKey, told: Option<AbortReason>) {
         if self.open_session(key).is_none() {
             return;
         }
@@ -672,7 +468,7 @@ impl DecodeEnd {
             self.send(key, ToPrefill::Abort(reason));
         }
         self.actions.push_back(DecodeAction::CloseStream { key });
-        self.ended.insert(key, self.now_us);
+        self.ended.insert(key, (), self.now_us);
         self.timers.set(key, None);
         self.leave_siblings(key);
         let Some(session) = self.sessions.get_mut(&key) else {
@@ -702,18 +498,18 @@ impl DecodeEnd {
         self.forget(key);
     }
 
-    fn forget(&mut self, key: SessionKey) {
+    pub(super) fn forget(&mut self, key: SessionKey) {
         self.sessions.remove(&key);
     }
 
-    fn set_stage(&mut self, key: SessionKey, stage: Stage) {
+    pub(super) fn set_stage(&mut self, key: SessionKey, stage: Stage) {
         if let Some(session) = self.sessions.get_mut(&key) {
             session.stage = stage;
         }
         self.set_timer(key);
     }
 
-    fn set_timer(&mut self, key: SessionKey) {
+    pub(super) fn set_timer(&mut self, key: SessionKey) {
         let session = self.sessions.get(&key);
         if let Some(deadline_us) = session.and_then(|session| session.deadline_us(&self.config))
             && self.timers.get(key).is_none_or(|timer| deadline_us < timer)
@@ -722,7 +518,7 @@ impl DecodeEnd {
         }
     }
 
-    fn send(&mut self, key: SessionKey, message: ToPrefill) {
+    pub(super) fn send(&mut self, key: SessionKey, message: ToPrefill) {
         if let Some(session) = self.sessions.get_mut(&key) {
             session.pulse.sent_us = self.now_us;
         }
@@ -734,7 +530,7 @@ impl DecodeEnd {
         session.is_open().then_some(session)
     }
 
-    fn sessions_of(
+    pub(super) fn sessions_of(
         &self,
         node: NodeId,
     ) -> impl DoubleEndedIterator<Item = (NodeId, Incarnation, SessionKey)> {
@@ -743,7 +539,7 @@ impl DecodeEnd {
         self.by_node.range(first..=last).copied()
     }
 
-    fn note_time(&mut self, now_us: u64) {
+    pub(super) fn note_time(&mut self, now_us: u64) {
         self.now_us = self.now_us.max(now_us);
     }
 }

@@ -235,7 +235,7 @@ impl PrefillEnd {
             let finish = SessionFinish::Finished(FinishReason::Aborted);
             session.end(None, finish, AbortReason::Cancelled, context);
         });
-        self.ended.insert(id, self.now_us);
+        self.ended.insert(id, (), self.now_us);
         is_known
     }
 
@@ -452,7 +452,7 @@ impl PrefillEnd {
         if session.has_ended() {
             self.sessions.remove(&id);
             self.timers.set(id, None);
-            self.ended.insert(id, self.now_us);
+            self.ended.insert(id, (), self.now_us);
         } else if let Some(deadline_us) = session.deadline_us(&self.config)
             && self.timers.get(id).is_none_or(|timer| deadline_us < timer)
         {

@@ -6,12 +6,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::session::export_table::ExportTable;
-use crate::session::message::Mismatch;
 use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
 use crate::session::pulse::Pulse;
 use crate::session::{
-    AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, Peer, Refusal, SessionConfig,
-    SessionKey, ToDecode, ToPrefill, Tokens,
+    AbortReason, Finish, FirstToken, Hello, Peer, SessionConfig, SessionKey, ToDecode, ToPrefill,
+    Tokens,
 };
 use crate::{
     AdmissionError, FinishReason, Incarnation, NodeId, Request, Sample, SessionId, TokenId,
@@ -22,19 +21,19 @@ pub(super) struct PrefillSession {
     pub(super) id: SessionId,
     pub(super) request: Request,
     pub(super) max_tokens: u32,
-    deadline_us: Option<u64>,
-    siblings: Option<SessionId>,
-    trace_id: Option<Arc<str>>,
+    pub(super) deadline_us: Option<u64>,
+    pub(super) siblings: Option<SessionId>,
+    pub(super) trace_id: Option<Arc<str>>,
     pub(super) remote: Remote,
     pub(super) local: Local,
-    num_attempts: u32,
+    pub(super) num_attempts: u32,
     pub(super) num_runs: u32,
     /// Nodes that shall not be asked again.
-    tried: Vec<NodeId>,
+    pub(super) tried: Vec<NodeId>,
     /// How many nodes have been asked since the current search began; `allocate_by_us` is the time
     /// by which that search must end.
-    num_asked: u32,
-    allocate_by_us: u64,
+    pub(super) num_asked: u32,
+    pub(super) allocate_by_us: u64,
     /// Whether, as far as this node knows, the prompt's rows can still be exported to a decode
     /// node.
     pub(super) can_export: bool,
@@ -61,17 +60,17 @@ pub(super) enum Remote {
 /// The present attempt.
 #[derive(Debug)]
 pub(super) struct Link {
-    key: SessionKey,
-    node: NodeId,
-    pulse: Pulse,
-    has_answered: bool,
-    has_greeted: bool,
-    is_allocated: bool,
+    pub(super) key: SessionKey,
+    pub(super) node: NodeId,
+    pub(super) pulse: Pulse,
+    pub(super) has_answered: bool,
+    pub(super) has_greeted: bool,
+    pub(super) is_allocated: bool,
     /// The decode node did not have all rows from the beginning.
     pub(super) needs_rows: bool,
     /// The rows are on offer in the cache store.
-    is_stored: bool,
-    has_first_token: bool,
+    pub(super) is_stored: bool,
+    pub(super) has_first_token: bool,
     pub(super) has_loaded: bool,
 }
 
@@ -178,16 +177,6 @@ impl PrefillSession {
         match peer {
             Some(peer) => self.open(peer, context),
             None => self.run_locally(context),
-        }
-    }
-
-    pub fn handle_placement(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
-        if !matches!(self.remote, Remote::Placing) {
-            return;
-        }
-        match peer {
-            Some(peer) => self.open(peer, context),
-            None => self.go_on_locally(AbortReason::AllocateTimedOut, context),
         }
     }
 
@@ -342,96 +331,6 @@ impl PrefillSession {
         );
     }
 
-    fn handle_hello(
-        &mut self,
-        hello: &Hello,
-        context: &mut Context<'_>,
-    ) -> Option<(NodeId, Incarnation)> {
-        let Remote::Linked(link) = &mut self.remote else {
-            return None;
-        };
-        let node = link.node;
-        if hello.incarnation != link.key.decode_incarnation {
-            // The node that answered is a different incarnation from the one that was asked. If it
-            // is a later one, the node has restarted, so the driver's table is out of date and
-            // every session with the earlier incarnation is lost.
-            if hello.incarnation < link.key.decode_incarnation {
-                self.be_refused(Some(AbortReason::ProtocolViolated), context);
-                return None;
-            }
-            return Some((node, hello.incarnation));
-        }
-        match context.hello.check(hello) {
-            Ok(()) => link.has_greeted = true,
-            Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
-        }
-        None
-    }
-
-    fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
-        let session = self.id;
-        let num_rows = self.request.prompt.len() as u32;
-        let Remote::Linked(link) = &mut self.remote else {
-            return;
-        };
-        if link.is_allocated {
-            return;
-        }
-        if !link.has_greeted || allocated.num_cached_rows > num_rows {
-            let reason = AbortReason::ProtocolViolated;
-            return self.lose(reason.clone(), Some(reason), context);
-        }
-        link.is_allocated = true;
-        link.needs_rows = allocated.num_cached_rows < num_rows;
-        link.is_stored = true;
-        let key = link.key;
-        let run = match self.local {
-            Local::Prefilling { run } | Local::Held { run, .. } => run,
-            Local::Nothing | Local::Running { .. } => {
-                let run = self.next_run();
-                self.local = Local::Prefilling { run };
-                let mut request = self.run_request();
-                request.stopping.max_tokens = Some(1);
-                request.exports_kv = true;
-                context.act(PrefillAction::SubmitLocally {
-                    session,
-                    run,
-                    request: Box::new(request),
-                });
-                run
-            }
-        };
-        context.exports.insert(session, run, key);
-        context.act(PrefillAction::Store {
-            key,
-            run,
-            first_row: allocated.num_cached_rows,
-            num_rows,
-        });
-        self.tell_first_token(context);
-    }
-
-    fn handle_refused(&mut self, refusal: Refusal, context: &mut Context<'_>) {
-        let Remote::Linked(link) = &self.remote else {
-            return;
-        };
-        if link.is_allocated {
-            let reason = AbortReason::ProtocolViolated;
-            return self.lose(reason.clone(), Some(reason), context);
-        }
-        let node = link.node;
-        match refusal {
-            Refusal::Incompatible(mismatch) => {
-                self.be_refused_as_incompatible(node, mismatch.seen_from_other(), context);
-            }
-            Refusal::Exhausted
-            | Refusal::Never
-            | Refusal::StaleIncarnation
-            | Refusal::Ended
-            | Refusal::Draining => self.be_refused(None, context),
-        }
-    }
-
     fn handle_load_done(&mut self, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;
@@ -504,82 +403,6 @@ impl PrefillSession {
             link.has_first_token = true;
             self.send(ToDecode::FirstToken(first_token), context);
         }
-    }
-
-    fn begin_search(&mut self, context: &Context<'_>) {
-        self.num_asked = 0;
-        let budget_us = context.config.allocate_budget_us;
-        self.allocate_by_us = context.now_us.saturating_add(budget_us);
-    }
-
-    fn open(&mut self, peer: Peer, context: &mut Context<'_>) {
-        let key = SessionKey {
-            session: self.id,
-            attempt: self.num_attempts,
-            prefill_incarnation: context.hello.incarnation,
-            decode_incarnation: peer.incarnation,
-        };
-        self.num_attempts += 1;
-        self.num_asked += 1;
-        self.tried.push(peer.node);
-        self.remote = Remote::Linked(Link {
-            key,
-            node: peer.node,
-            pulse: Pulse::new(context.now_us),
-            has_answered: false,
-            has_greeted: false,
-            is_allocated: false,
-            needs_rows: true,
-            is_stored: false,
-            has_first_token: false,
-            has_loaded: false,
-        });
-        let node = peer.node;
-        context.act(PrefillAction::OpenStream { key, node });
-        let hello = Box::new(context.hello.clone());
-        self.send(ToDecode::Hello(hello), context);
-        let remaining_us = self
-            .deadline_us
-            .map(|deadline_us| deadline_us.saturating_sub(context.now_us));
-        let allocate = Allocate {
-            prompt: self.request.prompt.clone(),
-            sampling: self.request.sampling.clone(),
-            stopping: self.stopping(),
-            priority: self.request.priority,
-            namespace: self.request.namespace.clone(),
-            remaining_us,
-            siblings: self.siblings,
-            trace_id: self.trace_id.clone(),
-        };
-        self.send(ToDecode::Allocate(Box::new(allocate)), context);
-    }
-
-    fn be_refused_as_incompatible(
-        &mut self,
-        node: NodeId,
-        mismatch: Mismatch,
-        context: &mut Context<'_>,
-    ) {
-        context.act(PrefillAction::MarkIncompatible { node, mismatch });
-        self.be_refused(Some(AbortReason::Cancelled), context);
-    }
-
-    /// The peer will not take the request; another may.
-    fn be_refused(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
-        self.unlink(told, context);
-        self.ask_next(AbortReason::AllocateTimedOut, context);
-    }
-
-    fn ask_next(&mut self, reason: AbortReason, context: &mut Context<'_>) {
-        let has_budget = context.now_us < self.allocate_by_us;
-        if !has_budget || !self.can_export || self.num_asked >= context.config.max_asked_peers {
-            return self.go_on_locally(reason, context);
-        }
-        self.remote = Remote::Placing;
-        context.act(PrefillAction::TryNext {
-            session: self.id,
-            tried: self.tried.clone(),
-        });
     }
 
     /// The attempt is over, and the request is not.
@@ -657,19 +480,11 @@ impl PrefillSession {
         context.act(PrefillAction::Emit { session, event });
     }
 
-    fn send(&mut self, message: ToDecode, context: &mut Context<'_>) {
+    pub(super) fn send(&mut self, message: ToDecode, context: &mut Context<'_>) {
         if let Remote::Linked(link) = &mut self.remote {
             link.pulse.sent_us = context.now_us;
             let key = link.key;
             context.act(PrefillAction::Send { key, message });
-        }
-    }
-
-    fn is_allocating(&self) -> bool {
-        match &self.remote {
-            Remote::Nothing => false,
-            Remote::Placing => true,
-            Remote::Linked(link) => !link.is_allocated,
         }
     }
 

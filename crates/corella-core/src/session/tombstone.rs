@@ -2,74 +2,83 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 
-/// All tombstones stay equally long, so that the oldest is always the next to go.
+/// All tombstones stay equally long, so that the oldest is always the next to go. `V` says how it
+/// ended.
 #[derive(Debug)]
-pub(super) struct Tombstones<K> {
+pub(super) struct Tombstones<K, V = ()> {
     stay_us: u64,
     max_len: usize,
-    ends_us: BTreeMap<K, u64>,
+    ends: BTreeMap<K, V>,
+    /// Until when each is remembered, in order.
     in_order: VecDeque<(u64, K)>,
 }
 
-impl<K: Copy + Ord> Tombstones<K> {
+impl<K: Copy + Ord, V: Copy> Tombstones<K, V> {
     pub fn new(stay_us: u64, max_len: usize) -> Self {
         Self {
             stay_us,
             max_len,
-            ends_us: BTreeMap::new(),
+            ends: BTreeMap::new(),
             in_order: VecDeque::new(),
         }
     }
 
-    /// Inserting a key again does not extend its stay. Time must not run backwards.
-    pub fn insert(&mut self, key: K, now_us: u64) {
-        if self.ends_us.contains_key(&key) {
+    /// What has ended already keeps its end, and does not stay longer. Time must not run backwards.
+    pub fn insert(&mut self, key: K, end: V, now_us: u64) {
+        if self.ends.contains_key(&key) {
             return;
         }
-        if self.ends_us.len() == self.max_len
-            && let Some((_, oldest)) = self.in_order.pop_front()
-        {
-            self.ends_us.remove(&oldest);
+        self.ends.insert(key, end);
+        let until_us = now_us.saturating_add(self.stay_us);
+        self.in_order.push_back((until_us, key));
+        while self.in_order.len() > self.max_len {
+            self.remove_oldest();
         }
-        let end_us = now_us.saturating_add(self.stay_us);
-        self.ends_us.insert(key, end_us);
-        self.in_order.push_back((end_us, key));
+    }
+
+    pub fn get(&self, key: K) -> Option<V> {
+        self.ends.get(&key).copied()
     }
 
     pub fn contains(&self, key: K) -> bool {
-        self.ends_us.contains_key(&key)
+        self.ends.contains_key(&key)
     }
 
     pub fn first_us(&self) -> Option<u64> {
-        self.in_order.front().map(|&(end_us, _)| end_us)
+        self.in_order.front().map(|&(until_us, _)| until_us)
     }
 
     pub fn expire(&mut self, now_us: u64) {
-        while let Some(&(end_us, key)) = self.in_order.front()
-            && end_us <= now_us
-        {
-            self.in_order.pop_front();
-            self.ends_us.remove(&key);
+        while self.first_us().is_some_and(|until_us| until_us <= now_us) {
+            self.remove_oldest();
         }
     }
 
     pub fn len(&self) -> usize {
-        self.ends_us.len()
+        self.ends.len()
     }
 
     pub fn check_invariants(&self) {
         assert_eq!(
-            self.ends_us.len(),
+            self.ends.len(),
             self.in_order.len(),
             "an end is remembered and will not be forgotten"
         );
         assert!(
-            self.ends_us.len() <= self.max_len,
+            self.ends.len() <= self.max_len,
             "more ends are remembered than may be"
         );
         assert!(
-            self.in_order.iter().is_sorted_by_key(|&(end_us, _)| end_us),
+            self.in_order
+                .iter()
+                .is_sorted_by_key(|&(until_us, _)| until_us),
             "ends are forgotten out of their order"
         );
+    }
+
+    fn remove_oldest(&mut self) {
+        if let Some((_, key)) = self.in_order.pop_front() {
+            self.ends.remove(&key);
+        }
     }
 }

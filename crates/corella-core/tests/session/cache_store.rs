@@ -1,173 +1,168 @@
 //! Offers and loads, in whichever order they come.
 
-use corella_core::session::{CacheStore, CacheStoreAction, LoadRefusal, StoreDropped};
-use corella_core::{Incarnation, Namespace, PageHash};
+use corella_core::Incarnation;
+use corella_core::session::{
+    CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, StoreRefusal,
+};
 
-use crate::fixture::{NUM_ROWS, config, key};
+use crate::fixture::key;
 
-fn store() -> CacheStore {
-    CacheStore::new(&config(), Incarnation(5)).expect("valid times")
+const TOMBSTONE_US: u64 = 60_000_000;
+
+/// Offers and loads are letters here.
+fn store(max_offers: usize, max_waiting_loads: usize) -> CacheStore<char, char> {
+    CacheStore::new(CacheStoreConfig {
+        incarnation: Incarnation(5),
+        max_offers,
+        max_waiting_loads,
+        tombstone_us: TOMBSTONE_US,
+        max_tombstones: 1000,
+    })
 }
 
-fn actions(store: &mut CacheStore) -> Vec<CacheStoreAction> {
-    store.check_invariants();
-    std::iter::from_fn(|| store.poll_action()).collect()
-}
-
-fn pages(num_pages: u32) -> Vec<PageHash> {
-    let root = PageHash::root(0, &Namespace::default());
-    let next = |hash: &mut PageHash, page: u32| {
-        *hash = hash.next(0, &[page]);
-        Some(*hash)
-    };
-    (0..num_pages).scan(root, next).collect()
-}
+const WAITS: Result<Loaded<'_, char, char>, StoreRefusal> = Ok(Loaded::Waits { replaced: None });
 
 /// Rule 41: KV that is never produced.
 #[test]
 fn a_load_without_an_offer_ends_at_its_deadline_and_leaves_nothing() {
-    let mut store = store();
-    store.load(key(1, 0), 0, 700, 100).unwrap();
-    assert_eq!(store.poll_timeout(), Some(700));
-    store.handle_timeout(699);
-    assert_eq!(actions(&mut store), []);
-    assert_eq!(store.stats().num_subscriptions, 1);
-    store.handle_timeout(700);
+    let mut store = store(10, 10);
     let key = key(1, 0);
-    assert_eq!(actions(&mut store), [CacheStoreAction::TimeOutLoad { key }]);
-    assert_eq!(store.stats().num_subscriptions, 0);
-    // The offer comes too late, and is dropped with its pages.
-    let late = store.store(key, 2, NUM_ROWS, pages(2), 800);
-    assert_eq!(late, Err(StoreDropped::Ended));
-    assert_eq!(store.load(key, 0, 9000, 800), Err(LoadRefusal::Ended));
-    assert_eq!(store.stats().num_pages, 0);
-    let forgotten_us = 700 + config().tombstone_us;
-    assert_eq!(store.poll_timeout(), Some(forgotten_us));
-    store.handle_timeout(forgotten_us);
-    assert_eq!(store.stats(), Default::default());
+    assert_eq!(store.load(key, 700, 100, || 'l'), WAITS);
+    assert_eq!(store.poll_timeout(), Some(700));
+    assert_eq!(store.poll_late_load(699), None);
+    assert_eq!(store.poll_late_load(700), Some((key, 'l')));
+    assert_eq!(store.poll_late_load(700), None);
+    store.check_invariants();
+    // The offer comes too late.
+    let over = StoreRefusal::Over(OfferEnd::NotStored);
+    assert_eq!(store.store(key, 'o', 800), Err(over));
+    assert_eq!(store.load(key, 9000, 800, || 'l'), Err(over));
+    let forgotten_us = 700 + TOMBSTONE_US;
+    assert_eq!(store.stats(forgotten_us - 1).num_tombstones, 1);
+    assert_eq!(store.stats(forgotten_us), CacheStoreStats::default());
     assert_eq!(store.poll_timeout(), None);
 }
 
 #[test]
-fn rows_are_sent_when_they_are_filled_and_wanted_each_once() {
-    let mut store = store();
-    let key = key(1, 0);
-    store.store(key, 2, NUM_ROWS, vec![], 0).unwrap();
-    store.handle_filled(key, 0, 6);
-    assert_eq!(actions(&mut store), []);
-    // The decode node has the first four rows.
-    store.load(key, 4, 900, 1).unwrap();
-    let send = |layer, rows| CacheStoreAction::Send { key, layer, rows };
-    assert_eq!(actions(&mut store), [send(0, 4..6)]);
-    store.handle_filled(key, 1, 3);
-    store.handle_filled(key, 0, 6);
-    assert_eq!(actions(&mut store), []);
-    store.handle_filled(key, 1, 10);
-    store.handle_filled(key, 0, 99);
-    assert_eq!(actions(&mut store), [send(1, 4..10), send(0, 6..10)]);
-    assert!(store.is_complete(key));
-    // The deadline was that of the offer.
-    store.handle_timeout(1000);
-    assert_eq!(actions(&mut store), []);
+fn a_load_finds_its_offer_in_either_order() {
+    let mut store = store(10, 10);
+    let (early, late) = (key(1, 0), key(2, 0));
+    assert_eq!(store.load(early, 900, 0, || 'l'), WAITS);
+    assert_eq!(store.store(early, 'o', 1), Ok(Some('l')));
+    assert_eq!(store.store(late, 'p', 2), Ok(None));
+    let offered = store.load(late, 900, 3, || 'm');
+    assert_eq!(offered, Ok(Loaded::Offered(&'p')));
+    // It was the offer that the deadline was about.
+    assert_eq!(store.poll_late_load(1000), None);
+    let again = store.load(early, 2000, 1000, || 'n');
+    assert_eq!(again, Ok(Loaded::Offered(&'o')));
+    assert_eq!(store.store(early, 'q', 1000), Err(StoreRefusal::Duplicate));
+    assert_eq!(store.get(early), Some(&'o'));
+    store.check_invariants();
 }
 
 #[test]
-fn an_offer_is_gone_when_its_reader_has_stopped() {
-    let mut store = store();
-    let (read, unread) = (key(1, 0), key(2, 0));
-    for key in [read, unread] {
-        store.store(key, 2, NUM_ROWS, pages(2), 0).unwrap();
+fn the_newest_load_of_a_session_is_the_one_that_waits() {
+    let mut store = store(10, 1);
+    let key = key(1, 0);
+    assert_eq!(store.load(key, 500, 0, || 'a'), WAITS);
+    let replaced = Some('a');
+    let second = store.load(key, 900, 1, || 'b');
+    assert_eq!(second, Ok(Loaded::Waits { replaced }));
+    store.check_invariants();
+    assert_eq!(store.poll_late_load(500), None);
+    // The first one's connection is gone, which is nothing to the second.
+    assert_eq!(store.cancel(key, |&load| load == 'a'), None);
+    assert_eq!(store.cancel(key, |&load| load == 'b'), Some('b'));
+    assert_eq!(store.stats(501), CacheStoreStats::default());
+    // Whoever has cancelled may ask again.
+    assert_eq!(store.load(key, 900, 502, || 'c'), WAITS);
+    assert_eq!(store.store(key, 'o', 503), Ok(Some('c')));
+}
+
+#[test]
+fn what_is_over_stays_over_as_it_first_was() {
+    let mut store = store(10, 10);
+    let (offered, awaited, unknown) = (key(1, 0), key(2, 0), key(3, 0));
+    store.store(offered, 'o', 0).unwrap();
+    store.load(awaited, 900, 0, || 'l').unwrap();
+    let failed = OfferEnd::Failed;
+    assert_eq!(store.end(offered, failed, 5), (Some('o'), None));
+    assert_eq!(store.end(awaited, failed, 5), (None, Some('l')));
+    assert_eq!(store.end(unknown, failed, 5), (None, None));
+    for key in [offered, awaited, unknown] {
+        assert_eq!(store.end(key, OfferEnd::Deleted, 6), (None, None));
+        let over = StoreRefusal::Over(failed);
+        assert_eq!(store.load(key, 900, 7, || 'm'), Err(over));
+        assert_eq!(store.store(key, 'p', 7), Err(over));
     }
-    store.load(read, 0, 900, 0).unwrap();
-    store.delete(read, 5);
-    store.handle_filled(read, 0, NUM_ROWS);
-    let stop = CacheStoreAction::Stop { key: read };
-    assert_eq!(actions(&mut store), [stop]);
-    store.delete(unread, 5);
-    let deleted = |key| CacheStoreAction::Deleted { key };
-    assert_eq!(actions(&mut store), [deleted(unread)]);
-    store.handle_stopped(read, 6);
-    let released = pages(2).into_iter();
-    let mut expected = vec![deleted(read)];
-    expected.extend(released.map(|page| CacheStoreAction::Release { page }));
-    assert_eq!(actions(&mut store), expected);
-    // Nothing is said twice.
-    store.delete(read, 7);
-    store.handle_stopped(read, 7);
-    assert_eq!(store.stats().num_entries, 0);
+    store.check_invariants();
+    let num_tombstones = 3;
+    let stats = CacheStoreStats {
+        num_tombstones,
+        ..CacheStoreStats::default()
+    };
+    assert_eq!(store.stats(TOMBSTONE_US + 4), stats);
+    assert_eq!(store.stats(TOMBSTONE_US + 5), CacheStoreStats::default());
 }
 
 #[test]
 fn a_load_of_an_earlier_life_is_refused() {
-    let mut store = store();
+    let mut store = store(10, 10);
     let mut stale = key(1, 0);
     stale.prefill_incarnation = Incarnation(4);
-    let refusal = store.load(stale, 0, 900, 0);
-    assert_eq!(refusal, Err(LoadRefusal::StaleIncarnation));
-    assert_eq!(store.stats(), Default::default());
+    let refused = store.load(stale, 900, 0, || 'l');
+    assert_eq!(refused, Err(StoreRefusal::OtherIncarnation));
+    assert_eq!(store.stats(0), CacheStoreStats::default());
 }
 
-/// Rule 40: two hundred pairs of requests with the same pages, ending in any order.
 #[test]
-fn an_offer_never_lets_go_of_what_another_one_names() {
-    let mut store = store();
-    for pair in 0..200_u128 {
-        for twin in 0..2 {
-            let key = key(2 * pair + twin, 0);
-            store.store(key, 2, NUM_ROWS, pages(3), 0).unwrap();
-        }
-    }
-    // A permutation of all 400: 149 and 400 have no common divisor.
-    let order = (0..400_u128).map(|index| index * 149 % 400);
-    for (num_before, session) in (0..400).zip(order) {
-        for page in pages(3) {
-            assert_eq!(store.num_users(page), 400 - num_before);
-        }
-        store.delete(key(session, 0), 1);
-        let released = actions(&mut store).into_iter();
-        let released = released.filter(|it| matches!(it, CacheStoreAction::Release { .. }));
-        assert_eq!(released.count(), if num_before == 399 { 3 } else { 0 });
-    }
-    assert_eq!(store.stats().num_pages, 0);
+fn there_are_no_more_offers_and_waiting_loads_than_there_may_be() {
+    let mut store = store(2, 1);
+    store.store(key(1, 0), 'o', 0).unwrap();
+    store.store(key(2, 0), 'p', 0).unwrap();
+    assert_eq!(store.load(key(3, 0), 900, 0, || 'l'), WAITS);
+    let full = StoreRefusal::Full;
+    assert_eq!(store.load(key(4, 0), 900, 0, || 'm'), Err(full));
+    // The load waits on: its offer may come when there is room.
+    assert_eq!(store.store(key(3, 0), 'q', 0), Err(full));
+    store.check_invariants();
+    store.end(key(1, 0), OfferEnd::Deleted, 1);
+    assert_eq!(store.store(key(3, 0), 'q', 2), Ok(Some('l')));
+    assert_eq!(store.clear().collect::<Vec<_>>(), ['p', 'q']);
+    assert_eq!(store.stats(2).num_offers, 0);
 }
 
 /// Fault 4: whatever comes and goes, and whatever is never heard of again.
 #[test]
 fn a_million_requests_leave_tables_of_bounded_size() {
-    let mut store = store();
-    let config = config();
-    let (mut max_tombstones, mut max_entries) = (0, 0);
+    let mut store = store(100, 100);
+    let mut most = CacheStoreStats::default();
     for request in 0..1_000_000_u64 {
         let now_us = request * 100;
         let key = key(request.into(), 0);
         // A third is in order, a third never stored, a third never loaded.
         if request % 3 != 1 {
-            let pages = vec![PageHash((request / 3).into())];
-            store.store(key, 1, NUM_ROWS, pages, now_us).unwrap();
+            store.store(key, 'o', now_us).unwrap();
         }
         if request % 3 != 2 {
-            store.load(key, 0, now_us + 5_000, now_us).unwrap();
+            store.load(key, now_us + 5_000, now_us, || 'l').unwrap();
         }
         if request % 3 != 1 {
-            store.delete(key, now_us + 50);
-            store.handle_load_closed(key, now_us + 60);
+            store.end(key, OfferEnd::Deleted, now_us + 50);
         }
-        store.handle_timeout(now_us + 99);
-        while store.poll_action().is_some() {}
-        let stats = store.stats();
-        max_entries = max_entries.max(stats.num_entries);
-        max_tombstones = max_tombstones.max(stats.num_tombstones);
+        while store.poll_late_load(now_us + 99).is_some() {}
+        let stats = store.stats(now_us + 99);
+        most.num_offers = most.num_offers.max(stats.num_offers);
+        most.num_waiting_loads = most.num_waiting_loads.max(stats.num_waiting_loads);
+        most.num_tombstones = most.num_tombstones.max(stats.num_tombstones);
         if request % 50_000 == 0 {
             store.check_invariants();
         }
     }
-    // 5 ms of subscriptions, one of them every 300 us.
-    assert!(max_entries <= 18, "{max_entries} entries");
-    assert_eq!(max_tombstones, config.max_tombstones as usize);
-    store.handle_timeout(u64::MAX);
-    while store.poll_action().is_some() {}
-    store.handle_timeout(u64::MAX);
-    assert_eq!(store.stats().num_entries, 0);
-    assert_eq!(store.stats().num_pages, 0);
-    assert_eq!(store.stats().num_timers, 0);
+    // 5 ms of waiting loads, one of them every 300 us.
+    assert!(most.num_waiting_loads <= 17, "{most:?}");
+    assert_eq!((most.num_offers, most.num_tombstones), (0, 1000));
+    while store.poll_late_load(u64::MAX).is_some() {}
+    assert_eq!(store.stats(u64::MAX), CacheStoreStats::default());
 }

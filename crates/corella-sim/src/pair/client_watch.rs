@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use corella_core::session::{AbortReason, ClientEvent, SessionFinish};
-use corella_core::{FinishReason, NodeId, RequestError, SessionId};
+use corella_core::{AdmissionError, FinishReason, NodeId, RequestError, SessionId};
 
 use crate::checker::{Verdict, ensure};
 use crate::executor::UNDEFINED;
@@ -11,6 +11,7 @@ use crate::pair::pair_load::{PairCall, PairLoad};
 
 pub struct ClientWatch<'a> {
     calls: &'a [PairCall],
+    starts_locally: bool,
     resumes_locally: bool,
     max_silence_us: u64,
     clients: BTreeMap<SessionId, Client>,
@@ -39,6 +40,7 @@ impl<'a> ClientWatch<'a> {
     pub fn new(load: &'a PairLoad) -> Self {
         Self {
             calls: &load.calls,
+            starts_locally: load.sessions.starts_locally,
             resumes_locally: load.sessions.resumes_locally,
             max_silence_us: max_silence_us(load),
             clients: BTreeMap::new(),
@@ -127,7 +129,10 @@ impl<'a> ClientWatch<'a> {
             SessionFinish::DecodeLost(reason) => {
                 !self.resumes_locally && client.num_seen > 0 && *reason != AbortReason::Finished
             }
-            SessionFinish::Refused(_) => true,
+            SessionFinish::Refused(AdmissionError::NoDecodeNode) => {
+                !self.starts_locally && call.goes_remote && client.num_seen == 0
+            }
+            SessionFinish::Refused(error) => matches!(error, AdmissionError::QueueFull { .. }),
         };
         ensure(has_reason, || {
             let (num_seen, num_tokens) = (client.num_seen, call.output.len());

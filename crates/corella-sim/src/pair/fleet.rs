@@ -90,7 +90,7 @@ impl<'a> Fleet<'a> {
         verdict.map_err(|what| self.world.violation("every request ends", what))?;
         let verdict = self.world.sessions.check_ended();
         verdict.map_err(|what| self.world.violation("every session ends", what))?;
-        for node in self.nodes.iter().flatten() {
+        for node in self.nodes.iter_mut().flatten() {
             let leftovers = match node {
                 Node::Prefill(node) => node.leftovers(),
                 Node::Decode(node) => node.leftovers(),

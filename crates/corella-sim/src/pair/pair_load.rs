@@ -172,7 +172,8 @@ impl Writer {
                 self.spill(node);
             }
         }
-        let sessions = self.sessions();
+        let mut sessions = self.sessions();
+        sessions.starts_locally = !Random(seed ^ 0x57a7).once_in(6);
         let num_calls = 2 + self.random.below(30);
         let calls: Vec<_> = (0..num_calls)
             .map(|id| {

@@ -1,7 +1,7 @@
 //! What runs of a fleet have come to, so that nobody mistakes quiet runs for passed ones.
 
-use corella_core::FinishReason;
 use corella_core::session::SessionFinish;
+use corella_core::{AdmissionError, FinishReason};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairTotals {
@@ -16,6 +16,8 @@ pub struct PairTotals {
     pub num_deadlines: u64,
     pub num_decode_lost: u64,
     pub num_refused: u64,
+    /// Refused because no decode node was left, and none may be decoded on prefill nodes.
+    pub num_without_decode_node: u64,
     pub num_too_many_sessions: u64,
     pub num_failed: u64,
     /// Their prefill node died.
@@ -44,7 +46,6 @@ pub struct PairTotals {
     pub num_leases_ended: u64,
     pub num_reads_of_failed_steps: u64,
     pub num_cached_rows: u64,
-    pub num_shared_pages_released: u64,
     /// Sessions that decode nodes gave up, and sessions that they did not take.
     pub num_aborts: u64,
     pub num_refusals: u64,
@@ -63,6 +64,9 @@ impl PairTotals {
             SessionFinish::Finished(FinishReason::Aborted) => &mut self.num_cancelled,
             SessionFinish::Finished(FinishReason::Error(_)) => &mut self.num_failed,
             SessionFinish::Finished(_) => &mut self.num_completed,
+            SessionFinish::Refused(AdmissionError::NoDecodeNode) => {
+                &mut self.num_without_decode_node
+            }
             SessionFinish::Refused(_) => &mut self.num_refused,
             SessionFinish::DeadlinePassed => &mut self.num_deadlines,
             SessionFinish::DecodeLost(_) => &mut self.num_decode_lost,
@@ -94,12 +98,12 @@ impl PairTotals {
         }
         fields!(
             num_runs num_events num_requests num_completed num_completed_remotely num_cancelled
-            num_cancelled_before num_deadlines num_decode_lost num_refused num_too_many_sessions
+            num_cancelled_before num_deadlines num_decode_lost num_refused num_without_decode_node num_too_many_sessions
             num_failed num_clients_lost num_attempts num_second_attempts num_resumed num_suspects
             num_incompatible num_restarts_noticed num_crashes num_blocks num_cut_connections num_repeated num_loads
             num_loads_done num_loads_failed num_loads_cancelled num_late_rows num_load_timeouts
             num_exports_declined num_exports_cut_short num_leases_ended
-            num_reads_of_failed_steps num_cached_rows num_shared_pages_released num_aborts
+            num_reads_of_failed_steps num_cached_rows num_aborts
             num_refusals num_unanswered_reservations num_spills num_restores num_handed_back
             num_waiting_choices
         )

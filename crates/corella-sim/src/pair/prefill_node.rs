@@ -1,16 +1,16 @@
-//! A prefill node: engine, session end, cache store, and senders that read pages.
+//! A prefill node: engine, session end, and what the node does for its decode nodes.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::collections::BTreeMap;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreAction, PrefillAction, PrefillEnd, SessionKey, Submission,
+    AbortReason, CacheStore, CacheStoreConfig, PrefillAction, PrefillEnd, SessionKey, Submission,
     SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{Incarnation, KvFact, NodeId, PageHash, PageId, RequestId, SessionId, TokenId};
+use corella_core::{Incarnation, KvFact, NodeId, PageId, RequestId, SessionId, TokenId};
 
 use crate::executor::{Row, root_row, rows_of};
 use crate::pair::engine::Engine;
+use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
@@ -21,35 +21,28 @@ pub struct PrefillNode {
     pub incarnation: Incarnation,
     pub engine: Engine,
     pub end: PrefillEnd,
-    pub store: CacheStore,
-    num_layers: u32,
+    pub(super) store: CacheStore<Offer, Load>,
+    pub(super) num_layers: u32,
     num_requests: u64,
-    requests: BTreeMap<(SessionId, u32), RequestId>,
-    runs: BTreeMap<RequestId, Run>,
-    offers: BTreeMap<SessionKey, RequestId>,
-    senders: BTreeMap<SessionKey, Sender>,
+    pub(super) requests: BTreeMap<(SessionId, u32), RequestId>,
+    pub(super) runs: BTreeMap<RequestId, Run>,
+    pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
 }
 
 /// What is known of a request of this node's engine.
-struct Run {
+pub(super) struct Run {
     session: SessionId,
     number: u32,
     prompt: Vec<TokenId>,
     /// Its rows, as they must be wherever they are read.
-    rows: Vec<Row>,
+    pub rows: Vec<Row>,
     /// The pages that it exports.
-    pages: Vec<PageId>,
-    num_filled: Vec<u32>,
-    is_released: bool,
-    has_ended: bool,
-}
-
-#[derive(Default)]
-struct Sender {
-    jobs: VecDeque<(u32, Range<u32>)>,
-    decode_index: usize,
-    is_reading: bool,
+    pub pages: Vec<PageId>,
+    pub num_filled: Vec<u32>,
+    /// The attempts that its rows are on offer for.
+    pub readers: Vec<SessionKey>,
+    pub is_released: bool,
 }
 
 impl PrefillNode {
@@ -62,13 +55,18 @@ impl PrefillNode {
             id,
             incarnation,
             engine: Engine::new(plan, load.alphabet, load.fails_once_in),
-            store: CacheStore::new(&sessions, incarnation).expect("loads have valid times"),
+            store: CacheStore::new(CacheStoreConfig {
+                incarnation,
+                max_offers: 2 * sessions.max_sessions as usize,
+                max_waiting_loads: sessions.max_sessions as usize,
+                tombstone_us: sessions.tombstone_us,
+                max_tombstones: sessions.max_tombstones as usize,
+            }),
             end: PrefillEnd::new(sessions, hello).expect("loads have valid times"),
             num_layers: load.num_layers,
             num_requests: 0,
             requests: BTreeMap::new(),
             runs: BTreeMap::new(),
-            offers: BTreeMap::new(),
             senders: BTreeMap::new(),
             wake_us: None,
         }
@@ -148,35 +146,11 @@ impl PrefillNode {
             Packet::LoadRequest {
                 first_row,
                 deadline_us,
-            } => {
-                let has_offer = self.offers.contains_key(&key);
-                match self.store.load(key, first_row, deadline_us, now_us) {
-                    Ok(()) => {
-                        self.senders.insert(
-                            key,
-                            Sender {
-                                decode_index: world.decode_index(id),
-                                ..Sender::default()
-                            },
-                        );
-                        if !has_offer {
-                            let deadline_us = deadline_us.max(now_us);
-                            world.sessions.subscribed(key, self.id, deadline_us);
-                        }
-                    }
-                    Err(_) => world.close(id, Direction::ToDecode),
-                }
-            }
+            } => self.handle_load(id, first_row, deadline_us, world),
             Packet::Closed if id.wire == Wire::Control => {
                 self.end.handle_stream_closed(key, now_us);
             }
-            Packet::Closed => {
-                self.senders.remove(&key);
-                world.sessions.unsubscribed(key);
-                if self.store.handle_load_closed(key, now_us) {
-                    self.end.handle_load_failed(key, now_us);
-                }
-            }
+            Packet::Closed => self.handle_load_closed(key, world),
             Packet::ToDecode(_) | Packet::Rows { .. } => unreachable!("sent to a prefill node"),
         }
         self.settle(world)
@@ -188,22 +162,16 @@ impl PrefillNode {
             LocalEvent::Wake => {
                 self.wake_us = None;
                 self.end.handle_timeout(now_us);
-                self.store.handle_timeout(now_us);
+                self.time_out_loads(world)?;
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::LayerFilled {
                 request,
                 layer,
                 end_row,
-            } => self.fill(request, layer, end_row),
+            } => self.fill(request, layer, end_row, world),
             LocalEvent::Read(key) => self.read(key, world)?,
-            LocalEvent::Stopped(key) => {
-                if self.senders.remove(&key).is_some() {
-                    let wire = Wire::Data;
-                    world.close(ConnectionId { key, wire }, Direction::ToDecode);
-                }
-                self.store.handle_stopped(key, now_us);
-            }
+            LocalEvent::Stopped(key) => self.handle_stopped(key, world),
             LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {
                 unreachable!("a prefill node loads nothing")
             }
@@ -227,13 +195,10 @@ impl PrefillNode {
         loop {
             if let Some(action) = self.end.poll_action() {
                 self.act(action, world)?;
-            } else if let Some(action) = self.store.poll_action() {
-                self.act_for_store(action, world)?;
             } else if let Some(fact) = self.engine.poll_kv_fact() {
                 self.handle_fact(fact, world);
             } else if let Some(output) = self.engine.poll_output() {
-                let run = self.runs.get_mut(&output.request).expect("a known run");
-                run.has_ended = output.finish.is_some();
+                let run = &self.runs[&output.request];
                 let (session, number) = (run.session, run.number);
                 if self.engine.has_failed(output.request) {
                     world.clients.failed(session);
@@ -275,17 +240,18 @@ impl PrefillNode {
     }
 
     /// What must be there no longer when everything has ended.
-    pub fn leftovers(&self) -> String {
-        let (end, store, engine) = (self.end.stats(), self.store.stats(), self.engine.stats());
+    pub fn leftovers(&mut self) -> String {
+        // Tombstones go by themselves.
+        let store = self.store.stats(u64::MAX);
+        let (end, engine) = (self.end.stats(), self.engine.stats());
         let is_clean = end == Default::default()
             && store == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
             && engine.num_running + engine.num_waiting == 0
-            && self.senders.is_empty()
-            && self.offers.is_empty();
+            && self.senders.is_empty();
         match is_clean {
             true => String::new(),
-            false => format!("{end:?} {store:?} {engine:?} {:?}", self.offers),
+            false => format!("{end:?} {store:?} {engine:?}"),
         }
     }
 
@@ -346,8 +312,8 @@ impl PrefillNode {
                         prompt: request.prompt.clone(),
                         pages: Vec::new(),
                         num_filled: vec![0; self.num_layers as usize],
+                        readers: Vec::new(),
                         is_released: false,
-                        has_ended: false,
                     },
                 );
                 if let Err(error) = self.engine.submit(*request) {
@@ -368,9 +334,7 @@ impl PrefillNode {
             }
             PrefillAction::ReleaseHold { session, run } => {
                 let request = self.requests[&(session, run)];
-                let mut readers = self.offers.iter().filter(|&(_, &of)| of == request);
-                let reader = readers.find(|(key, _)| self.senders.contains_key(key));
-                if let Some((key, _)) = reader {
+                if let Some(key) = self.reader_of(request) {
                     let what = format!("{key} reads pages of run {run}, which are let go");
                     return Err(world.violation("pages are held while they are read", what));
                 }
@@ -382,10 +346,7 @@ impl PrefillNode {
             PrefillAction::Store {
                 key, run, num_rows, ..
             } => self.offer(key, run, num_rows, world),
-            PrefillAction::Delete { key } => {
-                world.sessions.unsubscribed(key);
-                self.store.delete(key, now_us);
-            }
+            PrefillAction::Delete { key } => self.delete(key, world),
             PrefillAction::Emit { session, event } => {
                 let verdict = world.clients.told(session, &event, now_us);
                 verdict.map_err(|what| {
@@ -410,45 +371,6 @@ impl PrefillNode {
                     return Err(world.violation("nodes know who they can work with", what));
                 }
             }
-        }
-        Ok(())
-    }
-
-    fn act_for_store(
-        &mut self,
-        action: CacheStoreAction,
-        world: &mut World<'_>,
-    ) -> Result<(), Violation> {
-        let now_us = world.now_us;
-        match action {
-            CacheStoreAction::Send { key, layer, rows } => {
-                if let Some(sender) = self.senders.get_mut(&key) {
-                    sender.jobs.push_back((layer, rows));
-                    if !std::mem::replace(&mut sender.is_reading, true) {
-                        self.push(now_us + 1, LocalEvent::Read(key), world);
-                    }
-                }
-            }
-            CacheStoreAction::TimeOutLoad { key } => {
-                world.totals.num_load_timeouts += 1;
-                self.senders.remove(&key);
-                let wire = Wire::Data;
-                world.close(ConnectionId { key, wire }, Direction::ToDecode);
-                let deadline_us = world.sessions.unsubscribed(key);
-                if deadline_us != Some(now_us) {
-                    let what = format!("{key} had until {deadline_us:?}");
-                    return Err(world.violation("a load times out at its deadline", what));
-                }
-            }
-            CacheStoreAction::Stop { key } => {
-                let at_us = now_us + world.stop_us();
-                self.push(at_us, LocalEvent::Stopped(key), world);
-            }
-            CacheStoreAction::Deleted { key } => {
-                self.offers.remove(&key);
-                self.end.handle_deleted(key, now_us);
-            }
-            CacheStoreAction::Release { .. } => world.totals.num_shared_pages_released += 1,
         }
         Ok(())
     }
@@ -489,93 +411,7 @@ impl PrefillNode {
         }
     }
 
-    fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
-        let now_us = world.now_us;
-        let request = self.requests[&(key.session, run)];
-        let run = &self.runs[&request];
-        let page_size = self.engine.page_size() as usize;
-        let mut hash = PageHash::root(0, &Default::default());
-        let whole_pages = run.prompt.chunks_exact(page_size);
-        let hashes: Vec<_> = whole_pages
-            .map(|tokens| {
-                hash = hash.next(0, tokens);
-                hash
-            })
-            .collect();
-        let num_filled = run.num_filled.clone();
-        self.offers.insert(key, request);
-        let stored = self
-            .store
-            .store(key, self.num_layers, num_rows, hashes, now_us);
-        world.sessions.unsubscribed(key);
-        if stored.is_err() {
-            self.offers.remove(&key);
-            self.end.handle_load_failed(key, now_us);
-            return;
-        }
-        for (layer, end_row) in num_filled.into_iter().enumerate() {
-            self.store.handle_filled(key, layer as u32, end_row);
-        }
-    }
-
-    fn fill(&mut self, request: RequestId, layer: u32, end_row: u32) {
-        let run = self.runs.get_mut(&request).expect("a known run");
-        // What is done after the pages were let go is done somewhere else.
-        if run.is_released {
-            return;
-        }
-        let num_filled = &mut run.num_filled[layer as usize];
-        *num_filled = end_row.max(*num_filled);
-        let offers = self.offers.iter().filter(|&(_, &of)| of == request);
-        for (&key, _) in offers {
-            self.store.handle_filled(key, layer, end_row);
-        }
-    }
-
-    /// Reads the next rows that an attempt is to get, and sends them.
-    fn read(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
-        let Some(sender) = self.senders.get_mut(&key) else {
-            return Ok(());
-        };
-        let Some((layer, rows)) = sender.jobs.pop_front() else {
-            sender.is_reading = false;
-            return Ok(());
-        };
-        let row_us = world.links().row_us[sender.decode_index];
-        let run = &self.runs[&self.offers[&key]];
-        let page_size = self.engine.page_size();
-        let mut content = Vec::new();
-        for row in rows.clone() {
-            let page = run.pages[(row / page_size) as usize];
-            let found = self.engine.read_row(page, (row % page_size) as usize);
-            let should = run.rows[row as usize];
-            // Others that share its pages may have been in the step that failed.
-            let has_failed = self.engine.has_failed_steps();
-            world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
-            if found != should && !(found.is_none() && has_failed) {
-                let what = format!("{key} reads {found:?} instead of {should:?}, row {row}");
-                return Err(world.violation("what is read is what was offered", what));
-            }
-            content.push(found);
-        }
-        let num_rows = u64::from(rows.end - rows.start);
-        let transfer_us = 1 + num_rows * row_us / u64::from(self.num_layers);
-        let wire = Wire::Data;
-        world.send(
-            ConnectionId { key, wire },
-            Direction::ToDecode,
-            Packet::Rows {
-                layer,
-                rows,
-                content,
-            },
-        );
-        self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
-        self.end.handle_load_progress(key, world.now_us);
-        Ok(())
-    }
-
-    fn push(&self, at_us: u64, event: LocalEvent, world: &mut World<'_>) {
+    pub(super) fn push(&self, at_us: u64, event: LocalEvent, world: &mut World<'_>) {
         world.push(at_us, Event::Local(self.id, self.incarnation, event));
     }
 

@@ -1,0 +1,199 @@
+//! How a session looks for a decode node: it asks one after the other, as many and for as long as it
+//! may.
+
+use alloc::boxed::Box;
+
+use crate::session::message::Mismatch;
+use crate::session::prefill_end::PrefillAction;
+use crate::session::prefill_session::{Context, Link, Local, PrefillSession, Remote};
+use crate::session::pulse::Pulse;
+use crate::session::{
+    AbortReason, Allocate, Allocated, Hello, Peer, Refusal, SessionKey, ToDecode,
+};
+use crate::{Incarnation, NodeId};
+
+impl PrefillSession {
+    pub(super) fn begin_search(&mut self, context: &Context<'_>) {
+        self.num_asked = 0;
+        let budget_us = context.config.allocate_budget_us;
+        self.allocate_by_us = context.now_us.saturating_add(budget_us);
+    }
+
+    pub(super) fn open(&mut self, peer: Peer, context: &mut Context<'_>) {
+        let key = SessionKey {
+            session: self.id,
+            attempt: self.num_attempts,
+            prefill_incarnation: context.hello.incarnation,
+            decode_incarnation: peer.incarnation,
+        };
+        self.num_attempts += 1;
+        self.num_asked += 1;
+        self.tried.push(peer.node);
+        self.remote = Remote::Linked(Link {
+            key,
+            node: peer.node,
+            pulse: Pulse::new(context.now_us),
+            has_answered: false,
+            has_greeted: false,
+            is_allocated: false,
+            needs_rows: true,
+            is_stored: false,
+            has_first_token: false,
+            has_loaded: false,
+        });
+        let node = peer.node;
+        context.act(PrefillAction::OpenStream { key, node });
+        let hello = Box::new(context.hello.clone());
+        self.send(ToDecode::Hello(hello), context);
+        let remaining_us = self
+            .deadline_us
+            .map(|deadline_us| deadline_us.saturating_sub(context.now_us));
+        let allocate = Allocate {
+            prompt: self.request.prompt.clone(),
+            sampling: self.request.sampling.clone(),
+            stopping: self.stopping(),
+            priority: self.request.priority,
+            namespace: self.request.namespace.clone(),
+            remaining_us,
+            siblings: self.siblings,
+            trace_id: self.trace_id.clone(),
+        };
+        self.send(ToDecode::Allocate(Box::new(allocate)), context);
+    }
+
+    pub(super) fn handle_placement(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
+        if !matches!(self.remote, Remote::Placing) {
+            return;
+        }
+        match peer {
+            Some(peer) => self.open(peer, context),
+            None => self.go_on_locally(AbortReason::AllocateTimedOut, context),
+        }
+    }
+
+    pub(super) fn handle_hello(
+        &mut self,
+        hello: &Hello,
+        context: &mut Context<'_>,
+    ) -> Option<(NodeId, Incarnation)> {
+        let Remote::Linked(link) = &mut self.remote else {
+            return None;
+        };
+        let node = link.node;
+        if hello.incarnation != link.key.decode_incarnation {
+            // The node that answered is a different incarnation from the one that was asked. If it
+            // is a later one, the node has restarted, so the driver's table is out of date and
+            // every session with the earlier incarnation is lost.
+            if hello.incarnation < link.key.decode_incarnation {
+                self.be_refused(Some(AbortReason::ProtocolViolated), context);
+                return None;
+            }
+            return Some((node, hello.incarnation));
+        }
+        match context.hello.check(hello) {
+            Ok(()) => link.has_greeted = true,
+            Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
+        }
+        None
+    }
+
+    pub(super) fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
+        let session = self.id;
+        let num_rows = self.request.prompt.len() as u32;
+        let Remote::Linked(link) = &mut self.remote else {
+            return;
+        };
+        if link.is_allocated {
+            return;
+        }
+        if !link.has_greeted || allocated.num_cached_rows > num_rows {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        link.is_allocated = true;
+        link.needs_rows = allocated.num_cached_rows < num_rows;
+        link.is_stored = true;
+        let key = link.key;
+        let run = match self.local {
+            Local::Prefilling { run } | Local::Held { run, .. } => run,
+            Local::Nothing | Local::Running { .. } => {
+                let run = self.next_run();
+                self.local = Local::Prefilling { run };
+                let mut request = self.run_request();
+                request.stopping.max_tokens = Some(1);
+                request.exports_kv = true;
+                context.act(PrefillAction::SubmitLocally {
+                    session,
+                    run,
+                    request: Box::new(request),
+                });
+                run
+            }
+        };
+        context.exports.insert(session, run, key);
+        context.act(PrefillAction::Store {
+            key,
+            run,
+            first_row: allocated.num_cached_rows,
+            num_rows,
+        });
+        self.tell_first_token(context);
+    }
+
+    pub(super) fn handle_refused(&mut self, refusal: Refusal, context: &mut Context<'_>) {
+        let Remote::Linked(link) = &self.remote else {
+            return;
+        };
+        if link.is_allocated {
+            let reason = AbortReason::ProtocolViolated;
+            return self.lose(reason.clone(), Some(reason), context);
+        }
+        let node = link.node;
+        match refusal {
+            Refusal::Incompatible(mismatch) => {
+                self.be_refused_as_incompatible(node, mismatch.seen_from_other(), context);
+            }
+            Refusal::Exhausted
+            | Refusal::Never
+            | Refusal::StaleIncarnation
+            | Refusal::Ended
+            | Refusal::Draining => self.be_refused(None, context),
+        }
+    }
+
+    fn be_refused_as_incompatible(
+        &mut self,
+        node: NodeId,
+        mismatch: Mismatch,
+        context: &mut Context<'_>,
+    ) {
+        context.act(PrefillAction::MarkIncompatible { node, mismatch });
+        self.be_refused(Some(AbortReason::Cancelled), context);
+    }
+
+    /// The peer will not take the request; another may.
+    fn be_refused(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
+        self.unlink(told, context);
+        self.ask_next(AbortReason::AllocateTimedOut, context);
+    }
+
+    pub(super) fn ask_next(&mut self, reason: AbortReason, context: &mut Context<'_>) {
+        let has_budget = context.now_us < self.allocate_by_us;
+        if !has_budget || !self.can_export || self.num_asked >= context.config.max_asked_peers {
+            return self.go_on_locally(reason, context);
+        }
+        self.remote = Remote::Placing;
+        context.act(PrefillAction::TryNext {
+            session: self.id,
+            tried: self.tried.clone(),
+        });
+    }
+
+    pub(super) fn is_allocating(&self) -> bool {
+        match &self.remote {
+            Remote::Nothing => false,
+            Remote::Placing => true,
+            Remote::Linked(link) => !link.is_allocated,
+        }
+    }
+}

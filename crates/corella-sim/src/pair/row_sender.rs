@@ -1,0 +1,230 @@
+//! What a prefill node does with the rows that decode nodes ask for: offers them, reads and sends them.
+
+use corella_core::RequestId;
+use corella_core::session::{Loaded, OfferEnd, SessionKey};
+
+use crate::pair::prefill_node::PrefillNode;
+use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
+use crate::pair::world::{LocalEvent, World};
+use crate::simulation::Violation;
+
+#[derive(Clone, Copy)]
+pub struct Offer {
+    request: RequestId,
+    num_rows: u32,
+}
+
+/// Rows that a decode node asks for.
+#[derive(Clone, Copy)]
+pub struct Load {
+    first_row: u32,
+    decode_index: usize,
+}
+
+/// A load that is being served.
+pub struct Sender {
+    offer: Offer,
+    decode_index: usize,
+    /// By layer, the next row to send.
+    next: Vec<u32>,
+    is_reading: bool,
+    /// The offer was withdrawn, and reading has not stopped yet.
+    is_stopping: bool,
+}
+
+impl Sender {
+    fn has_sent_all(&self) -> bool {
+        self.next.iter().all(|&row| row >= self.offer.num_rows)
+    }
+}
+
+impl PrefillNode {
+    pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
+        let now_us = world.now_us;
+        let request = self.requests[&(key.session, run)];
+        let offer = Offer { request, num_rows };
+        let stored = self.store.store(key, offer, now_us);
+        world.sessions.unsubscribed(key);
+        let Ok(waiting) = stored else {
+            return self.end.handle_load_failed(key, now_us);
+        };
+        let run = self.runs.get_mut(&request).expect("a known run");
+        run.readers.push(key);
+        if let Some(load) = waiting {
+            self.serve(key, offer, load, world);
+        }
+    }
+
+    fn serve(&mut self, key: SessionKey, offer: Offer, load: Load, world: &mut World<'_>) {
+        let sender = Sender {
+            offer,
+            decode_index: load.decode_index,
+            next: vec![load.first_row; self.num_layers as usize],
+            is_reading: false,
+            is_stopping: false,
+        };
+        self.senders.insert(key, sender);
+        self.wake_sender(key, world);
+    }
+
+    pub fn fill(&mut self, request: RequestId, layer: u32, end_row: u32, world: &mut World<'_>) {
+        let run = self.runs.get_mut(&request).expect("a known run");
+        // What is done after the pages were let go is done somewhere else.
+        if run.is_released {
+            return;
+        }
+        let num_filled = &mut run.num_filled[layer as usize];
+        *num_filled = end_row.max(*num_filled);
+        for key in run.readers.clone() {
+            self.wake_sender(key, world);
+        }
+    }
+
+    fn wake_sender(&mut self, key: SessionKey, world: &mut World<'_>) {
+        if let Some(sender) = self.senders.get_mut(&key)
+            && !std::mem::replace(&mut sender.is_reading, true)
+        {
+            self.push(world.now_us + 1, LocalEvent::Read(key), world);
+        }
+    }
+
+    /// Reads the next rows that an attempt is to get, and sends them: those of the layer that is
+    /// furthest behind.
+    pub fn read(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
+        let Some(sender) = self.senders.get_mut(&key) else {
+            return Ok(());
+        };
+        let run = &self.runs[&sender.offer.request];
+        let filled = run
+            .num_filled
+            .iter()
+            .map(|&end| end.min(sender.offer.num_rows));
+        let unsent = sender.next.iter().zip(filled).enumerate();
+        let unsent = unsent.filter(|(_, (first_row, end_row))| first_row < &end_row);
+        let Some((layer, rows)) = unsent
+            .min_by_key(|&(_, (&first_row, _))| first_row)
+            .map(|(layer, (&first_row, end_row))| (layer as u32, first_row..end_row))
+        else {
+            sender.is_reading = false;
+            return Ok(());
+        };
+        sender.next[layer as usize] = rows.end;
+        let row_us = world.links().row_us[sender.decode_index];
+        let page_size = self.engine.page_size();
+        let mut content = Vec::new();
+        for row in rows.clone() {
+            let page = run.pages[(row / page_size) as usize];
+            let found = self.engine.read_row(page, (row % page_size) as usize);
+            let should = run.rows[row as usize];
+            // Others that share its pages may have been in the step that failed.
+            let has_failed = self.engine.has_failed_steps();
+            world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
+            if found != should && !(found.is_none() && has_failed) {
+                let what = format!("{key} reads {found:?} instead of {should:?}, row {row}");
+                return Err(world.violation("what is read is what was offered", what));
+            }
+            content.push(found);
+        }
+        let num_rows = u64::from(rows.end - rows.start);
+        let transfer_us = 1 + num_rows * row_us / u64::from(self.num_layers);
+        let wire = Wire::Data;
+        world.send(
+            ConnectionId { key, wire },
+            Direction::ToDecode,
+            Packet::Rows {
+                layer,
+                rows,
+                content,
+            },
+        );
+        self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
+        self.end.handle_load_progress(key, world.now_us);
+        Ok(())
+    }
+
+    /// A load that may still read pages of a request.
+    pub fn reader_of(&self, request: RequestId) -> Option<SessionKey> {
+        let mut senders = self.senders.iter();
+        let reader = senders.find(|(_, sender)| sender.offer.request == request);
+        reader.map(|(&key, _)| key)
+    }
+
+    pub fn handle_load(
+        &mut self,
+        id: ConnectionId,
+        first_row: u32,
+        deadline_us: u64,
+        world: &mut World<'_>,
+    ) {
+        let (key, now_us) = (id.key, world.now_us);
+        let load = Load {
+            first_row,
+            decode_index: world.decode_index(id),
+        };
+        match self.store.load(key, deadline_us, now_us, || load) {
+            Ok(Loaded::Offered(&offer)) => self.serve(key, offer, load, world),
+            Ok(Loaded::Waits { .. }) => {
+                let deadline_us = deadline_us.max(now_us);
+                world.sessions.subscribed(key, self.id, deadline_us);
+            }
+            Err(_) => world.close(id, Direction::ToDecode),
+        }
+    }
+
+    pub fn handle_load_closed(&mut self, key: SessionKey, world: &mut World<'_>) {
+        world.sessions.unsubscribed(key);
+        self.store.cancel(key, |_| true);
+        match self.senders.remove(&key) {
+            Some(sender) if sender.is_stopping => self.end.handle_deleted(key, world.now_us),
+            Some(sender) if !sender.has_sent_all() => {
+                self.end.handle_load_failed(key, world.now_us);
+            }
+            _ => {}
+        }
+    }
+
+    pub fn delete(&mut self, key: SessionKey, world: &mut World<'_>) {
+        world.sessions.unsubscribed(key);
+        let (offer, waiting) = self.store.end(key, OfferEnd::Deleted, world.now_us);
+        if let Some(run) = offer.and_then(|offer| self.runs.get_mut(&offer.request)) {
+            run.readers.retain(|&reader| reader != key);
+        }
+        if waiting.is_some() {
+            let wire = Wire::Data;
+            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+        }
+        match self.senders.get_mut(&key) {
+            Some(sender) => {
+                sender.is_stopping = true;
+                let at_us = world.now_us + world.stop_us();
+                self.push(at_us, LocalEvent::Stopped(key), world);
+            }
+            None => self.end.handle_deleted(key, world.now_us),
+        }
+    }
+
+    pub fn time_out_loads(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
+        let now_us = world.now_us;
+        while let Some((key, _)) = self.store.poll_late_load(now_us) {
+            world.totals.num_load_timeouts += 1;
+            let wire = Wire::Data;
+            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+            let deadline_us = world.sessions.unsubscribed(key);
+            if deadline_us != Some(now_us) {
+                let what = format!("{key} had until {deadline_us:?}");
+                return Err(world.violation("a load times out at its deadline", what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is read for a load any more whose offer was withdrawn, unless its connection had
+    /// closed before.
+    pub fn handle_stopped(&mut self, key: SessionKey, world: &mut World<'_>) {
+        if self.senders.remove(&key).is_some() {
+            let wire = Wire::Data;
+            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+            self.end.handle_deleted(key, world.now_us);
+        }
+    }
+}
