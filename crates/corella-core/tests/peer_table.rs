@@ -229,7 +229,7 @@ fn an_incompatible_node_is_logged_once_a_minute_and_is_not_unhealthy() {
     table.handle_silent(a, 69 * SECOND_US);
     table.handle_silent(a, 69 * SECOND_US);
     table.handle_session_lost(a, 69 * SECOND_US);
-    table.handle_alive(a, 69 * SECOND_US);
+    table.handle_report(a, report(5, 0), 69 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Incompatible));
     assert!(table.handle_incompatible(a, 1, 70 * SECOND_US));
     // One that crashes all the time does not get a line for each life.
