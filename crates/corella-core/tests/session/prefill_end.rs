@@ -509,3 +509,23 @@ fn a_deadline_ends_a_request_on_time_wherever_it_is() {
     let did = actions(&mut end);
     assert_eq!(finish(&did), Some(&SessionFinish::DeadlinePassed));
 }
+
+/// Pages that are still read for a session that has ended count like a session, so that readers that
+/// do not stop never hold more than twice as many runs as there may be sessions.
+#[test]
+fn what_is_still_read_takes_the_place_of_a_session() {
+    let mut config = config();
+    config.max_sessions = 1;
+    let mut end = PrefillEnd::new(config, hello(5)).expect("valid times");
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    actions(&mut end);
+    allocated(&mut end, key(1, 0), 0);
+    assert!(end.cancel(SESSION, 1));
+    actions(&mut end);
+    let stats = end.stats();
+    assert_eq!((stats.num_sessions, stats.num_exports), (0, 1));
+    let refused = Err(SubmissionError::TooManySessions { limit: 1 });
+    assert_eq!(end.submit(submission(2), None, 2), refused);
+    end.handle_deleted(key(1, 0), 3);
+    assert_eq!(end.submit(submission(2), None, 4), Ok(()));
+}

@@ -88,8 +88,6 @@ impl<'a> Fleet<'a> {
         self.world.totals.num_events = self.world.num_events();
         let verdict = self.world.clients.check_ended();
         verdict.map_err(|what| self.world.violation("every request ends", what))?;
-        let verdict = self.world.sessions.check_ended();
-        verdict.map_err(|what| self.world.violation("every session ends", what))?;
         for node in self.nodes.iter_mut().flatten() {
             let leftovers = match node {
                 Node::Prefill(node) => node.leftovers(),

@@ -161,7 +161,12 @@ impl Writer {
 
     fn write(mut self, seed: u64) -> PairLoad {
         let is_fleet = !self.random.once_in(3);
-        let (num_prefill_nodes, num_decode_nodes) = if is_fleet { (2, 2) } else { (1, 1) };
+        let has_many = Random(seed ^ 0x4de5).once_in(4);
+        let (num_prefill_nodes, num_decode_nodes) = match is_fleet {
+            true if has_many => (1, 4),
+            true => (2, 2),
+            false => (1, 1),
+        };
         let num_nodes = num_prefill_nodes + num_decode_nodes;
         let mut nodes: Vec<_> = (0..num_nodes).map(|_| self.node()).collect();
         if is_fleet && self.random.once_in(10) {
@@ -271,7 +276,7 @@ impl Writer {
                 .map(|_| random.pick(&[10, 100, 1_000, 20_000]))
                 .collect(),
             repeats_once_in: random.pick(&[0, 5]),
-            max_stop_us: random.pick(&[0, 1_000, 50_000]),
+            max_stop_us: random.pick(&[0, 1_000, 50_000, 2_000_000]),
         }
     }
 

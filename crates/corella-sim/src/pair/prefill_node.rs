@@ -51,14 +51,16 @@ impl PrefillNode {
         let plan = &load.nodes[id.0 as usize];
         let hello = load.hello(id, incarnation);
         let sessions = load.sessions.clone();
+        // Fewer than there may be sessions, so that some are refused.
+        let max_stored = (sessions.max_sessions as usize).div_ceil(2);
         Self {
             id,
             incarnation,
             engine: Engine::new(plan, load.alphabet, load.fails_once_in),
             store: CacheStore::new(CacheStoreConfig {
                 incarnation,
-                max_offers: 2 * sessions.max_sessions as usize,
-                max_waiting_loads: sessions.max_sessions as usize,
+                max_offers: max_stored,
+                max_waiting_loads: max_stored,
                 tombstone_us: sessions.tombstone_us,
                 max_tombstones: sessions.max_tombstones as usize,
             }),

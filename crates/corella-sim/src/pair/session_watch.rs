@@ -151,11 +151,4 @@ impl SessionWatch {
             format!("a subscription is late: {late:?}")
         })
     }
-
-    pub fn check_ended(&self) -> Verdict {
-        let (ends, subscriptions) = (self.ends.len(), self.subscriptions.len());
-        ensure(ends + subscriptions == 0, || {
-            format!("open at the end: {:?}, {:?}", self.ends, self.subscriptions)
-        })
-    }
 }
