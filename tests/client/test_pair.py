@@ -97,6 +97,19 @@ def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
         decode = fleet.decode(*SLOW)
         prefill = fleet.prefill(*SLOW)
         chunks = stream(prefill, [400, 401, 402], 300)
+def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):
+    with Fleet() as fleet:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        inside_host = ("--transport", "shm", *THREADS)
+        decode = fleet.decode(*inside_host)
+        prefill = fleet.prefill(*inside_host)
+        complete_greedily(prefill, [400] * 40, 5)
+        assert num_remote_tokens(prefill) == 4
+        for server in (prefill, decode):
+            server.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
         text = next(chunks).choices[0].text
         decode.terminate()
         before = num_steps(prefill)

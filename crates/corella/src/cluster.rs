@@ -383,9 +383,11 @@ fn role_of(name: &str) -> Option<Role> {
     roles.into_iter().find(|&role| name_of(role) == name)
 }
 
-/// A name that all processes with the same kernel and PID namespace share, and no others.
+/// A name that all processes share which can read each other's memory and find each other's sockets:
+/// those with the same kernel, PID namespace and network namespace, and no others.
 fn host_name() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), namespace.display())
+    let namespace = |kind| std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    let (pids, network) = (namespace("pid"), namespace("net"));
+    format!("{} {} {}", boot.trim(), pids.display(), network.display())
 }

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -41,9 +40,8 @@ impl Pair {
 
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
         let process = std::process::id();
-        let file = format!("corella-bench-transfer-{process}-{:p}", &raw const *layout);
-        let path: PathBuf = std::env::temp_dir().join(file);
-        Self::new(layout, options, path)
+        let name = format!("corella-bench-transfer-{process}-{:p}", &raw const *layout);
+        Self::new(layout, options, PeerAddress::Unix(name))
     }
 
     fn new(

@@ -25,7 +25,8 @@ const ENGINE: &str = "corella-1-";
 /// A DNS name has at most 253 characters.
 const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
-const MAX_PATH_BYTES: usize = 255;
+/// Linux takes no longer name of a socket.
+const MAX_SOCKET_BYTES: usize = 107;
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +153,7 @@ impl Source {
         if let Some(near) = &self.near
             && machine == Some(near.machine.as_str())
         {
-            return Ok(PeerAddress::Unix(near.socket.clone().into()));
+            return Ok(PeerAddress::Unix(near.socket.clone()));
         }
         if self.port == 0 {
             return Err("it sends rows only inside its host".to_owned());
@@ -199,7 +200,7 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
             Some(number.ok_or_else(|| ParamError::new("remote_port", message))?)
         }
     };
-    let socket = text(fields, "remote_socket", MAX_PATH_BYTES)?;
+    let socket = text(fields, "remote_socket", MAX_SOCKET_BYTES)?;
     let machine = text(fields, "remote_machine", MAX_ID_BYTES)?;
     if keeps && pulls {
         return Err(ParamError::new(
@@ -309,7 +310,7 @@ mod tests {
     fn what_one_node_answers_is_read_by_the_other() {
         let mut near = source();
         near.near = Some(NearSource {
-            socket: "/tmp/kv.sock".to_owned(),
+            socket: "corella-kv-7-1b".to_owned(),
             machine: "0b-1 pid:[4026531836]".to_owned(),
         });
         for source in [source(), near] {
@@ -343,6 +344,7 @@ mod tests {
             ("remote_port", json!("9000"), "remote_port"),
             ("remote_port", json!(null), "remote_port"),
             ("remote_socket", json!(false), "remote_socket"),
+            ("remote_socket", json!("s".repeat(108)), "remote_socket"),
             ("remote_machine", json!({}), "remote_machine"),
         ];
         for (field, value, named) in cases {

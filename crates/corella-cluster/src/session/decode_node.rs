@@ -347,9 +347,9 @@ impl DecodeNode {
     fn address_of(&self, kv: &KvAddress) -> Option<PeerAddress> {
         let is_near = self.host.as_ref().is_some_and(|host| *host == kv.host);
         if is_near && !kv.socket.is_empty() {
-            return Some(PeerAddress::Unix(kv.socket.clone().into()));
+            return Some(PeerAddress::Unix(kv.socket.clone()));
         }
-        // A peer names no file of this host.
+        // A peer on another host names no socket of this one.
         { kv.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
     }
 

@@ -96,10 +96,10 @@ pub struct Hello {
     /// How a decode node is, in its answer to a probe.
     #[prost(message, optional, tag = "14")]
     pub load: Option<Load>,
-    /// Where rows are loaded from by a node on the same host: a socket in the file system.
+    /// Where rows are loaded from by a node on the same host: the abstract name of a socket.
     #[prost(string, tag = "15")]
     pub kv_socket: String,
-    /// Names the sender's host: nodes with the same name share memory and a file system.
+    /// Names the sender's host: nodes with the same name share memory and names of sockets.
     #[prost(string, tag = "16")]
     pub host: String,
 }
@@ -301,7 +301,7 @@ pub enum AbortKind {
 pub struct KvAddress {
     /// HOST:PORT, for any node.
     pub address: String,
-    /// A socket in the file system, for nodes of the same host; empty when there is none.
+    /// The abstract name of a socket, for nodes of the same host; empty when there is none.
     pub socket: String,
     /// Names the host.
     pub host: String,

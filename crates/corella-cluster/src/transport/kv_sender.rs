@@ -398,9 +398,6 @@ impl SenderState {
     }
 
     async fn serve_connection(self: &Arc<Self>, socket: Socket) -> io::Result<()> {
-        if socket.is_local() && !socket.has_own_user() {
-            return Err(violation("another user's process"));
-        }
         let socket = socket.secured(self.config.tls.as_ref()).await?;
         let mut reader = FrameReader::default();
         let frame = tokio::time::timeout(HELLO_TIMEOUT, reader.next(&socket));

@@ -1,11 +1,9 @@
 //! Where a sender waits for receivers.
 
-use std::fs;
 use std::io;
 use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
-use std::path::PathBuf;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -14,33 +12,20 @@ use super::socket::Socket;
 
 pub enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, SocketFile),
-}
-
-/// Goes with the listener.
-pub struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        fs::remove_file(&self.0).ok();
-    }
+    /// With its name.
+    Unix(UnixListener, String),
 }
 
 impl Listener {
-    /// Inside a runtime. A socket file that a process left behind makes room.
+    /// Inside a runtime.
     pub fn bind(address: &PeerAddress) -> io::Result<Self> {
         match address {
             PeerAddress::Tcp(address) => Self::of(StdTcpListener::bind(address)?),
             PeerAddress::Name(name) => Self::of(StdTcpListener::bind(name)?),
-            PeerAddress::Unix(path) => {
-                let is_socket = fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
-                if is_socket && StdUnixStream::connect(path).is_err() {
-                    fs::remove_file(path)?;
-                }
-                let listener = StdUnixListener::bind(path)?;
-                let file = SocketFile(path.clone());
+            PeerAddress::Unix(name) => {
+                let listener = StdUnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
                 listener.set_nonblocking(true)?;
-                Ok(Self::Unix(UnixListener::from_std(listener)?, file))
+                Ok(Self::Unix(UnixListener::from_std(listener)?, name.clone()))
             }
         }
     }
@@ -55,7 +40,7 @@ impl Listener {
     pub fn address(&self) -> io::Result<PeerAddress> {
         Ok(match self {
             Self::Tcp(listener) => PeerAddress::Tcp(listener.local_addr()?),
-            Self::Unix(_, SocketFile(path)) => PeerAddress::Unix(path.clone()),
+            Self::Unix(_, name) => PeerAddress::Unix(name.clone()),
         })
     }
 

@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use libc::{MSG_NOSIGNAL, iovec, msghdr};
@@ -23,19 +22,14 @@ pub enum PeerAddress {
     Tcp(SocketAddr),
     /// HOST:PORT, where the host is a name, which is looked up for each connection.
     Name(String),
-    /// A socket in the file system, for a peer on this host.
-    Unix(PathBuf),
+    /// The name of a socket for peers on this host. It is an abstract one of Linux, which goes with its
+    /// process however that ends, and which the network namespace has to itself.
+    Unix(String),
 }
 
 impl From<SocketAddr> for PeerAddress {
     fn from(address: SocketAddr) -> Self {
         Self::Tcp(address)
-    }
-}
-
-impl From<PathBuf> for PeerAddress {
-    fn from(path: PathBuf) -> Self {
-        Self::Unix(path)
     }
 }
 
@@ -47,7 +41,7 @@ impl PeerAddress {
             Self::Name(address) => {
                 host_and_port(address).map_or_else(|_| address.clone(), |(host, _)| host.to_owned())
             }
-            Self::Unix(path) => path.display().to_string(),
+            Self::Unix(name) => name.clone(),
         }
     }
 }
@@ -57,12 +51,12 @@ impl fmt::Display for PeerAddress {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
             Self::Name(address) => f.write_str(address),
-            Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
+            Self::Unix(name) => write!(f, "{UNIX}{name}"),
         }
     }
 }
 
-/// In front of a path where an address is text.
+/// In front of a socket's name where an address is text.
 const UNIX: &str = "unix:";
 
 /// As `Display` writes it.
@@ -70,8 +64,8 @@ impl FromStr for PeerAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix(UNIX) {
-            return Ok(Self::Unix(path.into()));
+        if let Some(name) = text.strip_prefix(UNIX) {
+            return Ok(Self::Unix(name.to_owned()));
         }
         if let Ok(address) = text.parse() {
             return Ok(Self::Tcp(address));
@@ -88,12 +82,17 @@ pub enum Socket {
 
 impl Socket {
     /// Over the network with TLS if there is some; the certificate at the other end must name the
-    /// address's host.
+    /// address's host. Inside the host the process that listens must have this one's user, because
+    /// anybody may take a name there.
     pub async fn connect(address: &PeerAddress, tls: Option<&ClusterTls>) -> io::Result<Self> {
         let stream = match address {
             PeerAddress::Tcp(address) => TcpStream::connect(address).await?,
             PeerAddress::Name(address) => TcpStream::connect(address).await?,
-            PeerAddress::Unix(path) => return Ok(Self::Unix(UnixStream::connect(path).await?)),
+            PeerAddress::Unix(name) => {
+                // The zero in front makes the name an abstract one.
+                let stream = UnixStream::connect(format!("\0{name}")).await?;
+                return Self::Unix(stream).of_own_user();
+            }
         };
         match (Self::tcp(stream)?, tls) {
             (Self::Tcp(stream), Some(tls)) => {
@@ -103,11 +102,24 @@ impl Socket {
         }
     }
 
-    /// What has been accepted, with TLS unless it comes from inside the host.
+    /// What has been accepted, with TLS, or from a process of this one's user inside the host.
     pub async fn secured(self, tls: Option<&ClusterTls>) -> io::Result<Self> {
         match (self, tls) {
             (Self::Tcp(stream), Some(tls)) => Ok(Self::tls(tls.accept(stream).await?)),
+            (socket @ Self::Unix(_), _) => socket.of_own_user(),
             (socket, _) => Ok(socket),
+        }
+    }
+
+    /// Refuses a connection inside the host with a process of another user: sockets with names have no
+    /// permissions, and the kernel tells who is at the other end.
+    fn of_own_user(self) -> io::Result<Self> {
+        match self.has_own_user() {
+            true => Ok(self),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the process at the other end is another user's; run both as the same user, or use TCP",
+            )),
         }
     }
 
@@ -135,7 +147,7 @@ impl Socket {
     }
 
     /// Whether the process at the other end of a connection inside the host has this one's user.
-    pub fn has_own_user(&self) -> bool {
+    fn has_own_user(&self) -> bool {
         match self {
             Self::Tcp(_) | Self::Tls(_) => false,
             Self::Unix(stream) => {

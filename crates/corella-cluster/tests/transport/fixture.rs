@@ -218,7 +218,7 @@ pub fn listen(sender: &KvSender) -> SocketAddr {
     match sender.listen(loopback(0)).unwrap() {
         PeerAddress::Tcp(address) => address,
         PeerAddress::Name(name) => panic!("{name}"),
-        PeerAddress::Unix(path) => panic!("{}", path.display()),
+        PeerAddress::Unix(name) => panic!("{name}"),
     }
 }
 

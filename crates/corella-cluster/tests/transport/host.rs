@@ -1,17 +1,20 @@
 //! Two processes on one host: rows are copied from memory to memory.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use corella_cluster::transport::{
-    FRAME_BYTES, Frame, Hello, LoadFailure, LoadStatus, PageRun, PeerAddress, SendStatus, Trailer,
+    FRAME_BYTES, Frame, Hello, LoadFailure, LoadHandle, LoadStatus, PageRun, PeerAddress,
+    SendStatus, Trailer,
 };
+use corella_core::PageId;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fixture::{
-    LONG, MODEL, PREFILL, ReceivingNode, SendingNode, content, geometry, key, page_ids, until,
+    DECODE, LONG, MODEL, PREFILL, ReceivingNode, SendingNode, content, geometry, key, page_ids, until,
     wait, wait_for,
 };
 use crate::raw_peer::run;
@@ -19,15 +22,21 @@ use crate::raw_peer::run;
 const NUM_PAGES: u32 = 64;
 const NUM_ROWS: u32 = NUM_PAGES * 16 - 5;
 
-fn socket_path(name: &str) -> PathBuf {
-    let process = std::process::id();
-    std::env::temp_dir().join(format!("corella-kv-{process}-{name}"))
+fn address_of(name: &str) -> PeerAddress {
+    PeerAddress::Unix(format!("corella-kv-{}-{name}", std::process::id()))
 }
 
-fn sending_node(path: &Path) -> SendingNode {
+/// As the system knows it.
+fn system_address(address: &PeerAddress) -> SocketAddr {
+    let PeerAddress::Unix(name) = address else {
+        panic!("{address}");
+    };
+    SocketAddr::from_abstract_name(name).unwrap()
+}
+
+fn sending_node(address: &PeerAddress) -> SendingNode {
     let node = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    let address = PeerAddress::from(path.to_path_buf());
-    assert_eq!(node.sender.listen(address.clone()).unwrap(), address);
+    assert_eq!(node.sender.listen(address.clone()).unwrap(), *address);
     node
 }
 
@@ -35,8 +44,8 @@ fn sending_node(path: &Path) -> SendingNode {
 #[test]
 #[ignore = "run by the next test"]
 fn process_that_stores() {
-    let path = std::env::var_os("CORELLA_TEST_SOCKET").expect("a path");
-    let node = sending_node(path.as_ref());
+    let name = std::env::var("CORELLA_TEST_SOCKET").expect("a socket's name");
+    let node = sending_node(&PeerAddress::Unix(name));
     for uuid in [1, 2] {
         let first = uuid as u32 * 7;
         node.store_whole(&key(uuid), &page_ids(first..first + NUM_PAGES), NUM_ROWS);
@@ -47,7 +56,8 @@ fn process_that_stores() {
 
 #[test]
 fn rows_come_from_the_memory_of_another_process() {
-    let path = socket_path("process");
+    let name = format!("corella-kv-{}-process", std::process::id());
+    let address = PeerAddress::Unix(name.clone());
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -55,7 +65,7 @@ fn rows_come_from_the_memory_of_another_process() {
             "--ignored",
             "--nocapture",
         ])
-        .env("CORELLA_TEST_SOCKET", &path)
+        .env("CORELLA_TEST_SOCKET", &name)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -67,7 +77,7 @@ fn rows_come_from_the_memory_of_another_process() {
     other.fill(&everywhere, 0xcc);
     let to = page_ids((0..NUM_PAGES).map(|page| 2 * page));
     // Session 2 was stored last, and where both are is its content.
-    let mut load = other.load(&key(2), path.clone(), 32, NUM_ROWS, &to);
+    let mut load = other.load(&key(2), address.clone(), 32, NUM_ROWS, &to);
     assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(2), &to, 2);
     let others: Vec<_> = everywhere
@@ -77,7 +87,7 @@ fn rows_come_from_the_memory_of_another_process() {
     other.assert_filled(&others, 0xcc);
     assert_eq!(load.account().num_pages, 3 * u64::from(NUM_PAGES - 2));
 
-    let mut waiting = other.load(&key(3), path, 0, NUM_ROWS, &to);
+    let mut waiting = other.load(&key(3), address.clone(), 0, NUM_ROWS, &to);
     process.kill().unwrap();
     process.wait().unwrap();
     let status = wait(&mut waiting);
@@ -85,50 +95,127 @@ fn rows_come_from_the_memory_of_another_process() {
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
     );
+    // A killed process has left nothing behind: its socket's name is free.
+    sending_node(&address);
 }
 
 #[test]
-fn a_socket_file_lives_as_long_as_its_sender() {
-    let path = socket_path("file");
-    // One that a killed process has left behind.
-    drop(UnixListener::bind(&path).unwrap());
-    let node = sending_node(&path);
+fn a_socket_lives_as_long_as_its_sender() {
+    let address = address_of("socket");
+    let node = sending_node(&address);
     let table = page_ids(0..NUM_PAGES);
     let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
     let other = ReceivingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    let mut load = other.load(&key(1), path.clone(), 0, NUM_ROWS, &table);
+    let mut load = other.load(&key(1), address.clone(), 0, NUM_ROWS, &table);
     assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(1), &table, 0);
     wait_for(&mut status, SendStatus::Received);
     // Where somebody listens there is no room.
     let second = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    assert!(second.sender.listen(path.clone()).is_err());
+    assert!(second.sender.listen(address.clone()).is_err());
     drop(node);
-    until("the file is gone", || !path.exists());
+    until("the name is free", || {
+        second.sender.listen(address.clone()).is_ok()
+    });
+}
+
+/// Does something as another user, in a thread of its own.
+fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    const NOBODY: libc::c_long = 65_534;
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: calls with numbers. The system call itself, unlike the function of the C library,
+            // changes the user of one thread only.
+            unsafe {
+                let changed = libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY);
+                assert_eq!(changed, 0, "only root can become another user");
+                // A process that changes its user hides its memory, which other tests read.
+                libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            }
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+fn is_root() -> bool {
+    // SAFETY: a call without arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Anybody may listen where a node is expected. What they say is not even read.
+#[test]
+fn rows_are_not_loaded_from_another_users_process() {
+    if !is_root() {
+        eprintln!("not tested: only root can become another user");
+        return;
+    }
+    let address = address_of("foreign-sender");
+    let listener = as_another_user(|| UnixListener::bind_addr(&system_address(&address)).unwrap());
+    let scene = Scene::listening(address, listener);
+    let mut load = scene.load(&page_ids(0..2), 32);
+    let status = wait(&mut load);
+    let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
+        panic!("{status:?}");
+    };
+    assert!(reason.contains("another user's"), "{reason}");
+}
+
+/// Anybody may connect to a node. They are told nothing.
+#[test]
+fn rows_are_not_sent_to_another_users_process() {
+    if !is_root() {
+        eprintln!("not tested: only root can become another user");
+        return;
+    }
+    let address = address_of("foreign-receiver");
+    let node = sending_node(&address);
+    let connect = || UnixStream::connect_addr(&system_address(&address)).unwrap();
+    let hello = Hello::new(DECODE, MODEL, &geometry(3, 16, 2 * NUM_PAGES));
+    let ask = |mut stream: UnixStream| {
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        // The other end may have closed it already.
+        stream.write_all(&Frame::Hello(hello.clone()).encode()).ok();
+        let mut bytes = [0; FRAME_BYTES];
+        stream.read_exact(&mut bytes).is_ok()
+    };
+    assert!(ask(connect()), "this user is answered");
+    assert!(!ask(as_another_user(connect)), "another user is not");
+    until("it is counted", || {
+        node.sender.stats().num_refused_connections == 1
+    });
 }
 
 /// A sender on this host that says where pages are as the test says.
 struct Scene {
     other: ReceivingNode,
-    path: PathBuf,
+    address: PeerAddress,
     listener: UnixListener,
 }
 
 impl Scene {
     fn new(name: &str) -> Self {
-        let path = socket_path(name);
-        std::fs::remove_file(&path).ok();
+        let address = address_of(name);
+        let listener = UnixListener::bind_addr(&system_address(&address)).unwrap();
+        Self::listening(address, listener)
+    }
+
+    fn listening(address: PeerAddress, listener: UnixListener) -> Self {
         let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
             config.connections_per_peer = 1;
             config.num_connect_attempts = 1;
         });
         other.fill(&page_ids(0..8), 0xaa);
-        let listener = UnixListener::bind(&path).unwrap();
         Self {
             other,
-            path,
+            address,
             listener,
         }
+    }
+
+    fn load(&self, table: &[PageId], num_rows: u32) -> LoadHandle {
+        let address = self.address.clone();
+        self.other.load(&key(1), address, 0, num_rows, table)
     }
 
     fn greet(&self, memory: &Frame) -> UnixStream {
@@ -139,12 +226,6 @@ impl Scene {
         stream.write_all(&Frame::Hello(hello).encode()).unwrap();
         stream.write_all(&memory.encode()).unwrap();
         stream
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        std::fs::remove_file(&self.path).ok();
     }
 }
 
@@ -160,8 +241,7 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     let word = 0x1122_3344_u64;
     let address = std::ptr::from_ref(&word).addr() as u64;
     for (address, content) in [(0, 0), (address, word + 1)] {
-        let table = page_ids(0..2);
-        let mut load = scene.other.load(&key(1), scene.path.clone(), 0, 32, &table);
+        let mut load = scene.load(&page_ids(0..2), 32);
         let _stream = scene.greet(&Frame::Memory { address, content });
         let status = wait(&mut load);
         let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
@@ -181,10 +261,7 @@ fn wrong_places_fail_their_load() {
     let page: Vec<u8> = (0..8192).map(content(&key(1), 0, 0)).collect();
     let checksum = xxh3_64(&page);
     let at_page = page.as_ptr().addr() as u64;
-    let load = |page: u32| {
-        let table = page_ids([page]);
-        scene.other.load(&key(1), scene.path.clone(), 0, 16, &table)
-    };
+    let load = |page: u32| scene.load(&page_ids([page]), 16);
     let mut loads = vec![load(0)];
     let mut stream = scene.greet(&Frame::Memory {
         address,

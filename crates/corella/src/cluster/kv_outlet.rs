@@ -1,6 +1,5 @@
 //! Where other nodes get this one's KV rows.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,12 +17,10 @@ pub struct KvOutlet {
     /// Prompts that are kept for nodes that a proxy chooses.
     pub kept: Arc<KeptPrompts>,
     pub address: KvAddress,
-    /// Removed when the role ends.
-    socket: Option<PathBuf>,
 }
 
 impl Node {
-    /// Sends KV rows to those who connect to the listener or, on this host, to a socket file.
+    /// Sends KV rows to those who connect to the listener or, on this host, to a socket with a name.
     pub fn start_outlet(
         &self,
         listener: ClusterListener,
@@ -40,15 +37,15 @@ impl Node {
         sender
             .listen_on(listener.listener)
             .map_err(|error| Error::Io(format!("cannot listen on {address} for KV rows"), error))?;
-        let socket = config.uses_host.then(|| socket_path(hello));
-        if let Some(path) = &socket {
-            let listening = sender.listen(PeerAddress::Unix(path.clone()));
+        let socket = config.uses_host.then(|| socket_name(hello));
+        if let Some(name) = &socket {
+            let listening = sender.listen(PeerAddress::Unix(name.clone()));
             listening.map_err(|error| {
-                Error::Io(format!("cannot listen on {}", path.display()), error)
+                let what = "cannot listen for nodes on this host (--transport tcp does without)";
+                Error::Io(what.to_owned(), error)
             })?;
         }
-        let socket_name = { socket.as_ref() }.map(|path| path.display().to_string());
-        let near = { socket_name.clone() }.map(|socket| NearSource {
+        let near = { socket.clone() }.map(|socket| NearSource {
             socket,
             machine: host_name(),
         });
@@ -66,32 +63,19 @@ impl Node {
                 true => format!("{host}:{port}"),
                 false => String::new(),
             },
-            socket: socket_name.unwrap_or_default(),
+            socket: socket.unwrap_or_default(),
             host: host_name(),
         };
         Ok(KvOutlet {
             sender,
             kept,
             address,
-            socket,
         })
     }
 }
 
-impl Drop for KvOutlet {
-    fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            // Another process may have removed it.
-            let _ = std::fs::remove_file(socket);
-        }
-    }
-}
-
-fn socket_path(hello: &Hello) -> PathBuf {
-    let name = format!(
-        "corella-kv-{}-{:x}.sock",
-        std::process::id(),
-        hello.incarnation.0
-    );
-    std::env::temp_dir().join(name)
+/// Each life of a node has a name of its own.
+fn socket_name(hello: &Hello) -> String {
+    let (process, incarnation) = (std::process::id(), hello.incarnation.0);
+    format!("corella-kv-{process}-{incarnation:x}")
 }
