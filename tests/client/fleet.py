@@ -30,6 +30,7 @@ HOLDINGS = (
     "corella_num_requests_receiving",
     "corella_num_requests_running",
     "corella_num_requests_waiting",
+    "corella_kv_spilled_pages",
 )
 # A lost node is noticed within 3 s. Tests allow five times as much, because the machine may be busy.
 LOST_WITHIN_S = 15.0
@@ -139,6 +140,11 @@ def num_decode_nodes(prefill, standing):
 
 def num_receiving(decode):
     return decode.metric("corella_num_requests_receiving")
+
+
+def num_asked(decode):
+    """Returns how many requests the decode node was asked to take."""
+    return decode.metric("corella_pd_reserve_seconds_count")
 
 
 def wait_for_decode_nodes(prefill, num_nodes, timeout_s=LOST_WITHIN_S):
