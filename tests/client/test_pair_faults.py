@@ -23,6 +23,7 @@ from fleet import (
     Fleet,
     ask,
     complete_greedily,
+    num_asked,
     num_decode_nodes,
     num_receiving,
     num_remote_tokens,
@@ -41,6 +42,8 @@ LEAST_BYTES_PER_S = 1e6
 # Chunks of a prompt take tens of milliseconds each, so that a fault can hit it between two.
 CHUNKS = ("--max-prefill-tokens", 64)
 NUM_TOKENS = 60
+# Decode nodes are asked once a second how they are.
+REPORTED_WITHIN_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +323,39 @@ def test_44_a_slow_node_delays_nobody_else(alone):
         assert num_remote_tokens(quick) == 2 * 4
         assert num_remote_tokens(slow) == 2 + NUM_TOKENS - 1 + 4
         wait_at_rest(slow, quick, decode)
+
+
+def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
+    num_pages = 160
+    small = ("--kv-cache-memory", num_pages * 16 * ROW_BYTES)
+    with Fleet() as fleet:
+        decode = [fleet.decode(*SLOW, *small) for _ in range(2)]
+        prefill = fleet.prefill(*SLOW, num_decode_nodes=2)
+        seeds = iter(range(1000))
+
+        def shares(num_requests):
+            """Returns how many of so many requests each node was asked to take."""
+            time.sleep(REPORTED_WITHIN_S)
+            before = [num_asked(node) for node in decode]
+            for _ in range(num_requests):
+                # So few rows are no measure of the link.
+                complete_greedily(prefill, prompt_of(10, next(seeds)), 2)
+            return [num_asked(node) - num for node, num in zip(decode, before)]
+
+        # Points are drawn evenly, so that even a few requests are shared out by weight.
+        assert all(7 <= share <= 13 for share in shares(20))
+        full, free = decode
+        with ask(full, prompt_of(1500), 500):
+            wait_until(lambda: full.metric("corella_kv_pages_in_use") >= 94, "its pages are taken")
+            to_full, to_free = shares(30)
+            assert full.metric("corella_kv_pages_in_use") >= 94, "they still are"
+        # It has 66 free pages and then fewer, the other one 160: it is asked for less than 0.3 of the requests.
+        # Taking turns would be 15.
+        assert 1 <= to_full <= 11
+        assert to_full + to_free == 30
+        wait_at_rest(*decode)
+        assert all(7 <= share <= 13 for share in shares(20))
+        wait_at_rest(prefill, *decode)
 
 
 def test_45_nodes_of_another_model_or_version_are_left_out_and_named_once(alone, golden_folder):
