@@ -84,9 +84,10 @@ class Node:
 
 
 class Soak:
-    def __init__(self, seconds, kill_interval_s, device):
+    def __init__(self, seconds, kill_interval_s, device="mock", transport="auto"):
         self.seconds, self.kill_interval_s = seconds, kill_interval_s
-        self.arguments = ("--device", device, "--threads", 1, "--kv-cache-memory", "16M")
+        self.arguments = ("--device", device, "--transport", transport)
+        self.arguments += ("--threads", 1, "--kv-cache-memory", "16M")
         self.totals = Totals()
         self.answers = {}
         self.lock = threading.Lock()
@@ -295,11 +296,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--kill-interval", type=float, default=5, help="seconds from one kill to the next, on average")
-    parser.add_argument("--device", default="mock")
+    parser.add_argument("--device", default="mock", choices=["mock", "cpu"])
+    parser.add_argument("--transport", default="auto", help="as for corella serve")
     parser.add_argument("--svg", type=Path, help="write a plot here")
     parser.add_argument("--json", type=Path, help="write all samples here")
     options = parser.parse_args()
-    soak = Soak(options.seconds, options.kill_interval, options.device)
+    soak = Soak(options.seconds, options.kill_interval, options.device, options.transport)
     measured = soak.run()
     print(report(soak, measured))
     if options.svg:
