@@ -22,15 +22,18 @@ ROW_BYTES = 3072
 # Every eighth token ends a request that asks for it.
 STOP_TOKENS = list(range(300, 2000, 8))
 
+# A decode node's connections for the KV rows of one prefill node.
+KV_CONNECTIONS = 2
+
 # What nodes hold for requests, which must all be 0 when nobody asks for anything.
 HOLDINGS = (
     "corella_sessions",
     "corella_kv_pages_in_use",
     "corella_kv_pages_held",
+    "corella_kv_spilled_pages",
     "corella_num_requests_receiving",
     "corella_num_requests_running",
     "corella_num_requests_waiting",
-    "corella_kv_spilled_pages",
 )
 # A lost node is noticed within 3 s. Tests allow five times as much, because the machine may be busy.
 LOST_WITHIN_S = 15.0
@@ -102,14 +105,15 @@ class Fleet(contextlib.ExitStack):
     def prefill_behind_proxy(self, *arguments, num_decode_nodes=1):
         """Starts a prefill node whose KV rows go through a proxy, which is returned beside it.
 
-        Its decode node has pulled prompts of less than a page from it, so that both connections are there.
+        Its decode nodes have connected to it.
         """
         proxy, behind_proxy = self._proxy()
         arguments = (*behind_proxy, "--transport", "tcp", *arguments)
         prefill = self.prefill(*arguments, num_decode_nodes=num_decode_nodes)
-        for _ in range(2):
-            complete_greedily(prefill, [300], 2)
-        assert num_remote_tokens(prefill) == 2
+        num_connections = KV_CONNECTIONS * num_decode_nodes
+        prefill.wait_until(
+            lambda: proxy.num_connections >= num_connections, "decode nodes have connected for KV rows"
+        )
         return prefill, proxy
 
     def decode_behind_proxy(self, *arguments):
@@ -138,13 +142,13 @@ def num_decode_nodes(prefill, standing):
     return prefill.metric("corella_decode_nodes", standing=standing)
 
 
-def num_receiving(decode):
-    return decode.metric("corella_num_requests_receiving")
-
-
 def num_asked(decode):
     """Returns how many requests the decode node was asked to take."""
     return decode.metric("corella_pd_reserve_seconds_count")
+
+
+def num_receiving(decode):
+    return decode.metric("corella_num_requests_receiving")
 
 
 def wait_for_decode_nodes(prefill, num_nodes, timeout_s=LOST_WITHIN_S):

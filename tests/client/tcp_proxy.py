@@ -23,6 +23,8 @@ class TcpProxy:
         self.bytes_per_s = None
         self.rewrite = None
         self.num_bytes = 0
+        # Since the start, whether they are open or not.
+        self.num_connections = 0
         self._sockets = []
         self._lock = threading.Lock()
         self._free_at = 0.0
@@ -59,6 +61,7 @@ class TcpProxy:
                 near.close()
                 continue
             with self._lock:
+                self.num_connections += 1
                 self._sockets += [near, far]
             for pump in (self._pump_to_target, self._pump_from_target):
                 threading.Thread(target=pump, args=(near, far), daemon=True).start()

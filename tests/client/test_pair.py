@@ -3,10 +3,12 @@
 import concurrent.futures
 import os
 import socket
+import time
 
 import openai
 import pytest
 from fleet import (
+    KV_CONNECTIONS,
     ROW_BYTES,
     SLOW,
     THREADS,
@@ -16,6 +18,7 @@ from fleet import (
     complete_greedily,
     num_remote_tokens,
     num_steps,
+    prompt_of,
     random_requests,
     stream,
     text_of,
@@ -26,6 +29,8 @@ from server_process import ServerProcess
 
 # Requests that are compared over each transport. `CORELLA_ORACLE_REQUESTS=500` takes a few minutes.
 NUM_REQUESTS = int(os.environ.get("CORELLA_ORACLE_REQUESTS", 60))
+# Between two bursts of requests. `CORELLA_SILENCE_S=35` is a longer silence.
+SILENCE_S = float(os.environ.get("CORELLA_SILENCE_S", 3))
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
@@ -92,11 +97,6 @@ def test_a_killed_decode_node_leaves_no_gap_in_a_stream():
         assert text == complete_greedily(prefill, [400, 401, 402] * 20, 400)
 
 
-def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
-    with Fleet() as fleet:
-        decode = fleet.decode(*SLOW)
-        prefill = fleet.prefill(*SLOW)
-        chunks = stream(prefill, [400, 401, 402], 300)
 def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):
     with Fleet() as fleet:
         monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -110,6 +110,11 @@ def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        prefill = fleet.prefill(*SLOW)
+        chunks = stream(prefill, [400, 401, 402], 300)
         text = next(chunks).choices[0].text
         decode.terminate()
         before = num_steps(prefill)
@@ -118,6 +123,32 @@ def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):
         assert decode.wait() == 0
         # Others are served here from now on.
         assert text == complete_greedily(prefill, [400, 401, 402], 300)
+
+
+def test_connections_are_made_before_requests_and_outlast_silence():
+    with Fleet() as fleet:
+        decode, sessions = fleet.decode_behind_proxy(*THREADS)
+        prefill, rows = fleet.prefill_behind_proxy(*THREADS)
+
+        def made():
+            return sessions.num_connections, rows.num_connections
+
+        assert made() == (1, KV_CONNECTIONS)
+        for pause_s in (0, SILENCE_S):
+            time.sleep(pause_s)
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda seed: complete_greedily(prefill, prompt_of(50, seed), 5), range(16)))
+        assert num_remote_tokens(prefill) > 0
+        assert made() == (1, KV_CONNECTIONS)
+        # What is lost is connected again, although nobody asks for anything.
+        for proxy in (sessions, rows):
+            proxy.cut()
+        prefill.wait_until(lambda: made() == (2, 2 * KV_CONNECTIONS), "all are connected again")
+        wait_for_decode_nodes(prefill, 1)
+        now = made()
+        complete_greedily(prefill, prompt_of(50), 5)
+        assert made() == now
+        wait_at_rest(prefill, decode)
 
 
 def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):

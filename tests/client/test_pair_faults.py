@@ -109,7 +109,7 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
         assert time.monotonic() - killed_at < LOST_WITHIN_S
         assert text == alone(prompt)
         wait_at_rest(prefill)
-        assert num_remote_tokens(prefill) == 2, "nothing of it was decoded there"
+        assert num_remote_tokens(prefill) == 0, "nothing of it was decoded there"
 
 
 def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
@@ -321,7 +321,7 @@ def test_44_a_slow_node_delays_nobody_else(alone):
             assert num_receiving(decode) == 1, "the long prompt is still being sent"
             assert answer.result() == alone(prompt)
         assert num_remote_tokens(quick) == 2 * 4
-        assert num_remote_tokens(slow) == 2 + NUM_TOKENS - 1 + 4
+        assert num_remote_tokens(slow) == NUM_TOKENS - 1 + 4
         wait_at_rest(slow, quick, decode)
 
 

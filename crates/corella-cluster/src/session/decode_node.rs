@@ -353,6 +353,15 @@ impl DecodeNode {
         { kv.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
     }
 
+    /// Connects to where a prefill node's rows come from, if they can be of use here.
+    fn expect_loads(&self, theirs: wire::Hello, kv_address: &KvAddress) {
+        let is_compatible =
+            Hello::try_from(theirs).is_ok_and(|theirs| self.hello.check(&theirs).is_ok());
+        if is_compatible && let Some(address) = self.address_of(kv_address) {
+            self.receiver.expect_loads(&address);
+        }
+    }
+
     fn load_report(&self) -> wire::Load {
         let stats = self.engine.stats().scheduler;
         wire::Load {
@@ -379,8 +388,10 @@ impl DecodeNode {
             let _ = outgoing.send(Err(error)).await;
             return;
         };
+        let kv_address = KvAddress::from(&hello);
         let Some(key) = first.key else {
-            // It only wants to know who this is.
+            // It only wants to know who this is, and may bring requests later.
+            self.expect_loads(hello, &kv_address);
             let mut answer = wire::hello(&self.hello, &KvAddress::default());
             answer.load = Some(self.load_report());
             let answer = Envelope {
@@ -389,11 +400,6 @@ impl DecodeNode {
             };
             let _ = outgoing.send(Ok(answer)).await;
             return;
-        };
-        let kv_address = KvAddress {
-            address: hello.kv_address.clone(),
-            socket: hello.kv_socket.clone(),
-            host: hello.host.clone(),
         };
         let parsed = SessionKey::try_from(key)
             .and_then(|key| Ok((key, wire::from_prefill(Body::Hello(hello))?)));

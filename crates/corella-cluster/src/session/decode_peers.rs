@@ -29,6 +29,8 @@ pub struct RegistryPeers {
     peers: Arc<Peers>,
     config: PlacementConfig,
     hello: Hello,
+    /// Where decode nodes load rows from.
+    kv_address: KvAddress,
     tls: Option<ClusterTls>,
     kv_bytes_per_token: u64,
     cursor: AtomicU64,
@@ -44,11 +46,13 @@ struct State {
 
 impl RegistryPeers {
     /// Probes the nodes from now on, on the caller's tokio runtime. `hello` is what this node says of
-    /// itself.
+    /// itself, and `kv_address` where its rows are loaded from: the nodes connect to it before there is
+    /// anything to load.
     pub fn start(
         peers: Arc<Peers>,
         config: PlacementConfig,
         hello: Hello,
+        kv_address: KvAddress,
         kv_bytes_per_token: u64,
         tls: Option<ClusterTls>,
     ) -> Arc<Self> {
@@ -59,6 +63,7 @@ impl RegistryPeers {
             // Prefill nodes begin at different decode nodes.
             cursor: AtomicU64::new(hello.incarnation.0),
             hello,
+            kv_address,
             tls,
             state: Mutex::default(),
         });
@@ -128,7 +133,7 @@ impl RegistryPeers {
         let (sender, outgoing) = mpsc::channel(1);
         let question = Envelope {
             key: None,
-            body: Some(Body::Hello(wire::hello(&self.hello, &KvAddress::default()))),
+            body: Some(Body::Hello(wire::hello(&self.hello, &self.kv_address))),
         };
         let _ = sender.try_send(question);
         let incoming = service::open(channel, outgoing).await;

@@ -307,6 +307,16 @@ pub struct KvAddress {
     pub host: String,
 }
 
+impl From<&Hello> for KvAddress {
+    fn from(hello: &Hello) -> Self {
+        Self {
+            address: hello.kv_address.clone(),
+            socket: hello.kv_socket.clone(),
+            host: hello.host.clone(),
+        }
+    }
+}
+
 /// What is wrong with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireError(pub &'static str);

@@ -142,6 +142,20 @@ impl KvReceiver {
         }
     }
 
+    /// Connects to a sender from which loads are expected, so that they need not wait for that. It costs
+    /// little to say so again and again, which brings lost connections back.
+    pub fn expect_loads(&self, address: &PeerAddress) {
+        let Some(peer) = self.state.peer(address) else {
+            return;
+        };
+        for slot in peer.slots() {
+            // Loads over the connection will be on that thread, too.
+            let thread = self.threads.get(slot.index());
+            let state = self.state.clone();
+            thread.spawn(async move { slot.connect_ahead(&state).await });
+        }
+    }
+
     /// Begins to load.
     ///
     /// # Safety

@@ -18,7 +18,7 @@ use super::receiver_connection::ReceiverConnection;
 use super::socket::Socket;
 use super::{Incompatibility, PeerAddress};
 
-/// They are made when they are needed and kept between loads.
+/// They are made when the sender becomes known, or when they are needed, and kept between loads.
 pub struct Peer {
     address: PeerAddress,
     first_index: usize,
@@ -81,13 +81,20 @@ impl Peer {
         slots.all(|slot| slot.num_loads.load(Ordering::Relaxed) == 0)
     }
 
+    pub fn slots(self: &Arc<Self>) -> impl Iterator<Item = SlotGuard> {
+        (0..self.slots.len()).map(|index| self.take_slot(index))
+    }
+
     /// Chooses the connection with the fewest loads, and takes turns among equals.
     pub fn choose_slot(self: &Arc<Self>) -> SlotGuard {
         let num_slots = self.slots.len();
         let first = self.next_slot.fetch_add(1, Ordering::Relaxed) % num_slots;
         let indices = (0..num_slots).map(|i| (first + i) % num_slots);
         let num_loads = |index: &usize| self.slots[*index].num_loads.load(Ordering::Relaxed);
-        let index = indices.min_by_key(num_loads).unwrap_or(first);
+        self.take_slot(indices.min_by_key(num_loads).unwrap_or(first))
+    }
+
+    fn take_slot(self: &Arc<Self>, index: usize) -> SlotGuard {
         self.slots[index].num_loads.fetch_add(1, Ordering::Relaxed);
         SlotGuard {
             peer: self.clone(),
@@ -100,6 +107,14 @@ impl SlotGuard {
     /// Which connection it is, of those to all peers: neighbours belong to one peer.
     pub fn index(&self) -> usize {
         self.peer.first_index + self.index
+    }
+
+    /// Connects ahead of loads, unless that is done or under way.
+    pub async fn connect_ahead(&self, receiver: &Arc<ReceiverState>) {
+        let is_under_way = self.peer.slots[self.index].connection.try_lock().is_err();
+        if !is_under_way && let Err(failure) = self.connection(receiver).await {
+            debug!("no KV connection yet: {failure:?}");
+        }
     }
 
     /// Connects if nobody has, with few attempts.

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
 
-use corella_cluster::session::RegistryPeers;
+use corella_cluster::session::{KvAddress, RegistryPeers};
 use corella_cluster::{Registry, RegistryConfig, Role};
 use corella_core::{
     DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
@@ -38,6 +38,8 @@ impl Pair {
             registry.peers().clone(),
             PlacementConfig::default(),
             hello("prefill", PREFILL_INCARNATION, &*pages),
+            // The decode node hears of it with the first session.
+            KvAddress::default(),
             MOCK_ROW_BYTES * u64::from(model.num_layers),
             None,
         );

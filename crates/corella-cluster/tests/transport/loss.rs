@@ -45,6 +45,30 @@ fn a_connection_cut_in_a_frame_fails_its_loads_and_the_next_one_works() {
     other.assert_holds(&key(1), &table, 0);
 }
 
+#[test]
+fn connections_are_there_before_loads_and_come_back() {
+    let geometry = geometry(1, 16, 8);
+    let node = SendingNode::new(geometry.clone());
+    let other = ReceivingNode::new(geometry);
+    let proxy = Proxy::new(node.address);
+    proxy.allow_all();
+    let num_connections = || node.sender.stats().num_connections;
+    let table = page_ids(0..2);
+    for uuid in 0..3 {
+        // As often as it is said: there are two.
+        for _ in 0..10 {
+            other.receiver.expect_loads(&proxy.address.into());
+        }
+        until("they are made", || num_connections() == 2);
+        node.store_whole(&key(uuid), &table, 32);
+        let mut load = other.load(&key(uuid), proxy.address, 0, 32, &table);
+        assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 32 });
+        assert_eq!(num_connections(), 2);
+        proxy.cut();
+        until("they are lost", || num_connections() == 0);
+    }
+}
+
 /// A connection that died while nobody used it is not the load's fault.
 #[test]
 fn a_load_that_meets_a_dead_connection_has_another() {

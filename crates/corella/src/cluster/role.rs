@@ -162,6 +162,7 @@ impl Node {
             registry.peers().clone(),
             placement,
             hello.clone(),
+            outlet.address.clone(),
             self.model.row_bytes(),
             self.tls.clone(),
         );
