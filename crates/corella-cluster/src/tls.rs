@@ -5,6 +5,7 @@
 //! reaches the other node against the names in that node's certificate. Sockets inside a host need
 //! none of this: the kernel says whose process is at the other end.
 
+mod ends;
 mod failure;
 mod files;
 mod grpc;
@@ -13,18 +14,14 @@ mod stream;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
-use tokio_rustls::rustls::client::WebPkiServerVerifier;
-use tokio_rustls::rustls::client::danger::ServerCertVerifier;
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName, UnixTime};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tokio_rustls::TlsStream;
+use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName};
 
+use ends::Ends;
 use files::Identity;
 
 pub use files::TlsFiles;
@@ -32,6 +29,8 @@ pub(crate) use grpc::{SecureConnector, secure_incoming};
 
 /// How long a peer may take for a handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often it is looked whether files were renewed.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// How often it is said again why a peer is refused.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Peers that are remembered for it.
@@ -49,15 +48,27 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// Both ends' configuration, read once when the node starts.
+/// What a node says and demands at both ends of connections, by files that may be renewed.
 #[derive(Clone)]
 pub struct ClusterTls(Arc<Inner>);
 
 struct Inner {
-    connector: TlsConnector,
-    acceptor: TlsAcceptor,
+    files: TlsFiles,
+    own_host: String,
+    /// What the files had in them when they were last usable. It is looked at once for a connection.
+    current: RwLock<(Identity, Ends)>,
     /// When it was last said of a peer why it is refused.
     complaints: Mutex<HashMap<String, Instant>>,
+}
+
+impl Inner {
+    fn current(&self) -> RwLockReadGuard<'_, (Identity, Ends)> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ends(&self) -> Ends {
+        self.current().1.clone()
+    }
 }
 
 impl fmt::Debug for ClusterTls {
@@ -70,69 +81,55 @@ impl ClusterTls {
     /// Reads the files, and checks this node's certificate as other nodes will, which reach it by
     /// `own_host`.
     pub fn load(files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
-        let Identity {
-            chain,
-            key,
-            authorities,
-        } = files.read()?;
-        let provider = Arc::new(ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        for authority in authorities {
-            roots.add(authority).map_err(|error| {
-                let path = files.ca.display();
-                TlsError(format!(
-                    "--cluster-tls-ca {path} has a certificate that cannot be used: {error}"
-                ))
-            })?;
-        }
-        let roots = Arc::new(roots);
-        let unusable = |error: &dyn fmt::Display| TlsError(format!("TLS cannot be used: {error}"));
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
-        let clients = clients.map_err(|error| unusable(&error))?;
-        let servers =
-            WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
-        let servers = servers.map_err(|error| unusable(&error))?;
-
-        let own_name = server_name(own_host)
-            .map_err(|_| TlsError(format!("no certificate can name {own_host:?}")))?;
-        let (own, others) = chain.split_first().expect("a chain that was read has one");
-        let now = UnixTime::now();
-        let as_server = servers.verify_server_cert(own, others, &own_name, &[], now);
-        let as_client = clients.verify_client_cert(own, others, now);
-        as_server
-            .map(drop)
-            .and(as_client.map(drop))
-            .map_err(|error| TlsError(failure::of_own_certificate(files, own_host, &error)))?;
-
-        let wrong_key = |error: Error| match error {
-            Error::InconsistentKeys(_) => TlsError(format!(
-                "--cluster-tls-key {} is not the key of --cluster-tls-cert {}",
-                files.key.display(),
-                files.cert.display()
-            )),
-            error => TlsError(format!(
-                "--cluster-tls-key {} cannot be used: {error}",
-                files.key.display()
-            )),
-        };
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| unusable(&error))?
-            .with_client_cert_verifier(clients)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(wrong_key)?;
-        // gRPC's own clients insist on it; KV sockets ask for nothing.
-        server.alpn_protocols.push(b"h2".to_vec());
-        let client = client_config(provider, roots)
-            .map_err(|error| unusable(&error))?
-            .with_client_auth_cert(chain, key)
-            .map_err(wrong_key)?;
+        let identity = files.read()?;
+        let ends = Ends::new(&identity, files, own_host)?;
         Ok(Self(Arc::new(Inner {
-            connector: TlsConnector::from(Arc::new(client)),
-            acceptor: TlsAcceptor::from(Arc::new(server)),
+            files: files.clone(),
+            own_host: own_host.to_owned(),
+            current: RwLock::new((identity, ends)),
             complaints: Mutex::default(),
         })))
+    }
+
+    /// Reads the files again, for connections that are made from now on. Returns whether they have
+    /// changed. If they cannot be used, it goes on with those that it has.
+    pub fn reload(&self) -> Result<bool, TlsError> {
+        let Inner { files, own_host, .. } = &*self.0;
+        let identity = files.read()?;
+        if self.0.current().0 == identity {
+            return Ok(false);
+        }
+        let ends = Ends::new(&identity, files, own_host)?;
+        let mut current = { self.0.current.write() }.unwrap_or_else(PoisonError::into_inner);
+        *current = (identity, ends);
+        Ok(true)
+    }
+
+    /// Looks for renewed files now and then, for as long as it is polled.
+    pub async fn follow_files(self) {
+        let mut said = None;
+        loop {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            let tls = self.clone();
+            let Ok(reloaded) = tokio::task::spawn_blocking(move || tls.reload()).await else {
+                continue;
+            };
+            match reloaded {
+                Ok(false) => said = None,
+                Ok(true) => {
+                    said = None;
+                    tracing::info!("new connections use the renewed --cluster-tls files");
+                }
+                // One file may be renewed a little before the others.
+                Err(error) => {
+                    let reason = Some(error.to_string());
+                    if said != reason {
+                        tracing::warn!("renewed files are not used: {error}");
+                    }
+                    said = reason;
+                }
+            }
+        }
     }
 
     /// Secures a connection that this node has made to a node at `host`.
@@ -143,7 +140,7 @@ impl ClusterTls {
     ) -> io::Result<TlsStream<TcpStream>> {
         let name = server_name(host)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let handshake = self.0.connector.connect(name, stream);
+        let handshake = self.0.ends().connector.connect(name, stream);
         let secured = in_time(handshake).await.map(TlsStream::Client);
         secured.inspect_err(|error| self.complain(host, error))
     }
@@ -151,7 +148,7 @@ impl ClusterTls {
     /// Secures a connection that another node has made.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let peer = stream.peer_addr()?.ip().to_string();
-        let secured = in_time(self.0.acceptor.accept(stream)).await;
+        let secured = in_time(self.0.ends().acceptor.accept(stream)).await;
         secured.map(TlsStream::Server).inspect_err(|error| {
             // Who says nothing at all only looks whether somebody listens.
             if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -188,21 +185,6 @@ impl ClusterTls {
         let reason = failure::of_handshake(peer, error);
         tracing::warn!("no TLS with the node at {peer}: {reason}");
     }
-}
-
-fn client_config(
-    provider: Arc<CryptoProvider>,
-    roots: Arc<RootCertStore>,
-) -> Result<
-    tokio_rustls::rustls::ConfigBuilder<
-        ClientConfig,
-        tokio_rustls::rustls::client::WantsClientCert,
-    >,
-    Error,
-> {
-    let builder = ClientConfig::builder_with_provider(provider);
-    let builder = builder.with_safe_default_protocol_versions()?;
-    Ok(builder.with_root_certificates(roots))
 }
 
 /// A certificate names an IPv6 address without the brackets that stand in front of a port.

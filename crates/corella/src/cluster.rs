@@ -94,6 +94,9 @@ impl Cluster {
     ) -> Result<Self, Error> {
         let threads = TransferThreads::start(config.num_threads)
             .map_err(|error| Error::Io("starting the transfer threads".to_owned(), error))?;
+        if let Some(tls) = &tls {
+            tokio::spawn(tls.clone().follow_files());
+        }
         let model = ServedModel::of(llm);
         let generator = Arc::new(model.engine.clone());
         let cluster = Self(Arc::new(Node {

@@ -17,6 +17,7 @@ pub struct TlsFiles {
     pub ca: PathBuf,
 }
 
+#[derive(PartialEq, Eq)]
 pub struct Identity {
     /// This node's own certificate first.
     pub chain: Vec<CertificateDer<'static>>,

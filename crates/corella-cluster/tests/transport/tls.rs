@@ -161,6 +161,42 @@ fn a_sender_must_have_the_name_by_which_it_is_reached() {
 }
 
 #[test]
+fn renewed_files_are_used_for_new_connections() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let geometry = geometry(1, 16, 8);
+    let mut files = old.issue("node", "IP:127.0.0.1", 2);
+    files.ca = old.0.join("node-ca.pem");
+    fs::copy(old.0.join("ca.pem"), &files.ca).unwrap();
+    let tls = ClusterTls::load(&files, "127.0.0.1").unwrap();
+    let node = SendingNode::configured(geometry.clone(), |config| {
+        config.tls = Some(tls.clone());
+    });
+    let mut uuid = 0;
+    let mut is_served = |authority: &Authority| {
+        uuid += 1;
+        node.store_whole(&key(uuid), &page_ids(0..2), 20);
+        let receiver = ReceivingNode::configured(geometry.clone(), |config| {
+            config.tls = authority.tls("decode");
+            config.num_connect_attempts = 1;
+        });
+        let mut load = receiver.load(&key(uuid), node.address, 0, 20, &page_ids(4..6));
+        wait(&mut load) == LoadStatus::Done { num_rows: 20 }
+    };
+    assert!(is_served(&old) && !is_served(&new));
+    assert!(!tls.reload().unwrap(), "nothing has changed");
+    let renewed = new.issue("renewed", "IP:127.0.0.1", 2);
+    fs::copy(&renewed.cert, &files.cert).unwrap();
+    let error = tls.reload().unwrap_err().to_string();
+    assert!(error.contains("does not come from"), "{error}");
+    assert!(is_served(&old) && !is_served(&new));
+    fs::copy(&renewed.key, &files.key).unwrap();
+    fs::copy(&renewed.ca, &files.ca).unwrap();
+    assert!(tls.reload().unwrap());
+    assert!(is_served(&new) && !is_served(&old));
+    assert!(!tls.reload().unwrap(), "nothing has changed since");
+}
+
+#[test]
 fn files_that_other_nodes_would_refuse_are_refused_at_the_start() {
     let (authority, other) = (Authority::new("files"), Authority::new("other"));
     let good = authority.issue("good", "IP:127.0.0.1", 2);
