@@ -65,7 +65,11 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
-    if args.cluster.role == RoleArg::Decode && args.cache.kv_spill_memory.is_none() {
+    // Roles change while a node serves, and this memory is not taken before it is needed.
+    let may_decode_for_others = args.cluster.role == RoleArg::Decode
+        || args.cluster.registry.is_some()
+        || args.cluster.cluster_listen.is_some();
+    if may_decode_for_others && args.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
     set_device(&mut options, &args.device)?;
