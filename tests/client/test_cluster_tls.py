@@ -1,12 +1,13 @@
 """Tests nodes that speak TLS to each other, and nodes that must not work together."""
 
 import contextlib
+import shutil
 import tempfile
 
 import pytest
 from certificate import Authority
 from server_process import ServerProcess
-from fleet import THREADS, complete, node, num_steps, wait_for_decode_nodes
+from fleet import THREADS, Fleet, complete, node, num_steps, wait_for_decode_nodes
 
 PROMPT = list(range(400, 440))
 
@@ -53,6 +54,21 @@ def test_nodes_that_are_reached_by_name(authority):
             return prefill.metric("corella_remote_tokens_total") > 0
 
         prefill.wait_until(has_been_helped, "tokens come back")
+
+
+def test_renewed_files_are_used_without_a_restart(authority, tmp_path):
+    own, successor = authority.options("own"), Authority(tmp_path, "successor")
+    over_tcp = ("--transport", "tcp", *THREADS)
+    with Fleet() as fleet:
+        decode = fleet.decode(*over_tcp, *own)
+        for old, new in zip(own[1::2], successor.options("renewed")[1::2]):
+            shutil.copy(new, old)
+        prefill = fleet.node("prefill", *over_tcp, *successor.options("newcomer"))
+        # Files are looked at every ten seconds, and so is a node that did not answer every five.
+        wait_for_decode_nodes(prefill, 1, timeout_s=60)
+        complete(prefill, PROMPT, max_tokens=5, temperature=0)
+        assert prefill.metric("corella_remote_tokens_total") == 4
+        assert "renewed --cluster-tls files" in decode.log()
 
 
 def strangers(authority, folder):

@@ -1,7 +1,7 @@
 """Causes faults of prefill and decode nodes, one test for each rule of behaviour from 38 to 49.
 
 Clients must get what one process gives, and nodes that live must hold nothing afterwards. Rule 48, which takes longer,
-is in `test_fleet_soak.py`.
+is in `test_soak.py`.
 """
 
 import concurrent.futures
