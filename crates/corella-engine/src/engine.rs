@@ -1,7 +1,6 @@
 //! The engine's handle, which callers use to submit requests, observe, drain and stop.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,15 +9,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    AdmissionError, ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace,
-    PinError, Request, RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig,
-    Speculation, StoppingCriteria, TokenId,
+    ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace, PinError, Request,
+    RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig, Speculation,
+    StoppingCriteria, TokenId,
 };
-use corella_model::{Executor, ExecutorError, KvLayout, KvPages};
+use corella_model::{Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
+use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::feed::{Feed, subscription};
@@ -71,48 +71,6 @@ pub enum EngineState {
     Draining,
     /// The engine has stopped, for this reason.
     Lost(String),
-}
-
-/// Why a submission was refused. Nothing of it is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SubmitError {
-    QueueFull {
-        num_waiting: usize,
-        limit: u32,
-    },
-    Draining,
-    Lost(String),
-    /// The request could never run.
-    Refused(AdmissionError),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResetError {
-    /// Requests still hold pages of the cache.
-    Busy,
-    Lost(String),
-}
-
-/// Why a prefix was not pinned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PinPrefixError {
-    /// The prefix could not be computed.
-    Submit(SubmitError),
-    Pin(PinError),
-}
-
-/// Why an engine did not start.
-#[derive(Debug)]
-pub enum EngineError {
-    Config(ConfigError),
-    /// The executor's KV pool differs from the one that the scheduler was configured for.
-    KvLayout {
-        layout: KvLayout,
-        num_pages: u32,
-        page_size: u32,
-    },
-    WarmUp(ExecutorError),
-    Thread(std::io::Error),
 }
 
 impl Engine {
@@ -602,66 +560,3 @@ impl Shared {
         }
     }
 }
-
-impl fmt::Display for SubmitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::QueueFull { num_waiting, limit } => {
-                let full = AdmissionError::QueueFull {
-                    num_waiting: *num_waiting,
-                    limit: *limit,
-                };
-                full.fmt(f)
-            }
-            Self::Draining => f.write_str("the engine is shutting down and takes no new requests"),
-            Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
-            Self::Refused(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for SubmitError {}
-
-impl fmt::Display for PinPrefixError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Submit(error) => error.fmt(f),
-            Self::Pin(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for PinPrefixError {}
-
-impl fmt::Display for ResetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => f.write_str("requests are using the prefix cache; try again when idle"),
-            Self::Lost(reason) => write!(f, "the engine has stopped: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for ResetError {}
-
-impl fmt::Display for EngineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::KvLayout {
-                layout,
-                num_pages,
-                page_size,
-            } => write!(
-                f,
-                "the executor has {} KV pages of {} tokens, the scheduler expects {num_pages} of \
-                 {page_size}",
-                layout.num_pages, layout.page_size
-            ),
-            Self::WarmUp(error) => write!(f, "warm-up failed: {error}"),
-            Self::Thread(error) => write!(f, "cannot start the engine's thread: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for EngineError {}

@@ -13,7 +13,8 @@ use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::doorbell::DoorbellEar;
 use crate::drafter::Drafter;
-use crate::engine::{Command, ResetError, Shared};
+use crate::engine::{Command, Shared};
+use crate::engine_error::ResetError;
 use crate::feed::Feed;
 use crate::kv_exchange::KvCommand;
 use crate::spill_thread::SpillThread;

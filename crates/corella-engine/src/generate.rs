@@ -1,6 +1,7 @@
 //! Tokens from anywhere: this engine, or a pair of nodes.
 
-use crate::engine::{Engine, SubmitError};
+use crate::engine::Engine;
+use crate::engine_error::SubmitError;
 use crate::submission::Submission;
 use crate::token_stream::TokenStream;
 

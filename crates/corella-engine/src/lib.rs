@@ -4,6 +4,7 @@
 mod doorbell;
 mod drafter;
 mod engine;
+mod engine_error;
 mod engine_loop;
 mod engine_stats;
 mod feed;
@@ -16,9 +17,8 @@ mod token_stream;
 mod watchdog;
 
 pub use drafter::DraftModel;
-pub use engine::{
-    Engine, EngineConfig, EngineError, EngineState, PinPrefixError, ResetError, SubmitError,
-};
+pub use engine::{Engine, EngineConfig, EngineState};
+pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 pub use engine_stats::EngineStats;
 pub use generate::Generate;
 pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
