@@ -1,0 +1,173 @@
+//! Benchmarks, from their arguments.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella::{Device, Error, LlmOptions, ModelSource};
+use corella_bench::ReportFiles;
+use corella_bench::offline::OfflineOptions;
+use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
+use corella_cpu::{Isa, num_cores};
+use corella_model::CostModel;
+
+use super::{
+    documents, kv_format, set_cache, set_device, set_model, set_scheduler, set_speculation, source,
+};
+use crate::args::{
+    BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, EndpointArg, LenRange,
+    ReportArgs,
+};
+
+pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
+    let prompts = match (args.prompts, args.trace) {
+        (Some(file), _) => PromptSource::File(file),
+        (_, Some(file)) => PromptSource::Trace {
+            file,
+            time_scale: args.scale.time_scale,
+            length_scale: args.scale.length_scale,
+        },
+        _ if !args.prompt_repeats.is_empty() => PromptSource::Repeats {
+            phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
+            repeats: args.prompt_repeats,
+        },
+        _ => PromptSource::Random(RandomPrompts {
+            unit: match args.prompt_tokens {
+                None => Unit::Words,
+                Some(_) => Unit::Tokens {
+                    vocab_size: args.vocab_size,
+                    unique: args.unique_prompts,
+                },
+            },
+            len: args
+                .prompt_tokens
+                .or(args.prompt_words)
+                .unwrap_or(RandomPrompts::default().len),
+            prefix_len: args.prefix_len,
+            num_prefixes: args.num_prefixes,
+        }),
+    };
+    BenchServeOptions {
+        base_url: args.base_url,
+        model: args.model,
+        endpoint: match args.endpoint {
+            EndpointArg::Completions => Endpoint::Completions,
+            EndpointArg::Chat => Endpoint::Chat,
+        },
+        prompts,
+        pre_tokenize: args.pre_tokenize,
+        num_prompts: args.num_prompts,
+        request_rate: args.request_rate,
+        burstiness: args.burstiness,
+        submit_interval: args.submit_interval,
+        max_concurrency: args.max_concurrency,
+        max_tokens: args.max_tokens,
+        ignore_eos: args.ignore_eos,
+        seed: args.seed,
+        temperature: args.temperature,
+        api_key: args.api_key,
+        num_warmups: args.num_warmups,
+        num_repeats: args.repeats,
+        files: report_files(args.report),
+        goodput: args.goodput,
+        ..BenchServeOptions::default()
+    }
+}
+
+/// The number of threads and the instruction set to measure.
+pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
+    let mut options = LlmOptions::default();
+    set_device(&mut options, &args.device)?;
+    if options.device != Device::Cpu {
+        return Err(Error::Config(
+            "only a CPU has kernels to measure".to_owned(),
+        ));
+    }
+    Ok((options.num_threads.unwrap_or_else(num_cores), options.isa))
+}
+
+pub struct BenchPerplexity {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub documents: Vec<String>,
+    pub context: u32,
+}
+
+pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_device(&mut options, &args.device)?;
+    options.kv_format = kv_format(args.kv_cache_dtype);
+    if args.context < 2 {
+        let reason = "--context must be at least 2: one token to read and one to predict";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    if args.model.max_model_len.is_some() {
+        let reason = "--max-model-len has no effect here; use --context, the number of tokens to process \
+                      together";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    let documents = documents(&args.text)?;
+    Ok(BenchPerplexity {
+        source: source(args.model),
+        options,
+        documents,
+        context: args.context,
+    })
+}
+
+pub struct BenchOffline {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub load: OfflineOptions,
+    /// The time between reservations, if there are to be some.
+    pub reserve_every: Option<Duration>,
+}
+
+pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_scheduler(&mut options, &args.scheduler);
+    set_speculation(&mut options, &args.speculation)?;
+    set_cache(&mut options, &args.cache)?;
+    set_device(&mut options, &args.device)?;
+    if args.profile && options.device == Device::Mock {
+        let reason = "--profile needs --device cpu: the mock computes nothing";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    options.profile = args.profile.then(Arc::default);
+    if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
+        if options.device != Device::Mock {
+            let reason = "--mock-step-us and --mock-token-us need --device mock";
+            return Err(Error::Config(reason.to_owned()));
+        }
+        options.mock_cost = Some(CostModel {
+            per_step_us: args.mock_step_us.unwrap_or(0.0),
+            per_token_us: args.mock_token_us.unwrap_or(0.0),
+            per_attended_kilotoken_us: 0.0,
+        });
+    }
+    let lens = args.input_lens.iter();
+    Ok(BenchOffline {
+        source: source(args.model),
+        options,
+        load: OfflineOptions {
+            num_prompts: args.num_prompts,
+            input_lens: lens
+                .flat_map(|&LenRange(first, last)| first..=last)
+                .collect(),
+            shared_prefix: args.shared_prefix,
+            max_tokens: args.max_tokens,
+            seed: args.seed,
+            files: report_files(args.report),
+        },
+        reserve_every: args.reserve_every.map(Duration::from_millis),
+    })
+}
+
+fn report_files(args: ReportArgs) -> ReportFiles {
+    ReportFiles {
+        json: args.output_json,
+        is_detailed: args.save_detailed,
+        html: args.report,
+    }
+}
