@@ -7,6 +7,7 @@
 mod clock;
 mod decode_node;
 mod decode_peers;
+mod driver;
 mod export;
 mod health;
 mod link;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use corella_core::session::{
@@ -12,13 +12,12 @@ use corella_core::session::{
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
 use corella_engine::{Engine, EngineState, KvExchange, Receipt, StreamEvent, SubmitError};
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
 
-use super::clock::Clock;
+use super::driver::{Driver, Shared};
 use super::link::{Link, LinkClosed, linger};
 use super::service::SessionHandler;
 use super::stage_times::DecodeTimes;
@@ -37,15 +36,12 @@ pub struct DecodeNode {
     hello: Hello,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
-    clock: Clock,
-    runtime: Handle,
     is_draining: AtomicBool,
     times: DecodeTimes,
-    state: Mutex<State>,
-    timer: Notify,
+    shared: Shared<State>,
 }
 
-struct State {
+pub(super) struct State {
     end: DecodeEnd,
     links: HashMap<SessionKey, PeerLink>,
     requests: HashMap<SessionKey, LocalRequest>,
@@ -89,30 +85,17 @@ impl DecodeNode {
             receiver,
             hello,
             host,
-            clock: Clock::start(),
-            runtime: Handle::current(),
-            state: Mutex::new(State {
+            is_draining: AtomicBool::new(false),
+            times: DecodeTimes::new(),
+            shared: Shared::new(State {
                 end,
                 links: HashMap::new(),
                 requests: HashMap::new(),
                 loads: HashMap::new(),
                 names: HashMap::new(),
             }),
-            is_draining: AtomicBool::new(false),
-            times: DecodeTimes::new(),
-            timer: Notify::new(),
         });
-        let weak = Arc::downgrade(&node);
-        node.runtime.spawn(async move {
-            while let Some(node) = weak.upgrade() {
-                let deadline = node.lock().end.poll_timeout();
-                // Looks again now and then, so that a node that was dropped ends.
-                let pause = deadline.map(|at_us| node.clock.until(at_us));
-                let pause = pause.unwrap_or(MAX_PAUSE).min(MAX_PAUSE);
-                let _ = tokio::time::timeout(pause, node.timer.notified()).await;
-                node.with(|end, now_us| end.handle_timeout(now_us));
-            }
-        });
+        node.start_timer();
         Ok(node)
     }
 
@@ -139,27 +122,22 @@ impl DecodeNode {
     pub fn num_sessions(&self) -> usize {
         self.lock().end.stats().num_sessions
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Driver for DecodeNode {
+    type End = DecodeEnd;
+    type State = State;
+
+    fn shared(&self) -> &Shared<State> {
+        &self.shared
     }
 
-    /// Tells the machine something, and does what it asks for.
-    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut DecodeEnd, u64) -> T) -> T {
-        let mut state = self.lock();
-        let before = state.end.poll_timeout();
-        let told = tell(&mut state.end, self.clock.now_us());
-        while let Some(action) = state.end.poll_action() {
-            self.act(&mut state, action);
-        }
-        if state.end.poll_timeout() != before {
-            self.timer.notify_one();
-        }
-        told
+    fn end(state: &mut State) -> &mut DecodeEnd {
+        &mut state.end
     }
 
     fn act(self: &Arc<Self>, state: &mut State, action: DecodeAction) {
-        let now_us = self.clock.now_us();
+        let now_us = self.clock().now_us();
         tracing::trace!(now_us, ?action);
         match action {
             DecodeAction::Send { key, message } => self.send(state, key, message),
@@ -170,11 +148,11 @@ impl DecodeNode {
                 deadline_us,
             } => {
                 let request = allocate.into_request(RequestId(0), now_us);
-                let timeout = self.clock.until(deadline_us);
+                let timeout = self.clock().until(deadline_us);
                 match self.engine.reserve(request.into(), timeout) {
                     Ok(receipt) => {
                         let id = receipt.stream.id();
-                        let reader = self.runtime.spawn(self.clone().read_outputs(key, receipt));
+                        let reader = self.spawn(self.clone().read_outputs(key, receipt));
                         let request = LocalRequest {
                             id,
                             pages: Vec::new(),
@@ -231,7 +209,9 @@ impl DecodeNode {
             }
         }
     }
+}
 
+impl DecodeNode {
     fn send(&self, state: &mut State, key: SessionKey, message: ToPrefill) {
         let Some(peer) = state.links.get(&key) else {
             return;
@@ -243,7 +223,7 @@ impl DecodeNode {
         };
         if !peer.link.send(Ok(envelope)) {
             state.links.remove(&key);
-            state.end.handle_stream_closed(key, self.clock.now_us());
+            state.end.handle_stream_closed(key, self.clock().now_us());
         }
     }
 
@@ -255,7 +235,7 @@ impl DecodeNode {
         num_rows: u32,
         deadline_us: u64,
     ) {
-        let now_us = self.clock.now_us();
+        let now_us = self.clock().now_us();
         let (Some(request), Some(peer)) = (state.requests.get(&key), state.links.get(&key)) else {
             return state.end.handle_load_failed(key, now_us);
         };
@@ -269,7 +249,7 @@ impl DecodeNode {
             first_row,
             num_rows,
             table: request.pages.clone(),
-            deadline: self.clock.instant(deadline_us),
+            deadline: self.clock().instant(deadline_us),
         };
         // SAFETY: the engine has reserved these pages for this request, and keeps them from everybody
         // else until `handle_kv_arrived` or `handle_kv_lost`, which follow the end of the load.
@@ -279,7 +259,7 @@ impl DecodeNode {
                 state.loads.insert(key, load.clone());
                 let node = self.clone();
                 let since = Instant::now();
-                self.runtime.spawn(async move {
+                self.spawn(async move {
                     let is_done = load.wait_done().await;
                     if is_done {
                         node.times.load.observe(since.elapsed().as_secs_f64());
@@ -462,17 +442,13 @@ impl DecodeNode {
     }
 }
 
-/// How long the timer's task sleeps at most.
-const MAX_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
-
 impl SessionHandler for Arc<DecodeNode> {
     fn serve(
         &self,
         incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
     ) {
-        self.runtime
-            .spawn(self.clone().serve_stream(incoming, outgoing));
+        self.spawn(self.clone().serve_stream(incoming, outgoing));
     }
 }
 

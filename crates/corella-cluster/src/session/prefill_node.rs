@@ -3,8 +3,8 @@
 mod run;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::session::{
@@ -21,11 +21,9 @@ use corella_engine::{
     TokenStream, relayed_stream,
 };
 use corella_model::KvPages;
-use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tracing::Instrument;
 
-use super::clock::Clock;
+use super::driver::{Driver, Shared};
 use super::link::{Link, linger};
 use super::search::{Choice, DecodePeers, Search};
 use super::service;
@@ -35,9 +33,6 @@ use crate::entrance::KeptPrompts;
 use crate::transport::{KvSender, TransferAccount};
 
 use run::{Run, end_run, let_go_of_hold};
-
-/// How long the timer's task sleeps at most.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// `num_sessions` is the current number; the other fields are totals since the node started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,13 +60,10 @@ pub(super) struct Node {
     kv_address: KvAddress,
     /// Whether requests that no decode node takes are decoded here.
     falls_back: bool,
-    clock: Clock,
-    runtime: Handle,
     num_sessions: AtomicU64,
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
-    state: Mutex<State>,
-    timer: Notify,
+    shared: Shared<State>,
 }
 
 pub(super) struct State {
@@ -123,12 +115,10 @@ impl PrefillNode {
             hello,
             kv_address,
             falls_back,
-            clock: Clock::start(),
-            runtime: Handle::current(),
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
-            state: Mutex::new(State {
+            shared: Shared::new(State {
                 end,
                 clients: HashMap::new(),
                 links: HashMap::new(),
@@ -138,19 +128,9 @@ impl PrefillNode {
                 run_of_key: HashMap::new(),
                 handed_over: HashMap::new(),
             }),
-            timer: Notify::new(),
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
-        let weak = Arc::downgrade(&node);
-        node.runtime.spawn(async move {
-            while let Some(node) = weak.upgrade() {
-                let deadline = node.lock().end.poll_timeout();
-                let pause = deadline.map(|at_us| node.clock.until(at_us));
-                let pause = pause.unwrap_or(MAX_PAUSE).min(MAX_PAUSE);
-                let _ = tokio::time::timeout(pause, node.timer.notified()).await;
-                node.with(|end, now_us| end.handle_timeout(now_us));
-            }
-        });
+        node.start_timer();
         Ok(Self(node))
     }
 
@@ -281,35 +261,22 @@ impl Node {
             prefill_us: self.engine.stats().scheduler.prefill_us,
         })
     }
+}
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Driver for Node {
+    type End = PrefillEnd;
+    type State = State;
+
+    fn shared(&self) -> &Shared<State> {
+        &self.shared
     }
 
-    /// Tells the machine something, and does what it asks for.
-    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut PrefillEnd, u64) -> T) -> T {
-        let mut state = self.lock();
-        self.tell(&mut state, tell)
-    }
-
-    fn tell<T>(
-        self: &Arc<Self>,
-        state: &mut State,
-        tell: impl FnOnce(&mut PrefillEnd, u64) -> T,
-    ) -> T {
-        let before = state.end.poll_timeout();
-        let told = tell(&mut state.end, self.clock.now_us());
-        while let Some(action) = state.end.poll_action() {
-            self.act(state, action);
-        }
-        if state.end.poll_timeout() != before {
-            self.timer.notify_one();
-        }
-        told
+    fn end(state: &mut State) -> &mut PrefillEnd {
+        &mut state.end
     }
 
     fn act(self: &Arc<Self>, state: &mut State, action: PrefillAction) {
-        let now_us = self.clock.now_us();
+        let now_us = self.clock().now_us();
         tracing::trace!(now_us, ?action);
         match action {
             PrefillAction::TryNext { session, tried } => {
@@ -345,7 +312,8 @@ impl Node {
                 until_us,
             } => {
                 if let Some(run) = state.runs.get(&(session, run)) {
-                    self.exchange.renew_hold(run.id, self.clock.until(until_us));
+                    self.exchange
+                        .renew_hold(run.id, self.clock().until(until_us));
                 }
             }
             PrefillAction::ReleaseHold { session, run } => {
@@ -376,10 +344,12 @@ impl Node {
             }
         }
     }
+}
 
+impl Node {
     fn open(self: &Arc<Self>, state: &mut State, key: SessionKey, node: NodeId) {
         let Some(channel) = self.peers.channel(node) else {
-            return state.end.handle_stream_closed(key, self.clock.now_us());
+            return state.end.handle_stream_closed(key, self.clock().now_us());
         };
         let (link, outgoing, mut closed) = Link::new();
         state.links.insert(key, link);
@@ -420,7 +390,7 @@ impl Node {
                 }
             }
         };
-        self.runtime.spawn(serve.instrument(span));
+        self.spawn(serve.instrument(span));
     }
 
     /// What a decode node's message says of its load and of the way to it.
@@ -495,7 +465,7 @@ impl Node {
         };
         if !link.send(envelope) {
             state.links.remove(&key);
-            state.end.handle_stream_closed(key, self.clock.now_us());
+            state.end.handle_stream_closed(key, self.clock().now_us());
         }
     }
 

@@ -12,6 +12,7 @@ use corella_engine::{StreamEvent, SubmitError, TokenStream};
 use tokio::task::AbortHandle;
 
 use super::{Node, State};
+use crate::session::driver::Driver;
 use crate::session::export::Export;
 use crate::transport::KvSender;
 
@@ -46,7 +47,7 @@ impl Node {
                 let reader = self
                     .clone()
                     .read_outputs(session, run, stream, exported_since);
-                let reader = self.runtime.spawn(reader).abort_handle();
+                let reader = self.spawn(reader).abort_handle();
                 let entry = Run {
                     id,
                     reader,
@@ -58,12 +59,12 @@ impl Node {
                 state.run_of.insert(id, (session, run));
             }
             Err(SubmitError::Refused(error)) => {
-                let now_us = self.clock.now_us();
+                let now_us = self.clock().now_us();
                 state.end.handle_local_refused(session, run, error, now_us);
             }
             Err(SubmitError::QueueFull { num_waiting, limit }) => {
                 let error = AdmissionError::QueueFull { num_waiting, limit };
-                let now_us = self.clock.now_us();
+                let now_us = self.clock().now_us();
                 state.end.handle_local_refused(session, run, error, now_us);
             }
             Err(error) => {
@@ -77,7 +78,7 @@ impl Node {
                     num_output_tokens: 0,
                     queue_us: 0,
                 };
-                let now_us = self.clock.now_us();
+                let now_us = self.clock().now_us();
                 state.end.handle_local_output(session, run, output, now_us);
             }
         }
@@ -134,7 +135,7 @@ impl Node {
         num_rows: u32,
     ) {
         let run_key = (key.session, run);
-        let now_us = self.clock.now_us();
+        let now_us = self.clock().now_us();
         let Some(run) = state.runs.get_mut(&run_key) else {
             return state.end.handle_load_failed(key, now_us);
         };
@@ -144,7 +145,7 @@ impl Node {
             Ok(_status) => {
                 run.export.add_reader(key, &self.sender);
                 state.run_of_key.insert(key, run_key);
-                self.runtime.spawn(self.clone().watch_progress(key));
+                self.spawn(self.clone().watch_progress(key));
             }
             Err(error) => {
                 tracing::warn!(%key, %error, "KV rows are not offered");

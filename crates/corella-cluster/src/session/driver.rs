@@ -1,0 +1,143 @@
+//! What the drivers of both nodes have in common: a machine hears facts and the time, and what it asks
+//! for is done.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use corella_core::session::{DecodeAction, DecodeEnd, PrefillAction, PrefillEnd};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use super::clock::Clock;
+
+/// How long the timer's task sleeps at most. It looks now and then whether its node was dropped.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// A node that drives one end of its sessions.
+pub(super) trait Driver: Send + Sync + Sized + 'static {
+    type End: SessionEnd;
+    type State: Send;
+
+    fn shared(&self) -> &Shared<Self::State>;
+
+    fn end(state: &mut Self::State) -> &mut Self::End;
+
+    /// Does what the end asks for.
+    fn act(self: &Arc<Self>, state: &mut Self::State, action: <Self::End as SessionEnd>::Action);
+
+    fn clock(&self) -> &Clock {
+        &self.shared().clock
+    }
+
+    fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.shared().runtime.spawn(task)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Self::State> {
+        let state = self.shared().state.lock();
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the end something, and does what it asks for.
+    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut Self::End, u64) -> T) -> T {
+        self.tell(&mut self.lock(), tell)
+    }
+
+    fn tell<T>(
+        self: &Arc<Self>,
+        state: &mut Self::State,
+        tell: impl FnOnce(&mut Self::End, u64) -> T,
+    ) -> T {
+        let before = Self::end(state).poll_timeout();
+        let told = tell(Self::end(state), self.clock().now_us());
+        while let Some(action) = Self::end(state).poll_action() {
+            self.act(state, action);
+        }
+        if Self::end(state).poll_timeout() != before {
+            self.shared().timer.notify_one();
+        }
+        told
+    }
+
+    /// Tells the end the time when it wants to hear it, until the node is dropped.
+    fn start_timer(self: &Arc<Self>) {
+        let weak = Arc::downgrade(self);
+        self.spawn(async move {
+            while let Some(node) = weak.upgrade() {
+                let deadline = Self::end(&mut node.lock()).poll_timeout();
+                let pause = deadline.map_or(MAX_PAUSE, |at_us| node.clock().until(at_us));
+                let changed = node.shared().timer.notified();
+                let _ = tokio::time::timeout(pause.min(MAX_PAUSE), changed).await;
+                node.with(|end, now_us| end.handle_timeout(now_us));
+            }
+        });
+    }
+}
+
+/// What the tasks of a driver share.
+pub(super) struct Shared<S> {
+    clock: Clock,
+    runtime: Handle,
+    state: Mutex<S>,
+    /// Wakes the timer's task when the end has another deadline.
+    timer: Notify,
+}
+
+impl<S> Shared<S> {
+    /// On the caller's tokio runtime.
+    pub fn new(state: S) -> Self {
+        Self {
+            clock: Clock::start(),
+            runtime: Handle::current(),
+            state: Mutex::new(state),
+            timer: Notify::new(),
+        }
+    }
+}
+
+/// A machine that says what is to be done, and when it wants to hear the time.
+pub(super) trait SessionEnd {
+    type Action;
+
+    fn poll_action(&mut self) -> Option<Self::Action>;
+
+    fn poll_timeout(&self) -> Option<u64>;
+
+    fn handle_timeout(&mut self, now_us: u64);
+}
+
+impl SessionEnd for PrefillEnd {
+    type Action = PrefillAction;
+
+    fn poll_action(&mut self) -> Option<PrefillAction> {
+        self.poll_action()
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        self.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now_us: u64) {
+        self.handle_timeout(now_us);
+    }
+}
+
+impl SessionEnd for DecodeEnd {
+    type Action = DecodeAction;
+
+    fn poll_action(&mut self) -> Option<DecodeAction> {
+        self.poll_action()
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        self.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now_us: u64) {
+        self.handle_timeout(now_us);
+    }
+}
