@@ -94,7 +94,9 @@ impl ClusterTls {
     /// Reads the files again, for connections that are made from now on. Returns whether they have
     /// changed. If they cannot be used, it goes on with those that it has.
     pub fn reload(&self) -> Result<bool, TlsError> {
-        let Inner { files, own_host, .. } = &*self.0;
+        let Inner {
+            files, own_host, ..
+        } = &*self.0;
         let identity = files.read()?;
         if self.0.current().0 == identity {
             return Ok(false);

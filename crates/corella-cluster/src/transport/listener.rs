@@ -3,7 +3,9 @@
 use std::io;
 use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::os::unix::net::{
+    SocketAddr, UnixListener as StdUnixListener, UnixStream as StdUnixStream,
+};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 

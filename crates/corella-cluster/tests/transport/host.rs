@@ -14,8 +14,8 @@ use corella_core::PageId;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fixture::{
-    DECODE, LONG, MODEL, PREFILL, ReceivingNode, SendingNode, content, geometry, key, page_ids, until,
-    wait, wait_for,
+    DECODE, LONG, MODEL, PREFILL, ReceivingNode, SendingNode, content, geometry, key, page_ids,
+    until, wait, wait_for,
 };
 use crate::raw_peer::run;
 
