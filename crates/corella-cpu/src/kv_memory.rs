@@ -356,6 +356,12 @@ impl KvMemory {
         }
     }
 
+    /// All pages of all layers.
+    pub fn bytes(&self) -> NonNull<[u8]> {
+        let num_parts = self.num_layers * self.num_pages * self.num_kv_heads;
+        NonNull::slice_from_raw_parts(self.region.start(), num_parts * self.part_bytes())
+    }
+
     /// Where a page within a layer lies: heads in their order, which begin somewhere in the middle.
     pub fn native_parts(&self, layer: usize, page: usize) -> [NonNull<[u8]>; 2] {
         let first = self.place(HeadPage {

@@ -52,6 +52,10 @@ unsafe impl KvPages for PipelinePages {
         &self.geometry
     }
 
+    fn regions(&self) -> Vec<NonNull<[u8]>> {
+        self.stages.iter().map(|kv| kv.bytes()).collect()
+    }
+
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
         assert!(page.0 < self.geometry.num_pages, "page {page}");
         let (kv, layer) = self.stage(layer);

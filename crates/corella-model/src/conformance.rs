@@ -54,6 +54,7 @@ pub fn run(
     suite.slots_are_reused(&expected);
     suite.resumed_equals_uninterrupted(&expected);
     suite.finished_layers_stay_as_they_are();
+    suite.pages_lie_in_their_regions();
     suite.pages_can_be_moved(&expected);
     suite.pages_of_another_size_go_on(&expected);
     suite.a_failed_step_leaves_the_others_right(&expected);

@@ -84,9 +84,13 @@ pub enum LayerProgress {
 ///
 /// # Safety
 /// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in all, which only the owner of
-/// the page writes, and which no other page or layer shares.
+/// the page writes, and which no other page or layer shares. All of it lies in one of the `regions`.
 pub unsafe trait KvPages: Send + Sync {
     fn geometry(&self) -> &KvGeometry;
+
+    /// The memory that all pages lie in, in as few pieces as there are. For transports that must make
+    /// memory known before they use it.
+    fn regions(&self) -> Vec<NonNull<[u8]>>;
 
     /// Where a page within a layer lies, in its native form: a first part and, perhaps empty, the
     /// rest of it, each whole heads. For transports that send from where it is and receive to where

@@ -162,6 +162,12 @@ unsafe impl KvPages for MockKv {
         &self.geometry
     }
 
+    fn regions(&self) -> Vec<NonNull<[u8]>> {
+        let cells = NonNull::from(&*self.cells);
+        let num_bytes = size_of_val(&*self.cells);
+        vec![NonNull::slice_from_raw_parts(cells.cast(), num_bytes)]
+    }
+
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
         let geometry = &self.geometry;
         assert!(layer < geometry.num_layers && page.0 < geometry.num_pages);

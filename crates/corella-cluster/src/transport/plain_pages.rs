@@ -85,6 +85,10 @@ unsafe impl KvPages for PlainPages {
         &self.geometry
     }
 
+    fn regions(&self) -> Vec<NonNull<[u8]>> {
+        vec![self.memory]
+    }
+
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
         let part = self.part(layer, page);
         let end = NonNull::slice_from_raw_parts(part.cast(), 0);

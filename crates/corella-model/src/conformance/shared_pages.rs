@@ -1,5 +1,7 @@
 //! Pages that others read while steps run, and bring to another executor.
 
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,27 @@ impl Suite<'_> {
         }
         driver.finish(&mut sequence);
         assert_same("read by others", &self.alone(&script), &sequence.samples);
+    }
+
+    /// What a transport makes known of the memory has all pages in it.
+    pub fn pages_lie_in_their_regions(&self) {
+        let kv = self.driver().executor.kv_pages();
+        let regions = kv.regions().into_iter().map(addresses);
+        let regions: Vec<_> = regions.collect();
+        let geometry = kv.geometry();
+        for layer in 0..geometry.num_layers {
+            for page in (0..geometry.num_pages).map(PageId) {
+                for part in kv.native_parts(layer, page).map(addresses) {
+                    let contains = |region: &Range<usize>| {
+                        region.start <= part.start && part.end <= region.end
+                    };
+                    assert!(
+                        part.is_empty() || regions.iter().any(contains),
+                        "layer {layer} of page {page} lies outside the regions"
+                    );
+                }
+            }
+        }
     }
 
     /// Pages read out and written elsewhere, in another executor and in the same, by either form.
@@ -108,6 +131,11 @@ impl Suite<'_> {
 }
 
 /// All layers of a step's pages, each as soon as it is ready.
+fn addresses(memory: NonNull<[u8]>) -> Range<usize> {
+    let start = memory.cast::<u8>().as_ptr().addr();
+    start..start + memory.len()
+}
+
 fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
     let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
     let asked_at = Instant::now();

@@ -174,12 +174,23 @@ enum PagesFault {
     NativeOnly,
     /// The last layer is that before it.
     LastLayer,
+    /// The last byte of the last page is said to be outside.
+    ShortRegion,
 }
 
 // SAFETY: the memory is the mock's.
 unsafe impl KvPages for BrokenPages {
     fn geometry(&self) -> &KvGeometry {
         self.pages.geometry()
+    }
+
+    fn regions(&self) -> Vec<NonNull<[u8]>> {
+        let mut regions = self.pages.regions();
+        if self.fault == PagesFault::ShortRegion {
+            let whole = regions[0];
+            regions[0] = NonNull::slice_from_raw_parts(whole.cast(), whole.len() - 1);
+        }
+        regions
     }
 
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
@@ -219,7 +230,7 @@ unsafe impl KvPages for BrokenPages {
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 33] = [
+    let cases: [(&str, Fault); 34] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -288,6 +299,10 @@ fn whatever_is_broken_is_found() {
         (
             "in layer 1, which holds",
             Fault::Pages(PagesFault::LastLayer),
+        ),
+        (
+            "lies outside the regions",
+            Fault::Pages(PagesFault::ShortRegion),
         ),
         // What comes of it depends on the bytes.
         ("slot 1 reads token", Fault::Pages(PagesFault::NativeOnly)),
