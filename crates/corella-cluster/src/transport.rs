@@ -22,11 +22,13 @@ mod io_parts;
 mod kv_receiver;
 mod kv_sender;
 mod listener;
+mod nixl;
 mod outgoing;
 mod peer;
 mod plain_pages;
 mod receiver_connection;
 mod sender_connection;
+mod sender_memory;
 mod socket;
 mod store_table;
 mod tls_socket;
@@ -43,6 +45,7 @@ pub use kv_receiver::{
     KvReceiver, LoadHandle, LoadRejection, LoadRequest, ReceiverConfig, ReceiverStats,
 };
 pub use kv_sender::{KvSender, SenderConfig, SenderStats, StoreError};
+pub use nixl::{NixlAgent, NixlError, NixlLibrary, NixlOffer};
 pub use outgoing::SendStatus;
 pub use plain_pages::PlainPages;
 pub use socket::PeerAddress;

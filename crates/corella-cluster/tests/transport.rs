@@ -14,6 +14,10 @@ mod hostile_receiver;
 mod hostile_sender;
 #[path = "transport/loss.rs"]
 mod loss;
+#[path = "transport/nixl.rs"]
+mod nixl;
+#[path = "transport/nixl_process.rs"]
+mod nixl_process;
 #[path = "transport/proxy.rs"]
 mod proxy;
 #[path = "transport/raw_peer.rs"]

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use corella::{Error, Llm};
-use corella_cluster::transport::TransferThreads;
+use corella_cluster::transport::{NixlLibrary, TransferThreads};
 use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
 use corella_core::PeerPolicy;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
@@ -52,6 +52,7 @@ pub struct ClusterConfig {
     pub falls_back: bool,
     pub uses_network: bool,
     pub uses_host: bool,
+    pub uses_nixl: bool,
     pub max_bandwidth: Option<u64>,
     pub num_threads: usize,
 }
@@ -64,6 +65,7 @@ struct Node {
     config: ClusterConfig,
     model: ServedModel,
     tls: Option<ClusterTls>,
+    nixl: Option<NixlLibrary>,
     threads: TransferThreads,
     runtime: Handle,
     /// How long a role may take to finish what it owes before another one begins.
@@ -88,6 +90,7 @@ impl Cluster {
     pub fn start(
         config: ClusterConfig,
         tls: Option<ClusterTls>,
+        nixl: Option<NixlLibrary>,
         listener: Option<ClusterListener>,
         llm: &Llm,
         grace: Duration,
@@ -102,6 +105,7 @@ impl Cluster {
         let cluster = Self(Arc::new(Node {
             model,
             tls,
+            nixl,
             threads,
             runtime: Handle::current(),
             grace,
@@ -168,10 +172,14 @@ impl Cluster {
             Some(_) => ", mutual TLS",
             None => "",
         };
+        let nixl = match config.uses_nixl {
+            true => ", KV rows by NIXL",
+            false => "",
+        };
         match config.role {
             Role::Unified if !config.listens => None,
-            Role::Unified => Some(format!("a proxy may pair this node with others{tls}")),
-            role => Some(format!("{} node{registry}{tls}", name_of(role))),
+            Role::Unified => Some(format!("a proxy may pair this node with others{tls}{nixl}")),
+            role => Some(format!("{} node{registry}{tls}{nixl}", name_of(role))),
         }
     }
 

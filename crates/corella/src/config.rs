@@ -123,6 +123,13 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         // The command line takes all of them or none.
         _ => None,
     };
+    if args.transport == TransportArg::Nixl && tls.is_some() {
+        return Err(Error::Config(
+            "--transport nixl does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
+             --cluster-tls-ca, or choose --transport tcp"
+                .to_owned(),
+        ));
+    }
     Ok(ClusterConfig {
         role,
         listens: role != Role::Unified || args.cluster_listen.is_some(),
@@ -135,7 +142,8 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         min_tokens: args.disaggregate_min_tokens,
         falls_back: args.fallback == FallbackArg::Local,
         uses_network: args.transport != TransportArg::Shm,
-        uses_host: args.transport != TransportArg::Tcp,
+        uses_host: matches!(args.transport, TransportArg::Auto | TransportArg::Shm),
+        uses_nixl: args.transport == TransportArg::Nixl,
         max_bandwidth: args.transfer_max_bandwidth,
         num_threads: args.transfer_threads.into(),
     })

@@ -39,6 +39,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         false => None,
     };
     let tls = cluster_config.load_tls()?;
+    let nixl = cluster_config.load_nixl()?;
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     let has_key = config.api_key.is_some();
@@ -48,7 +49,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     eprintln!("{}", llm.summary());
     eprintln!("{}", limits_line(&scheduler, &serve_config));
     let grace_period = serve_config.grace_period;
-    let cluster = Cluster::start(cluster_config, tls, cluster_listener, &llm, grace_period)?;
+    let cluster = Cluster::start(
+        cluster_config,
+        tls,
+        nixl,
+        cluster_listener,
+        &llm,
+        grace_period,
+    )?;
     if let Some(line) = cluster.summary() {
         eprintln!("{line}");
     }

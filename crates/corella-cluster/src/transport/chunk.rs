@@ -23,16 +23,19 @@ pub struct ChunkWriter {
     /// For pages in their canonical form, and for places.
     copy: Vec<u8>,
     hasher: Checksum,
+    /// Whether the receiver reads native pages from this node's memory.
+    sends_places: bool,
     /// A peer that takes nothing for so long is given up.
     stall_timeout: Duration,
 }
 
 impl ChunkWriter {
-    pub fn new(stall_timeout: Duration) -> Self {
+    pub fn new(sends_places: bool, stall_timeout: Duration) -> Self {
         Self {
             parts: IoParts::default(),
             copy: Vec::new(),
             hasher: Checksum::new(),
+            sends_places,
             stall_timeout,
         }
     }
@@ -44,8 +47,8 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends native pages straight from where they lie. A receiver on this host is sent only their
-    /// addresses, and copies the pages itself. If the session ends in the meantime, the frame is
+    /// Sends native pages straight from where they lie. A receiver that reads this node's memory is sent
+    /// only their addresses, and copies the pages itself. If the session ends in the meantime, the frame is
     /// withdrawn. A receiver that copies the pages only then sees by the checksum if they have
     /// changed.
     pub async fn write(
@@ -55,7 +58,7 @@ impl ChunkWriter {
         mut run: PageRun,
         pages: &[PageId],
     ) -> io::Result<()> {
-        if socket.is_local() && run.form == PageForm::Native {
+        if self.sends_places && run.form == PageForm::Native {
             return self.write_places(socket, outgoing, &mut run, pages).await;
         }
         let header = Frame::Data(run).encode();

@@ -37,6 +37,16 @@ pub enum Frame {
     /// Sender to receiver on the same host, after the greeting: the word at an address of the
     /// sender's memory. A receiver that can read the word there can read pages too.
     Memory { address: u64, content: u64 },
+    /// Sender to receiver, after the greeting, if both have NIXL: this many bytes follow, which describe
+    /// the sender's agent, and the word at an address of its memory is this.
+    Agent {
+        address: u64,
+        content: u64,
+        num_bytes: u32,
+    },
+    /// Receiver to sender: the answer, whether it could read the word. If so, native pages are not sent
+    /// but read by NIXL.
+    ReadsByNixl(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +74,7 @@ pub struct PageRun {
     pub num_rows: u32,
     pub form: PageForm,
     /// 0 if the pages themselves follow. Otherwise this many places in the sender's memory follow,
-    /// where the pages are: for each an address and a number of bytes, both of 64 bits.
+    /// which the receiver reads: for each an address and a number of bytes, both of 64 bits.
     pub num_places: u32,
 }
 
@@ -146,7 +156,10 @@ const FAILED: u8 = 5;
 const RECEIVED: u8 = 6;
 const CANCEL: u8 = 7;
 const MEMORY: u8 = 8;
+const AGENT: u8 = 9;
+const READS_BY_NIXL: u8 = 10;
 
+const ANSWERS: [bool; 2] = [false, true];
 const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
 
 impl Frame {
@@ -195,6 +208,19 @@ impl Frame {
                 out.kind(MEMORY, *address);
                 out.u64(*content);
             }
+            Self::Agent {
+                address,
+                content,
+                num_bytes,
+            } => {
+                out.kind(AGENT, *address);
+                out.u64(*content);
+                out.u32(*num_bytes);
+            }
+            Self::ReadsByNixl(reads) => {
+                out.kind(READS_BY_NIXL, 0);
+                out.index(&ANSWERS, reads);
+            }
         }
         bytes
     }
@@ -208,7 +234,7 @@ impl Frame {
             fields.zeroes()?;
             return Ok(Self::Hello(hello));
         }
-        if kind == 0 || kind > MEMORY {
+        if kind == 0 || kind > READS_BY_NIXL {
             return Err(FrameError::Kind(kind));
         }
         if fields.take::<3>() != [0; 3] {
@@ -251,10 +277,17 @@ impl Frame {
             },
             RECEIVED => Self::Received { load_id },
             CANCEL => Self::Cancel { load_id },
-            _ => Self::Memory {
+            MEMORY => Self::Memory {
                 address: load_id,
                 content: fields.u64(),
             },
+            AGENT => Self::Agent {
+                address: load_id,
+                content: fields.u64(),
+                num_bytes: fields.u32(),
+            },
+            _ if load_id == 0 => Self::ReadsByNixl(fields.index(&ANSWERS, "answer")?),
+            _ => return Err(FrameError::Field("padding")),
         };
         fields.zeroes()?;
         Ok(frame)

@@ -30,6 +30,8 @@ pub struct Hello {
     pub model_fingerprint: u128,
     /// The number of pages is always 0 here, because a peer does not need it.
     pub geometry: KvGeometry,
+    /// Whether the node can move rows by NIXL.
+    pub has_nixl: bool,
 }
 
 impl Hello {
@@ -42,7 +44,14 @@ impl Hello {
                 num_pages: 0,
                 ..geometry.clone()
             },
+            has_nixl: false,
         }
+    }
+
+    /// Whether the two go on to try NIXL; both ends come to the same answer. Its reads would have to be
+    /// converted by turns, so pages in their canonical form go over the socket.
+    pub fn tries_nixl(&self, other: &Self, form: PageForm) -> bool {
+        self.has_nixl && other.has_nixl && form == PageForm::Native
     }
 
     /// In which form pages travel between the two; both ends come to the same answer. The receiver
@@ -75,6 +84,7 @@ impl Hello {
         out.u32(geometry.page_size);
         out.index(&FORMATS, &geometry.format);
         out.index(&ORDERS, &geometry.order);
+        out.put(&[u8::from(self.has_nixl)]);
     }
 
     pub(super) fn decode(fields: &mut FieldReader<'_>) -> Result<Self, FrameError> {
@@ -93,6 +103,11 @@ impl Hello {
                 num_pages: 0,
                 format: fields.index(&FORMATS, "KV format")?,
                 order: fields.index(&ORDERS, "element order")?,
+            },
+            has_nixl: match fields.take() {
+                [0] => false,
+                [1] => true,
+                _ => return Err(FrameError::Field("flag")),
             },
         };
         let geometry = &hello.geometry;

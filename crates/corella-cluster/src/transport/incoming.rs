@@ -48,8 +48,8 @@ pub enum LoadFailure {
     Incompatible(Incompatibility),
     /// Another process listens there by now.
     OtherIncarnation,
-    /// Bytes did not arrive as they were sent. A sender on this host may also have taken its pages back
-    /// while they were read.
+    /// Bytes did not arrive as they were sent. A sender whose memory is read may also have taken its pages
+    /// back meanwhile.
     Corrupt,
     /// The peer does not keep to the protocol: what it did.
     Violation(&'static str),

@@ -79,6 +79,19 @@ impl IoParts {
         }
     }
 
+    /// Copies to the pieces, which are then done.
+    ///
+    /// # Safety
+    /// Nobody else uses the pieces' memory meanwhile, and they have no more bytes than these.
+    pub unsafe fn fill(&mut self, mut bytes: &[u8]) {
+        self.advance(self.num_bytes, |mut part| {
+            let (from, rest) = bytes.split_at(part.len());
+            // SAFETY: the caller's promise.
+            unsafe { part.as_mut() }.copy_from_slice(from);
+            bytes = rest;
+        });
+    }
+
     /// All that are left.
     pub fn iter(&self) -> impl Iterator<Item = NonNull<[u8]>> + '_ {
         let rest = self.parts[self.first..].iter();

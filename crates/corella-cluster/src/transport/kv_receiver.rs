@@ -12,6 +12,7 @@ use corella_model::KvPages;
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
+use super::nixl::NixlAgent;
 use super::peer::Peer;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 use crate::tls::ClusterTls;
@@ -30,6 +31,8 @@ pub struct ReceiverConfig {
     pub num_connect_attempts: usize,
     /// For connections that leave the host.
     pub tls: Option<ClusterTls>,
+    /// For senders that have NIXL, too.
+    pub nixl: Option<Arc<NixlAgent>>,
 }
 
 impl ReceiverConfig {
@@ -44,6 +47,7 @@ impl ReceiverConfig {
             connect_timeout: Duration::from_millis(250),
             num_connect_attempts: 3,
             tls: None,
+            nixl: None,
         }
     }
 }
@@ -93,6 +97,8 @@ pub struct ReceiverStats {
     /// Since the start: frames with rows of loads that were over.
     pub num_unknown_frames: u64,
     pub num_corrupt_frames: u64,
+    /// Since the start: bytes of pages that were read by NIXL.
+    pub num_nixl_bytes: u64,
 }
 
 /// Loads rows from the senders of other nodes. All calls return at once.
@@ -107,6 +113,7 @@ pub struct ReceiverState {
     pub hello: Hello,
     pub num_unknown_frames: AtomicU64,
     pub num_corrupt_frames: AtomicU64,
+    pub num_nixl_bytes: AtomicU64,
     pub stopped: watch::Sender<bool>,
     next_load_id: AtomicU64,
     peers: Mutex<HashMap<PeerAddress, Arc<Peer>>>,
@@ -121,17 +128,21 @@ pub struct LoadHandle {
 
 impl KvReceiver {
     pub fn new(config: ReceiverConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
-        let hello = Hello::new(
-            config.incarnation,
-            config.model_fingerprint,
-            pages.geometry(),
-        );
+        let hello = Hello {
+            has_nixl: config.nixl.is_some(),
+            ..Hello::new(
+                config.incarnation,
+                config.model_fingerprint,
+                pages.geometry(),
+            )
+        };
         Self {
             state: Arc::new(ReceiverState {
                 config,
                 hello,
                 num_unknown_frames: AtomicU64::new(0),
                 num_corrupt_frames: AtomicU64::new(0),
+                num_nixl_bytes: AtomicU64::new(0),
                 stopped: watch::Sender::new(false),
                 next_load_id: AtomicU64::new(1),
                 peers: Mutex::default(),
@@ -207,6 +218,7 @@ impl KvReceiver {
             num_peers: self.state.peers().len(),
             num_unknown_frames: self.state.num_unknown_frames.load(Ordering::Relaxed),
             num_corrupt_frames: self.state.num_corrupt_frames.load(Ordering::Relaxed),
+            num_nixl_bytes: self.state.num_nixl_bytes.load(Ordering::Relaxed),
         }
     }
 }

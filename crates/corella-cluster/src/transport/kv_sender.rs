@@ -21,6 +21,7 @@ use super::bandwidth_meter::BandwidthMeter;
 use super::frame::{Frame, MAX_PAYLOAD_BYTES, Refusal};
 use super::host_memory::allow_reader;
 use super::listener::{Accepted, Listener};
+use super::nixl::{self, NixlOffer};
 use super::outgoing::{Outgoing, SendStatus};
 use super::sender_connection::{FrameReader, SenderConnection, violation};
 use super::socket::Socket;
@@ -52,6 +53,8 @@ pub struct SenderConfig {
     pub idle_timeout: Duration,
     /// For connections from other hosts.
     pub tls: Option<ClusterTls>,
+    /// For receivers that have NIXL, too.
+    pub nixl: Option<Arc<NixlOffer>>,
 }
 
 impl SenderConfig {
@@ -71,6 +74,7 @@ impl SenderConfig {
             stall_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(600),
             tls: None,
+            nixl: None,
         }
     }
 }
@@ -144,11 +148,14 @@ pub struct SenderState {
 
 impl KvSender {
     pub fn start(config: SenderConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
-        let hello = Hello::new(
-            config.incarnation,
-            config.model_fingerprint,
-            pages.geometry(),
-        );
+        let hello = Hello {
+            has_nixl: config.nixl.is_some(),
+            ..Hello::new(
+                config.incarnation,
+                config.model_fingerprint,
+                pages.geometry(),
+            )
+        };
         let bucket = config.max_bandwidth.map(|bytes_per_s| {
             let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
             Mutex::new(bucket)
@@ -422,9 +429,22 @@ impl SenderState {
             };
             socket.write_all(&memory.encode()).await?;
         }
+        let offer = { self.config.nixl.as_ref() }
+            .filter(|_| !socket.is_local() && self.hello.tries_nixl(&hello, form));
+        let sends_places = match offer {
+            Some(offer) => nixl::propose(&socket, &mut reader, offer).await?,
+            None => socket.is_local(),
+        };
         let meter = self.meter(hello.incarnation);
         let max_loads = self.config.max_loads_per_connection;
-        let connection = SenderConnection::new(socket, form, hello.incarnation, max_loads, meter);
+        let connection = SenderConnection::new(
+            socket,
+            form,
+            sends_places,
+            hello.incarnation,
+            max_loads,
+            meter,
+        );
         Arc::new(connection).run(self, reader).await
     }
 }

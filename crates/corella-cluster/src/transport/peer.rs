@@ -2,18 +2,20 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex;
-use tracing::debug;
+use corella_model::PageForm;
+use tokio::sync::Mutex as AsyncMutex;
+use tracing::{debug, info, warn};
 
 use super::frame::{FRAME_BYTES, Frame};
 use super::host_memory::{HostMemory, Place};
 use super::incoming::LoadFailure;
 use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
+use super::nixl::{self, NixlReader};
 use super::receiver_connection::ReceiverConnection;
 use super::socket::Socket;
 use super::{Incompatibility, PeerAddress};
@@ -24,11 +26,13 @@ pub struct Peer {
     first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
+    /// What the log says of NIXL, once for all connections.
+    told: Mutex<String>,
 }
 
 #[derive(Default)]
 struct Slot {
-    connection: Mutex<Attempt>,
+    connection: AsyncMutex<Attempt>,
     /// Loads that have this slot, whether it is connected or not.
     num_loads: AtomicUsize,
 }
@@ -73,7 +77,25 @@ impl Peer {
                 .map(|_| Slot::default())
                 .collect(),
             next_slot: AtomicUsize::new(0),
+            told: Mutex::default(),
         }
+    }
+
+    fn tell(&self, met: &Result<NixlReader, String>) {
+        let address = &self.address;
+        let line = match met {
+            Ok(_) => format!("KV rows from {address} come by NIXL"),
+            Err(reason) => format!("KV rows from {address} come over TCP, not by NIXL: {reason}"),
+        };
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told == line {
+            return;
+        }
+        match met {
+            Ok(_) => info!("{line}"),
+            Err(_) => warn!("{line}"),
+        }
+        *told = line;
     }
 
     pub fn is_idle(&self) -> bool {
@@ -158,11 +180,17 @@ impl SlotGuard {
                 Ok(Ok((socket, hello))) => {
                     let form = receiver.hello.page_form(&hello);
                     let form = form.map_err(LoadFailure::Incompatible)?;
-                    let connection = ReceiverConnection::new(socket, hello, form, &receiver.hello)
-                        .ok_or(LoadFailure::Incompatible(Incompatibility::Shape))?;
-                    let connection = Arc::new(connection);
-                    self.spawn(&connection, receiver);
-                    return Ok(connection);
+                    match self.meet_by_nixl(&socket, &hello, form, receiver).await {
+                        Ok(nixl) => {
+                            let own = &receiver.hello;
+                            let connection = ReceiverConnection::new(socket, hello, form, own)
+                                .ok_or(LoadFailure::Incompatible(Incompatibility::Shape))?;
+                            let connection = Arc::new(connection);
+                            self.spawn(&connection, nixl, receiver);
+                            return Ok(connection);
+                        }
+                        Err(error) => reason = error.to_string(),
+                    }
                 }
                 Ok(Err(error)) => {
                     if let Some(tls) = &config.tls {
@@ -180,14 +208,42 @@ impl SlotGuard {
         Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
     }
 
-    fn spawn(&self, connection: &Arc<ReceiverConnection>, receiver: &Arc<ReceiverState>) {
+    /// What reads the sender's memory, if both ends have NIXL and it works between them.
+    async fn meet_by_nixl(
+        &self,
+        socket: &Socket,
+        hello: &super::Hello,
+        form: PageForm,
+        receiver: &ReceiverState,
+    ) -> io::Result<Option<NixlReader>> {
+        let Some(agent) = { receiver.config.nixl.as_ref() }.filter(|_| !socket.is_local()) else {
+            return Ok(None);
+        };
+        let met = if receiver.hello.tries_nixl(hello, form) {
+            let met = nixl::answer(socket, agent, hello.incarnation).await?;
+            met.map_err(|error| error.to_string())
+        } else if hello.has_nixl {
+            Err("its pages have another layout".to_owned())
+        } else {
+            Err("it runs without NIXL".to_owned())
+        };
+        self.peer.tell(&met);
+        Ok(met.ok())
+    }
+
+    fn spawn(
+        &self,
+        connection: &Arc<ReceiverConnection>,
+        nixl: Option<NixlReader>,
+        receiver: &Arc<ReceiverState>,
+    ) {
         let (connection, receiver) = (connection.clone(), receiver.clone());
         let (peer, index) = (Arc::downgrade(&self.peer), self.index);
         let address = self.peer.address.clone();
         tokio::spawn(async move {
             let mut stopped = receiver.stopped.subscribe();
             tokio::select! {
-                result = connection.run(&receiver) => if let Err(error) = result {
+                result = connection.run(&receiver, nixl) => if let Err(error) = result {
                     debug!("KV connection to {address} has ended: {error}");
                 },
                 // Also when the receiver is gone.
@@ -235,15 +291,7 @@ async fn greet(
 
 async fn read_frame(socket: &Socket) -> io::Result<[u8; FRAME_BYTES]> {
     let mut bytes = [0; FRAME_BYTES];
-    let mut num_bytes = 0;
-    while num_bytes < FRAME_BYTES {
-        socket.readable().await?;
-        match socket.try_read(&mut bytes[num_bytes..]) {
-            Ok(num) => num_bytes += num,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
+    socket.read_exact(&mut bytes).await?;
     Ok(bytes)
 }
 

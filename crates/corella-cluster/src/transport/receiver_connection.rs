@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use corella_model::{PageConversion, PageForm};
+use tracing::info;
 
 use super::Hello;
 use super::checksum::Checksum;
@@ -18,10 +19,13 @@ use super::host_memory::{HostMemory, PLACE_BYTES, Place};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
 use super::kv_receiver::ReceiverState;
+use super::nixl::NixlReader;
 use super::sender_connection::violation;
+use super::sender_memory::SenderMemory;
 use super::socket::Socket;
 
-/// A sender that does not read what it is told for so long is given up.
+/// A sender that does not read what it is told for so long, or whose memory cannot be read for so long, is
+/// given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct ReceiverConnection {
@@ -93,9 +97,14 @@ impl ReceiverConnection {
     }
 
     /// Until the connection ends, or this is dropped.
-    pub async fn run(self: &Arc<Self>, receiver: &ReceiverState) -> io::Result<()> {
+    /// `nixl` reads the sender's memory, if that is agreed.
+    pub async fn run(
+        self: &Arc<Self>,
+        receiver: &ReceiverState,
+        nixl: Option<NixlReader>,
+    ) -> io::Result<()> {
         let _closing = Closing(self);
-        let mut reader = PayloadReader::new(self);
+        let mut reader = PayloadReader::new(self, nixl);
         tokio::select! {
             result = reader.run(receiver) => result,
             result = self.write() => result,
@@ -103,7 +112,7 @@ impl ReceiverConnection {
     }
 
     async fn write(&self) -> io::Result<()> {
-        let mut writer = ChunkWriter::new(STALL_TIMEOUT);
+        let mut writer = ChunkWriter::new(false, STALL_TIMEOUT);
         let mut frames = Vec::new();
         loop {
             self.frames.take(&mut frames);
@@ -141,8 +150,7 @@ struct PayloadReader<'a> {
     /// For such pages as this node keeps them.
     own: Vec<u8>,
     conversion: PageConversion,
-    /// The sender's, when it is on this host.
-    memory: Option<HostMemory>,
+    memory: Option<SenderMemory>,
     /// For what nobody wants.
     rubbish: Vec<u8>,
     hasher: Checksum,
@@ -156,7 +164,8 @@ enum Sink {
 }
 
 impl<'a> PayloadReader<'a> {
-    fn new(connection: &'a ReceiverConnection) -> Self {
+    fn new(connection: &'a ReceiverConnection, nixl: Option<NixlReader>) -> Self {
+        let on_this_host = || connection.pid.map(HostMemory::new);
         Self {
             connection,
             parts: IoParts::default(),
@@ -165,7 +174,10 @@ impl<'a> PayloadReader<'a> {
             copy: Vec::new(),
             own: Vec::new(),
             conversion: connection.conversion.clone(),
-            memory: connection.pid.map(HostMemory::new),
+            memory: match nixl {
+                Some(reader) => Some(SenderMemory::ByNixl(reader)),
+                None => on_this_host().map(SenderMemory::OnThisHost),
+            },
             rubbish: Vec::new(),
             hasher: Checksum::new(),
         }
@@ -321,9 +333,10 @@ impl<'a> PayloadReader<'a> {
         let Trailer::Whole { checksum } = trailer else {
             return Ok(Ok(()));
         };
-        let memory = self.memory.as_mut().expect("it was there before");
         let (places, _) = self.copy.as_chunks();
-        if !memory.set_places(places.iter().map(Place::decode), num_bytes) {
+        let places = places.iter().map(Place::decode);
+        let memory = self.memory.as_mut().expect("it was there before");
+        if !memory.set_places(places, num_bytes) {
             return Ok(Err("places of another size than the pages"));
         }
         let pages = load.pages_of(&run);
@@ -332,19 +345,33 @@ impl<'a> PayloadReader<'a> {
             .iter()
             .flat_map(|&page| load.pages.native_parts(run.layer, page));
         parts.for_each(|part| self.parts.push(part));
-        self.hasher.reset();
-        let copied = load.gate.enter(|| {
-            // SAFETY: pages that are reserved for a load whose gate is open.
-            let hash = |part: NonNull<[u8]>| self.hasher.update(unsafe { part.as_ref() });
-            // SAFETY: as above.
-            unsafe { memory.copy(&mut self.parts, hash) }
-        });
+        let (socket, hasher) = (&self.connection.socket, &mut self.hasher);
+        // SAFETY: pages that are reserved for a load as long as its gate is open.
+        let copied = unsafe {
+            let gate = &load.gate;
+            memory.copy(
+                &mut self.parts,
+                gate,
+                hasher,
+                checksum,
+                socket,
+                STALL_TIMEOUT,
+            )
+        };
+        let copied = copied.await.map_err(|error| {
+            info!("a KV connection is given up: {error}");
+            io::Error::other(error)
+        })?;
+        if memory.is_nixl() {
+            let num_nixl_bytes = &receiver.num_nixl_bytes;
+            num_nixl_bytes.fetch_add(num_bytes as u64, Ordering::Relaxed);
+        }
         match copied {
             None => return Ok(Ok(())),
-            Some(Ok(())) if self.hasher.value() == checksum => {}
+            Some(true) => {}
             // The sender has taken its pages back, or its memory could not be read. Neither affects
             // the other loads of the connection.
-            Some(_) => {
+            Some(false) => {
                 receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
                 load.fail(LoadFailure::Corrupt);
                 return Ok(Ok(()));

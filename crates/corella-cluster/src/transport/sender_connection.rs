@@ -24,6 +24,8 @@ const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 pub struct SenderConnection {
     pub socket: Socket,
     pub form: PageForm,
+    /// Whether the receiver reads native pages from this node's memory.
+    sends_places: bool,
     peer_incarnation: u64,
     max_loads: usize,
     frames: FrameQueue,
@@ -49,6 +51,7 @@ impl SenderConnection {
     pub fn new(
         socket: Socket,
         form: PageForm,
+        sends_places: bool,
         peer_incarnation: u64,
         max_loads: usize,
         meter: Arc<Mutex<BandwidthMeter>>,
@@ -56,6 +59,7 @@ impl SenderConnection {
         Self {
             socket,
             form,
+            sends_places,
             peer_incarnation,
             max_loads,
             frames: FrameQueue::default(),
@@ -253,7 +257,7 @@ impl SenderConnection {
 
     async fn write(&self, sender: &SenderState) -> io::Result<()> {
         let stall_timeout = sender.config.stall_timeout;
-        let mut chunks = ChunkWriter::new(stall_timeout);
+        let mut chunks = ChunkWriter::new(self.sends_places, stall_timeout);
         let (mut frames, mut pages) = (Vec::new(), Vec::new());
         loop {
             self.frames.take(&mut frames);

@@ -188,6 +188,35 @@ impl Socket {
     }
 
     /// For the few bytes of a frame at the beginning of a connection.
+    pub async fn read_exact(&self, mut out: &mut [u8]) -> io::Result<()> {
+        while !out.is_empty() {
+            self.readable().await?;
+            match self.try_read(out) {
+                Ok(num_bytes) => out = &mut out[num_bytes..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the other end is known to send nothing more, for whoever does not read meanwhile.
+    pub async fn has_ended(&self) -> bool {
+        let ready = async {
+            match self {
+                Self::Tcp(stream) => stream.ready(Interest::READABLE).await,
+                Self::Unix(stream) => stream.ready(Interest::READABLE).await,
+                Self::Tls(_) => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            ready = ready => ready.is_ok_and(|ready| ready.is_read_closed()),
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    /// For the few bytes of a frame at the beginning of a connection.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         loop {
             let sent = match (bytes.is_empty(), self) {

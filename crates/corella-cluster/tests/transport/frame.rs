@@ -17,8 +17,9 @@ fn hello() -> impl Strategy<Value = Frame> {
         0usize..4,
         any::<bool>(),
     );
-    (any::<u32>(), any::<u64>(), any::<u128>(), geometry).prop_map(
-        |(protocol_version, incarnation, model_fingerprint, geometry)| {
+    let node = (any::<u32>(), any::<u64>(), any::<u128>(), any::<bool>());
+    (node, geometry).prop_map(
+        |((protocol_version, incarnation, model_fingerprint, has_nixl), geometry)| {
             let (num_layers, num_kv_heads, head_dim, page_size, format, is_plain) = geometry;
             Frame::Hello(Hello {
                 protocol_version,
@@ -41,6 +42,7 @@ fn hello() -> impl Strategy<Value = Frame> {
                         false => ElementOrder::Tiles,
                     },
                 },
+                has_nixl,
             })
         },
     )
@@ -102,7 +104,7 @@ fn small() -> impl Strategy<Value = Frame> {
         Refusal::Busy,
         Refusal::Superseded,
     ];
-    (0..6, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
+    (0..8, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
         |(kind, load_id, number, reason)| match kind {
             0 => Frame::Credit {
                 load_id,
@@ -121,6 +123,12 @@ fn small() -> impl Strategy<Value = Frame> {
                 address: load_id,
                 content: u64::from(number) << 7,
             },
+            5 => Frame::Agent {
+                address: load_id,
+                content: u64::from(number) << 7,
+                num_bytes: number,
+            },
+            6 => Frame::ReadsByNixl(number % 2 == 0),
             _ => Frame::Cancel { load_id },
         },
     )

@@ -18,8 +18,12 @@ pub struct RawPeer {
 impl RawPeer {
     /// A receiver that has exchanged greetings.
     pub fn connect(address: SocketAddr, geometry: &KvGeometry) -> Self {
+        Self::connect_as(Hello::new(DECODE, MODEL, geometry), address)
+    }
+
+    pub fn connect_as(hello: Hello, address: SocketAddr) -> Self {
         let mut peer = Self::connect_silently(address);
-        peer.send(&Frame::Hello(Hello::new(DECODE, MODEL, geometry)));
+        peer.send(&Frame::Hello(hello));
         assert!(
             matches!(peer.receive(), Some(Frame::Hello(hello)) if hello.incarnation == PREFILL)
         );
@@ -93,11 +97,15 @@ impl RawListener {
 
     /// Accepts one and exchanges greetings.
     pub fn accept(&self, geometry: &KvGeometry) -> RawPeer {
+        self.accept_as(Hello::new(PREFILL, MODEL, geometry))
+    }
+
+    pub fn accept_as(&self, hello: Hello) -> RawPeer {
         let (stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let mut peer = RawPeer { stream };
         assert!(matches!(peer.receive(), Some(Frame::Hello(hello)) if hello.incarnation == DECODE));
-        peer.send(&Frame::Hello(Hello::new(PREFILL, MODEL, geometry)));
+        peer.send(&Frame::Hello(hello));
         peer
     }
 }

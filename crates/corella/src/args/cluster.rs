@@ -51,8 +51,9 @@ pub struct ClusterArgs {
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
-    /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one,
-    /// or whichever of the two is possible
+    /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one
+    /// (shm), whichever of these two is possible (auto), or by NIXL, which must be installed, and over
+    /// TCP to nodes without it
     #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
     pub transport: TransportArg,
     /// Send at most this many bytes of KV rows per second [default: no limit]
@@ -102,4 +103,5 @@ pub enum TransportArg {
     Auto,
     Tcp,
     Shm,
+    Nixl,
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use corella::Error;
 use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource};
 use corella_cluster::session::KvAddress;
-use corella_cluster::transport::{KvSender, PeerAddress, SenderConfig};
+use corella_cluster::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
 use corella_core::session::Hello;
 
 use super::listener::ClusterListener;
+use super::role::nixl_error;
 use super::{Node, host_name};
 
 pub struct KvOutlet {
@@ -25,12 +26,17 @@ impl Node {
         &self,
         listener: ClusterListener,
         hello: &Hello,
+        nixl: Option<&Arc<NixlAgent>>,
     ) -> Result<KvOutlet, Error> {
         let config = &self.config;
         let pages = self.model.engine.kv_pages().clone();
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
         sender_config.max_bandwidth = config.max_bandwidth;
         sender_config.tls.clone_from(&self.tls);
+        if let Some(agent) = nixl {
+            let offer = agent.offer(pages.clone()).map_err(nixl_error)?;
+            sender_config.nixl = Some(Arc::new(offer));
+        }
         let sender = Arc::new(KvSender::start(sender_config, pages, &self.threads));
         let (host, port) = (config.host(), listener.address.port());
         let address = listener.address;

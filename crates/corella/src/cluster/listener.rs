@@ -4,8 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 
 use corella::Error;
 use corella_cluster::ClusterTls;
+use corella_cluster::transport::NixlLibrary;
 
 use super::ClusterConfig;
+use super::role::nixl_error;
 
 /// Bound before the model is loaded, so that a port in use is noticed at once. A role gets a copy, and
 /// while none has one, connections wait.
@@ -55,6 +57,13 @@ impl ClusterConfig {
         let tls = ClusterTls::load(files, &self.host());
         tls.map(Some)
             .map_err(|error| Error::Config(error.to_string()))
+    }
+
+    /// Loads NIXL, if KV rows are to go by it.
+    pub fn load_nixl(&self) -> Result<Option<NixlLibrary>, Error> {
+        let library = self.uses_nixl.then(NixlLibrary::find);
+        let library = library.transpose();
+        library.map_err(nixl_error)
     }
 
     /// By which other nodes reach this one.

@@ -6,7 +6,9 @@ use std::time::Duration;
 use corella::Error;
 use corella_cluster::entrance::{Entrance, Puller};
 use corella_cluster::session::{DecodeNode, PrefillNode, RegistryPeers, serve_sessions};
-use corella_cluster::transport::{KvReceiver, ReceiverConfig, TransferThreads};
+use corella_cluster::transport::{
+    KvReceiver, NixlAgent, NixlError, ReceiverConfig, TransferThreads,
+};
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::PlacementConfig;
 use corella_core::session::{Hello, SessionConfig};
@@ -131,12 +133,13 @@ impl RunningRole {
 impl Node {
     pub fn start_unified(&self, listener: ClusterListener) -> Result<UnifiedRole, Error> {
         let (_, hello) = self.identity(Role::Unified, &listener);
-        let outlet = self.start_outlet(listener, &hello)?;
+        let nixl = self.start_nixl(&hello)?;
+        let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
         let following = outlet.kept.follow();
         following.map_err(|error| Error::Io("starting a thread".to_owned(), error))?;
         let entrance = Entrance {
             kept: Some(outlet.kept.clone()),
-            puller: Some(self.puller(&hello, self.receiver(&hello))),
+            puller: Some(self.puller(&hello, self.receiver(&hello, nixl))),
             local: Arc::new(self.model.engine.clone()),
         };
         Ok(UnifiedRole {
@@ -150,7 +153,8 @@ impl Node {
             return Err(Error::Config("a prefill node needs --registry".to_owned()));
         };
         let (_, hello) = self.identity(Role::Prefill, &listener);
-        let outlet = self.start_outlet(listener, &hello)?;
+        let nixl = self.start_nixl(&hello)?;
+        let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
         let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
         let registry = registry.map_err(|error| Error::Config(error.to_string()))?;
         let placement = PlacementConfig {
@@ -166,7 +170,7 @@ impl Node {
             self.model.row_bytes(),
             self.tls.clone(),
         );
-        let puller = self.puller(&hello, self.receiver(&hello));
+        let puller = self.puller(&hello, self.receiver(&hello, nixl));
         let session = SessionConfig {
             starts_locally: config.falls_back,
             resumes_locally: config.falls_back,
@@ -198,7 +202,8 @@ impl Node {
     pub fn start_decode(&self, listener: ClusterListener) -> Result<DecodeRole, Error> {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
-        let receiver = self.receiver(&hello);
+        let nixl = self.start_nixl(&hello)?;
+        let receiver = self.receiver(&hello, nixl);
         let entrance = Entrance {
             kept: None,
             puller: Some(self.puller(&hello, receiver.clone())),
@@ -239,10 +244,18 @@ impl Node {
         })
     }
 
-    fn receiver(&self, hello: &Hello) -> Arc<KvReceiver> {
+    /// For this life of the node.
+    fn start_nixl(&self, hello: &Hello) -> Result<Option<Arc<NixlAgent>>, Error> {
+        let start = |library| NixlAgent::start(library, hello.incarnation.0);
+        let agent = self.nixl.as_ref().map(start).transpose();
+        agent.map_err(nixl_error)
+    }
+
+    fn receiver(&self, hello: &Hello, nixl: Option<Arc<NixlAgent>>) -> Arc<KvReceiver> {
         let pages = self.model.engine.kv_pages().clone();
         let mut config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
         config.tls.clone_from(&self.tls);
+        config.nixl = nixl;
         Arc::new(KvReceiver::new(config, pages, &self.threads))
     }
 
@@ -263,4 +276,8 @@ impl Node {
             .unwrap_or_else(|| format!("{}-{reachable}", name_of(role)));
         (reachable, self.model.hello(&instance))
     }
+}
+
+pub fn nixl_error(error: NixlError) -> Error {
+    Error::Config(format!("--transport nixl: {error}"))
 }

@@ -1,0 +1,248 @@
+//! NIXL's functions, found when the program runs.
+
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Names the library in place of the loader's path.
+const LIBRARY_VARIABLE: &str = "CORELLA_NIXL_LIBRARY";
+const LIBRARY: &str = "libnixl_capi.so";
+
+/// NIXL 1.5 or later. It stays loaded for ever, because it has threads and handlers of its own.
+#[derive(Clone)]
+pub struct NixlLibrary {
+    pub(super) functions: Arc<Functions>,
+}
+
+impl NixlLibrary {
+    /// The library that `CORELLA_NIXL_LIBRARY` names, or the one in the loader's path.
+    pub fn find() -> Result<Self, NixlError> {
+        match std::env::var_os(LIBRARY_VARIABLE) {
+            Some(path) => Self::open(path.as_ref()),
+            None => Self::open(LIBRARY.as_ref()),
+        }
+    }
+
+    /// A name without a folder is looked for in the loader's path.
+    pub fn open(path: &Path) -> Result<Self, NixlError> {
+        let missing = |reason| NixlError::Missing {
+            path: path.as_os_str().to_owned(),
+            reason,
+        };
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| missing("a path with a zero byte".to_owned()))?;
+        // SAFETY: a name that ends with a zero byte. The library's initialisers run, which is what is
+        // asked for.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(missing(loader_error()));
+        }
+        let find = |name: &'static CStr| {
+            // SAFETY: a library that is open, and a name that ends with a zero byte.
+            let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
+            match symbol.is_null() {
+                false => Ok(symbol),
+                true => Err(missing(format!("it has no {}", name.to_string_lossy()))),
+            }
+        };
+        // SAFETY: the library is never closed, and its functions are as declared.
+        let functions = unsafe { Functions::find(find) }?;
+        Ok(Self {
+            functions: Arc::new(functions),
+        })
+    }
+}
+
+impl fmt::Debug for NixlLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NixlLibrary")
+    }
+}
+
+fn loader_error() -> String {
+    // SAFETY: the text, if there is one, stays until this thread's next call of the loader.
+    unsafe {
+        let text = libc::dlerror();
+        match text.is_null() {
+            true => "unknown reason".to_owned(),
+            false => CStr::from_ptr(text).to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// Why rows cannot go by NIXL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NixlError {
+    Missing {
+        path: OsString,
+        reason: String,
+    },
+    /// What failed, and the status that NIXL gave.
+    Failed(&'static str, c_int),
+    /// What the peer did.
+    Peer(&'static str),
+    /// A read did not end in time.
+    TimedOut,
+    /// Reads of peers that were lost have not ended, and their memory is still taken.
+    TooManyUnfinished,
+}
+
+impl fmt::Display for NixlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { path, reason } => write!(
+                f,
+                "NIXL 1.5 or later cannot be loaded from {} ({reason}); install it, for example with \
+                 `pip install --no-deps --target DIR nixl-cu12`, and give the path of its \
+                 {LIBRARY} in {LIBRARY_VARIABLE}, or put its folder into the loader's path",
+                path.display()
+            ),
+            Self::Failed(what, status) => write!(f, "NIXL could not {what} (status {status})"),
+            Self::Peer(what) => f.write_str(what),
+            Self::TimedOut => f.write_str("a read by NIXL did not end in time"),
+            Self::TooManyUnfinished => {
+                f.write_str("too many reads by NIXL from peers that were lost have not ended")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NixlError {}
+
+/// What NIXL makes and only NIXL looks into.
+macro_rules! opaque {
+    ($($name:ident),*) => {
+        $(#[repr(C)] pub struct $name { _private: [u8; 0] })*
+    };
+}
+
+opaque!(
+    Agent,
+    Backend,
+    Options,
+    Params,
+    RegisterList,
+    Request,
+    TransferList
+);
+
+pub const SUCCESS: c_int = 0;
+pub const IN_PROGRESS: c_int = 1;
+/// Memory of the host.
+pub const DRAM: c_int = 0;
+pub const READ: c_int = 0;
+/// Any thread may call any function.
+pub const SYNC_STRICT: c_int = 1;
+
+#[repr(C)]
+pub struct AgentConfig {
+    pub has_progress_thread: bool,
+    pub has_listen_thread: bool,
+    pub listen_port: c_int,
+    pub thread_sync: c_int,
+    pub num_workers: c_uint,
+    pub progress_delay_us: u64,
+    pub listen_delay_us: u64,
+    pub has_telemetry: bool,
+}
+
+/// Functions of NIXL's interface for C, `nixl_capi_` before their names. Each returns a status: 0 for
+/// success, 1 for something that is still going on, and a negative number for an error.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*);)*) => {
+        pub struct Functions {
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// What `find` returns is a function with these arguments, and stays.
+            unsafe fn find(
+                find: impl Fn(&'static CStr) -> Result<*mut c_void, NixlError>,
+            ) -> Result<Self, NixlError> {
+                Ok(Self {
+                    $($name: {
+                        const NAME: &str = concat!("nixl_capi_", stringify!($name), "\0");
+                        let name = CStr::from_bytes_with_nul(NAME.as_bytes());
+                        let symbol = find(name.expect("one zero byte, at the end"))?;
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) -> c_int,
+                            >(symbol)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create_configured_agent(*const c_char, *const AgentConfig, *mut *mut Agent);
+    destroy_agent(*mut Agent);
+    create_params(*mut *mut Params);
+    destroy_params(*mut Params);
+    create_backend(*mut Agent, *const c_char, *mut Params, *mut *mut Backend);
+    destroy_backend(*mut Backend);
+    create_reg_dlist(c_int, *mut *mut RegisterList);
+    reg_dlist_add_desc(*mut RegisterList, usize, usize, u64, *const c_void, usize);
+    destroy_reg_dlist(*mut RegisterList);
+    register_mem(*mut Agent, *mut RegisterList, *mut Options);
+    deregister_mem(*mut Agent, *mut RegisterList, *mut Options);
+    get_local_md(*mut Agent, *mut *mut c_void, *mut usize);
+    load_remote_md(*mut Agent, *const c_void, usize, *mut *mut c_char);
+    invalidate_remote_md(*mut Agent, *const c_char);
+    create_xfer_dlist(c_int, *mut *mut TransferList);
+    xfer_dlist_add_desc(*mut TransferList, usize, usize, u64);
+    destroy_xfer_dlist(*mut TransferList);
+    create_xfer_req(
+        *mut Agent,
+        c_int,
+        *mut TransferList,
+        *mut TransferList,
+        *const c_char,
+        *mut *mut Request,
+        *mut Options
+    );
+    post_xfer_req(*mut Agent, *mut Request, *mut Options);
+    get_xfer_status(*mut Agent, *mut Request);
+    release_xfer_req(*mut Agent, *mut Request);
+    destroy_xfer_req(*mut Request);
+}
+
+/// An error unless a call has succeeded.
+pub fn check(what: &'static str, status: c_int) -> Result<(), NixlError> {
+    match status {
+        SUCCESS => Ok(()),
+        status => Err(NixlError::Failed(what, status)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_said_in_one_line_with_what_to_do() {
+        let error = NixlLibrary::open("/nowhere/libnixl_capi.so".as_ref()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/nowhere/libnixl_capi.so"), "{text}");
+        assert!(text.contains("pip install"), "{text}");
+        assert!(text.contains("CORELLA_NIXL_LIBRARY"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+
+    #[test]
+    fn another_library_is_none() {
+        let error = NixlLibrary::open("libc.so.6".as_ref()).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("it has no nixl_capi_create_configured_agent"),
+            "{text}"
+        );
+    }
+}
