@@ -7,6 +7,7 @@ mod pair;
 
 use std::fmt;
 
+use corella_cluster::transport::NixlLibrary;
 use serde_json::{Value, json};
 
 use crate::BenchError;
@@ -59,6 +60,8 @@ pub struct TransferSpeed {
     pub socket: Summary,
     pub tcp: Summary,
     pub shm: Summary,
+    /// Where NIXL is installed.
+    pub nixl: Option<Summary>,
     pub tcp_to_socket: Summary,
     pub shm_to_memcpy: Summary,
 }
@@ -86,7 +89,10 @@ fn speed(
     let mut bare = BareSockets::connect(options.num_connections).map_err(failed)?;
     let tcp = Pair::over_tcp(&layout, options).map_err(failed)?;
     let shm = Pair::inside_host(&layout, options).map_err(failed)?;
-    let mut columns = [(); 4].map(|()| Vec::new());
+    let nixl = NixlLibrary::find().ok();
+    let nixl = { nixl.as_ref() }.map(|library| Pair::by_nixl(&layout, options, library));
+    let nixl = nixl.transpose().map_err(failed)?;
+    let mut columns = [(); 5].map(|()| Vec::new());
     // The first one warms up.
     for repeat in 0..=options.num_repeats {
         let speeds = [
@@ -95,14 +101,20 @@ fn speed(
             layout.measure(|| tcp.copy(&layout))?,
             layout.measure(|| shm.copy(&layout))?,
         ];
+        let by_nixl = |pair: &Pair| layout.measure(|| pair.copy(&layout));
+        let nixl_speed = nixl.as_ref().map(by_nixl).transpose()?;
         if repeat > 0 {
             columns
                 .iter_mut()
-                .zip(speeds)
+                .zip(speeds.into_iter().chain(nixl_speed))
                 .for_each(|(column, speed)| column.push(speed));
         }
     }
-    let [memcpy, socket, tcp, shm] = columns;
+    if nixl.as_ref().is_some_and(|pair| !pair.has_read_by_nixl()) {
+        let reason = "NIXL is installed and does not work; the log says why".to_owned();
+        return Err(BenchError::Worker(reason));
+    }
+    let [memcpy, socket, tcp, shm, by_nixl] = columns;
     let ratios = |of: &[f64], to: &[f64]| {
         let ratios = of.iter().zip(to).map(|(of, to)| of / to);
         Summary::new(ratios.collect())
@@ -117,6 +129,7 @@ fn speed(
         socket: Summary::new(socket),
         tcp: Summary::new(tcp),
         shm: Summary::new(shm),
+        nixl: nixl.map(|_| Summary::new(by_nixl)),
     })
 }
 
@@ -132,6 +145,7 @@ impl TransferReport {
                 "socket_bytes_per_s": spread(&row.socket),
                 "tcp_bytes_per_s": spread(&row.tcp),
                 "shm_bytes_per_s": spread(&row.shm),
+                "nixl_bytes_per_s": row.nixl.as_ref().map(spread),
                 "tcp_to_socket": spread(&row.tcp_to_socket),
                 "shm_to_memcpy": spread(&row.shm_to_memcpy),
             })
@@ -152,20 +166,21 @@ impl fmt::Display for TransferReport {
         )?;
         writeln!(
             f,
-            "{:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
-            "page KB", "KB", "memcpy", "socket", "tcp", "shm", "tcp/socket", "shm/memcpy"
+            "{:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>11}",
+            "page KB", "KB", "memcpy", "socket", "tcp", "shm", "nixl", "tcp/socket", "shm/memcpy"
         )?;
         let gb = |summary: &Summary| summary.median / 1e9;
         for row in &self.rows {
             writeln!(
                 f,
-                "{:>9} {:>9} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>11.2} {:>11.2}",
+                "{:>9} {:>9} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9} {:>11.2} {:>11.2}",
                 row.page_bytes >> 10,
                 row.message_bytes >> 10,
                 gb(&row.memcpy),
                 gb(&row.socket),
                 gb(&row.tcp),
                 gb(&row.shm),
+                { row.nixl.as_ref() }.map_or("-".to_owned(), |nixl| format!("{:.2}", gb(nixl))),
                 row.tcp_to_socket.median,
                 row.shm_to_memcpy.median,
             )?;

@@ -3,13 +3,14 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    KvReceiver, KvSender, LoadRequest, LoadStatus, PeerAddress, ReceiverConfig, SenderConfig,
-    TransferThreads,
+    KvReceiver, KvSender, LoadRequest, LoadStatus, NixlAgent, NixlLibrary, PeerAddress,
+    ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, SessionId};
@@ -35,28 +36,47 @@ pub struct Pair {
 impl Pair {
     pub fn over_tcp(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Self::new(layout, options, address)
+        Self::new(layout, options, address, None)
+    }
+
+    pub fn by_nixl(
+        layout: &Layout,
+        options: &TransferBenchOptions,
+        library: &NixlLibrary,
+    ) -> io::Result<Self> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self::new(layout, options, address, Some(library))
     }
 
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
         let process = std::process::id();
         let name = format!("corella-bench-transfer-{process}-{:p}", &raw const *layout);
-        Self::new(layout, options, PeerAddress::Unix(name))
+        Self::new(layout, options, PeerAddress::Unix(name), None)
     }
 
     fn new(
         layout: &Layout,
         options: &TransferBenchOptions,
         address: impl Into<PeerAddress>,
+        nixl: Option<&NixlLibrary>,
     ) -> io::Result<Self> {
         let threads = |_| TransferThreads::start(options.num_connections);
         let [sending, receiving] = [threads(0)?, threads(1)?];
         let mut config = SenderConfig::new(PREFILL, MODEL);
         config.chunk_bytes = options.chunk_bytes;
+        if let Some(library) = nixl {
+            let agent = NixlAgent::start(library, PREFILL).map_err(io::Error::other)?;
+            let offer = agent.offer(layout.from.clone()).map_err(io::Error::other)?;
+            config.nixl = Some(Arc::new(offer));
+        }
         let sender = KvSender::start(config, layout.from.clone(), &sending);
         let address = sender.listen(address)?;
         let mut config = ReceiverConfig::new(DECODE, MODEL);
         config.connections_per_peer = options.num_connections;
+        if let Some(library) = nixl {
+            let agent = NixlAgent::start(library, DECODE).map_err(io::Error::other)?;
+            config.nixl = Some(agent);
+        }
         let receiver = KvReceiver::new(config, layout.to.clone(), &receiving);
         Ok(Self {
             sender,
@@ -65,6 +85,10 @@ impl Pair {
             runtime: Builder::new_current_thread().enable_all().build()?,
             next_session: AtomicU64::new(0),
         })
+    }
+
+    pub fn has_read_by_nixl(&self) -> bool {
+        self.receiver.stats().num_nixl_bytes > 0
     }
 
     /// Transfers all messages, each as a session of its own, with one session at a time for each table.
