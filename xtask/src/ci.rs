@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{apt, book, isas, python, tidy};
+use crate::{apt, book, isas, nixl, python, tidy};
 
 pub struct Stage {
     pub name: &'static str,
@@ -17,7 +17,7 @@ pub struct Stage {
 pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, a Python environment, mdBook, etcd, openssl",
+        about: "install what the other stages need: Rust components, a Python environment, mdBook, NIXL, etcd, openssl",
         takes_arguments: false,
         run: set_up,
     },
@@ -193,6 +193,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("Python environment: {}", python.display());
     let mdbook = book::mdbook(repository)?;
     println!("mdBook: {}", mdbook.display());
+    let nixl = nixl::library(repository)?;
+    println!("NIXL: {}", nixl.display());
     let version = || repository.command("etcd".as_ref(), &["--version"]);
     if !succeeds(&mut version()) {
         println!("installing etcd");

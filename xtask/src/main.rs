@@ -5,6 +5,7 @@ mod apt;
 mod book;
 mod ci;
 mod isas;
+mod nixl;
 mod python;
 mod repository;
 mod tidy;

@@ -1,0 +1,47 @@
+//! Installs NIXL, by which tests move KV rows, under the target directory.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::python;
+use crate::repository::{Repository, run};
+
+/// The libraries of the package for CUDA need no CUDA.
+const PACKAGE: &str = "nixl-cu12==1.5.1";
+/// Where the package keeps them.
+const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
+
+/// The library, which is installed again when another version is wanted. Tests look for it there.
+pub fn library(repository: &Repository) -> Result<PathBuf, String> {
+    let folder = repository.target.join("nixl");
+    let library = folder.join(LIBRARY);
+    let stamp = folder.join("package");
+    if library.exists() && fs::read(&stamp).is_ok_and(|package| package == PACKAGE.as_bytes()) {
+        return Ok(library);
+    }
+    println!("installing {PACKAGE}");
+    let python = python::environment(repository)?;
+    let _ = fs::remove_dir_all(&folder);
+    let folder_name = folder.to_string_lossy();
+    run(
+        &mut repository.command(
+            &python,
+            &[
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                // The Python part, which nothing here uses, would bring gigabytes.
+                "--no-deps",
+                "--target",
+                folder_name.as_ref(),
+                PACKAGE,
+            ],
+        ),
+        "pip could not install NIXL, which tests need; it needs a package index \
+         (PIP_INDEX_URL names another one than pypi.org)",
+    )?;
+    fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
+    Ok(library)
+}
