@@ -10,14 +10,14 @@ use std::ops::Range;
 use corella_core::PageId;
 use corella_model::{AttentionSpec, KvFormat};
 
-use crate::attention_plan::AttentionTask;
+use crate::attention_plan::{AttentionPlan, AttentionTask};
 use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
 use crate::kv_memory::{HeadPage, KvMemory, Side};
 use crate::queries::Queries;
-use crate::step_layout::{StepLayout, StepSpan};
+use crate::span::{Spans, StepSpan};
 use crate::thread_pool::Worker;
 use crate::tile_attention::TileScratch;
 
@@ -80,41 +80,38 @@ pub struct AttentionLayer<'a> {
     pub spec: &'a AttentionSpec,
     pub kv: &'a KvMemory,
     pub layer: usize,
+    pub spans: &'a Spans,
+    pub plan: &'a AttentionPlan,
     pub queries: &'a Queries,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
 }
 
 impl AttentionLayer<'_> {
-    pub fn run(&self, layout: &StepLayout, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
-        let tasks_of = |owner| layout.attention.tasks_of(owner);
-        if !layout.is_prefill() {
+    pub fn run(&self, worker: &Worker<'_>, scratch: &mut AttentionScratch) {
+        let tasks_of = |owner| self.plan.tasks_of(owner);
+        if !self.spans.have_prefill() {
             // Decode is bound by memory: each worker keeps its own list of tasks, so that it can
             // prefetch the pages of the next task while it computes the current one.
-            return self.run_tasks(layout, tasks_of(worker.index()), scratch);
+            return self.run_tasks(tasks_of(worker.index()), scratch);
         }
         worker.take_shares(
             |owner| tasks_of(owner).len(),
-            |owner, units| self.run_tasks(layout, &tasks_of(owner)[units], scratch),
+            |owner, units| self.run_tasks(&tasks_of(owner)[units], scratch),
         );
     }
 
-    fn run_tasks(
-        &self,
-        layout: &StepLayout,
-        tasks: &[AttentionTask],
-        scratch: &mut AttentionScratch,
-    ) {
+    fn run_tasks(&self, tasks: &[AttentionTask], scratch: &mut AttentionScratch) {
         match (scratch, self.queries) {
             (AttentionScratch::Rows(scratch), Queries::Rows(queries)) => {
                 for task in tasks {
-                    let span = &layout.spans[task.span];
+                    let span = &self.spans[task.span];
                     self.load_queries(task, span, queries, scratch);
-                    self.run_task(task, span, layout.pages_of(span), scratch);
+                    self.run_task(task, span, self.spans.pages_of(span), scratch);
                 }
             }
             (AttentionScratch::Tiles(scratch), Queries::Tiles(queries)) => {
-                self.run_tiles(layout, tasks, queries, scratch);
+                self.run_tiles(tasks, queries, scratch);
             }
             _ => unreachable!("queries and scratch are for different attention kernels"),
         }

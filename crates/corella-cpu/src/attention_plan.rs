@@ -5,8 +5,10 @@ use std::ops::Range;
 use corella_model::{AttentionSpec, KvFormat};
 
 use crate::kernels::{Kernels, QUERY_TILE_ROWS};
-use crate::step_layout::StepSpan;
-use crate::tile_attention::MAX_TASK_ROWS;
+use crate::span::StepSpan;
+
+/// The largest number of rows of a task, whatever computes it.
+pub const MAX_TASK_ROWS: usize = 512;
 
 /// Limits of the size of an attention task, and its cost model.
 #[derive(Clone, Copy, Debug)]

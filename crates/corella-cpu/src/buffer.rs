@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::kernels::grouped::{CHUNK_K, SummedRows};
-use crate::kernels::{INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
+use crate::kernels::{Form, INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, QuantiseRow, TILE_K};
 use crate::region::Region;
 
 /// Rows of f32. The stride is kept off powers of two, so that rows do not compete for the same
@@ -59,32 +59,6 @@ impl Buffer {
         assert!(rows.end <= self.num_rows && (panel + 1) * PANEL_LANES <= self.stride);
         // SAFETY: the assertion above keeps the access in bounds.
         unsafe { self.row_ptr(rows.start).add(panel * PANEL_LANES) }
-    }
-}
-
-/// The memory layout of a dense layer's input rows and weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// The layout of `Kernels::gemm`: f32 rows in tiles of several rows, each tile transposed to
-    /// `[k][row]`.
-    Columns,
-    /// The layout of `Kernels::tile_gemm`: bf16 rows in tiles, each tile stored as
-    /// `[k / 32][row][32]`.
-    MatrixTiles,
-    /// The layout of `Kernels::int8_gemm` and `Kernels::grouped_gemm`: int8 rows in tiles, each
-    /// tile stored as `[k / 64][row][64]`. Beside them lie each row's scale, which is known once
-    /// the row is complete, and the sums of its chunks.
-    Int8,
-}
-
-impl Form {
-    /// The number of consecutive elements of a row that are contiguous in memory.
-    pub fn block_k(self) -> usize {
-        match self {
-            Self::Columns => 1,
-            Self::MatrixTiles => TILE_K,
-            Self::Int8 => INT8_TILE_K,
-        }
     }
 }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use corella_core::{PageId, TokenId};
 use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeights, Tensor};
 
-use crate::buffer::{Buffer, Form, PackedRows, Tiles};
-use crate::executor::CpuError;
+use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::cpu_error::CpuError;
 use crate::forward::{Forward, Observer};
-use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, detect_isa, kernels};
-use crate::kv_memory::{KvMemory, element_order};
+use crate::kernels::{Form, Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
+use crate::kv_memory::KvMemory;
 use crate::region::Region;
 use crate::step_layout::StepLayout;
 use crate::thread_pool::{ThreadPool, Worker};
@@ -59,9 +59,7 @@ impl LayerCalibration {
         num_threads: usize,
         isa: Option<Isa>,
     ) -> Result<Self, CpuError> {
-        let isa = isa.unwrap_or_else(detect_isa);
-        let kernels = kernels(isa)
-            .ok_or_else(|| CpuError(format!("this machine has no {isa} instructions")))?;
+        let (isa, kernels) = choose_kernels(isa)?;
         let pool = ThreadPool::new(num_threads)
             .map_err(|error| CpuError(format!("cannot start the worker threads: {error}")))?;
         let (steps, num_pages) = plan_steps(sequences.iter().map(Vec::len));
@@ -161,12 +159,15 @@ impl LayerCalibration {
             layers: vec![layer],
             ends: Arc::new(ends),
         };
-        let head_dim = spec.attention.head_dim;
-        let (format, page_size) = (KvFormat::Float(DType::Bf16), PAGE_SIZE as u32);
-        let tiles = kernels.attention_through_tiles(head_dim, format);
-        let order = element_order(tiles.is_some(), page_size);
-        let kv =
-            KvMemory::new(spec, self.num_pages, page_size, format, order).map_err(no_memory)?;
+        let kv = KvMemory::for_kernels(
+            kernels,
+            spec.num_layers,
+            &spec.attention,
+            self.num_pages,
+            PAGE_SIZE as u32,
+            KvFormat::Float(DType::Bf16),
+        )
+        .map_err(no_memory)?;
         let num_threads = self.pool.num_threads();
         Forward::new(
             spec.clone(),

@@ -1,7 +1,6 @@
 //! The `Executor` face: hands batches to the threads that run them, a stage of the pipeline each.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::panic::resume_unwind;
@@ -16,9 +15,10 @@ use corella_model::{
 };
 
 use crate::core_affinity::allowed_cores;
+use crate::cpu_error::CpuError;
 use crate::forward::Forward;
-use crate::kernels::{Isa, detect_isa, kernels};
-use crate::kv_memory::{KvMemory, element_order, kv_page_bytes};
+use crate::kernels::{Isa, choose_kernels};
+use crate::kv_memory::{KvMemory, kv_page_bytes};
 use crate::packed_image::PackedImage;
 use crate::pipeline_pages::PipelinePages;
 use crate::profile::Profile;
@@ -50,18 +50,6 @@ pub struct CpuConfig {
     /// Where the time of every step is to be written down.
     pub profile: Option<Arc<Profile>>,
 }
-
-/// A model or a configuration that the executor cannot run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpuError(pub String);
-
-impl fmt::Display for CpuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for CpuError {}
 
 pub struct CpuExecutor {
     info: ExecutorInfo,
@@ -103,9 +91,7 @@ impl CpuExecutor {
                 config.num_stages, spec.num_layers
             )));
         }
-        let isa = config.isa.unwrap_or_else(detect_isa);
-        let kernels = kernels(isa)
-            .ok_or_else(|| CpuError(format!("this machine has no {isa} instructions")))?;
+        let (isa, kernels) = choose_kernels(config.isa)?;
         let no_memory =
             |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
@@ -158,19 +144,18 @@ impl CpuExecutor {
             weight_bytes,
         };
 
-        let head_dim = spec.attention.head_dim;
-        let tiles = kernels.attention_through_tiles(head_dim, config.kv_format);
-        let order = element_order(tiles.is_some(), config.page_size);
-        let stage_spec = |stage| {
-            let mut spec = spec.clone();
-            spec.num_layers = share(spec.num_layers, num_stages, stage);
-            spec
-        };
+        let num_layers = |stage| share(spec.num_layers, num_stages, stage);
         let new_kv = |stage| {
-            // One page more, for warm-up.
-            let num_pages = config.num_pages as usize + 1;
-            let (page_size, format) = (config.page_size, config.kv_format);
-            KvMemory::new(&stage_spec(stage), num_pages, page_size, format, order).map(Arc::new)
+            KvMemory::for_kernels(
+                kernels,
+                num_layers(stage),
+                &spec.attention,
+                // One page more, for warm-up.
+                config.num_pages as usize + 1,
+                config.page_size,
+                config.kv_format,
+            )
+            .map(Arc::new)
         };
         let kv: io::Result<Vec<_>> = (0..num_stages).map(new_kv).collect();
         let kv = kv.map_err(no_memory("the KV pages"))?;
@@ -193,7 +178,8 @@ impl CpuExecutor {
         };
         for (stage, (pool, kv)) in pools.into_iter().zip(kv).enumerate() {
             let (is_first, is_last) = (stage == 0, stage + 1 == num_stages);
-            let spec = stage_spec(stage);
+            let mut spec = spec.clone();
+            spec.num_layers = num_layers(stage);
             let layers = packed.take_layers(spec.num_layers);
             let commit = kv.page_commit();
             let max_rows = config.max_num_batched_tokens as usize;

@@ -11,11 +11,11 @@ use corella_model::{Activation, DecoderSpec, LayerInput};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
 use crate::attention_plan::TaskShape;
-use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::gemm::{Epilogue, Part, gemm, shared_gemm};
 use crate::grid::Grid;
 use crate::head_groups::HeadGroups;
-use crate::kernels::{Kernels, NormRotate, PANEL_LANES, TILE_K};
+use crate::kernels::{Form, Kernels, NormRotate, PANEL_LANES, TILE_K};
 use crate::kv_memory::{HeadPage, KvMemory, Rows, Side};
 use crate::profile::{Operation, Profile, Walk};
 use crate::queries::Queries;
@@ -252,11 +252,13 @@ impl Forward {
             spec: &self.spec.attention,
             kv: &self.kv,
             layer: index,
+            spans: &layout.spans,
+            plan: &layout.attention,
             queries: &act.queries,
             out: &act.attended,
             tiles: grid.tiles,
         }
-        .run(layout, worker, scratch);
+        .run(worker, scratch);
         let (flops, bytes) = self.attention_cost(layout);
         walk.count(Operation::Attention, flops, bytes);
         walk.finish(Operation::Attention);
@@ -454,7 +456,8 @@ impl Forward {
         let spec = &self.spec.attention;
         let first = &layout.rows[run.start];
         let page_size = self.kv.page_size();
-        let page = layout.pages_of(&layout.spans[first.span])[first.position / page_size];
+        let pages = layout.spans.pages_of(&layout.spans[first.span]);
+        let page = pages[first.position / page_size];
         let at = |head| HeadPage {
             layer: index,
             page: page.0 as usize,

@@ -12,11 +12,11 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::{Range, RangeInclusive};
 
-use crate::buffer::{Buffer, Form, PackedRows, Tiles};
+use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::grid::Grid;
 use crate::kernels::grouped::{GroupedShape, GroupedTile};
 use crate::kernels::{
-    FEW_ROWS, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Prefetch, TILE_K, TilePart,
+    FEW_ROWS, Form, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Prefetch, TILE_K, TilePart,
     TileRows, TileUnit, wants_prefetch,
 };
 use crate::thread_pool::Worker;

@@ -229,8 +229,7 @@ mod tests {
     use corella_model::{Checkpoint, DType, Tensor};
 
     use super::*;
-    use crate::buffer::Form;
-    use crate::kernels::{Isa, kernels};
+    use crate::kernels::{Form, Isa, kernels};
     use crate::thread_pool::ThreadPool;
     use crate::weight_panel::{PackedMatrix, Packing};
 

@@ -5,22 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use corella_core::PageId;
-use corella_model::{
-    Activation, AttentionSpec, DType, DecoderSpec, KvFormat, MlpSpec, RotaryScaling, RotarySpec,
-    Storage, Tensor, WeightFormat,
-};
+use corella_model::{AttentionSpec, DType, KvFormat, Storage, Tensor, WeightFormat};
 
 use crate::attention::{AttentionLayer, AttentionScratch};
-use crate::attention_plan::TaskShape;
-use crate::buffer::{Buffer, Form, PackedRows, Tiles};
-use crate::executor::CpuError;
+use crate::attention_plan::{AttentionPlan, TaskShape};
+use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::cpu_error::CpuError;
 use crate::gemm::{Epilogue, shared_gemm};
 use crate::grid::Grid;
 use crate::grouped_matrix::GroupedPacking;
-use crate::kernels::{Isa, Kernels, detect_isa, kernels};
-use crate::kv_memory::{HeadPage, KvMemory, Rows, Side, element_order};
+use crate::kernels::{Form, Isa, Kernels, choose_kernels};
+use crate::kv_memory::{HeadPage, KvMemory, Rows, Side};
 use crate::queries::Queries;
-use crate::step_layout::StepLayout;
+use crate::span::Spans;
 use crate::thread_pool::{ThreadPool, Worker};
 use crate::weight_panel::{Lane, PackedMatrix, Packing};
 
@@ -45,9 +42,7 @@ const NUM_RUNS: usize = 7;
 
 /// Measures dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
 pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<KernelSpeed>, CpuError> {
-    let isa = isa.unwrap_or_else(detect_isa);
-    let kernels =
-        kernels(isa).ok_or_else(|| CpuError(format!("this machine has no {isa} instructions")))?;
+    let (_, kernels) = choose_kernels(isa)?;
     let pool = ThreadPool::new(num_threads).map_err(out_of_memory)?;
     let mut bench = Bench { kernels, pool };
     let mut speeds = Vec::new();
@@ -170,14 +165,12 @@ impl Bench {
     ) -> Result<KernelSpeed, CpuError> {
         const NUM_LAYERS: usize = 4;
         const PAGE_SIZE: u32 = 16;
-        let spec = spec(NUM_LAYERS);
-        let (attention, head_dim) = (&spec.attention, spec.attention.head_dim);
-        let tiles = self.kernels.attention_through_tiles(head_dim, format);
-        let order = element_order(tiles.is_some(), PAGE_SIZE);
+        let (kernels, attention, head_dim) = (self.kernels, &ATTENTION, ATTENTION.head_dim);
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
         let kv =
-            KvMemory::new(&spec, num_pages, PAGE_SIZE, format, order).map_err(out_of_memory)?;
+            KvMemory::for_kernels(kernels, NUM_LAYERS, attention, num_pages, PAGE_SIZE, format)
+                .map_err(out_of_memory)?;
         // Pages that were never written would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {
@@ -192,36 +185,32 @@ impl Bench {
                         };
                         // SAFETY: no other thread uses this memory.
                         unsafe {
-                            kv.write(self.kernels, Side::Keys, at, offset, row);
-                            kv.write(self.kernels, Side::Values, at, offset, row);
+                            kv.write(kernels, Side::Keys, at, offset, row);
+                            kv.write(kernels, Side::Values, at, offset, row);
                         }
                     }
                 }
             }
         }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
-        let mut layout = StepLayout::default();
-        layout.add_span(&vec![0; num_rows], start, &pages);
+        let mut spans = Spans::default();
+        spans.add(num_rows, start, &pages);
         let num_threads = self.pool.num_threads();
-        let form = match self.kernels.tile_gemm.is_some() {
+        let form = match kernels.tile_gemm.is_some() {
             true => Form::MatrixTiles,
             false => Form::Columns,
         };
-        layout.finish(
-            attention,
-            self.kernels.rows_at_once(form),
-            TaskShape::new(self.kernels, head_dim, format),
-            num_threads,
-        );
-        let queries =
-            Queries::new(self.kernels, attention, format, num_rows).map_err(out_of_memory)?;
+        let tiles = Tiles::new(num_rows, kernels.rows_at_once(form));
+        let shape = TaskShape::new(kernels, head_dim, format);
+        let mut plan = AttentionPlan::default();
+        plan.build(&spans, attention, shape, num_threads);
+        let queries = Queries::new(kernels, attention, format, num_rows).map_err(out_of_memory)?;
         let width = attention.num_heads * head_dim;
         let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
-            .map(|_| AttentionScratch::new(self.kernels, &kv, head_dim).map(Mutex::new))
+            .map(|_| AttentionScratch::new(kernels, &kv, head_dim).map(Mutex::new))
             .collect::<Result<_, _>>()
             .map_err(out_of_memory)?;
-        let kernels = self.kernels;
         let seconds = self.median(&|worker| {
             let scratch = &scratch[worker.index()];
             let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,11 +220,13 @@ impl Bench {
                     spec: attention,
                     kv: &kv,
                     layer,
+                    spans: &spans,
+                    plan: &plan,
                     queries: &queries,
                     out: &out,
-                    tiles: layout.grid.tiles,
+                    tiles,
                 };
-                layer.run(&layout, worker, &mut scratch);
+                layer.run(worker, &mut scratch);
                 worker.barrier();
             }
         })?;
@@ -249,7 +240,7 @@ impl Bench {
             name: format!("attention, {num_rows} rows from position {start}, {format_name}"),
             flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
             bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
-            format: match tiles {
+            format: match kernels.attention_through_tiles(head_dim, format) {
                 Some(_) => WeightFormat::Float(DType::Bf16),
                 None => WeightFormat::Float(DType::F32),
             },
@@ -269,34 +260,15 @@ impl Bench {
     }
 }
 
-/// A model in the shape of Qwen3-0.6B; only its attention is used.
-pub fn spec(num_layers: usize) -> DecoderSpec {
-    DecoderSpec {
-        vocab_size: 151_936,
-        hidden_size: K,
-        num_layers,
-        max_position: 40_960,
-        norm_eps: 1e-6,
-        rotary: RotarySpec {
-            theta: 1e6,
-            scaling: RotaryScaling::None,
-        },
-        attention: AttentionSpec {
-            num_heads: 16,
-            num_kv_heads: 8,
-            head_dim: 128,
-            qk_norm: true,
-            qkv_bias: false,
-            output_bias: false,
-        },
-        mlp: MlpSpec {
-            intermediate_size: 3072,
-            activation: Activation::Silu,
-            bias: false,
-        },
-        tied_embeddings: true,
-    }
-}
+/// Attention in the shape of Qwen3-0.6B.
+const ATTENTION: AttentionSpec = AttentionSpec {
+    num_heads: 16,
+    num_kv_heads: 8,
+    head_dim: 128,
+    qk_norm: true,
+    qkv_bias: false,
+    output_bias: false,
+};
 
 fn out_of_memory(error: std::io::Error) -> CpuError {
     CpuError(format!("no memory for the measurement: {error}"))

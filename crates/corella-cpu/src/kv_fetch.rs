@@ -5,11 +5,10 @@
 
 use corella_model::{ElementOrder, KvFormat};
 
-use crate::attention::AttentionLayer;
 use crate::attention_plan::AttentionTask;
 use crate::kernels::{KEY_TILE, LineQueue};
-use crate::kv_memory::{HeadPage, Side};
-use crate::step_layout::StepLayout;
+use crate::kv_memory::{HeadPage, KvMemory, Side};
+use crate::span::Spans;
 
 /// The number of positions whose cache lines are queued together.
 const TURN: usize = LineQueue::NUM_STREAMS / 2 * KEY_TILE;
@@ -18,8 +17,10 @@ const MAX_AHEAD: usize = 192;
 
 /// The prefetch queue of one worker, which runs ahead of its attention tasks.
 pub struct KvFetch<'a> {
-    layer: &'a AttentionLayer<'a>,
-    layout: &'a StepLayout,
+    kv: &'a KvMemory,
+    layer: usize,
+    head_dim: usize,
+    spans: &'a Spans,
     tasks: &'a [AttentionTask],
     /// The index of the task whose positions `position..position + TURN` are in the queue.
     task: usize,
@@ -29,15 +30,19 @@ pub struct KvFetch<'a> {
 
 impl<'a> KvFetch<'a> {
     pub fn new(
-        layer: &'a AttentionLayer<'a>,
-        layout: &'a StepLayout,
+        kv: &'a KvMemory,
+        layer: usize,
+        head_dim: usize,
+        spans: &'a Spans,
         tasks: &'a [AttentionTask],
     ) -> Self {
         let mut fetch = Self {
+            kv,
             layer,
-            layout,
+            head_dim,
+            spans,
             // Keys and values in plain order are copied, and gain nothing from this.
-            tasks: match layer.kv.order {
+            tasks: match kv.order {
                 ElementOrder::Tiles => tasks,
                 ElementOrder::Plain => &[],
             },
@@ -82,22 +87,22 @@ impl<'a> KvFetch<'a> {
     /// Fills the queue from `position` of the task on, or from the start of the next task.
     fn fill(&mut self) {
         // In int8, a kernel has twice the work per cache line.
-        self.queue = LineQueue::new(2 / self.layer.kv.format.size());
+        self.queue = LineQueue::new(2 / self.kv.format.size());
         while let Some(task) = self.tasks.get(self.task) {
-            let span = &self.layout.spans[task.span];
+            let span = &self.spans[task.span];
             let end = span.start + task.positions.end;
             if self.position >= end {
                 self.task += 1;
                 self.position = 0;
                 continue;
             }
-            let kv = self.layer.kv;
-            let pages = self.layout.pages_of(span);
+            let kv = self.kv;
+            let pages = self.spans.pages_of(span);
             let tiles = self.position..end.min(self.position + TURN);
-            let num_lines = self.layer.spec.head_dim * KEY_TILE * kv.format.size() / 64;
+            let num_lines = self.head_dim * KEY_TILE * kv.format.size() / 64;
             for position in tiles.step_by(KEY_TILE) {
                 let at = HeadPage {
-                    layer: self.layer.layer,
+                    layer: self.layer,
                     page: pages[position / kv.page_size()].0 as usize,
                     head: task.kv_head,
                 };

@@ -10,7 +10,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use corella_model::{DType, DecoderSpec, ElementOrder, KvFormat, LayerCounter, int8_scale};
+use corella_model::{
+    AttentionSpec, DType, DecoderSpec, ElementOrder, KvFormat, LayerCounter, int8_scale,
+};
 use half::{bf16, f16};
 
 use crate::core_affinity::has_near_memory;
@@ -23,17 +25,17 @@ use crate::region::Region;
 
 /// Memory of one page: K and V of all layers.
 pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, format: KvFormat) -> usize {
-    let attention = &spec.attention;
-    let num_rows = 2 * spec.num_layers * attention.num_kv_heads * page_size as usize;
-    num_rows * format.row_bytes(attention.head_dim)
+    page_bytes(spec.num_layers, &spec.attention, page_size, format)
 }
 
-/// Tiles for attention through tiles, wherever their positions lie in one page.
-pub fn element_order(through_tiles: bool, page_size: u32) -> ElementOrder {
-    match through_tiles && (page_size as usize).is_multiple_of(KEY_TILE) {
-        true => ElementOrder::Tiles,
-        false => ElementOrder::Plain,
-    }
+fn page_bytes(
+    num_layers: usize,
+    attention: &AttentionSpec,
+    page_size: u32,
+    format: KvFormat,
+) -> usize {
+    let num_rows = 2 * num_layers * attention.num_kv_heads * page_size as usize;
+    num_rows * format.row_bytes(attention.head_dim)
 }
 
 /// What a page holds of each position.
@@ -63,25 +65,44 @@ pub struct KvMemory {
 }
 
 impl KvMemory {
+    /// Memory in the order that attention by these kernels reads: tiles for attention through
+    /// tiles, wherever the positions of a tile lie in one page.
+    pub fn for_kernels(
+        kernels: &Kernels,
+        num_layers: usize,
+        attention: &AttentionSpec,
+        num_pages: usize,
+        page_size: u32,
+        format: KvFormat,
+    ) -> io::Result<Self> {
+        let tiles = kernels.attention_through_tiles(attention.head_dim, format);
+        let order = match tiles.is_some() && (page_size as usize).is_multiple_of(KEY_TILE) {
+            true => ElementOrder::Tiles,
+            false => ElementOrder::Plain,
+        };
+        Self::new(num_layers, attention, num_pages, page_size, format, order)
+    }
+
     pub fn new(
-        spec: &DecoderSpec,
+        num_layers: usize,
+        attention: &AttentionSpec,
         num_pages: usize,
         page_size: u32,
         format: KvFormat,
         order: ElementOrder,
     ) -> io::Result<Self> {
-        let bytes = kv_page_bytes(spec, page_size, format)
+        let bytes = page_bytes(num_layers, attention, page_size, format)
             .checked_mul(num_pages)
             .ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             region: Region::new(bytes + ATTENTION_LANES * format.size())?,
             order,
             format,
-            num_layers: spec.num_layers,
+            num_layers,
             num_pages,
-            num_kv_heads: spec.attention.num_kv_heads,
+            num_kv_heads: attention.num_kv_heads,
             page_size: page_size as usize,
-            head_dim: spec.attention.head_dim,
+            head_dim: attention.head_dim,
             num_used: AtomicUsize::new(0),
             counter: LayerCounter::default(),
         })

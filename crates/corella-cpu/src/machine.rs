@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::kernels::{Isa, Kernels, Peak, kernels};
+use crate::kernels::{Isa, Kernels, Peak, choose_kernels};
 use crate::region::Region;
 use crate::thread_pool::{ThreadPool, Worker};
 
@@ -39,10 +39,9 @@ pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits>
     const ITERATIONS: usize = 500_000;
     const READ_BYTES: usize = 256 << 20;
     let mut pool = ThreadPool::new(num_threads)?;
-    let kernels = kernels(isa)
-        .ok_or_else(|| io::Error::other(format!("this machine has no {isa} instructions")))?;
+    let (_, kernels) = choose_kernels(Some(isa)).map_err(io::Error::other)?;
     let peak_s = best_of(&mut pool, |_| {
-        // SAFETY: the machine supports this instruction set, or `kernels` had returned `None`.
+        // SAFETY: the machine supports this instruction set, or `choose_kernels` had failed.
         let sum = unsafe { (kernels.peak)(ITERATIONS) };
         std::hint::black_box(sum);
     })?;

@@ -5,9 +5,6 @@
 //! decode was 10 to 25 % slower. The reader packs one panel of each matrix and compares it, so that
 //! another layout, quantisation or model is noticed without version numbers.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::region::Region;
@@ -51,41 +48,5 @@ impl PackedImage {
             unsafe { std::slice::from_raw_parts(region.as_ptr(), *len) }
         });
         parts.flat_map(move |part| part.chunks(max_len))
-    }
-}
-
-/// An image file, read in the order in which it was written.
-pub struct ImageReader {
-    file: File,
-    at: u64,
-}
-
-/// The part of an image that belongs to one matrix.
-pub struct ImagePart<'a> {
-    file: &'a File,
-    start: u64,
-    len: usize,
-}
-
-impl ImageReader {
-    pub fn new(file: File) -> Self {
-        Self { file, at: 0 }
-    }
-
-    pub fn take(&mut self, len: usize) -> ImagePart<'_> {
-        let start = self.at;
-        self.at += len as u64;
-        ImagePart {
-            file: &self.file,
-            start,
-            len,
-        }
-    }
-}
-
-impl ImagePart<'_> {
-    pub fn read(&self, at: usize, out: &mut [u8]) -> io::Result<()> {
-        assert!(at + out.len() <= self.len);
-        self.file.read_exact_at(out, self.start + at as u64)
     }
 }

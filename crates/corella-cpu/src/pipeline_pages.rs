@@ -88,10 +88,9 @@ unsafe impl KvPages for PipelinePages {
 
 #[cfg(test)]
 mod tests {
-    use corella_model::{DType, DecoderSpec, ElementOrder, KvFormat, PageForm, quantise_int8_row};
+    use corella_model::{DType, ElementOrder, KvFormat, PageForm, quantise_int8_row};
 
     use super::*;
-    use crate::kernel_speed::spec;
     use crate::kernels::{Isa, Kernels, kernels};
     use crate::kv_memory::{HeadPage, Rows, Side};
 
@@ -107,16 +106,20 @@ mod tests {
 
     /// Two stages, of one layer and of two.
     fn pages(format: KvFormat, order: ElementOrder) -> PipelinePages {
-        let mut spec: DecoderSpec = spec(1);
-        spec.attention.num_kv_heads = 3;
-        spec.attention.head_dim = HEAD_DIM;
+        let attention = AttentionSpec {
+            num_heads: 3,
+            num_kv_heads: 3,
+            head_dim: HEAD_DIM,
+            qk_norm: false,
+            qkv_bias: false,
+            output_bias: false,
+        };
         let stages = [1, 2].map(|num_layers| {
-            spec.num_layers = num_layers;
-            let num_pages = NUM_PAGES as usize + 1;
-            let kv = KvMemory::new(&spec, num_pages, PAGE_SIZE as u32, format, order);
+            let (num_pages, page_size) = (NUM_PAGES as usize + 1, PAGE_SIZE as u32);
+            let kv = KvMemory::new(num_layers, &attention, num_pages, page_size, format, order);
             Arc::new(kv.unwrap())
         });
-        PipelinePages::new(&spec.attention, NUM_PAGES, stages.to_vec())
+        PipelinePages::new(&attention, NUM_PAGES, stages.to_vec())
     }
 
     fn value(layer: usize, page: usize, head: usize, side: Side, position: usize, i: usize) -> f32 {

@@ -217,7 +217,7 @@ impl Stage {
         self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
-        let last_pages = |span| self.plan.pages_of(span).last();
+        let last_pages = |span| self.plan.spans.pages_of(span).last();
         for page in self.plan.spans.iter().filter_map(last_pages) {
             self.forward.kv.note_used(page.0 as usize);
         }

@@ -10,6 +10,7 @@ use crate::attention_plan::{AttentionPlan, TaskShape};
 use crate::buffer::Tiles;
 use crate::grid::Grid;
 use crate::slot::Slots;
+use crate::span::Spans;
 
 /// The rows of one step and how they are divided among workers. It is reused from step to step.
 #[derive(Default)]
@@ -18,8 +19,7 @@ pub struct StepLayout {
     /// own.
     pub step: Option<StepId>,
     pub rows: Vec<StepRow>,
-    pub spans: Vec<StepSpan>,
-    pages: Vec<PageId>,
+    pub spans: Spans,
     pub grid: Grid,
     pub attention: AttentionPlan,
     pub samples: Vec<StepSample>,
@@ -31,17 +31,6 @@ pub struct StepRow {
     pub token: TokenId,
     pub position: usize,
     pub span: usize,
-}
-
-/// Consecutive rows of one sequence.
-#[derive(Clone, Debug)]
-pub struct StepSpan {
-    pub first_row: usize,
-    pub num_rows: usize,
-    /// The first row's position in its sequence.
-    pub start: usize,
-    /// The span's page table, as a range of the step's pages.
-    pages: Range<usize>,
 }
 
 /// One draw. The draws that follow the drafts of the same span come right behind it.
@@ -57,21 +46,15 @@ pub struct StepSample {
 }
 
 impl StepLayout {
-    /// The page table of a span's sequence.
-    pub fn pages_of(&self, span: &StepSpan) -> &[PageId] {
-        &self.pages[span.pages.clone()]
-    }
-
     /// Whether any span has more than one row.
     pub fn is_prefill(&self) -> bool {
-        self.rows.len() > self.spans.len()
+        self.spans.have_prefill()
     }
 
     pub fn clear(&mut self) {
         self.step = None;
         self.rows.clear();
         self.spans.clear();
-        self.pages.clear();
         self.attention.clear();
         self.samples.clear();
     }
@@ -132,15 +115,8 @@ impl StepLayout {
 
     /// Adds a span that computes `tokens` from position `start` on.
     pub fn add_span(&mut self, tokens: &[TokenId], start: usize, pages: &[PageId]) {
-        let first_page = self.pages.len();
-        self.pages.extend_from_slice(pages);
         let span = self.spans.len();
-        self.spans.push(StepSpan {
-            first_row: self.rows.len(),
-            num_rows: tokens.len(),
-            start,
-            pages: first_page..self.pages.len(),
-        });
+        self.spans.add(tokens.len(), start, pages);
         let rows = tokens.iter().enumerate().map(|(i, &token)| StepRow {
             token,
             position: start + i,

@@ -14,21 +14,17 @@ use corella_core::PageId;
 use corella_model::{ElementOrder, KvFormat};
 
 use crate::attention::AttentionLayer;
-use crate::attention_plan::AttentionTask;
-use crate::buffer::Form;
+use crate::attention_plan::{AttentionTask, MAX_TASK_ROWS};
 use crate::kernels::{
-    IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN,
-    RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention, TileProduct,
-    TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
+    Form, IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS,
+    ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
+    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
 };
 use crate::kv_fetch::KvFetch;
 use crate::kv_memory::{HeadPage, KvMemory, Side};
 use crate::queries::TileQueries;
 use crate::region::Region;
-use crate::step_layout::{StepLayout, StepSpan};
-
-/// The largest number of rows of a task.
-pub const MAX_TASK_ROWS: usize = 512;
+use crate::span::StepSpan;
 
 /// The number of softmax weights for a tile of rows and a block of positions.
 const WEIGHTS_LEN: usize = QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK;
@@ -151,7 +147,6 @@ impl AttentionLayer<'_> {
 
     pub(crate) fn run_tiles(
         &self,
-        layout: &StepLayout,
         tasks: &[AttentionTask],
         queries: &TileQueries,
         scratch: &mut TileScratch,
@@ -162,15 +157,16 @@ impl AttentionLayer<'_> {
             (ElementOrder::Tiles, KvFormat::Int8) => kernels.int8_in_place,
             (ElementOrder::Tiles, KvFormat::Float(_)) => kernels.in_place,
         };
-        let mut fetch = KvFetch::new(self, layout, tasks);
+        let head_dim = self.spec.head_dim;
+        let mut fetch = KvFetch::new(self.kv, self.layer, head_dim, self.spans, tasks);
         for (index, task) in tasks.iter().enumerate() {
-            let span = &layout.spans[task.span];
+            let span = &self.spans[task.span];
             let num_rows = task.positions.len() * task.heads.len();
             let work = Work {
                 index,
                 task,
                 span,
-                pages: layout.pages_of(span),
+                pages: self.spans.pages_of(span),
                 queries: queries.ptr(
                     span.first_row + task.positions.start,
                     task.kv_head * self.group_len() + task.heads.start,

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use corella_model::{DType, GroupedRow, Tensor};
 use half::{bf16, f16};
 
-use crate::buffer::Form;
 use crate::grouped_matrix::{self, GroupedPacking, MAX_GROUP_LEN};
+use crate::image_reader::ImageReader;
 use crate::kernels::grouped::GroupedShape;
 use crate::kernels::{
-    HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
+    Form, HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position,
+    tile_position,
 };
-use crate::packed_image::ImageReader;
 use crate::region::Region;
 use crate::thread_pool::ThreadPool;
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
 
-use crate::buffer::Form;
-use crate::executor::CpuError;
+use crate::cpu_error::CpuError;
 use crate::grouped_matrix::GroupedPacking;
-use crate::kernels::Kernels;
-use crate::packed_image::{ImageReader, PackedImage};
+use crate::image_reader::ImageReader;
+use crate::kernels::{Form, Kernels};
+use crate::packed_image::PackedImage;
 use crate::thread_pool::ThreadPool;
 use crate::weight_panel::{Lane, PackedMatrix, Packing, elements};
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::cpu_error::CpuError;
+
 use super::{Kernels, portable, processor};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512, avx512_bf16};
@@ -81,6 +83,15 @@ pub fn is_supported(isa: Isa) -> bool {
         Isa::Amx => is_supported(Isa::Avx512Bf16) && amx::is_supported(),
         #[cfg(not(target_arch = "x86_64"))]
         _ => false,
+    }
+}
+
+/// The given instruction set, or the best that this machine has, with its kernels.
+pub fn choose_kernels(isa: Option<Isa>) -> Result<(Isa, &'static Kernels), CpuError> {
+    let isa = isa.unwrap_or_else(detect_isa);
+    match kernels(isa) {
+        Some(kernels) => Ok((isa, kernels)),
+        None => Err(CpuError(format!("this machine has no {isa} instructions"))),
     }
 }
 

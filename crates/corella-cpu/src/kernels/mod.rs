@@ -27,6 +27,7 @@ mod avx512_bf16_attention;
 mod elementwise;
 #[cfg(all(feature = "emulated-tiles", target_arch = "x86_64"))]
 mod emulated_tiles;
+mod form;
 pub mod grouped;
 #[cfg(target_arch = "x86_64")]
 mod grouped_amx;
@@ -49,8 +50,11 @@ mod tile_kv;
 #[cfg(target_arch = "x86_64")]
 mod tile_softmax;
 
+pub use self::form::Form;
 pub use self::hadamard::HADAMARD_ORDER;
-pub use self::isa::{Isa, detect_isa, is_supported, kernels};
+#[cfg(test)]
+pub use self::isa::kernels;
+pub use self::isa::{Isa, choose_kernels, detect_isa, is_supported};
 pub use self::line_queue::{LineQueue, fetch_line};
 pub use self::prefetch::Prefetch;
 #[cfg(target_arch = "x86_64")]
@@ -62,7 +66,6 @@ use std::ops::Range;
 
 use corella_model::{DType, KvFormat};
 
-use crate::buffer::Form;
 use grouped::GroupedGemm;
 
 /// The number of output channels (lanes) of a weight panel.

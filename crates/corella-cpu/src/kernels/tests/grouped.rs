@@ -5,9 +5,8 @@ use half::f16;
 use super::super::grouped::{
     CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle,
 };
-use super::super::{INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
+use super::super::{Form, INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
-use crate::buffer::Form;
 
 /// Compares groups of all lengths, with a shorter last one, with exact integer sums and the same
 /// steps in f32.
