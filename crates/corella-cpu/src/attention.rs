@@ -4,22 +4,31 @@
 //! maximum and a running sum (online softmax). Rows of one task share the reads of K and V and
 //! nothing else, so prefill rows and decode rows go through the same arithmetic.
 
+mod kv_fetch;
+mod plan;
+mod queries;
+mod span;
+mod tile_attention;
+
+pub use self::plan::{AttentionPlan, TaskShape};
+pub use self::queries::Queries;
+pub use self::span::{Spans, StepSpan};
+
 use std::io;
 use std::ops::Range;
 
 use corella_core::PageId;
 use corella_model::{AttentionSpec, KvFormat};
 
-use crate::attention_plan::{AttentionPlan, AttentionTask};
-use crate::buffer::{Buffer, PackedRows, Tiles};
+use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, Kernels, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
-use crate::kv_memory::{HeadPage, KvMemory, Side};
-use crate::queries::Queries;
-use crate::span::{Spans, StepSpan};
-use crate::thread_pool::Worker;
-use crate::tile_attention::TileScratch;
+use crate::kv::{HeadPage, KvMemory, Side};
+use crate::system::Worker;
+
+use self::plan::AttentionTask;
+use self::tile_attention::TileScratch;
 
 /// The memory in which one worker computes an attention task.
 pub enum AttentionScratch {

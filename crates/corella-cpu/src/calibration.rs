@@ -8,16 +8,13 @@ use std::sync::Arc;
 use corella_core::{PageId, TokenId};
 use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeights, Tensor};
 
-use crate::buffer::{Buffer, PackedRows, Tiles};
 use crate::cpu_error::CpuError;
-use crate::forward::{Forward, Observer};
+use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Form, Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
-use crate::kv_memory::KvMemory;
-use crate::region::Region;
-use crate::step_layout::StepLayout;
-use crate::thread_pool::{ThreadPool, Worker};
-use crate::weight_panel::{PackedMatrix, Packing};
-use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedWeights};
+use crate::kv::KvMemory;
+use crate::step::{Forward, Observer, StepLayout};
+use crate::system::{Region, ThreadPool, Worker};
+use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedMatrix, PackedWeights, Packing};
 
 /// The residual stream of all calibration tokens in front of the next layer. Besides it, memory is
 /// needed for one layer only.

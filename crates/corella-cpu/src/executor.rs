@@ -14,19 +14,14 @@ use corella_model::{
     KvPages, StepWaker, TokenMask, WeightFormat,
 };
 
-use crate::core_affinity::allowed_cores;
 use crate::cpu_error::CpuError;
-use crate::forward::Forward;
 use crate::kernels::{Isa, choose_kernels};
-use crate::kv_memory::{KvMemory, kv_page_bytes};
-use crate::packed_image::PackedImage;
-use crate::pipeline_pages::PipelinePages;
-use crate::profile::Profile;
-use crate::slot::{SlotLimits, Slots};
-use crate::stage::{CallerWaker, Command, Output, Stage};
-use crate::step_layout::StepLayout;
-use crate::thread_pool::ThreadPool;
-use crate::weights::PackedWeights;
+use crate::kv::{KvMemory, PipelinePages, kv_page_bytes};
+use crate::step::{
+    CallerWaker, Command, Forward, Output, Profile, SlotLimits, Slots, Stage, StepLayout,
+};
+use crate::system::{ThreadPool, allowed_cores};
+use crate::weights::{PackedImage, PackedWeights};
 
 #[derive(Clone, Debug)]
 pub struct CpuConfig {

@@ -1,47 +1,37 @@
 //! The CPU executor: kernels per instruction set, a worker pool, and paged KV memory.
+//!
+//! Its rooms, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `cpu_error`: the error that tells an operator what the executor cannot run.
+//! * `system`: what the system gives: memory, cores, and threads that work on one job together.
+//! * `kernels`: arithmetic by instruction set, as a table of functions, and the layouts they read.
+//! * `weights`: a checkpoint's matrices, packed into panels for the kernels.
+//! * `dense`: rows of activations, and their products with packed weights.
+//! * `kv`: the memory of keys and values, in pages.
+//! * `attention`: queries over the pages of their sequences, as tasks that workers share.
+//! * `step`: one step of a pipeline stage: from a batch, over the layers, to drawn tokens.
+//! * `measure`: the limits of the machine, and the speed of single kernels.
+//! * `calibration`: a model layer by layer over a text, for quantisation.
+//! * `executor`: the face to the engine, which hands batches to the stages of the pipeline.
 
 mod attention;
-mod attention_plan;
-mod buffer;
 mod calibration;
-mod claims;
-mod core_affinity;
 mod cpu_error;
+mod dense;
 mod executor;
-mod forward;
-mod gemm;
-mod grid;
-mod grouped_matrix;
-mod head_groups;
-mod image_reader;
-mod kernel_speed;
 mod kernels;
-mod kv_fetch;
-mod kv_memory;
-mod machine;
-mod packed_image;
-mod page_commit;
-mod pipeline_pages;
-mod profile;
-mod queries;
-mod region;
-mod rotary;
-mod slot;
-mod span;
-mod stage;
-mod step_layout;
-mod thread_pool;
-mod tile_attention;
-mod weight_panel;
+mod kv;
+mod measure;
+mod step;
+mod system;
 mod weights;
 
 pub use calibration::LayerCalibration;
-pub use core_affinity::num_cores;
 pub use cpu_error::CpuError;
 pub use executor::{CpuConfig, CpuExecutor};
-pub use kernel_speed::{KernelSpeed, measure_kernels};
 pub use kernels::{Isa, detect_isa, is_supported};
-pub use kv_memory::kv_page_bytes;
-pub use machine::{MachineLimits, measure_limits};
-pub use packed_image::PackedImage;
-pub use profile::{Operation, OperationReport, Profile, ProfileReport};
+pub use kv::kv_page_bytes;
+pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
+pub use step::{Operation, OperationReport, Profile, ProfileReport};
+pub use system::num_cores;
+pub use weights::PackedImage;

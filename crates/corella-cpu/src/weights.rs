@@ -1,5 +1,14 @@
 //! The weights of a model in the form that the forward pass reads, checked and packed once.
 
+mod grouped_matrix;
+mod image_reader;
+mod packed_image;
+mod packed_matrix;
+
+pub use self::grouped_matrix::GroupedPacking;
+pub use self::packed_image::PackedImage;
+pub use self::packed_matrix::{Lane, PackedMatrix, Packing};
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -7,12 +16,11 @@ use std::sync::Arc;
 use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
 
 use crate::cpu_error::CpuError;
-use crate::grouped_matrix::GroupedPacking;
-use crate::image_reader::ImageReader;
 use crate::kernels::{Form, Kernels};
-use crate::packed_image::PackedImage;
-use crate::thread_pool::ThreadPool;
-use crate::weight_panel::{Lane, PackedMatrix, Packing, elements};
+use crate::system::ThreadPool;
+
+use self::image_reader::ImageReader;
+use self::packed_matrix::elements;
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {

@@ -5,13 +5,19 @@
 //! a fixed order, for each of its rows separately. So the number of rows in a tile does not affect
 //! a result.
 
+mod attention;
+#[cfg(feature = "emulated-tiles")]
+mod emulated_tiles;
+mod grouped;
+mod part;
+mod products;
+
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::amx_attention::TILE_ATTENTION;
+use self::attention::TILE_ATTENTION;
 use super::{
-    INT8_TILE_K, Int8Rows, Kernels, Peak, Prefetch, TILE_K, TileRows, TileUnit, amx_part,
-    avx512_bf16, grouped_amx,
+    INT8_TILE_K, Int8Rows, Kernels, Peak, Prefetch, TILE_K, TileRows, TileUnit, avx512_bf16,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -24,8 +30,8 @@ pub static KERNELS: Kernels = Kernels {
         },
         unit: Some(TileUnit {
             configure: configure_rows,
-            gemm_part: amx_part::gemm,
-            int8_gemm_part: amx_part::int8_gemm,
+            gemm_part: part::gemm,
+            int8_gemm_part: part::int8_gemm,
             release,
         }),
         ..avx512_bf16::TILE_ROWS
@@ -35,7 +41,7 @@ pub static KERNELS: Kernels = Kernels {
         run: int8_peak,
         ops: 4 * 16 * 16 * INT8_TILE_K * 2,
     }),
-    grouped_gemm: grouped_amx::gemm,
+    grouped_gemm: grouped::gemm,
     tile_attention: Some(TILE_ATTENTION),
     ..avx512_bf16::KERNELS
 };
@@ -46,7 +52,7 @@ pub fn is_supported() -> bool {
     *SUPPORTED.get_or_init(|| {
         #[cfg(feature = "emulated-tiles")]
         if !has_tiles() {
-            return super::emulated_tiles::install();
+            return emulated_tiles::install();
         }
         has_tiles() && may_use_tiles()
     })
@@ -180,7 +186,7 @@ macro_rules! apart {
         "nop\nnop\nnop\nnop\nnop\nnop\nnop\nnop\n"
     };
 }
-pub(super) use apart;
+use apart;
 
 /// Computes `line_ahead` of the first cache line of the block of weights at `b`.
 macro_rules! find_ahead {

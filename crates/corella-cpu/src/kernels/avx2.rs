@@ -1,12 +1,14 @@
 //! Kernels for AVX2 with FMA and F16C: vectors of 8 f32, fused multiply-add, tiles of 6 rows.
 
+pub mod grouped;
+
 use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, Prefetch, QuantiseRow, ValueRun, element_size,
     elementwise::{self, elementwise},
-    exp, grouped_avx2, line_ahead, sum_lanes, with_rows,
+    exp, line_ahead, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -18,7 +20,7 @@ pub static KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
-    grouped_gemm: grouped_avx2::gemm,
+    grouped_gemm: grouped::gemm,
     quantise_row,
     quantise_groups,
     largest_bits,

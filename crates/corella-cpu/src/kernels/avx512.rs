@@ -1,12 +1,14 @@
 //! Kernels for AVX-512 (F, BW, DQ, VL): vectors of 16 f32, fused multiply-add, tiles of 14 rows.
 
+pub mod grouped;
+
 use std::arch::x86_64::*;
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8,
     INT8_TILE_K, Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, Prefetch, QuantiseRow, ValueRun,
-    avx2, element_size, elementwise::elementwise, exp, grouped::CHUNK_K, grouped_avx512, in_steps,
-    line_ahead, with_rows,
+    avx2, element_size, elementwise::elementwise, exp, grouped::CHUNK_K, in_steps, line_ahead,
+    with_rows,
 };
 
 pub const KERNELS: Kernels = Kernels {
@@ -18,7 +20,7 @@ pub const KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
-    grouped_gemm: grouped_avx512::gemm,
+    grouped_gemm: grouped::gemm,
     quantise_row,
     quantise_groups,
     largest_bits,

@@ -5,13 +5,16 @@
 //! weights have the layout of matrix tiles. The kernels for matrix tiles use the other functions of
 //! this file.
 
+pub mod attention;
+mod in_place_attention;
+mod tile_kv;
+pub mod tile_softmax;
+
 use std::arch::x86_64::*;
 
-use super::avx512_bf16_attention::TILE_ATTENTION;
-use super::tile_softmax::exp2_lanes;
-use super::{
-    FEW_ROWS, Kernels, Peak, Prefetch, TILE_K, TileRows, avx512, in_steps, tile_kv, with_rows,
-};
+use self::attention::TILE_ATTENTION;
+use self::tile_softmax::exp2_lanes;
+use super::{FEW_ROWS, Kernels, Peak, Prefetch, TILE_K, TileRows, avx512, in_steps, with_rows};
 
 pub const KERNELS: Kernels = Kernels {
     tile_gemm: Some(TILE_ROWS),

@@ -1,13 +1,15 @@
 //! Kernels in plain Rust, for any machine: multiplication and addition are rounded separately, and
 //! tiles have 4 rows.
 
+mod grouped;
+
 use half::{bf16, f16};
 
 use super::{
     ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
     Int8Rows, Kernels, KeyGroup, PANEL_LANES, Prefetch, QuantiseRow, ValueRun, element_size,
     elementwise::{self, elementwise},
-    exp, grouped_portable, sum_lanes, with_rows,
+    exp, sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -19,7 +21,7 @@ pub static KERNELS: Kernels = Kernels {
     },
     tile_gemm: None,
     int8_gemm,
-    grouped_gemm: grouped_portable::gemm,
+    grouped_gemm: grouped::gemm,
     quantise_row,
     quantise_groups,
     largest_bits,

@@ -1,0 +1,123 @@
+//! Software prefetching of the keys and values that a worker's attention tasks read next.
+//!
+//! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
+//! their other instructions, which takes about as long as the memory needs to answer.
+
+use corella_model::{ElementOrder, KvFormat};
+
+use crate::kernels::{KEY_TILE, LineQueue};
+use crate::kv::{HeadPage, KvMemory, Side};
+
+use super::plan::AttentionTask;
+use super::span::Spans;
+
+/// The number of positions whose cache lines are queued together.
+const TURN: usize = LineQueue::NUM_STREAMS / 2 * KEY_TILE;
+/// The largest number of positions between what is read and what is prefetched.
+const MAX_AHEAD: usize = 192;
+
+/// The prefetch queue of one worker, which runs ahead of its attention tasks.
+pub struct KvFetch<'a> {
+    kv: &'a KvMemory,
+    layer: usize,
+    head_dim: usize,
+    spans: &'a Spans,
+    tasks: &'a [AttentionTask],
+    /// The index of the task whose positions `position..position + TURN` are in the queue.
+    task: usize,
+    position: usize,
+    queue: LineQueue,
+}
+
+impl<'a> KvFetch<'a> {
+    pub fn new(
+        kv: &'a KvMemory,
+        layer: usize,
+        head_dim: usize,
+        spans: &'a Spans,
+        tasks: &'a [AttentionTask],
+    ) -> Self {
+        let mut fetch = Self {
+            kv,
+            layer,
+            head_dim,
+            spans,
+            // Keys and values in plain order are copied, and gain nothing from this.
+            tasks: match kv.order {
+                ElementOrder::Tiles => tasks,
+                ElementOrder::Plain => &[],
+            },
+            task: 0,
+            position: 0,
+            queue: LineQueue::new(1),
+        };
+        fetch.fill();
+        fetch
+    }
+
+    /// Prefetches all that a task reads up to `position`, unless that is done already.
+    pub fn reach(&mut self, task: usize, position: usize) {
+        if self.task < task {
+            (self.task, self.position) = (task, 0);
+            self.fill();
+        }
+        while self.task == task && self.position <= position && !self.queue.is_empty() {
+            self.queue.prefetch_all();
+            self.go_on();
+        }
+    }
+
+    /// The cache lines that are still to be prefetched while a task computes from `position` on.
+    pub fn lines(&mut self, task: usize, position: usize) -> &mut LineQueue {
+        let limit = match self.task.saturating_sub(task) {
+            0 => position + MAX_AHEAD,
+            1 => MAX_AHEAD / 2,
+            _ => 0,
+        };
+        if self.queue.is_empty() && self.position + TURN < limit {
+            self.go_on();
+        }
+        &mut self.queue
+    }
+
+    fn go_on(&mut self) {
+        self.position += TURN;
+        self.fill();
+    }
+
+    /// Fills the queue from `position` of the task on, or from the start of the next task.
+    fn fill(&mut self) {
+        // In int8, a kernel has twice the work per cache line.
+        self.queue = LineQueue::new(2 / self.kv.format.size());
+        while let Some(task) = self.tasks.get(self.task) {
+            let span = &self.spans[task.span];
+            let end = span.start + task.positions.end;
+            if self.position >= end {
+                self.task += 1;
+                self.position = 0;
+                continue;
+            }
+            let kv = self.kv;
+            let pages = self.spans.pages_of(span);
+            let tiles = self.position..end.min(self.position + TURN);
+            let num_lines = self.head_dim * KEY_TILE * kv.format.size() / 64;
+            for position in tiles.step_by(KEY_TILE) {
+                let at = HeadPage {
+                    layer: self.layer,
+                    page: pages[position / kv.page_size()].0 as usize,
+                    head: task.kv_head,
+                };
+                let offset = position % kv.page_size();
+                if kv.format == KvFormat::Int8 {
+                    kv.fetch_scales(at, offset);
+                }
+                let key_stride = kv.key_stride().max(64);
+                self.queue
+                    .add(kv.tile(Side::Keys, at, offset), key_stride, num_lines);
+                self.queue
+                    .add(kv.tile(Side::Values, at, offset), 64, num_lines);
+            }
+            return;
+        }
+    }
+}

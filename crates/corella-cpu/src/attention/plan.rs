@@ -1,0 +1,138 @@
+//! The division of a step's attention into tasks, and of the tasks among the workers.
+
+use std::ops::Range;
+
+use corella_model::{AttentionSpec, KvFormat};
+
+use crate::kernels::{Kernels, QUERY_TILE_ROWS};
+
+use super::span::StepSpan;
+
+/// The largest number of rows of a task, whatever computes it.
+pub const MAX_TASK_ROWS: usize = 512;
+
+/// Limits of the size of an attention task, and its cost model.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskShape {
+    /// The largest number of rows of a task.
+    max_rows: usize,
+    /// The number of rows below which tasks are not split further, even if workers stay idle.
+    min_rows: usize,
+    /// The cost of reading one position, in units of the arithmetic of one row on that position.
+    read_cost: usize,
+}
+
+impl TaskShape {
+    pub fn new(kernels: &Kernels, head_dim: usize, kv_format: KvFormat) -> Self {
+        match kernels.attention_through_tiles(head_dim, kv_format) {
+            None => Self {
+                max_rows: kernels.tile_rows,
+                min_rows: kernels.tile_rows,
+                read_cost: 2,
+            },
+            Some(_) => Self {
+                max_rows: MAX_TASK_ROWS,
+                min_rows: QUERY_TILE_ROWS,
+                read_cost: 50,
+            },
+        }
+    }
+
+    /// Chooses the number of rows per task such that every worker gets several tasks.
+    fn rows(&self, spans: &[StepSpan], spec: &AttentionSpec, num_threads: usize) -> usize {
+        const TASKS_PER_WORKER: usize = 4;
+        let group = spec.num_heads / spec.num_kv_heads;
+        let num_tasks = |rows: usize| -> usize {
+            let of_span = |span: &StepSpan| (span.num_rows * group).div_ceil(rows);
+            spec.num_kv_heads * spans.iter().map(of_span).sum::<usize>()
+        };
+        let mut rows = self.max_rows;
+        while rows / 2 >= self.min_rows && num_tasks(rows) < TASKS_PER_WORKER * num_threads {
+            rows /= 2;
+        }
+        rows
+    }
+}
+
+/// Query rows that attend together: some positions of a span, times some of the query heads that
+/// share a KV head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionTask {
+    pub span: usize,
+    /// Positions relative to the span's first row.
+    pub positions: Range<usize>,
+    pub kv_head: usize,
+    /// Query heads relative to the first one of this KV head.
+    pub heads: Range<usize>,
+}
+
+/// All attention tasks of a step, and where each worker's share of them begins and ends.
+#[derive(Debug, Default)]
+pub struct AttentionPlan {
+    tasks: Vec<AttentionTask>,
+    bounds: Vec<usize>,
+}
+
+impl AttentionPlan {
+    pub fn clear(&mut self) {
+        self.tasks.clear();
+        self.bounds.clear();
+    }
+
+    pub fn build(
+        &mut self,
+        spans: &[StepSpan],
+        spec: &AttentionSpec,
+        shape: TaskShape,
+        num_threads: usize,
+    ) {
+        let rows = shape.rows(spans, spec, num_threads);
+        let group = spec.num_heads / spec.num_kv_heads;
+        let heads_at_once = group.min(rows);
+        let positions_at_once = (rows / group).max(1);
+        for (index, span) in spans.iter().enumerate() {
+            for kv_head in 0..spec.num_kv_heads {
+                for start in (0..span.num_rows).step_by(positions_at_once) {
+                    for head in (0..group).step_by(heads_at_once) {
+                        self.tasks.push(AttentionTask {
+                            span: index,
+                            positions: start..span.num_rows.min(start + positions_at_once),
+                            kv_head,
+                            heads: head..group.min(head + heads_at_once),
+                        });
+                    }
+                }
+            }
+        }
+        self.share_out(spans, shape, num_threads);
+    }
+
+    /// Cuts the tasks into runs of about equal cost, one per worker.
+    fn share_out(&mut self, spans: &[StepSpan], shape: TaskShape, num_threads: usize) {
+        let cost = |task: &AttentionTask| {
+            let Range { start, end } = task.positions;
+            let num_read = spans[task.span].start + end;
+            // Twice the mean number of positions that a row of the task sees.
+            let num_seen = 2 * spans[task.span].start + start + end;
+            let num_rows = (end - start) * task.heads.len();
+            (num_seen * num_rows + 2 * num_read * shape.read_cost) as u64
+        };
+        let total: u64 = self.tasks.iter().map(cost).sum();
+        let mut sum = 0;
+        self.bounds.push(0);
+        for (index, task) in self.tasks.iter().enumerate() {
+            sum += cost(task);
+            while (self.bounds.len() as u64) < num_threads as u64
+                && sum * num_threads as u64 >= total * self.bounds.len() as u64
+            {
+                self.bounds.push(index + 1);
+            }
+        }
+        self.bounds.resize(num_threads, self.tasks.len());
+        self.bounds.push(self.tasks.len());
+    }
+
+    pub fn tasks_of(&self, worker: usize) -> &[AttentionTask] {
+        &self.tasks[self.bounds[worker]..self.bounds[worker + 1]]
+    }
+}

@@ -1,0 +1,89 @@
+//! The queries of a step, in the layout that attention reads.
+
+use std::io;
+
+use corella_model::{AttentionSpec, KvFormat};
+
+use crate::dense::Buffer;
+use crate::kernels::{Kernels, NormRotate};
+use crate::system::Region;
+
+/// The queries of a step's rows.
+pub enum Queries {
+    /// f32, `[row][head][head_dim]`, for the f32 kernels.
+    Rows(Buffer),
+    /// bf16, for the kernels with matrix tiles.
+    Tiles(TileQueries),
+}
+
+impl Queries {
+    pub fn new(
+        kernels: &Kernels,
+        spec: &AttentionSpec,
+        kv_format: KvFormat,
+        max_rows: usize,
+    ) -> io::Result<Self> {
+        let through_tiles = kernels.attention_through_tiles(spec.head_dim, kv_format);
+        Ok(match through_tiles {
+            None => Self::Rows(Buffer::new(max_rows, spec.num_heads * spec.head_dim)?),
+            Some(_) => Self::Tiles(TileQueries::new(spec, max_rows)?),
+        })
+    }
+
+    /// Applies norm and RoPE to one head of a row, and stores the result.
+    ///
+    /// # Safety
+    /// See [`NormRotate`]. Nobody else may use this head of the row during the call.
+    pub unsafe fn store(&self, kernels: &Kernels, from: NormRotate, row: usize, head: usize) {
+        // SAFETY: the caller promises as much.
+        unsafe {
+            match self {
+                Self::Rows(out) => {
+                    assert!((head + 1) * from.head_dim <= out.stride());
+                    (kernels.norm_rotate)(from, out.row_ptr(row).add(head * from.head_dim));
+                }
+                Self::Tiles(out) => {
+                    let tiles = kernels.tile_attention.as_ref().expect("no tile attention");
+                    (tiles.norm_rotate_rounded)(from, out.ptr(row, head));
+                }
+            }
+        }
+    }
+}
+
+/// bf16 queries, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
+/// attention task are contiguous.
+pub struct TileQueries {
+    region: Region,
+    max_rows: usize,
+    num_heads: usize,
+    heads_of_group: usize,
+    head_dim: usize,
+}
+
+impl TileQueries {
+    fn new(spec: &AttentionSpec, max_rows: usize) -> io::Result<Self> {
+        let len = max_rows * spec.num_heads * spec.head_dim;
+        Ok(Self {
+            region: Region::new(len * size_of::<u16>())?,
+            max_rows,
+            num_heads: spec.num_heads,
+            heads_of_group: spec.num_heads / spec.num_kv_heads,
+            head_dim: spec.head_dim,
+        })
+    }
+
+    /// Points to the first element of a row's head.
+    pub fn ptr(&self, row: usize, head: usize) -> *mut u16 {
+        assert!(row < self.max_rows && head < self.num_heads);
+        let (group, in_group) = (head / self.heads_of_group, head % self.heads_of_group);
+        let index = (group * self.max_rows + row) * self.heads_of_group + in_group;
+        // SAFETY: the assertion above keeps the index inside the region.
+        unsafe {
+            self.region
+                .as_ptr()
+                .cast::<u16>()
+                .add(index * self.head_dim)
+        }
+    }
+}

@@ -1,0 +1,658 @@
+//! Attention by matrix-tile instructions, with keys, values and queries in bf16.
+//!
+//! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256
+//! positions counted from position 0, and a softmax takes 64 of them at a time. The values of a
+//! block are copied once for all tiles, because a tile of values holds 32 positions and a page may
+//! hold only 16. Keys are read from their pages, unless these have another layout. For tasks of a
+//! few rows some processors have kernels that read keys and values from the pages
+//! (`in_place_attention`).
+
+use std::io;
+use std::ops::Range;
+
+use corella_core::PageId;
+use corella_model::{ElementOrder, KvFormat};
+
+use crate::kernels::{
+    Form, IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS,
+    ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
+    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
+};
+use crate::kv::{HeadPage, KvMemory, Side};
+use crate::system::Region;
+
+use super::AttentionLayer;
+use super::kv_fetch::KvFetch;
+use super::plan::{AttentionTask, MAX_TASK_ROWS};
+use super::queries::TileQueries;
+use super::span::StepSpan;
+
+/// The number of softmax weights for a tile of rows and a block of positions.
+const WEIGHTS_LEN: usize = QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK;
+
+/// The memory in which one worker computes an attention task.
+pub struct TileScratch {
+    _memory: Region,
+    /// Output accumulators of all rows, in tiles as `TileValues` writes them.
+    out: *mut f32,
+    /// Scores of a tile of rows and one softmax block.
+    scores: *mut f32,
+    /// Scores of the following tile or softmax block, which are computed during the softmax of
+    /// `scores`.
+    next_scores: *mut f32,
+    /// Softmax weights of a tile of rows and a block, for two tiles in turn.
+    weights: *mut u16,
+    /// Copied values of the current block.
+    values: *mut u16,
+    /// Copied keys of the current block; empty if keys are read from their pages.
+    copied_keys: *mut u16,
+    /// Running maximum and sum of each row.
+    rows: Vec<RowSums>,
+    /// The number of positions that each row attends to.
+    row_ends: Vec<usize>,
+    /// Scales of the current block's keys and values, used with int8 KV only.
+    scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
+    /// The current block's tiles of keys, an even number.
+    keys: Vec<*const u8>,
+    /// The current block's tiles of values, if they are read from their pages.
+    page_values: Vec<*const u8>,
+    /// Matrix products that run during one softmax: scores of the next tile and values of the last.
+    products: Vec<TileProduct>,
+    /// The number of rows that the thread's tile registers are configured for; 0 if unknown.
+    configured: usize,
+    /// One row's output, `[head_dim]`.
+    row: Vec<f32>,
+}
+
+// SAFETY: the memory belongs to the scratch, and the pointers in `keys`, `page_values` and
+// `products` are not used after the task that set them.
+unsafe impl Send for TileScratch {}
+
+impl TileScratch {
+    pub fn new(head_dim: usize, kv: &KvMemory) -> io::Result<Self> {
+        const F32: usize = size_of::<f32>();
+        let copied_keys = match reads_keys_in_place(kv) {
+            true => 0,
+            false => TILE_ATTENTION_BLOCK * head_dim * 2,
+        };
+        let lens = [
+            MAX_TASK_ROWS * head_dim * F32,
+            QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
+            QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
+            2 * WEIGHTS_LEN * 2,
+            TILE_ATTENTION_BLOCK * head_dim * 2,
+            copied_keys,
+        ];
+        let memory = Region::new(lens.iter().sum())?;
+        let mut next = memory.as_ptr();
+        let [out, scores, next_scores, weights, values, copied_keys] = lens.map(|len| {
+            let start = next;
+            // SAFETY: the address is inside the region, or at its end.
+            next = unsafe { next.add(len) };
+            start
+        });
+        Ok(Self {
+            _memory: memory,
+            out: out.cast(),
+            scores: scores.cast(),
+            next_scores: next_scores.cast(),
+            weights: weights.cast(),
+            values: values.cast(),
+            copied_keys: copied_keys.cast(),
+            rows: vec![RowSums::NONE; MAX_TASK_ROWS],
+            row_ends: vec![0; MAX_TASK_ROWS],
+            scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
+            keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
+            page_values: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
+            products: Vec::with_capacity(TILE_SOFTMAX_BLOCK / 32 + head_dim / 32),
+            configured: 0,
+            row: vec![0.0; head_dim],
+        })
+    }
+
+    /// The weights of a tile of rows. Tiles use two halves in turn, so that a tile's weights
+    /// survive the softmax of the next tile.
+    fn weights_of(&self, tile: &RowTile) -> *mut u16 {
+        let side = tile.rows.start / QUERY_TILE_ROWS % 2;
+        self.weights.wrapping_add(side * WEIGHTS_LEN)
+    }
+}
+
+/// A tile of the task's rows, and the positions of the current block that they attend to.
+struct RowTile {
+    rows: Range<usize>,
+    seen: Range<usize>,
+}
+
+/// An attention task and what it reads of the step.
+struct Work<'a> {
+    /// The index of the task in the worker's list.
+    index: usize,
+    task: &'a AttentionTask,
+    span: &'a StepSpan,
+    pages: &'a [PageId],
+    /// The query of the task's first row.
+    queries: *const u16,
+    /// The number of positions that the task reads.
+    end: usize,
+    has_one_tile: bool,
+    /// The kernels that read keys and values from their pages, if the task has few enough rows.
+    in_place: Option<InPlaceAttention>,
+}
+
+impl AttentionLayer<'_> {
+    fn tile_kernels(&self) -> &TileAttention {
+        let kernels = self.kernels.tile_attention.as_ref();
+        kernels.expect("this instruction set has no tile attention")
+    }
+
+    pub(crate) fn run_tiles(
+        &self,
+        tasks: &[AttentionTask],
+        queries: &TileQueries,
+        scratch: &mut TileScratch,
+    ) {
+        let kernels = self.tile_kernels();
+        let in_place = match (self.kv.order, self.kv.format) {
+            (ElementOrder::Plain, _) => None,
+            (ElementOrder::Tiles, KvFormat::Int8) => kernels.int8_in_place,
+            (ElementOrder::Tiles, KvFormat::Float(_)) => kernels.in_place,
+        };
+        let head_dim = self.spec.head_dim;
+        let mut fetch = KvFetch::new(self.kv, self.layer, head_dim, self.spans, tasks);
+        for (index, task) in tasks.iter().enumerate() {
+            let span = &self.spans[task.span];
+            let num_rows = task.positions.len() * task.heads.len();
+            let work = Work {
+                index,
+                task,
+                span,
+                pages: self.spans.pages_of(span),
+                queries: queries.ptr(
+                    span.first_row + task.positions.start,
+                    task.kv_head * self.group_len() + task.heads.start,
+                ),
+                end: span.start + task.positions.end,
+                has_one_tile: num_rows <= QUERY_TILE_ROWS,
+                in_place: in_place.filter(|_| num_rows <= IN_PLACE_ROWS),
+            };
+            self.run_work(&work, &mut fetch, scratch);
+        }
+        scratch.configured = 0;
+        // SAFETY: the kernels exist only where the processor has tiles.
+        unsafe { (kernels.release)() };
+    }
+
+    fn run_work(&self, work: &Work<'_>, fetch: &mut KvFetch<'_>, scratch: &mut TileScratch) {
+        let (task, span) = (work.task, work.span);
+        let num_rows = task.positions.len() * task.heads.len();
+        assert!(num_rows <= MAX_TASK_ROWS);
+        self.clear_rows(task, span, scratch);
+        // Tasks of a few rows are bound by memory, and smaller blocks let them start sooner. The
+        // sums of values are the same either way.
+        let block_len = match num_rows {
+            ..=16 => TILE_SOFTMAX_BLOCK,
+            _ => TILE_ATTENTION_BLOCK,
+        };
+        for block in (0..work.end).step_by(block_len) {
+            let block = block..work.end.min(block + block_len);
+            self.list_tiles(work, block.clone(), fetch, scratch);
+            if !work.has_one_tile {
+                self.copy_values(work, block.clone(), fetch, scratch);
+            }
+            self.run_block(work, block, num_rows, fetch, scratch);
+        }
+        self.store_rows(task, span, scratch);
+    }
+
+    /// Writes the task's rows to the input of the output projection.
+    fn store_rows(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut TileScratch) {
+        let kernels = self.tile_kernels();
+        let head_dim = self.spec.head_dim;
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
+            let from = tile * QUERY_TILE_ROWS * head_dim + tile_out_index(row_in_tile, 0);
+            let sums = &scratch.rows[r];
+            let rows = self.tiles.rows(self.tiles.tile_of(row));
+            let first = head * head_dim;
+            // SAFETY: the source is a row of `out`; each (row, head) belongs to one task.
+            unsafe {
+                let from = scratch.out.add(from);
+                match self.out.form() {
+                    Form::MatrixTiles => {
+                        let to = self.out.row_ptr(&rows, row, first);
+                        let stride = rows.len() * TILE_K;
+                        (kernels.store_rounded)(from, sums, head_dim, to, stride);
+                    }
+                    Form::Int8 => {
+                        let to = self.out.wide_ptr(&(row..row + 1), first);
+                        let (to, _) = to.expect("rows are not in Form::Int8");
+                        (kernels.store_row)(from, sums, head_dim, to.cast_mut());
+                    }
+                    Form::Columns => {
+                        let values = &mut scratch.row;
+                        (kernels.store_row)(from, sums, head_dim, values.as_mut_ptr());
+                        self.out.write(self.kernels, &rows, row, first, values);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds a block of positions to all of the task's rows, tile by tile. During the softmax of one
+    /// tile, the tile unit adds the values of the previous tile and computes the next scores.
+    fn run_block(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        num_rows: usize,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let tile_at = |first: usize, scratch: &TileScratch| {
+            let rows = first..num_rows.min(first + QUERY_TILE_ROWS);
+            let seen = block.start..scratch.row_ends[rows.end - 1].min(block.end);
+            RowTile { rows, seen }
+        };
+        // The previous tile, if its values are not added yet. It has as many rows as the current
+        // one, so that the tile registers need no new configuration.
+        let mut before: Option<RowTile> = None;
+        let mut has_scores = false;
+        for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
+            let tile = tile_at(first, scratch);
+            if tile.seen.is_empty() {
+                continue;
+            }
+            let next = (first + QUERY_TILE_ROWS < num_rows)
+                .then(|| tile_at(first + QUERY_TILE_ROWS, scratch))
+                .filter(|next| next.rows.len() == tile.rows.len());
+            let num_softmaxes = tile.seen.len().div_ceil(TILE_SOFTMAX_BLOCK);
+            for index in 0..num_softmaxes {
+                let start = block.start + index * TILE_SOFTMAX_BLOCK;
+                fetch.reach(work.index, start);
+                if !has_scores {
+                    self.score(work, &tile, start, fetch, scratch);
+                }
+                if work.has_one_tile && work.in_place.is_none() && index == 0 {
+                    // An earlier copy would delay reads of keys until its stores are done.
+                    self.copy_values(work, block.clone(), fetch, scratch);
+                }
+                let scores = scratch.scores;
+                std::mem::swap(&mut scratch.scores, &mut scratch.next_scores);
+                scratch.products.clear();
+                has_scores = false;
+                if tile.rows.len() > QUERY_TILE_ROWS / 2 {
+                    let following = match index + 1 < num_softmaxes {
+                        true => Some((&tile, start + TILE_SOFTMAX_BLOCK)),
+                        false => next.as_ref().map(|next| (next, block.start)),
+                    };
+                    if let Some((tile, start)) = following {
+                        self.add_scores(work, tile, start, scratch);
+                        has_scores = true;
+                    }
+                    if let Some(before) = &before {
+                        self.add_values(before, (index, num_softmaxes), scratch);
+                    }
+                }
+                self.softmax(&tile, start, scores, scratch);
+            }
+            before = match next {
+                Some(_) if has_scores => Some(tile),
+                _ => {
+                    self.weigh_values(work, &tile, fetch, scratch);
+                    None
+                }
+            };
+        }
+    }
+
+    /// Turns the scores from position `start` on into weights, and computes the products listed in
+    /// the scratch at the same time.
+    fn softmax(&self, tile: &RowTile, start: usize, scores: *const f32, scratch: &mut TileScratch) {
+        let head_dim = self.spec.head_dim;
+        let first = start - tile.seen.start;
+        let scales = || { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
+        // SAFETY: scores, weights and sums belong to this tile; the products' operands do not
+        // overlap them.
+        unsafe {
+            (self.tile_kernels().softmax)(
+                TileSoftmax {
+                    scores,
+                    scale: (1.0 / (head_dim as f64).sqrt()) as f32,
+                    scales: (self.kv.format == KvFormat::Int8).then(scales),
+                    start,
+                    ends: &scratch.row_ends[tile.rows.clone()],
+                    weights: scratch.weights_of(tile),
+                    rows: &mut scratch.rows[tile.rows.clone()],
+                    head_dim,
+                    out: scratch.out.add(tile.rows.start * head_dim),
+                },
+                &scratch.products,
+            );
+        }
+    }
+
+    fn configure(&self, tile: &RowTile, scratch: &mut TileScratch) {
+        if scratch.configured != tile.rows.len() {
+            scratch.configured = tile.rows.len();
+            // SAFETY: the kernels exist only where the processor has tiles.
+            unsafe { (self.tile_kernels().configure)(tile.rows.len()) };
+        }
+    }
+
+    /// The tiles of keys of the softmax block that starts at position `start`.
+    fn keys<'a>(&self, tile: &RowTile, start: usize, scratch: &'a TileScratch) -> &'a [*const u8] {
+        let len = (tile.seen.end - start).min(TILE_SOFTMAX_BLOCK);
+        &scratch.keys[(start - tile.seen.start) / KEY_TILE..][..len.div_ceil(VALUE_TILE) * 2]
+    }
+
+    fn tile_key_stride(&self, work: &Work<'_>) -> usize {
+        match work.in_place.is_some() || reads_keys_in_place(self.kv) {
+            true => self.kv.key_stride(),
+            false => KEY_TILE * 4,
+        }
+    }
+
+    /// Computes the scores of the softmax block that starts at position `start`.
+    fn score(
+        &self,
+        work: &Work<'_>,
+        tile: &RowTile,
+        start: usize,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        self.configure(tile, scratch);
+        let head_dim = self.spec.head_dim;
+        let keys = KeyTiles {
+            tiles: self.keys(tile, start, scratch),
+            stride: self.tile_key_stride(work),
+            head_dim,
+        };
+        let kernel = (work.in_place).map_or(self.tile_kernels().scores, |kernels| kernels.scores);
+        // SAFETY: the operands lie among the queries and in KV memory, which nobody writes during
+        // attention, or in the scratch, whose scores have room for `QUERY_TILE_ROWS` rows.
+        unsafe {
+            kernel(
+                work.queries.add(tile.rows.start * head_dim),
+                tile.rows.len(),
+                head_dim * 2,
+                keys,
+                scratch.scores,
+                fetch.lines(work.index, start),
+            );
+        }
+    }
+
+    /// Lists what `score` computes as products, to be computed during a softmax.
+    fn add_scores(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
+        let head_dim = self.spec.head_dim;
+        let stride = self.tile_key_stride(work);
+        let num_pairs = self.keys(tile, start, scratch).len() / 2;
+        for pair in 0..num_pairs {
+            let keys = self.keys(tile, start, scratch);
+            let product = TileProduct {
+                a: work.queries.wrapping_add(tile.rows.start * head_dim).cast(),
+                a_stride: head_dim * 2,
+                a_step: TILE_K * 2,
+                b: [keys[2 * pair], keys[2 * pair + 1]],
+                b_stride: stride,
+                b_step: TILE_K / 2 * stride,
+                num_blocks: head_dim / TILE_K,
+                out: scratch.scores.wrapping_add(pair * 2 * KEY_TILE),
+                out_stride: TILE_SOFTMAX_BLOCK * 4,
+                right: KEY_TILE * 4,
+                below: QUERY_TILE_ROWS / 2 * TILE_SOFTMAX_BLOCK * 4,
+                adds: false,
+            };
+            scratch.products.push(product);
+        }
+    }
+
+    /// Multiplies the block's values by the weights that the softmax has left, and adds them to a
+    /// tile's output.
+    fn weigh_values(
+        &self,
+        work: &Work<'_>,
+        tile: &RowTile,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let head_dim = self.spec.head_dim;
+        let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+        if let Some(kernels) = &work.in_place {
+            let values = PageValues {
+                tiles: &scratch.page_values,
+                num_positions: tile.seen.len(),
+                head_dim,
+            };
+            // SAFETY: values lie in KV memory, which nobody writes during attention, and the rest
+            // in the scratch. The task has only this tile.
+            unsafe {
+                let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
+                let lines = fetch.lines(work.index, tile.seen.start);
+                return (kernels.values)(weights, tile.rows.len(), values, scratch.out, lines);
+            }
+        }
+        self.configure(tile, scratch);
+        let half = (head_dim / 2).next_multiple_of(64).min(head_dim);
+        let values = ValueTiles {
+            first: scratch.values,
+            num_tiles: tile.seen.len().div_ceil(VALUE_TILE),
+            head_dim,
+        };
+        for dims in [0..half, half..head_dim] {
+            // SAFETY: everything lies in the scratch, which has room for `QUERY_TILE_ROWS` rows.
+            unsafe {
+                (self.tile_kernels().values)(
+                    scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
+                    tile.rows.len(),
+                    values,
+                    dims,
+                    scratch.out.add(tile.rows.start * head_dim),
+                    fetch.lines(work.index, tile.seen.start),
+                );
+            }
+        }
+    }
+
+    /// Lists one of `num_parts` equal parts of what `weigh_values` computes as products, to be
+    /// computed during a softmax.
+    fn add_values(
+        &self,
+        tile: &RowTile,
+        (part, num_parts): (usize, usize),
+        scratch: &mut TileScratch,
+    ) {
+        const TILE_BYTES: usize = ROW_TILE_LEN;
+        let head_dim = self.spec.head_dim;
+        let num_products = head_dim / 32;
+        let out = scratch.out.wrapping_add(tile.rows.start * head_dim);
+        let at = |part: usize| part * num_products / num_parts;
+        for dim in (at(part)..at(part + 1)).map(|index| index * 32) {
+            let values = scratch.values.wrapping_add(dim * VALUE_TILE).cast::<u8>();
+            let product = TileProduct {
+                a: scratch.weights_of(tile).cast(),
+                a_stride: VALUE_TILE * 2,
+                a_step: ROW_TILE_LEN * 2,
+                b: [values.cast_const(), values.wrapping_add(TILE_BYTES)],
+                b_stride: VALUE_TILE * 2,
+                b_step: head_dim * VALUE_TILE * 2,
+                num_blocks: tile.seen.len().div_ceil(VALUE_TILE),
+                out: out.wrapping_add(dim * QUERY_TILE_ROWS),
+                out_stride: 64,
+                right: 2 * TILE_BYTES,
+                below: TILE_BYTES,
+                adds: true,
+            };
+            scratch.products.push(product);
+        }
+    }
+
+    /// Resets the accumulators of the task's rows.
+    fn clear_rows(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut TileScratch) {
+        let head_dim = self.spec.head_dim;
+        for (r, (row, _)) in self.rows(task, span).enumerate() {
+            scratch.rows[r] = RowSums::NONE;
+            scratch.row_ends[r] = span.start + row - span.first_row + 1;
+            let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
+            let tile_start = tile * QUERY_TILE_ROWS * head_dim;
+            for i in (0..head_dim).step_by(16) {
+                // SAFETY: these 16 elements belong to the row's tile.
+                unsafe {
+                    let out = scratch.out.add(tile_start + tile_out_index(row_in_tile, i));
+                    out.cast::<[f32; 16]>().write([0.0; 16]);
+                }
+            }
+        }
+    }
+
+    fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
+        HeadPage {
+            layer: self.layer,
+            page: work.pages[position / self.kv.page_size()].0 as usize,
+            head: work.task.kv_head,
+        }
+    }
+
+    /// Lists the current block's tiles of keys, an even number, and those tiles of values that are
+    /// read from their pages.
+    fn list_tiles(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let page_size = self.kv.page_size();
+        let tile_len = KEY_TILE * self.spec.head_dim;
+        scratch.keys.clear();
+        scratch.page_values.clear();
+        for (index, first) in tiles(&block).enumerate() {
+            // Positions past the end may have any keys: their weights are 0.
+            let page = self.head_page(work, first.min(block.end - 1));
+            if self.kv.format == KvFormat::Int8 {
+                self.copy_scales(
+                    work,
+                    first..block.end.min(first + KEY_TILE),
+                    &block,
+                    scratch,
+                );
+            }
+            let offset = first % page_size;
+            if work.in_place.is_some() {
+                if first < block.end {
+                    let values = self.kv.tile(Side::Values, page, offset);
+                    scratch.page_values.push(values);
+                }
+                scratch.keys.push(self.kv.tile(Side::Keys, page, offset));
+                continue;
+            }
+            let copied = scratch.copied_keys.wrapping_add(index * tile_len);
+            scratch.keys.push(match (self.kv.order, self.kv.format) {
+                (ElementOrder::Tiles, KvFormat::Int8) => {
+                    let from = self.kv.tile(Side::Keys, page, offset);
+                    let widen = self.tile_kernels().widen_keys;
+                    let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
+                    fetch.reach(work.index, first);
+                    let lines = fetch.lines(work.index, first);
+                    // SAFETY: the source is a tile of the page; the copy has room for
+                    // `TILE_ATTENTION_BLOCK` positions.
+                    unsafe { widen(from, stride, head_dim, copied, lines) };
+                    copied.cast()
+                }
+                (ElementOrder::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
+                (ElementOrder::Plain, _) => {
+                    // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
+                    let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
+                    for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
+                        let page = self.head_page(work, position);
+                        self.kv.copy_key(page, position % page_size, to, tile);
+                    }
+                    tile.as_ptr().cast()
+                }
+            });
+        }
+    }
+
+    /// Copies the key and value scales of a tile's positions.
+    fn copy_scales(
+        &self,
+        work: &Work<'_>,
+        tile: Range<usize>,
+        block: &Range<usize>,
+        scratch: &mut TileScratch,
+    ) {
+        let page_size = self.kv.page_size();
+        let mut position = tile.start;
+        while position < tile.end {
+            let offset = position % page_size;
+            let len = (page_size - offset).min(tile.end - position);
+            let page = self.head_page(work, position);
+            for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
+                let scales = &mut scales[position - block.start..][..len];
+                self.kv.copy_scales(page, side, offset, scales);
+            }
+            position += len;
+        }
+    }
+
+    /// Copies the values of a block's positions from their pages.
+    fn copy_values(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let head_dim = self.spec.head_dim;
+        let page_size = self.kv.page_size();
+        for (index, first) in tiles(&block).enumerate() {
+            let len = block.end.saturating_sub(first).min(KEY_TILE);
+            let page = self.head_page(work, first.min(block.end - 1));
+            let (tile, half) = (index / 2, index % 2);
+            // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
+            let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
+            match self.kv.order {
+                ElementOrder::Tiles => {
+                    let from = self.kv.tile(Side::Values, page, first % page_size);
+                    // SAFETY: the page has `len` positions from `first` on, and the target is half
+                    // a tile of values.
+                    unsafe {
+                        let to = to.add(half * KEY_TILE / 2 * 32);
+                        let copy = match self.kv.format {
+                            KvFormat::Int8 => self.tile_kernels().widen_values,
+                            KvFormat::Float(_) => self.tile_kernels().copy_values,
+                        };
+                        copy(from, len, head_dim, to, fetch.lines(work.index, first));
+                    }
+                }
+                ElementOrder::Plain => {
+                    // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
+                    let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
+                    if half == 0 {
+                        // Positions past the end have weight 0, and 0 times leftover memory may be
+                        // NaN.
+                        to.fill(0);
+                    }
+                    for position in first..first + len {
+                        let page = self.head_page(work, position);
+                        let at = half * KEY_TILE + position - first;
+                        self.kv.copy_value(page, position % page_size, at, to);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether tiles of keys are read from their pages. Otherwise they are copied.
+fn reads_keys_in_place(kv: &KvMemory) -> bool {
+    kv.order == ElementOrder::Tiles && kv.format != KvFormat::Int8
+}
+
+/// The first positions of a block's tiles of keys, an even number of them.
+fn tiles(block: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    let end = block.start + block.len().next_multiple_of(VALUE_TILE);
+    (block.start..end).step_by(KEY_TILE)
+}

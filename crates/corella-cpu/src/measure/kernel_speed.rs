@@ -1,0 +1,271 @@
+//! Benchmarks of single kernels, run by the thread pool on matrices and KV caches of realistic
+//! sizes. `bench kernels` prints them beside the machine's limits.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use corella_core::PageId;
+use corella_model::{AttentionSpec, DType, KvFormat, Storage, Tensor, WeightFormat};
+
+use crate::attention::{
+    AttentionLayer, AttentionPlan, AttentionScratch, Queries, Spans, TaskShape,
+};
+use crate::cpu_error::CpuError;
+use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
+use crate::kernels::{Form, Isa, Kernels, choose_kernels};
+use crate::kv::{HeadPage, KvMemory, Rows, Side};
+use crate::system::{ThreadPool, Worker};
+use crate::weights::{GroupedPacking, Lane, PackedMatrix, Packing};
+
+/// The speed of a kernel for one shape, as the median of some runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelSpeed {
+    pub name: String,
+    pub flops_per_s: f64,
+    /// The bytes of weights, or of keys and values, that are read per second.
+    pub bytes_per_s: f64,
+    /// The format whose peak `flops_per_s` is to be compared with.
+    pub format: WeightFormat,
+}
+
+/// The number of input channels of the dense layers.
+const K: usize = 1024;
+/// The number of output channels of the dense layers.
+const NUM_LANES: usize = 4096;
+/// The size of all weights together, more than any cache holds.
+const WEIGHT_BYTES: usize = 256 << 20;
+const NUM_RUNS: usize = 7;
+
+/// Measures dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
+pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<KernelSpeed>, CpuError> {
+    let (_, kernels) = choose_kernels(isa)?;
+    let pool = ThreadPool::new(num_threads).map_err(out_of_memory)?;
+    let mut bench = Bench { kernels, pool };
+    let mut speeds = Vec::new();
+    let formats = [
+        WeightFormat::Float(DType::F32),
+        WeightFormat::Float(DType::Bf16),
+        WeightFormat::Int8,
+        WeightFormat::INT8_GROUPED,
+        WeightFormat::INT4,
+    ];
+    for format in formats {
+        bench.dense(format, &mut speeds)?;
+    }
+    for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
+        for (num_rows, start) in [(512, 0), (2048, 0), (1, 4095), (1, 16_383)] {
+            speeds.push(bench.attention(format, num_rows, start)?);
+        }
+    }
+    Ok(speeds)
+}
+
+struct Bench {
+    kernels: &'static Kernels,
+    pool: ThreadPool,
+}
+
+impl Bench {
+    fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
+        let (form, dtype, name) = match format {
+            WeightFormat::Int8 => (Form::Int8, DType::Bf16, "int8"),
+            WeightFormat::Int8Grouped { .. } => (Form::Int8, DType::Bf16, "int8-grouped"),
+            WeightFormat::Int4 { .. } => (Form::Int8, DType::Bf16, "int4"),
+            WeightFormat::Float(DType::Bf16) if self.kernels.tile_gemm.is_some() => {
+                (Form::MatrixTiles, DType::Bf16, "bf16")
+            }
+            WeightFormat::Float(DType::Bf16) => (Form::Columns, DType::Bf16, "bf16"),
+            WeightFormat::Float(dtype) => (Form::Columns, dtype, "f32"),
+        };
+        let groups = match format {
+            WeightFormat::Int4 { group_len } => Some(GroupedPacking::rounded(4, K, group_len)),
+            WeightFormat::Int8Grouped { group_len } => {
+                Some(GroupedPacking::rounded(8, K, group_len))
+            }
+            _ => None,
+        };
+        let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
+        let tensor = Tensor {
+            dtype: DType::Bf16,
+            shape: vec![NUM_LANES, K],
+            // The bit patterns are bf16 values between -2 and 2.
+            storage: Arc::new(Storage::Owned(
+                bytes
+                    .flat_map(|bits| (0x3c00 | (bits & 0x83ff) as u16).to_le_bytes())
+                    .collect(),
+            )),
+            range: 0..2 * K * NUM_LANES,
+        };
+        let lanes: Vec<_> = (0..NUM_LANES)
+            .map(|row| {
+                Some(Lane {
+                    weight: &tensor,
+                    bias: None,
+                    row,
+                })
+            })
+            .collect();
+        let num_bytes = format.num_bytes(K * NUM_LANES);
+        let packing = Packing {
+            k: K,
+            dtype,
+            form,
+            groups,
+            hadamard: false,
+        };
+        let (kernels, pool) = (self.kernels, &mut self.pool);
+        let matrices = (0..WEIGHT_BYTES / num_bytes)
+            .map(|_| PackedMatrix::pack(&lanes, packing, kernels, pool))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(out_of_memory)?;
+        for num_rows in [1, 8, 32, 512] {
+            let tiles = Tiles::new(num_rows, self.kernels.rows_at_once(form));
+            let rows =
+                PackedRows::new(num_rows, K, form, groups.is_some()).map_err(out_of_memory)?;
+            let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
+            for row in 0..num_rows {
+                let tile = tiles.rows(tiles.tile_of(row));
+                // SAFETY: no other thread uses these rows.
+                unsafe {
+                    rows.write(self.kernels, &tile, row, 0, &values);
+                    rows.quantise(self.kernels, &tile, row);
+                }
+            }
+            let to = Buffer::new(num_rows, NUM_LANES).map_err(out_of_memory)?;
+            let kernels = self.kernels;
+            let grid = Grid::new(tiles, self.pool.num_threads());
+            let seconds = self.median(&|worker| {
+                for matrix in &matrices {
+                    shared_gemm(kernels, &rows, &grid, matrix, Epilogue::Store(&to), worker);
+                    worker.barrier();
+                }
+            })?;
+            let weights = matrices.len() * K * NUM_LANES;
+            out.push(KernelSpeed {
+                name: format!("dense {name}, {num_rows} rows"),
+                flops_per_s: 2.0 * (weights * num_rows) as f64 / seconds,
+                bytes_per_s: format.num_bytes(weights) as f64 / seconds,
+                format,
+            });
+        }
+        Ok(())
+    }
+
+    /// Measures attention for `num_rows` rows of one sequence, the first at position `start`, in
+    /// the shape of Qwen3-0.6B.
+    fn attention(
+        &mut self,
+        format: KvFormat,
+        num_rows: usize,
+        start: usize,
+    ) -> Result<KernelSpeed, CpuError> {
+        const NUM_LAYERS: usize = 4;
+        const PAGE_SIZE: u32 = 16;
+        let (kernels, attention, head_dim) = (self.kernels, &ATTENTION, ATTENTION.head_dim);
+        let num_positions = start + num_rows;
+        let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
+        let kv =
+            KvMemory::for_kernels(kernels, NUM_LAYERS, attention, num_pages, PAGE_SIZE, format)
+                .map_err(out_of_memory)?;
+        // Pages that were never written would all be the same zero page.
+        for page in 0..num_pages {
+            for layer in 0..NUM_LAYERS {
+                for head in 0..attention.num_kv_heads {
+                    let at = HeadPage { layer, page, head };
+                    for offset in 0..PAGE_SIZE as usize {
+                        let values: Vec<f32> = (0..head_dim).map(|i| i as f32 / 64.0).collect();
+                        let row = Rows {
+                            first: values.as_ptr(),
+                            stride: head_dim,
+                            len: 1,
+                        };
+                        // SAFETY: no other thread uses this memory.
+                        unsafe {
+                            kv.write(kernels, Side::Keys, at, offset, row);
+                            kv.write(kernels, Side::Values, at, offset, row);
+                        }
+                    }
+                }
+            }
+        }
+        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
+        let mut spans = Spans::default();
+        spans.add(num_rows, start, &pages);
+        let num_threads = self.pool.num_threads();
+        let form = match kernels.tile_gemm.is_some() {
+            true => Form::MatrixTiles,
+            false => Form::Columns,
+        };
+        let tiles = Tiles::new(num_rows, kernels.rows_at_once(form));
+        let shape = TaskShape::new(kernels, head_dim, format);
+        let mut plan = AttentionPlan::default();
+        plan.build(&spans, attention, shape, num_threads);
+        let queries = Queries::new(kernels, attention, format, num_rows).map_err(out_of_memory)?;
+        let width = attention.num_heads * head_dim;
+        let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
+        let scratch: Vec<_> = (0..num_threads)
+            .map(|_| AttentionScratch::new(kernels, &kv, head_dim).map(Mutex::new))
+            .collect::<Result<_, _>>()
+            .map_err(out_of_memory)?;
+        let seconds = self.median(&|worker| {
+            let scratch = &scratch[worker.index()];
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            for layer in 0..NUM_LAYERS {
+                let layer = AttentionLayer {
+                    kernels,
+                    spec: attention,
+                    kv: &kv,
+                    layer,
+                    spans: &spans,
+                    plan: &plan,
+                    queries: &queries,
+                    out: &out,
+                    tiles,
+                };
+                layer.run(worker, &mut scratch);
+                worker.barrier();
+            }
+        })?;
+        let pairs: usize = (start + 1..=num_positions).sum();
+        let row_bytes = 2 * attention.num_kv_heads * format.row_bytes(head_dim);
+        let format_name = match format {
+            KvFormat::Int8 => "int8",
+            KvFormat::Float(_) => "bf16",
+        };
+        Ok(KernelSpeed {
+            name: format!("attention, {num_rows} rows from position {start}, {format_name}"),
+            flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
+            bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
+            format: match kernels.attention_through_tiles(head_dim, format) {
+                Some(_) => WeightFormat::Float(DType::Bf16),
+                None => WeightFormat::Float(DType::F32),
+            },
+        })
+    }
+
+    /// The median duration of the job, in seconds.
+    fn median(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<f64, CpuError> {
+        let mut seconds = Vec::with_capacity(NUM_RUNS);
+        for _ in 0..NUM_RUNS {
+            let start = Instant::now();
+            self.pool.run(&|worker| job(worker)).map_err(CpuError)?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[NUM_RUNS / 2])
+    }
+}
+
+/// Attention in the shape of Qwen3-0.6B.
+const ATTENTION: AttentionSpec = AttentionSpec {
+    num_heads: 16,
+    num_kv_heads: 8,
+    head_dim: 128,
+    qk_norm: true,
+    qkv_bias: false,
+    output_bias: false,
+};
+
+fn out_of_memory(error: std::io::Error) -> CpuError {
+    CpuError(format!("no memory for the measurement: {error}"))
+}

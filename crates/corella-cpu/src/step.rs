@@ -1,0 +1,15 @@
+//! One step of a pipeline stage: from a batch, over the layers, to drawn tokens.
+
+mod forward;
+mod head_groups;
+mod layout;
+mod profile;
+mod rotary;
+mod slot;
+mod stage;
+
+pub use self::forward::{Forward, Observer};
+pub use self::layout::StepLayout;
+pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};
+pub use self::slot::{SlotLimits, Slots};
+pub use self::stage::{CallerWaker, Command, Output, Stage};

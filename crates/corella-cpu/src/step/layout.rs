@@ -1,0 +1,140 @@
+//! The layout of one step: its rows, spans, page tables and work shares, as the forward pass walks
+//! them.
+
+use std::ops::Range;
+
+use corella_core::{Batch, PageId, SlotId, StepId, TokenId};
+use corella_model::AttentionSpec;
+
+use crate::attention::{AttentionPlan, Spans, TaskShape};
+use crate::dense::{Grid, Tiles};
+
+use super::slot::Slots;
+
+/// The rows of one step and how they are divided among workers. It is reused from step to step.
+#[derive(Default)]
+pub struct StepLayout {
+    /// The step whose layers others may wait for. `None` where the executor runs something of its
+    /// own.
+    pub step: Option<StepId>,
+    pub rows: Vec<StepRow>,
+    pub spans: Spans,
+    pub grid: Grid,
+    pub attention: AttentionPlan,
+    pub samples: Vec<StepSample>,
+}
+
+/// One row of the step, which computes one token.
+#[derive(Clone, Copy, Debug)]
+pub struct StepRow {
+    pub token: TokenId,
+    pub position: usize,
+    pub span: usize,
+}
+
+/// One draw. The draws that follow the drafts of the same span come right behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct StepSample {
+    pub slot: SlotId,
+    /// The row whose logits are sampled.
+    pub row: usize,
+    /// The number of the slot's tokens that precede the drawn one.
+    pub num_tokens: usize,
+    /// The draft that the row computes. The draw counts only if the draw before it gave this token.
+    pub draft: Option<TokenId>,
+}
+
+impl StepLayout {
+    /// Whether any span has more than one row.
+    pub fn is_prefill(&self) -> bool {
+        self.spans.have_prefill()
+    }
+
+    pub fn clear(&mut self) {
+        self.step = None;
+        self.rows.clear();
+        self.spans.clear();
+        self.attention.clear();
+        self.samples.clear();
+    }
+
+    /// Cuts a range of rows into runs that lie in one page of one sequence.
+    pub fn page_runs(
+        &self,
+        rows: Range<usize>,
+        page_size: usize,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let mut next = rows.start;
+        std::iter::from_fn(move || {
+            let first = self.rows[..rows.end].get(next)?;
+            let span = &self.spans[first.span];
+            let of_page = next + page_size - first.position % page_size;
+            let end = rows.end.min(of_page).min(span.first_row + span.num_rows);
+            Some(std::mem::replace(&mut next, end)..end)
+        })
+    }
+
+    /// Adds a batch's spans to a cleared layout, and their tokens to the histories of their slots.
+    pub fn add_spans(
+        &mut self,
+        batch: &Batch,
+        slots: &mut Slots,
+        max_num_batched_tokens: u32,
+    ) -> Result<(), String> {
+        if batch.num_tokens() > max_num_batched_tokens as usize {
+            return Err(format!(
+                "{} tokens in one step; the limit is {max_num_batched_tokens}",
+                batch.num_tokens()
+            ));
+        }
+        self.step = Some(batch.step);
+        for (index, span) in batch.spans.iter().enumerate() {
+            if batch.spans[..index].iter().any(|s| s.slot == span.slot) {
+                return Err(format!("slot {} has two spans in one step", span.slot));
+            }
+            let slot = slots.append(batch, span)?;
+            let start = span.start as usize;
+            self.add_span(&slot.history()[start..], start, slot.pages());
+            if span.sample {
+                let num_drafts = span.num_drafts as usize;
+                for behind in (0..=num_drafts).rev() {
+                    let num_tokens = slot.history().len() - behind;
+                    let is_draft = behind < num_drafts;
+                    self.samples.push(StepSample {
+                        slot: span.slot,
+                        row: self.rows.len() - 1 - behind,
+                        num_tokens,
+                        draft: is_draft.then(|| slot.history()[num_tokens - 1]),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a span that computes `tokens` from position `start` on.
+    pub fn add_span(&mut self, tokens: &[TokenId], start: usize, pages: &[PageId]) {
+        let span = self.spans.len();
+        self.spans.add(tokens.len(), start, pages);
+        let rows = tokens.iter().enumerate().map(|(i, &token)| StepRow {
+            token,
+            position: start + i,
+            span,
+        });
+        self.rows.extend(rows);
+    }
+
+    /// Divides the rows into tiles, and the work among the threads. Call it after the last span.
+    pub fn finish(
+        &mut self,
+        spec: &AttentionSpec,
+        tile_rows: usize,
+        attention: TaskShape,
+        num_threads: usize,
+    ) {
+        let tiles = Tiles::new(self.rows.len(), tile_rows);
+        self.grid = Grid::new(tiles, num_threads);
+        self.attention
+            .build(&self.spans, spec, attention, num_threads);
+    }
+}

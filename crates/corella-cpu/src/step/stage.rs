@@ -1,0 +1,548 @@
+//! A stage of the pipeline: its layers, its threads, its share of the KV pages. Without a
+//! pipeline there is one, which is first and last.
+//!
+//! Commands enter at the first stage and go through all of them in order. Each stage keeps its
+//! own account of slots and pages from the same batches; only rows of the residual stream go
+//! from one to the next, and drawn tokens from the last to the first.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
+use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
+
+use crate::kv::PageCommit;
+use crate::system::ThreadPool;
+
+use super::forward::Forward;
+use super::layout::{StepLayout, StepSample};
+use super::profile::{Operation, Walk};
+use super::slot::Slots;
+
+pub enum Command {
+    Step {
+        batch: Arc<Batch>,
+        /// From the stage before, `[rows][hidden_size]`, or why it has none.
+        rows: Result<Vec<f32>, String>,
+    },
+    Sample(StepId, Vec<TokenMask>),
+    Drawn(Drawn),
+    WarmUp(SyncSender<Result<(), String>>),
+    Score(Vec<TokenId>, SyncSender<Result<Vec<f32>, String>>),
+    Close,
+}
+
+/// What a step drew, for the stage that embeds it; `None` when it failed.
+pub struct Drawn {
+    step: StepId,
+    tokens: Option<Vec<(SlotId, TokenId)>>,
+}
+
+/// Where a stage's work goes.
+pub enum Output {
+    Next(SyncSender<Command>),
+    Caller {
+        results: SyncSender<Result<BatchOutput, ExecutorError>>,
+        /// Behind `results`: when this stage ends, its caller is woken and finds them closed.
+        waker: CallerWaker,
+        /// Another stage, which has to know what was drawn.
+        first: Option<SyncSender<Command>>,
+    },
+}
+
+/// Wakes the caller after each result and at the end.
+pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
+
+impl CallerWaker {
+    fn wake(&self) {
+        if let Some(waker) = self.0.get() {
+            waker();
+        }
+    }
+}
+
+impl Drop for CallerWaker {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
+
+/// Its thread is also worker 0 of its pool.
+pub struct Stage {
+    pub forward: Forward,
+    pub pool: ThreadPool,
+    pub slots: Slots,
+    pub max_num_batched_tokens: u32,
+    pub is_first: bool,
+    pub commands: Receiver<Command>,
+    pub output: Output,
+    pub plan: StepLayout,
+    /// What came while a step waited for something else.
+    pub postponed: VecDeque<Command>,
+    /// The newest step of which the first stage knows what the last one drew.
+    pub newest_drawn: Option<StepId>,
+    /// The step that this stage computed last.
+    pub previous_step: Option<StepId>,
+    /// Commits the memory of its KV pages ahead of use.
+    pub commit: Option<PageCommit>,
+}
+
+/// Whoever has sent nothing for so long has nothing to do.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// What a step that was planned ahead computes for a request that ends here.
+const NOTHING: TokenId = 0;
+
+/// The rest of the pipeline has gone, or was told to.
+struct Closed;
+
+impl Stage {
+    pub fn run(mut self) {
+        while let Some(command) = self.next_command() {
+            if self.handle(command).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn next_command(&mut self) -> Option<Command> {
+        if let Some(postponed) = self.postponed.pop_front() {
+            return Some(postponed);
+        }
+        let mut patience = IDLE;
+        while let Some(bytes) = self.next_commit() {
+            match self.commands.recv_timeout(patience) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    let is_ready = self.forward.kv.commit(bytes);
+                    if let Some(commit) = &mut self.commit {
+                        commit.finish_next(is_ready);
+                    }
+                    patience = Duration::ZERO;
+                }
+            }
+        }
+        self.commands.recv().ok()
+    }
+
+    /// Memory of pages that will be used next, a few milliseconds' worth.
+    fn next_commit(&mut self) -> Option<Range<usize>> {
+        let commit = self.commit.as_mut()?;
+        commit.note_used(self.forward.kv.num_used());
+        commit.next()
+    }
+
+    fn handle(&mut self, command: Command) -> Result<(), Closed> {
+        match command {
+            Command::Step { batch, rows } => self.step(batch, rows),
+            // At the last stage: of a step that drew nothing, or failed before it could.
+            Command::Sample(..) => self.pass_on(command),
+            Command::Drawn(drawn) => {
+                self.take_drawn(drawn);
+                Ok(())
+            }
+            // A caller that no longer waits for its answer needs none.
+            Command::WarmUp(reply) => match self.warm_up() {
+                Ok(()) if matches!(self.output, Output::Next(_)) => {
+                    self.pass_on(Command::WarmUp(reply))
+                }
+                result => {
+                    let _ = reply.send(result);
+                    Ok(())
+                }
+            },
+            Command::Score(tokens, reply) => {
+                let _ = reply.send(without_panic(|| self.score(&tokens)));
+                Ok(())
+            }
+            Command::Close => {
+                let _ = self.pass_on(Command::Close);
+                Err(Closed)
+            }
+        }
+    }
+
+    /// To the next stage; from the last one it goes nowhere.
+    fn pass_on(&self, command: Command) -> Result<(), Closed> {
+        match &self.output {
+            Output::Next(next) => next.send(command).map_err(|_| Closed),
+            Output::Caller { .. } => Ok(()),
+        }
+    }
+
+    fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
+        let start = self.forward.profile.as_ref().map(|_| Instant::now());
+        let computed = without_panic(|| self.compute(&batch, rows));
+        self.previous_step = Some(batch.step);
+        self.forward.kv.counter.finish(batch.step);
+        if computed.is_err() {
+            self.slots.handle_step_failed(&batch);
+        }
+        match &self.output {
+            Output::Next(next) => {
+                let command = Command::Step {
+                    batch,
+                    rows: computed,
+                };
+                next.send(command).map_err(|_| Closed)
+            }
+            Output::Caller { .. } => {
+                let result = computed.and_then(|_| self.draw_step(&batch));
+                if let (Some(profile), Some(start)) = (&self.forward.profile, start) {
+                    profile.add_step(self.plan.is_prefill(), start.elapsed());
+                }
+                self.answer(&batch, result)
+            }
+        }
+    }
+
+    /// Returns the rows for the next stage, if there is one.
+    fn compute(
+        &mut self,
+        batch: &Batch,
+        rows: Result<Vec<f32>, String>,
+    ) -> Result<Vec<f32>, String> {
+        if self.is_first && !self.is_last() {
+            self.wait_for_drawn(batch)?;
+        }
+        // Even where a stage before has failed: it holds for the steps behind.
+        let applied = self.slots.apply(batch);
+        let rows = rows?;
+        applied?;
+        self.copy_pages(batch)?;
+        self.plan.clear();
+        self.plan
+            .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
+        let last_pages = |span| self.plan.spans.pages_of(span).last();
+        for page in self.plan.spans.iter().filter_map(last_pages) {
+            self.forward.kv.note_used(page.0 as usize);
+        }
+        self.run_layers(&rows)?;
+        match self.is_last() {
+            true => Ok(Vec::new()),
+            false => Ok(self.forward.outgoing(self.plan.rows.len(), rows)),
+        }
+    }
+
+    fn is_last(&self) -> bool {
+        matches!(self.output, Output::Caller { .. })
+    }
+
+    fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
+        let samples = std::mem::take(&mut self.plan.samples);
+        let drawn = without_panic(|| self.draw(batch.step, &samples));
+        self.plan.samples = samples;
+        if drawn.is_err() {
+            self.slots.handle_step_failed(batch);
+        }
+        drawn
+    }
+
+    fn answer(&mut self, batch: &Batch, result: Result<BatchOutput, String>) -> Result<(), Closed> {
+        let Output::Caller {
+            results,
+            waker,
+            first,
+        } = &self.output
+        else {
+            return Ok(());
+        };
+        let step = batch.step;
+        if let Some(first) = first {
+            let drawn = |output: &BatchOutput| {
+                let samples = output.samples.iter();
+                let undrawn = output.undrawn.iter().map(|(slot, _)| (*slot, NOTHING));
+                samples
+                    .map(|(slot, sample)| (*slot, sample.token))
+                    .chain(undrawn)
+                    .collect()
+            };
+            let tokens = result.as_ref().ok().map(drawn);
+            first
+                .send(Command::Drawn(Drawn { step, tokens }))
+                .map_err(|_| Closed)?;
+        }
+        let result = result.map_err(|reason| ExecutorError::StepFailed { step, reason });
+        results.send(result).map_err(|_| Closed)?;
+        waker.wake();
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, batch: &Batch) -> Result<(), String> {
+        let kv = &self.forward.kv;
+        for copy in &batch.copies {
+            let (from, to) = (copy.from.0 as usize, copy.to.0 as usize);
+            // The last page is for warm-up.
+            if from.max(to) + 1 >= kv.num_pages() || copy.num_rows as usize > kv.page_size() {
+                return Err(format!("impossible copy: {copy:?}"));
+            }
+            // SAFETY: the workers wait; other threads read the one page at most, and have nothing to
+            // do with the other, by the contract of `KvPages`.
+            unsafe { kv.copy_rows(from, to, copy.num_rows as usize) };
+        }
+        Ok(())
+    }
+
+    fn run_layers(&mut self, rows: &[f32]) -> Result<(), String> {
+        if self.plan.rows.is_empty() {
+            return Ok(());
+        }
+        self.plan.finish(
+            &self.forward.spec().attention,
+            self.forward.tile_rows(),
+            self.forward.attention_shape(),
+            self.pool.num_threads(),
+        );
+        let incoming = (!self.is_first).then_some(rows);
+        let (forward, plan) = (&self.forward, &self.plan);
+        self.pool
+            .run(&|worker| forward.layers(plan, incoming, worker))
+    }
+
+    /// Logits block by block, so that their memory does not grow with the step. The first
+    /// block is computed before the masks are waited for. All rows of a block are drawn at once,
+    /// those behind drafts too; what counts of them is seen then.
+    fn draw(&mut self, step: StepId, samples: &[StepSample]) -> Result<BatchOutput, String> {
+        let mut output = BatchOutput {
+            step,
+            samples: Vec::with_capacity(samples.len()),
+            undrawn: Vec::new(),
+        };
+        let mut masks = None;
+        // The last token that counts, unless nothing behind it can.
+        let mut last_drawn = None;
+        for block in samples.chunks(self.forward.logit_rows()) {
+            let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
+            let forward = &self.forward;
+            let plan = &self.plan;
+            self.pool
+                .run(&|worker| forward.logits(plan, &rows, worker))?;
+            if masks.is_none() {
+                masks = Some(self.wait_for_masks(step)?);
+            }
+            let masks = masks.as_deref().unwrap_or_default();
+            for (plan, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
+                if plan.draft.is_some() && plan.draft != last_drawn {
+                    last_drawn = None;
+                    continue;
+                }
+                let is_masked = masks.iter().any(|mask| mask.slot == plan.slot);
+                let token = drawn.as_ref().ok().map(|sample| sample.token);
+                last_drawn = token.filter(|_| !is_masked);
+                let slot = self.slots.get_mut(plan.slot)?;
+                slot.set_drawn(step, token.unwrap_or(NOTHING));
+                match drawn {
+                    Ok(sample) => output.samples.push((plan.slot, sample)),
+                    Err(_) if plan.draft.is_some() => {}
+                    Err(reason) => output.undrawn.push((plan.slot, reason.into())),
+                }
+            }
+        }
+        Ok(output)
+    }
+
+    fn draw_block(
+        &mut self,
+        block: &[StepSample],
+        masks: &[TokenMask],
+    ) -> Result<Vec<Result<Sample, String>>, String> {
+        let (forward, slots) = (&self.forward, &self.slots);
+        let draw = |index: usize| {
+            let id = block[index].slot;
+            let mask = masks.iter().find(|mask| mask.slot == id);
+            let allowed = mask.map(|mask| &*mask.allowed);
+            let request = slots
+                .get(id)?
+                .sample_request(block[index].num_tokens, allowed);
+            // SAFETY: each index is drawn by one worker.
+            let logits = unsafe { forward.logits_mut(index) };
+            sample(logits, request).map_err(|error| error.to_string())
+        };
+        let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
+        let (profile, is_prefill) = (self.forward.profile.as_deref(), self.plan.is_prefill());
+        self.pool.run(&|worker| {
+            let mut walk = Walk::new(worker, profile, is_prefill);
+            for index in worker.share(block.len()) {
+                let mut result = results[index]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                *result = Some(draw(index));
+            }
+            walk.finish(Operation::Draw);
+        })?;
+        let results = results.into_iter().map(|result| {
+            let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+            result.unwrap_or_else(|| Err(String::from("a row was not drawn")))
+        });
+        Ok(results.collect())
+    }
+
+    fn take_drawn(&mut self, Drawn { step, tokens }: Drawn) {
+        self.newest_drawn = Some(step);
+        match tokens {
+            None => self.slots.note_failed(step),
+            Some(tokens) => {
+                for (slot, token) in tokens {
+                    // Its request may have let go of it since.
+                    if let Ok(slot) = self.slots.get_mut(slot) {
+                        slot.set_drawn(step, token);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Until what the batch embeds has been drawn at the other end.
+    fn wait_for_drawn(&mut self, batch: &Batch) -> Result<(), String> {
+        let needed = batch.tokens.iter().filter_map(|input| match input {
+            InputToken::Known(_) => None,
+            InputToken::FromStep { step, .. } => Some(*step),
+        });
+        // Nothing is drawn by a step that no one has submitted.
+        let needed = needed.max().min(self.previous_step);
+        if self.newest_drawn < needed {
+            self.pass_on_postponed_masks(batch.step);
+        }
+        while self.newest_drawn < needed {
+            if self.is_closing() {
+                return Err(String::from("the executor was dropped"));
+            }
+            match self.commands.recv() {
+                Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
+                // What is waited for may wait for this. Masks of later steps stay behind them.
+                Ok(Command::Sample(step, masks)) if step < batch.step => {
+                    let _ = self.pass_on(Command::Sample(step, masks));
+                }
+                Ok(Command::Close) | Err(_) => self.postponed.push_back(Command::Close),
+                Ok(command) => self.postponed.push_back(command),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing comes in any more; steps that were postponed fail on the way to the end.
+    fn is_closing(&self) -> bool {
+        let mut postponed = self.postponed.iter();
+        postponed.any(|command| matches!(command, Command::Close))
+    }
+
+    /// Those of steps before `step`: what is waited for may wait for them.
+    fn pass_on_postponed_masks(&mut self, step: StepId) {
+        for command in std::mem::take(&mut self.postponed) {
+            match command {
+                Command::Sample(s, masks) if s < step => {
+                    let _ = self.pass_on(Command::Sample(s, masks));
+                }
+                command => self.postponed.push_back(command),
+            }
+        }
+    }
+
+    fn wait_for_masks(&mut self, step: StepId) -> Result<Vec<TokenMask>, String> {
+        let is_it = |command: &Command| matches!(command, Command::Sample(s, _) if *s == step);
+        if let Some(index) = self.postponed.iter().position(is_it)
+            && let Some(Command::Sample(_, masks)) = self.postponed.remove(index)
+        {
+            return Ok(masks);
+        }
+        while !self.is_closing() {
+            match self.commands.recv() {
+                Ok(Command::Sample(s, masks)) if s == step => return Ok(masks),
+                Ok(Command::Close) | Err(_) => self.postponed.push_back(Command::Close),
+                Ok(command) => self.postponed.push_back(command),
+            }
+        }
+        Err(String::from("the executor was dropped"))
+    }
+
+    /// See `Executor::score`.
+    fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
+        if !(self.is_first && self.is_last()) {
+            return Err(String::from("tokens are scored by one pipeline stage only"));
+        }
+        let num_pages = tokens.len().div_ceil(self.forward.kv.page_size());
+        if num_pages > self.forward.kv.num_pages() {
+            let num_tokens = tokens.len();
+            return Err(format!("{num_tokens} tokens do not fit in the KV pages"));
+        }
+        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
+        let mut scores = Vec::with_capacity(tokens.len());
+        let targets = tokens.get(1..).unwrap_or_default();
+        let mut start = 0;
+        for chunk in tokens.chunks(self.max_num_batched_tokens as usize) {
+            self.plan.clear();
+            self.plan.add_span(chunk, start, &pages);
+            self.run_layers(&[])?;
+            let rows: Vec<usize> = (0..chunk.len()).collect();
+            for rows in rows.chunks(self.forward.logit_rows()) {
+                let forward = &self.forward;
+                let plan = &self.plan;
+                self.pool
+                    .run(&|worker| forward.logits(plan, rows, worker))?;
+                for (index, row) in rows.iter().enumerate() {
+                    let Some(&target) = targets.get(start + row) else {
+                        continue;
+                    };
+                    // SAFETY: the workers are done.
+                    let logits = unsafe { self.forward.logits_mut(index) };
+                    scores.push(log_probability(logits, target));
+                }
+            }
+            start += chunk.len();
+        }
+        Ok(scores)
+    }
+
+    /// A step of one row and one of several tiles, on the page that no request gets. No profile counts
+    /// them.
+    fn warm_up(&mut self) -> Result<(), String> {
+        let profile = self.forward.profile.take();
+        let result = self.run_warm_up();
+        self.forward.profile = profile;
+        result
+    }
+
+    fn run_warm_up(&mut self) -> Result<(), String> {
+        let page = PageId(self.forward.kv.num_pages() as u32 - 1);
+        let max_rows = (self.forward.tile_rows() + 1)
+            .min(self.forward.kv.page_size())
+            .min(self.max_num_batched_tokens as usize);
+        for num_rows in [1, max_rows] {
+            let rows = vec![0.0; num_rows * self.forward.spec().hidden_size];
+            self.plan.clear();
+            self.plan.add_span(&vec![0; num_rows], 0, &[page]);
+            self.run_layers(&rows)?;
+            if self.is_last() {
+                let forward = &self.forward;
+                let plan = &self.plan;
+                self.pool
+                    .run(&|worker| forward.logits(plan, &[0], worker))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// However a stage ends, nobody waits for its steps.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.forward.kv.counter.close();
+    }
+}
+
+fn log_probability(logits: &[f32], token: TokenId) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let terms = logits.iter().map(|logit| f64::from(logit - most).exp());
+    (f64::from(logits[token as usize] - most) - terms.sum::<f64>().ln()) as f32
+}
+
+/// The executor is used again after a failed step, whatever failed.
+fn without_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let result = catch_unwind(AssertUnwindSafe(work));
+    result.unwrap_or_else(|_| Err(String::from("the executor's code panicked")))
+}
