@@ -7,146 +7,26 @@
 //! few rows some processors have kernels that read keys and values from the pages
 //! (`in_place_attention`).
 
-use std::io;
 use std::ops::Range;
 
-use corella_core::PageId;
 use corella_model::{ElementOrder, KvFormat};
 
 use crate::kernels::{
-    Form, IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS,
-    ROW_TILE_LEN, RowSums, TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileAttention,
-    TileProduct, TileSoftmax, VALUE_TILE, ValueTiles, tile_out_index,
+    Form, IN_PLACE_ROWS, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums,
+    TILE_ATTENTION_BLOCK, TILE_K, TILE_SOFTMAX_BLOCK, TileProduct, TileSoftmax, VALUE_TILE,
+    ValueTiles, tile_out_index,
 };
-use crate::kv::{HeadPage, KvMemory, Side};
-use crate::system::Region;
 
-use super::AttentionLayer;
 use super::kv_fetch::KvFetch;
+use super::layer::AttentionLayer;
 use super::plan::{AttentionTask, MAX_TASK_ROWS};
 use super::queries::TileQueries;
 use super::span::StepSpan;
-
-/// The number of softmax weights for a tile of rows and a block of positions.
-const WEIGHTS_LEN: usize = QUERY_TILE_ROWS * TILE_ATTENTION_BLOCK;
-
-/// The memory in which one worker computes an attention task.
-pub struct TileScratch {
-    _memory: Region,
-    /// Output accumulators of all rows, in tiles as `TileValues` writes them.
-    out: *mut f32,
-    /// Scores of a tile of rows and one softmax block.
-    scores: *mut f32,
-    /// Scores of the following tile or softmax block, which are computed during the softmax of
-    /// `scores`.
-    next_scores: *mut f32,
-    /// Softmax weights of a tile of rows and a block, for two tiles in turn.
-    weights: *mut u16,
-    /// Copied values of the current block.
-    values: *mut u16,
-    /// Copied keys of the current block; empty if keys are read from their pages.
-    copied_keys: *mut u16,
-    /// Running maximum and sum of each row.
-    rows: Vec<RowSums>,
-    /// The number of positions that each row attends to.
-    row_ends: Vec<usize>,
-    /// Scales of the current block's keys and values, used with int8 KV only.
-    scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
-    /// The current block's tiles of keys, an even number.
-    keys: Vec<*const u8>,
-    /// The current block's tiles of values, if they are read from their pages.
-    page_values: Vec<*const u8>,
-    /// Matrix products that run during one softmax: scores of the next tile and values of the last.
-    products: Vec<TileProduct>,
-    /// The number of rows that the thread's tile registers are configured for; 0 if unknown.
-    configured: usize,
-    /// One row's output, `[head_dim]`.
-    row: Vec<f32>,
-}
-
-// SAFETY: the memory belongs to the scratch, and the pointers in `keys`, `page_values` and
-// `products` are not used after the task that set them.
-unsafe impl Send for TileScratch {}
-
-impl TileScratch {
-    pub fn new(head_dim: usize, kv: &KvMemory) -> io::Result<Self> {
-        const F32: usize = size_of::<f32>();
-        let copied_keys = match reads_keys_in_place(kv) {
-            true => 0,
-            false => TILE_ATTENTION_BLOCK * head_dim * 2,
-        };
-        let lens = [
-            MAX_TASK_ROWS * head_dim * F32,
-            QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
-            QUERY_TILE_ROWS * TILE_SOFTMAX_BLOCK * F32,
-            2 * WEIGHTS_LEN * 2,
-            TILE_ATTENTION_BLOCK * head_dim * 2,
-            copied_keys,
-        ];
-        let memory = Region::new(lens.iter().sum())?;
-        let mut next = memory.as_ptr();
-        let [out, scores, next_scores, weights, values, copied_keys] = lens.map(|len| {
-            let start = next;
-            // SAFETY: the address is inside the region, or at its end.
-            next = unsafe { next.add(len) };
-            start
-        });
-        Ok(Self {
-            _memory: memory,
-            out: out.cast(),
-            scores: scores.cast(),
-            next_scores: next_scores.cast(),
-            weights: weights.cast(),
-            values: values.cast(),
-            copied_keys: copied_keys.cast(),
-            rows: vec![RowSums::NONE; MAX_TASK_ROWS],
-            row_ends: vec![0; MAX_TASK_ROWS],
-            scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
-            keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
-            page_values: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
-            products: Vec::with_capacity(TILE_SOFTMAX_BLOCK / 32 + head_dim / 32),
-            configured: 0,
-            row: vec![0.0; head_dim],
-        })
-    }
-
-    /// The weights of a tile of rows. Tiles use two halves in turn, so that a tile's weights
-    /// survive the softmax of the next tile.
-    fn weights_of(&self, tile: &RowTile) -> *mut u16 {
-        let side = tile.rows.start / QUERY_TILE_ROWS % 2;
-        self.weights.wrapping_add(side * WEIGHTS_LEN)
-    }
-}
-
-/// A tile of the task's rows, and the positions of the current block that they attend to.
-struct RowTile {
-    rows: Range<usize>,
-    seen: Range<usize>,
-}
-
-/// An attention task and what it reads of the step.
-struct Work<'a> {
-    /// The index of the task in the worker's list.
-    index: usize,
-    task: &'a AttentionTask,
-    span: &'a StepSpan,
-    pages: &'a [PageId],
-    /// The query of the task's first row.
-    queries: *const u16,
-    /// The number of positions that the task reads.
-    end: usize,
-    has_one_tile: bool,
-    /// The kernels that read keys and values from their pages, if the task has few enough rows.
-    in_place: Option<InPlaceAttention>,
-}
+use super::tile_block::Work;
+use super::tile_scratch::{RowTile, TileScratch, reads_keys_in_place};
 
 impl AttentionLayer<'_> {
-    fn tile_kernels(&self) -> &TileAttention {
-        let kernels = self.kernels.tile_attention.as_ref();
-        kernels.expect("this instruction set has no tile attention")
-    }
-
-    pub(crate) fn run_tiles(
+    pub(super) fn run_tiles(
         &self,
         tasks: &[AttentionTask],
         queries: &TileQueries,
@@ -506,153 +386,4 @@ impl AttentionLayer<'_> {
             }
         }
     }
-
-    fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
-        HeadPage {
-            layer: self.layer,
-            page: work.pages[position / self.kv.page_size()].0 as usize,
-            head: work.task.kv_head,
-        }
-    }
-
-    /// Lists the current block's tiles of keys, an even number, and those tiles of values that are
-    /// read from their pages.
-    fn list_tiles(
-        &self,
-        work: &Work<'_>,
-        block: Range<usize>,
-        fetch: &mut KvFetch<'_>,
-        scratch: &mut TileScratch,
-    ) {
-        let page_size = self.kv.page_size();
-        let tile_len = KEY_TILE * self.spec.head_dim;
-        scratch.keys.clear();
-        scratch.page_values.clear();
-        for (index, first) in tiles(&block).enumerate() {
-            // Positions past the end may have any keys: their weights are 0.
-            let page = self.head_page(work, first.min(block.end - 1));
-            if self.kv.format == KvFormat::Int8 {
-                self.copy_scales(
-                    work,
-                    first..block.end.min(first + KEY_TILE),
-                    &block,
-                    scratch,
-                );
-            }
-            let offset = first % page_size;
-            if work.in_place.is_some() {
-                if first < block.end {
-                    let values = self.kv.tile(Side::Values, page, offset);
-                    scratch.page_values.push(values);
-                }
-                scratch.keys.push(self.kv.tile(Side::Keys, page, offset));
-                continue;
-            }
-            let copied = scratch.copied_keys.wrapping_add(index * tile_len);
-            scratch.keys.push(match (self.kv.order, self.kv.format) {
-                (ElementOrder::Tiles, KvFormat::Int8) => {
-                    let from = self.kv.tile(Side::Keys, page, offset);
-                    let widen = self.tile_kernels().widen_keys;
-                    let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
-                    fetch.reach(work.index, first);
-                    let lines = fetch.lines(work.index, first);
-                    // SAFETY: the source is a tile of the page; the copy has room for
-                    // `TILE_ATTENTION_BLOCK` positions.
-                    unsafe { widen(from, stride, head_dim, copied, lines) };
-                    copied.cast()
-                }
-                (ElementOrder::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
-                (ElementOrder::Plain, _) => {
-                    // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
-                    let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
-                    for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
-                        let page = self.head_page(work, position);
-                        self.kv.copy_key(page, position % page_size, to, tile);
-                    }
-                    tile.as_ptr().cast()
-                }
-            });
-        }
-    }
-
-    /// Copies the key and value scales of a tile's positions.
-    fn copy_scales(
-        &self,
-        work: &Work<'_>,
-        tile: Range<usize>,
-        block: &Range<usize>,
-        scratch: &mut TileScratch,
-    ) {
-        let page_size = self.kv.page_size();
-        let mut position = tile.start;
-        while position < tile.end {
-            let offset = position % page_size;
-            let len = (page_size - offset).min(tile.end - position);
-            let page = self.head_page(work, position);
-            for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
-                let scales = &mut scales[position - block.start..][..len];
-                self.kv.copy_scales(page, side, offset, scales);
-            }
-            position += len;
-        }
-    }
-
-    /// Copies the values of a block's positions from their pages.
-    fn copy_values(
-        &self,
-        work: &Work<'_>,
-        block: Range<usize>,
-        fetch: &mut KvFetch<'_>,
-        scratch: &mut TileScratch,
-    ) {
-        let head_dim = self.spec.head_dim;
-        let page_size = self.kv.page_size();
-        for (index, first) in tiles(&block).enumerate() {
-            let len = block.end.saturating_sub(first).min(KEY_TILE);
-            let page = self.head_page(work, first.min(block.end - 1));
-            let (tile, half) = (index / 2, index % 2);
-            // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
-            let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
-            match self.kv.order {
-                ElementOrder::Tiles => {
-                    let from = self.kv.tile(Side::Values, page, first % page_size);
-                    // SAFETY: the page has `len` positions from `first` on, and the target is half
-                    // a tile of values.
-                    unsafe {
-                        let to = to.add(half * KEY_TILE / 2 * 32);
-                        let copy = match self.kv.format {
-                            KvFormat::Int8 => self.tile_kernels().widen_values,
-                            KvFormat::Float(_) => self.tile_kernels().copy_values,
-                        };
-                        copy(from, len, head_dim, to, fetch.lines(work.index, first));
-                    }
-                }
-                ElementOrder::Plain => {
-                    // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
-                    let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
-                    if half == 0 {
-                        // Positions past the end have weight 0, and 0 times leftover memory may be
-                        // NaN.
-                        to.fill(0);
-                    }
-                    for position in first..first + len {
-                        let page = self.head_page(work, position);
-                        let at = half * KEY_TILE + position - first;
-                        self.kv.copy_value(page, position % page_size, at, to);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Whether tiles of keys are read from their pages. Otherwise they are copied.
-fn reads_keys_in_place(kv: &KvMemory) -> bool {
-    kv.order == ElementOrder::Tiles && kv.format != KvFormat::Int8
-}
-
-/// The first positions of a block's tiles of keys, an even number of them.
-fn tiles(block: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
-    let end = block.start + block.len().next_multiple_of(VALUE_TILE);
-    (block.start..end).step_by(KEY_TILE)
 }

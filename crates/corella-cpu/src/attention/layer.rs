@@ -1,0 +1,46 @@
+//! What the attention of one layer reads and writes.
+
+use corella_model::AttentionSpec;
+
+use crate::dense::{PackedRows, Tiles};
+use crate::kernels::Kernels;
+use crate::kv::KvMemory;
+
+use super::plan::{AttentionPlan, AttentionTask};
+use super::queries::Queries;
+use super::span::{Spans, StepSpan};
+
+/// The inputs and outputs that all attention tasks of one layer share.
+pub struct AttentionLayer<'a> {
+    pub kernels: &'a Kernels,
+    pub spec: &'a AttentionSpec,
+    pub kv: &'a KvMemory,
+    pub layer: usize,
+    pub spans: &'a Spans,
+    pub plan: &'a AttentionPlan,
+    pub queries: &'a Queries,
+    pub out: &'a PackedRows,
+    pub tiles: Tiles,
+}
+
+impl AttentionLayer<'_> {
+    /// The number of query heads that share one KV head.
+    pub(super) fn group_len(&self) -> usize {
+        self.spec.num_heads / self.spec.num_kv_heads
+    }
+
+    /// Yields, for each row of the task, the row of the step and the query head.
+    pub(super) fn rows<'a>(
+        &self,
+        task: &'a AttentionTask,
+        span: &'a StepSpan,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let group = self.group_len();
+        task.positions.clone().flat_map(move |position| {
+            let row = span.first_row + position;
+            task.heads
+                .clone()
+                .map(move |head| (row, task.kv_head * group + head))
+        })
+    }
+}

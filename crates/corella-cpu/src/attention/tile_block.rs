@@ -1,0 +1,183 @@
+//! The keys and values of a block of positions, as attention by matrix tiles takes them: listed in
+//! their pages, or copied.
+
+use std::ops::Range;
+
+use corella_core::PageId;
+use corella_model::{ElementOrder, KvFormat};
+
+use crate::kernels::{InPlaceAttention, KEY_TILE, TileAttention, VALUE_TILE};
+use crate::kv::{HeadPage, Side};
+
+use super::kv_fetch::KvFetch;
+use super::layer::AttentionLayer;
+use super::plan::AttentionTask;
+use super::span::StepSpan;
+use super::tile_scratch::TileScratch;
+
+/// An attention task and what it reads of the step.
+pub struct Work<'a> {
+    /// The index of the task in the worker's list.
+    pub index: usize,
+    pub task: &'a AttentionTask,
+    pub span: &'a StepSpan,
+    pub pages: &'a [PageId],
+    /// The query of the task's first row.
+    pub queries: *const u16,
+    /// The number of positions that the task reads.
+    pub end: usize,
+    pub has_one_tile: bool,
+    /// The kernels that read keys and values from their pages, if the task has few enough rows.
+    pub in_place: Option<InPlaceAttention>,
+}
+
+impl AttentionLayer<'_> {
+    pub(super) fn tile_kernels(&self) -> &TileAttention {
+        let kernels = self.kernels.tile_attention.as_ref();
+        kernels.expect("this instruction set has no tile attention")
+    }
+
+    fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
+        HeadPage {
+            layer: self.layer,
+            page: work.pages[position / self.kv.page_size()].0 as usize,
+            head: work.task.kv_head,
+        }
+    }
+
+    /// Lists the current block's tiles of keys, an even number, and those tiles of values that are
+    /// read from their pages.
+    pub(super) fn list_tiles(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let page_size = self.kv.page_size();
+        let tile_len = KEY_TILE * self.spec.head_dim;
+        scratch.keys.clear();
+        scratch.page_values.clear();
+        for (index, first) in tiles(&block).enumerate() {
+            // Positions past the end may have any keys: their weights are 0.
+            let page = self.head_page(work, first.min(block.end - 1));
+            if self.kv.format == KvFormat::Int8 {
+                self.copy_scales(
+                    work,
+                    first..block.end.min(first + KEY_TILE),
+                    &block,
+                    scratch,
+                );
+            }
+            let offset = first % page_size;
+            if work.in_place.is_some() {
+                if first < block.end {
+                    let values = self.kv.tile(Side::Values, page, offset);
+                    scratch.page_values.push(values);
+                }
+                scratch.keys.push(self.kv.tile(Side::Keys, page, offset));
+                continue;
+            }
+            let copied = scratch.copied_keys.wrapping_add(index * tile_len);
+            scratch.keys.push(match (self.kv.order, self.kv.format) {
+                (ElementOrder::Tiles, KvFormat::Int8) => {
+                    let from = self.kv.tile(Side::Keys, page, offset);
+                    let widen = self.tile_kernels().widen_keys;
+                    let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
+                    fetch.reach(work.index, first);
+                    let lines = fetch.lines(work.index, first);
+                    // SAFETY: the source is a tile of the page; the copy has room for
+                    // `TILE_ATTENTION_BLOCK` positions.
+                    unsafe { widen(from, stride, head_dim, copied, lines) };
+                    copied.cast()
+                }
+                (ElementOrder::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
+                (ElementOrder::Plain, _) => {
+                    // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
+                    let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
+                    for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
+                        let page = self.head_page(work, position);
+                        self.kv.copy_key(page, position % page_size, to, tile);
+                    }
+                    tile.as_ptr().cast()
+                }
+            });
+        }
+    }
+
+    /// Copies the key and value scales of a tile's positions.
+    fn copy_scales(
+        &self,
+        work: &Work<'_>,
+        tile: Range<usize>,
+        block: &Range<usize>,
+        scratch: &mut TileScratch,
+    ) {
+        let page_size = self.kv.page_size();
+        let mut position = tile.start;
+        while position < tile.end {
+            let offset = position % page_size;
+            let len = (page_size - offset).min(tile.end - position);
+            let page = self.head_page(work, position);
+            for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
+                let scales = &mut scales[position - block.start..][..len];
+                self.kv.copy_scales(page, side, offset, scales);
+            }
+            position += len;
+        }
+    }
+
+    /// Copies the values of a block's positions from their pages.
+    pub(super) fn copy_values(
+        &self,
+        work: &Work<'_>,
+        block: Range<usize>,
+        fetch: &mut KvFetch<'_>,
+        scratch: &mut TileScratch,
+    ) {
+        let head_dim = self.spec.head_dim;
+        let page_size = self.kv.page_size();
+        for (index, first) in tiles(&block).enumerate() {
+            let len = block.end.saturating_sub(first).min(KEY_TILE);
+            let page = self.head_page(work, first.min(block.end - 1));
+            let (tile, half) = (index / 2, index % 2);
+            // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
+            let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
+            match self.kv.order {
+                ElementOrder::Tiles => {
+                    let from = self.kv.tile(Side::Values, page, first % page_size);
+                    // SAFETY: the page has `len` positions from `first` on, and the target is half
+                    // a tile of values.
+                    unsafe {
+                        let to = to.add(half * KEY_TILE / 2 * 32);
+                        let copy = match self.kv.format {
+                            KvFormat::Int8 => self.tile_kernels().widen_values,
+                            KvFormat::Float(_) => self.tile_kernels().copy_values,
+                        };
+                        copy(from, len, head_dim, to, fetch.lines(work.index, first));
+                    }
+                }
+                ElementOrder::Plain => {
+                    // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
+                    let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
+                    if half == 0 {
+                        // Positions past the end have weight 0, and 0 times leftover memory may be
+                        // NaN.
+                        to.fill(0);
+                    }
+                    for position in first..first + len {
+                        let page = self.head_page(work, position);
+                        let at = half * KEY_TILE + position - first;
+                        self.kv.copy_value(page, position % page_size, at, to);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The first positions of a block's tiles of keys, an even number of them.
+fn tiles(block: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    let end = block.start + block.len().next_multiple_of(VALUE_TILE);
+    (block.start..end).step_by(KEY_TILE)
+}
