@@ -313,7 +313,7 @@ struct Call<T> {
 macro_rules! tile_gemm {
     ($name:ident, $multiply:literal, $sum:ty) => {
         /// # Safety
-        /// See [`super::TileGemm`] and [`super::Int8Gemm`].
+        /// See `TileGemm` and `Int8Gemm`.
         unsafe fn $name(
             rows: *const u8,
             num_rows: usize,
@@ -350,7 +350,7 @@ tile_gemm!(gemm, "tdpbf16ps", f32);
 tile_gemm!(int8_gemm_rows, "tdpbssd", i32);
 
 /// # Safety
-/// See [`super::Int8Gemm`].
+/// See `Int8Gemm`.
 unsafe fn int8_gemm(
     Int8Rows { rows, num_rows, .. }: Int8Rows,
     panel: *const u8,

@@ -1,12 +1,14 @@
 //! Kernels for AVX2 with FMA and F16C: vectors of 8 f32, fused multiply-add, tiles of 6 rows.
 
+mod attention;
 pub mod grouped;
 
 use std::arch::x86_64::*;
 
+use self::attention::{scores, softmax_block, values};
 use super::{
-    ATTENTION_BLOCK, ATTENTION_LANES, BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K,
-    Int8Rows, Kernels, KeyGroup, PANEL_LANES, Peak, Prefetch, QuantiseRow, ValueRun, element_size,
+    BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES, Peak,
+    Prefetch, QuantiseRow, element_size,
     elementwise::{self, elementwise},
     exp, line_ahead, sum_lanes, with_rows,
 };
@@ -352,160 +354,6 @@ fn exp_lanes(x: __m256) -> __m256 {
         _mm256_set1_epi32(127),
     ));
     _mm256_mul_ps(p, _mm256_castsi256_ps(exponent))
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scores<const FORMAT: u8>(
-    q: *const f32,
-    num_rows: usize,
-    groups: &[KeyGroup],
-    stride: usize,
-    head_dim: usize,
-    out: *mut f32,
-) {
-    for group in groups {
-        // SAFETY: the caller promises as much.
-        unsafe {
-            with_rows!(num_rows, M in [1 2 3 4 5 6],
-                scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scores_tile<const FORMAT: u8, const M: usize>(
-    q: *const f32,
-    group: &KeyGroup,
-    stride: usize,
-    head_dim: usize,
-    out: *mut f32,
-) {
-    let half_bytes = 8 * element_size(FORMAT);
-    // SAFETY: `q` has head_dim * M elements. KV memory may be read 16 lanes from any key on. Only
-    // the group's own lanes are written.
-    unsafe {
-        let mut acc = [[_mm256_setzero_ps(); 2]; M];
-        for i in 0..head_dim {
-            let keys = group.keys.add(i * stride);
-            for h in 0..2 {
-                let keys = load_lanes::<FORMAT>(keys.add(h * half_bytes));
-                for r in 0..M {
-                    let q = _mm256_set1_ps(*q.add(i * M + r));
-                    acc[r][h] = _mm256_fmadd_ps(q, keys, acc[r][h]);
-                }
-            }
-        }
-        for r in 0..M {
-            let mut lanes = [0.0f32; ATTENTION_LANES];
-            _mm256_storeu_ps(lanes.as_mut_ptr(), acc[r][0]);
-            _mm256_storeu_ps(lanes.as_mut_ptr().add(8), acc[r][1]);
-            let out = out.add(r * ATTENTION_BLOCK + group.offset);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, group.num_positions);
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn softmax_block(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32 {
-    const VECTORS: usize = ATTENTION_BLOCK / 8;
-    // SAFETY: `scores` has a block of elements, `sums` has 16.
-    unsafe {
-        let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let mut s = [_mm256_setzero_ps(); VECTORS];
-        let mut masks = [_mm256_setzero_ps(); VECTORS];
-        let mut block_max = _mm256_set1_ps(*max);
-        for v in 0..VECTORS {
-            let limit = _mm256_set1_epi32(limit as i32 - v as i32 * 8);
-            masks[v] = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, lane));
-            let all = _mm256_loadu_ps(scores.add(v * 8));
-            s[v] = _mm256_blendv_ps(_mm256_set1_ps(f32::NEG_INFINITY), all, masks[v]);
-            block_max = _mm256_max_ps(block_max, s[v]);
-        }
-        let mut lanes = [0.0f32; 8];
-        _mm256_storeu_ps(lanes.as_mut_ptr(), block_max);
-        let new_max = lanes.into_iter().fold(*max, f32::max);
-        let scale = if limit == 0 || new_max == *max {
-            1.0
-        } else {
-            _mm256_cvtss_f32(exp_lanes(_mm256_set1_ps(*max - new_max)))
-        };
-        *max = new_max;
-        let mut sum = [_mm256_loadu_ps(sums), _mm256_loadu_ps(sums.add(8))];
-        for sum in &mut sum {
-            *sum = _mm256_mul_ps(*sum, _mm256_set1_ps(scale));
-        }
-        for v in 0..VECTORS {
-            let x = _mm256_sub_ps(s[v], _mm256_set1_ps(new_max));
-            let weights = _mm256_and_ps(masks[v], exp_lanes(x));
-            sum[v % 2] = _mm256_add_ps(sum[v % 2], weights);
-            _mm256_storeu_ps(scores.add(v * 8), weights);
-        }
-        _mm256_storeu_ps(sums, sum[0]);
-        _mm256_storeu_ps(sums.add(8), sum[1]);
-        scale
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn values<const FORMAT: u8>(
-    weights: *const f32,
-    num_rows: usize,
-    scale: *const f32,
-    runs: &[ValueRun],
-    head_dim: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    for lane in (0..out_stride).step_by(ATTENTION_LANES) {
-        // SAFETY: the caller promises as much; the row has two more vectors from `lane` on.
-        unsafe {
-            with_rows!(num_rows, M in [1 2 3 4 5 6],
-                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn values_tile<const FORMAT: u8, const M: usize>(
-    weights: *const f32,
-    scale: *const f32,
-    runs: &[ValueRun],
-    head_dim: usize,
-    lane: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
-    let size = element_size(FORMAT);
-    // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
-    // be read 16 lanes from any value on.
-    unsafe {
-        let mut acc = [[_mm256_setzero_ps(); 2]; M];
-        for r in 0..M {
-            for h in 0..2 {
-                let old = _mm256_loadu_ps(out.add(r * out_stride + lane + h * 8));
-                acc[r][h] = _mm256_mul_ps(old, _mm256_set1_ps(*scale.add(r)));
-            }
-        }
-        let mut weights = weights;
-        for run in runs {
-            for j in 0..run.num_positions {
-                let row = run.values.add((j * head_dim + lane) * size);
-                for h in 0..2 {
-                    let v = load_lanes::<FORMAT>(row.add(h * 8 * size));
-                    for r in 0..M {
-                        let weight = _mm256_set1_ps(*weights.add(r * ATTENTION_BLOCK));
-                        acc[r][h] = _mm256_fmadd_ps(weight, v, acc[r][h]);
-                    }
-                }
-                weights = weights.add(1);
-            }
-        }
-        for r in 0..M {
-            for h in 0..2 {
-                _mm256_storeu_ps(out.add(r * out_stride + lane + h * 8), acc[r][h]);
-            }
-        }
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -45,7 +45,7 @@ pub fn is_supported() -> bool {
 }
 
 /// # Safety
-/// See [`super::TileGemm`].
+/// See `TileGemm`.
 unsafe fn gemm(
     rows: *const u8,
     num_rows: usize,

@@ -2,7 +2,34 @@
 //! compiled copy, and all copies compute the same bits.
 
 use super::grouped::CHUNK_K;
-use super::{INT8_TILE_K, NormRotate, PANEL_LANES, QuantiseRow, sum_lanes};
+use super::{INT8_TILE_K, PANEL_LANES};
+
+/// Quantises a row into its tile, in blocks of `INT8_TILE_K` elements, the last padded with zeros,
+/// and sums its chunks of integers.
+pub struct QuantiseRow {
+    pub x: *const f32,
+    pub n: usize,
+    pub scale: f32,
+    /// Where the row's first block goes.
+    pub out: *mut i8,
+    /// Where the sum of its first chunk goes, or null. The sums of a tile's rows are adjacent.
+    pub sums: *mut i32,
+    /// The number of rows of the tile.
+    pub num_rows: usize,
+}
+
+/// One head, to which RMS norm (unless `weight` is null) and RoPE are applied. RoPE rotates element
+/// i together with element `i + head_dim / 2`.
+#[derive(Clone, Copy)]
+pub struct NormRotate {
+    pub x: *const f32,
+    /// `head_dim` norm weights, or null.
+    pub weight: *const f32,
+    pub eps: f32,
+    /// The cosines for half a head, then the sines.
+    pub angles: *const f32,
+    pub head_dim: usize,
+}
 
 /// The number of elements read before the first of them is written, so that results may replace
 /// inputs.
@@ -351,6 +378,18 @@ fn round_to_bf16(value: f32) -> u16 {
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     let quiet_nan = bits >> 16 | 0x40;
     (if value.is_nan() { quiet_nan } else { rounded }) as u16
+}
+
+/// The sum of 16 partial sums, added pairwise: halves onto halves.
+#[inline(always)]
+pub fn sum_lanes(lanes: &[f32; 16]) -> f32 {
+    let mut sums = *lanes;
+    for half in [8, 4, 2, 1] {
+        for l in 0..half {
+            sums[l] += sums[l + half];
+        }
+    }
+    sums[0]
 }
 
 /// Defines the functions of this file for an instruction set, compiled with its features.

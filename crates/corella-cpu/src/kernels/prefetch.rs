@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetch {
     Nothing,
-    /// The lines ahead of the current one, as with `fetch_ahead` in [`super::Gemm`].
+    /// The lines ahead of the current one, as with `fetch_ahead` in `Gemm`.
     Ahead,
     /// Half of the next panel, from this address on, while the current panel comes from a cache.
     /// Where several tiles of rows take a panel one after the other, two of them prefetch a half

@@ -1,0 +1,17 @@
+//! exp on [-87.3, 88] as 2ⁿ · p(r), |r| ≤ ln 2 / 2, with n ln 2 in two parts. p is the Taylor
+//! polynomial of degree 7, whose error is below half a unit in the last place.
+
+pub const MIN: f32 = -87.3;
+pub const MAX: f32 = 88.0;
+pub const LOG2_E: f32 = std::f32::consts::LOG2_E;
+pub const LN_2_HIGH: f32 = 0.693_359_4;
+pub const LN_2_LOW: f32 = -2.121_944_4e-4;
+/// The coefficients, highest power first. The powers 1 and 0 have coefficient 1.
+pub const COEFFICIENTS: [f32; 6] = [
+    1.0 / 5040.0,
+    1.0 / 720.0,
+    1.0 / 120.0,
+    1.0 / 24.0,
+    1.0 / 6.0,
+    0.5,
+];
