@@ -2,12 +2,14 @@
 
 mod grouped_matrix;
 mod image_reader;
+mod lane;
 mod packed_image;
 mod packed_matrix;
 
 pub use self::grouped_matrix::GroupedPacking;
+pub use self::lane::Lane;
 pub use self::packed_image::PackedImage;
-pub use self::packed_matrix::{Lane, PackedMatrix, Packing};
+pub use self::packed_matrix::{PackedMatrix, Packing};
 
 use std::fs::File;
 use std::io;
@@ -20,7 +22,7 @@ use crate::kernels::{Form, Kernels};
 use crate::system::ThreadPool;
 
 use self::image_reader::ImageReader;
-use self::packed_matrix::elements;
+use self::lane::elements;
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {

@@ -11,7 +11,7 @@ use half::f16;
 use crate::kernels::Kernels;
 use crate::kernels::grouped::{CHUNK_K, GroupedShape, LANE_F16_BYTES, middle};
 
-use super::packed_matrix::{Lane, Packing, decode_lane, round_to_bytes};
+use super::lane::{Lane, decode_lane, round_to_bytes};
 
 /// The source of a matrix's groups, and their shape in the panels.
 #[derive(Clone, Copy, Debug)]
@@ -61,16 +61,17 @@ impl GroupedPacking {
         })
     }
 
-    /// Fills a panel of zeros, and for each lane the factor of its group scales.
+    /// Fills a panel of zeros, and for each lane the factor of its group scales. Weights that are
+    /// quantised here are multiplied by the Hadamard matrix before if `hadamard` is set.
     pub fn pack_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
-        packing: Packing,
+        k: usize,
+        hadamard: bool,
         kernels: &Kernels,
         factors: &mut [f32],
         out: &mut [u8],
     ) {
-        let k = packing.k;
         let num_groups = self.shape.num_groups();
         let group_len = self.shape.group_chunks * CHUNK_K;
         let padded = num_groups * group_len;
@@ -86,7 +87,7 @@ impl GroupedPacking {
             if self.is_stored {
                 packed.read(source, k, self.shape, &mut stored);
             } else {
-                decode_lane(source, packing, kernels, &mut scratch, &mut row[..k]);
+                decode_lane(source, hadamard, kernels, &mut scratch, &mut row[..k]);
                 packed.round(&row, self.shape, kernels);
             }
             factors[lane] = packed.write(self.shape, lane, out);

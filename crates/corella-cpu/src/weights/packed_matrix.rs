@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use corella_model::{DType, GroupedRow, Tensor};
+use corella_model::{DType, GroupedRow};
 use half::{bf16, f16};
 
 use crate::kernels::grouped::GroupedShape;
@@ -19,6 +19,7 @@ use crate::system::{Region, ThreadPool};
 
 use super::grouped_matrix::{self, GroupedPacking, MAX_GROUP_LEN};
 use super::image_reader::ImageReader;
+use super::lane::{Lane, decode, decode_lane, element, round_to_bytes};
 
 /// A weight matrix `[out, in]` as panels of 32 output channels, each contiguous and k-major.
 pub struct PackedMatrix {
@@ -89,14 +90,6 @@ impl Packing {
         self.form != Form::Int8
             && weights.all(|weight| weight.dtype == self.dtype && !weight.is_quantised())
     }
-}
-
-/// The source of one output channel.
-#[derive(Clone, Copy)]
-pub struct Lane<'a> {
-    pub weight: &'a Tensor,
-    pub bias: Option<&'a Tensor>,
-    pub row: usize,
 }
 
 impl PackedMatrix {
@@ -344,7 +337,9 @@ fn fill_panel(
 ) {
     match (packing.form, packing.groups) {
         (Form::Columns | Form::MatrixTiles, _) => pack_panel(lanes, packing, kernels, bytes),
-        (Form::Int8, Some(groups)) => groups.pack_panel(lanes, packing, kernels, scales, bytes),
+        (Form::Int8, Some(groups)) => {
+            groups.pack_panel(lanes, packing.k, packing.hadamard, kernels, scales, bytes)
+        }
         (Form::Int8, None) => quantise_panel(lanes, packing, kernels, scales, bytes),
     }
 }
@@ -439,28 +434,10 @@ fn quantise_panel(
             write_integers(&groups.quants, lane, out);
             continue;
         }
-        decode_lane(source, packing, kernels, &mut scratch, &mut row);
+        decode_lane(source, packing.hadamard, kernels, &mut scratch, &mut row);
         // SAFETY: row and output have k elements each.
         scales[lane] = unsafe { round_to_bytes(&row, kernels, quantised.as_mut_ptr()) };
         write_integers(&quantised, lane, out);
-    }
-}
-
-/// Rounds to integers from -127 to 127 and returns their scale, `max |x| / 127`.
-///
-/// # Safety
-/// `out` has room for `row.len()` integers.
-pub unsafe fn round_to_bytes(row: &[f32], kernels: &Kernels, out: *mut i8) -> f32 {
-    // SAFETY: the caller promises that there is room.
-    unsafe {
-        let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), row.len()));
-        let scale = most / 127.0;
-        let inverse = match scale > 0.0 {
-            true => (127.0 / most).min(f32::MAX),
-            false => 0.0,
-        };
-        (kernels.quantise)(row.as_ptr(), row.len(), inverse, out);
-        scale
     }
 }
 
@@ -473,34 +450,6 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
     for (i, value) in rest.iter().enumerate() {
         out[int8_position(quads.len() * 4 + i, lane)] = *value as u8;
-    }
-}
-
-/// Decodes the weights of one output channel to f32, transformed as `packing` says.
-pub fn decode_lane(
-    source: &Lane<'_>,
-    packing: Packing,
-    kernels: &Kernels,
-    scratch: &mut Vec<u8>,
-    out: &mut [f32],
-) {
-    let dtype = source.weight.dtype;
-    let bytes = source.weight.row(source.row, scratch);
-    assert_eq!(bytes.len(), out.len() * dtype.size());
-    if dtype == DType::Bf16 {
-        // Most checkpoints are bf16; the compiler vectorises this loop.
-        for (value, &[low, high]) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-            *value = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
-        }
-    } else {
-        for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
-            *value = decode(bytes, dtype);
-        }
-    }
-    if packing.hadamard {
-        // SAFETY: the pointer and the length are those of `out`, a multiple of the transform's
-        // order.
-        unsafe { (kernels.hadamard)(out.as_mut_ptr(), out.len()) };
     }
 }
 
@@ -517,30 +466,6 @@ fn copy_elements<const N: usize>(
             Ok::<[u8; N], _>(bytes) => out[at..at + N].copy_from_slice(&bytes),
             Err(_) => out[at..at + bytes.len()].copy_from_slice(bytes),
         }
-    }
-}
-
-/// Element `index` of a tensor, in row-major order, as f32.
-fn element(tensor: &Tensor, index: usize) -> f32 {
-    let size = tensor.dtype.size();
-    decode(&tensor.bytes()[index * size..][..size], tensor.dtype)
-}
-
-/// All elements of a tensor as f32, in row-major order.
-pub fn elements(tensor: &Tensor) -> Vec<f32> {
-    tensor
-        .bytes()
-        .chunks_exact(tensor.dtype.size())
-        .map(|bytes| decode(bytes, tensor.dtype))
-        .collect()
-}
-
-fn decode(bytes: &[u8], dtype: DType) -> f32 {
-    match (dtype, bytes) {
-        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
-        _ => unreachable!("a {dtype:?} element cannot have {} bytes", bytes.len()),
     }
 }
 
