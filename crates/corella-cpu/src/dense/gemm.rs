@@ -20,8 +20,10 @@ use crate::kernels::{
 use crate::system::Worker;
 use crate::weights::PackedMatrix;
 
-use super::buffer::{Buffer, PackedRows, Tiles};
+use super::buffer::Buffer;
 use super::grid::Grid;
+use super::packed_rows::PackedRows;
+use super::tiles::Tiles;
 
 /// What happens to the outputs of a dense layer.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::buffer::Tiles;
+use super::tiles::Tiles;
 
 /// Each worker computes some output channels of some rows.
 ///
