@@ -159,7 +159,7 @@ impl Forward {
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
         self.enter(layout, incoming, worker);
-        walk.finish(Operation::Embed);
+        barrier_after(Operation::Embed, walk);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.attention(layout, index, layer, walk, &mut scratch, observer);
             self.mlp(layout, layer, walk, observer);
@@ -175,7 +175,7 @@ impl Forward {
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
         let norm = &self.weights.ends.norm;
         self.normalise(norm, |r| rows[r], grid, &act.head_input, worker);
-        walk.finish(Operation::Norm);
+        barrier_after(Operation::Norm, walk);
         let out = Epilogue::Store(&act.logits);
         let head = &self.weights.ends.head;
         self.dense(Operation::Head, &act.head_input, grid, head, out, walk);
@@ -235,10 +235,10 @@ impl Forward {
         let (act, grid) = (&self.activations, layout.grid);
         let worker = walk.worker;
         self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
-        walk.finish(Operation::Norm);
+        barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(layout, index, layer, walk);
-        walk.finish(Operation::Rope);
+        barrier_after(Operation::Rope, walk);
         // This is behind the barrier before which every worker's keys and values were written.
         if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
             self.kv.counter.advance(step, index + 1);
@@ -257,7 +257,7 @@ impl Forward {
         .run(worker, scratch);
         let (flops, bytes) = self.attention_cost(layout);
         walk.count(Operation::Attention, flops, bytes);
-        walk.finish(Operation::Attention);
+        barrier_after(Operation::Attention, walk);
         self.quantise(&act.attended, &layer.output, grid, walk);
         observer.observe(
             LayerInput::AttentionOutput,
@@ -279,7 +279,7 @@ impl Forward {
     ) {
         let (act, grid) = (&self.activations, layout.grid);
         self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
-        walk.finish(Operation::Norm);
+        barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
         let out = match self.spec.mlp.activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
@@ -303,7 +303,7 @@ impl Forward {
     ) {
         shared_gemm(self.kernels, rows, &grid, weights, out, walk.worker);
         self.count_dense(operation, rows, grid, weights, walk);
-        walk.finish(operation);
+        barrier_after(operation, walk);
     }
 
     fn count_dense(
@@ -392,7 +392,7 @@ impl Forward {
                 rows.quantise(self.kernels, &tile, row);
             }
         }
-        walk.finish(Operation::Quantise);
+        barrier_after(Operation::Quantise, walk);
     }
 
     fn norm_scale(&self, x: &[f32]) -> f32 {
@@ -513,6 +513,14 @@ impl Forward {
             unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
         }
     }
+}
+
+/// The barrier behind an operation: every worker has done its part of it, so that all may read what
+/// it wrote, and overwrite what it read. Correctness needs it, with a profile and without.
+pub fn barrier_after(operation: Operation, walk: &mut Walk<'_>) {
+    walk.note(operation);
+    walk.worker.barrier();
+    walk.note_waiting(operation);
 }
 
 /// The number of rows whose logits are computed at once: whole tiles, enough of them that few steps

@@ -141,7 +141,7 @@ impl Account {
 }
 
 /// One worker's progress through a step's operations, which all workers go through together.
-/// Without a profile it passes the barriers only.
+/// Without a profile nothing is accounted.
 pub struct Walk<'a> {
     pub worker: &'a Worker<'a>,
     account: Option<&'a Account>,
@@ -157,17 +157,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Ends this worker's part of an operation, and waits until the other workers have ended
-    /// theirs.
-    pub fn finish(&mut self, operation: Operation) {
-        self.note(operation);
-        self.worker.barrier();
-        self.lap(operation, |entry| &entry.waiting);
-    }
-
     /// Accounts the time since the last call to an operation, which may go on.
     pub fn note(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.busy);
+    }
+
+    /// Accounts the time since the last call to waiting for other workers at the end of an
+    /// operation.
+    pub fn note_waiting(&mut self, operation: Operation) {
+        self.lap(operation, |entry| &entry.waiting);
     }
 
     /// Counts the least number of operations and bytes that all workers together need for an

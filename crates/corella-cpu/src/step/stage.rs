@@ -18,7 +18,7 @@ use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
 use crate::kv::PageCommit;
 use crate::system::ThreadPool;
 
-use super::forward::Forward;
+use super::forward::{Forward, barrier_after};
 use super::layout::{StepLayout, StepSample};
 use super::profile::{Operation, Walk};
 use super::slot::Slots;
@@ -373,7 +373,7 @@ impl Stage {
                     .unwrap_or_else(PoisonError::into_inner);
                 *result = Some(draw(index));
             }
-            walk.finish(Operation::Draw);
+            barrier_after(Operation::Draw, &mut walk);
         })?;
         let results = results.into_iter().map(|result| {
             let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
