@@ -15,8 +15,9 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 17] = [
+const RULES: [(&str, Rule); 18] = [
     ("layering", layering::layers),
+    ("layering", layering::rooms),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
     ("manifests", manifest::workspace_dependencies),

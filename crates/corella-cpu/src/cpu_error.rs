@@ -1,4 +1,4 @@
-//! The error of whoever chose the model or the configuration.
+//! The error that tells an operator which model or configuration the executor cannot run.
 
 use std::fmt;
 

@@ -4,12 +4,12 @@ mod grouped_matrix;
 mod image_reader;
 mod lane;
 mod packed_image;
-mod packed_matrix;
+mod panel;
 
 pub use self::grouped_matrix::GroupedPacking;
 pub use self::lane::Lane;
 pub use self::packed_image::PackedImage;
-pub use self::packed_matrix::{PackedMatrix, Packing};
+pub use self::panel::{PackedMatrix, Packing};
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
-//! Checks the layers of crates: a crate imports from lower rows only.
+//! Checks the layers of crates, which import from lower rows only, and the rooms of the executor.
 
-use super::Tree;
 use super::manifest::{dependencies, packages};
+use super::{Tree, rust_code};
 
 const ROWS: [&[&str]; 5] = [
     &["corella-core", "corella-text"],
@@ -17,6 +17,10 @@ const EXCEPTIONS: [(&str, &str); 3] = [
     ("corella", "corella-server"),
     ("corella", "corella-bench"),
 ];
+
+/// The folder of the executor. The documentation of its `lib.rs` lists its rooms, from bottom to
+/// top, in lines of the form "//! * `room`: what it has".
+const EXECUTOR: &str = "crates/corella-cpu/src/";
 
 /// Both work without `std`. The hash identifies pages outside of the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
@@ -71,6 +75,42 @@ pub fn layers(tree: &Tree) -> Vec<String> {
         }
     }
     complaints
+}
+
+/// A room of the executor is a file, or a file and a folder. It names only rooms before it in the
+/// list.
+pub fn rooms(tree: &Tree) -> Vec<String> {
+    let list = format!("{EXECUTOR}lib.rs");
+    let lines = tree.text(&list).unwrap_or_default().lines();
+    let rooms: Vec<&str> = lines.filter_map(listed_room).collect();
+    let place = |room: &str| rooms.iter().position(|other| *other == room);
+    let mut complaints = Vec::new();
+    for (path, text) in tree.rust_files().filter(|(path, _)| *path != list) {
+        let Some(file) = path.strip_prefix(EXECUTOR) else {
+            continue;
+        };
+        let room = file.split(['/', '.']).next().unwrap_or_default();
+        let Some(own) = place(room) else {
+            complaints.push(format!(
+                "{path}: give room `{room}` a line in the list of {list}"
+            ));
+            continue;
+        };
+        for rest in rust_code::without_text(text).split("crate::").skip(1) {
+            let is_part = |c: char| c.is_alphanumeric() || c == '_';
+            let name = rest.split(|c| !is_part(c)).next().unwrap_or_default();
+            if place(name).is_none_or(|other| other > own) {
+                complaints.push(format!(
+                    "{path}: `crate::{name}` is no room before `{room}` in {list}"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn listed_room(line: &str) -> Option<&str> {
+    Some(line.strip_prefix("//! * `")?.split_once('`')?.0)
 }
 
 fn row_of(name: &str) -> Option<usize> {
@@ -155,6 +195,28 @@ mod tests {
             complaints("crates/corella-server", "corella.workspace = true").len(),
             1
         );
+    }
+
+    #[test]
+    fn rooms_name_lower_rooms_only() {
+        let complaints = |room: &str, code: &str| {
+            let list = "//! * `low`: a room.\n//! * `high`: another.\n//! * `low_er`: the top.\n";
+            let file = format!("crates/corella-cpu/src/{room}");
+            rooms(&Tree::of(&[
+                ("crates/corella-cpu/src/lib.rs", list),
+                (&file, code),
+            ]))
+        };
+        assert!(complaints("high.rs", "use crate::low::A;\nuse crate::high::part::B;").is_empty());
+        assert!(complaints("high/part.rs", "// crate::low_er has more.\n").is_empty());
+        assert_eq!(complaints("low/part.rs", "use crate::high::A;").len(), 1);
+        assert_eq!(
+            complaints("low.rs", "fn a() { crate::low_er::b() }").len(),
+            1
+        );
+        assert_eq!(complaints("low.rs", "use crate::{high, low};").len(), 1);
+        assert_eq!(complaints("low.rs", "use crate::ReExported;").len(), 1);
+        assert_eq!(complaints("attic.rs", "").len(), 1);
     }
 
     #[test]

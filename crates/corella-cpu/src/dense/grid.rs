@@ -1,6 +1,6 @@
 //! The division of a step's work among workers by rows and output channels.
 //!
-//! A worker that is done takes work from the end of another worker's share (`claims.rs`). Neither the
+//! A worker that is done takes work from the end of another worker's share (`system/claims.rs`). Neither the
 //! grid nor the worker that computes a row affects a result.
 
 use std::ops::Range;

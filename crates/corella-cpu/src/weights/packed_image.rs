@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::system::Region;
 
-use super::packed_matrix::{Origin, PackedMatrix};
+use super::panel::{Origin, PackedMatrix};
 
 /// The bytes of all matrices that had to be computed. It keeps their memory alive.
 pub struct PackedImage {
