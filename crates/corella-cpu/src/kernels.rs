@@ -28,11 +28,13 @@ pub mod grouped;
 mod hadamard;
 mod isa;
 mod line_queue;
+mod peak;
 mod portable;
 mod prefetch;
 mod processor;
 mod products;
 mod row_attention;
+mod row_count;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -50,11 +52,12 @@ pub use self::hadamard::HADAMARD_ORDER;
 pub use self::isa::kernels;
 pub use self::isa::{Isa, choose_kernels, detect_isa, is_supported};
 pub use self::line_queue::{LineQueue, fetch_line};
+pub use self::peak::Peak;
 pub use self::prefetch::Prefetch;
 pub use self::processor::wants_prefetch;
 pub use self::products::{PRODUCT_LANES, add_products};
 pub use self::row_attention::{ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun};
-pub use self::table::{Kernels, Peak};
+pub use self::table::Kernels;
 pub use self::tile_attention::{
     IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN,
     RowSums, TILE_ATTENTION_BLOCK, TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax,
@@ -64,15 +67,5 @@ pub use self::tile_attention::{
 use self::element::{BF16, F16, F32, INT8, element_size};
 #[cfg(target_arch = "x86_64")]
 use self::prefetch::{in_steps, line_ahead};
+use self::row_count::with_rows;
 use self::table::{ByFormat, ByKvFormat};
-
-/// Matches on a run-time number of rows, which is a constant in each arm.
-macro_rules! with_rows {
-    ($num_rows:expr, $M:ident in [$($m:literal)*], $call:expr) => {
-        match $num_rows {
-            $($m => { const $M: usize = $m; $call })*
-            _ => unreachable!("there is no kernel for a tile of {} rows", $num_rows),
-        }
-    };
-}
-use with_rows;

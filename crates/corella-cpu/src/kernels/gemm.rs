@@ -1,7 +1,7 @@
 //! Matrix products: what a GEMM kernel of any instruction set takes and writes.
 
+use super::peak::Peak;
 use super::prefetch::Prefetch;
-use super::table::Peak;
 
 /// The largest number of rows in a tile of any table, matrix tiles aside.
 pub const MAX_TILE_ROWS: usize = 14;

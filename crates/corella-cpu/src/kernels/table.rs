@@ -6,6 +6,7 @@ use super::elementwise::{NormRotate, QuantiseRow};
 use super::form::{Form, TILE_K};
 use super::gemm::{Gemm, Int8Gemm, TileRows};
 use super::grouped::GroupedGemm;
+use super::peak::Peak;
 use super::row_attention::{Scores, Values};
 use super::tile_attention::TileAttention;
 
@@ -107,14 +108,6 @@ impl Kernels {
             _ => self.tile_rows,
         }
     }
-}
-
-/// A loop of independent instructions, to measure peak throughput.
-#[derive(Clone, Copy)]
-pub struct Peak {
-    pub run: unsafe fn(iterations: usize),
-    /// The number of operations per iteration.
-    pub ops: usize,
 }
 
 /// One function per floating-point format.
