@@ -26,7 +26,7 @@ use crate::weights::{PackedImage, PackedWeights};
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     pub num_threads: usize,
-    /// Each thread on a core of its own, and weights in the memory next to it.
+    /// Whether each thread has a core of its own, and its weights in the memory next to that.
     pub pin_threads: bool,
     /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that it stores as
     /// integers of more than 4 bits are quantised to 8 bits.
@@ -37,12 +37,12 @@ pub struct CpuConfig {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
-    /// `None`: the best that this machine has.
+    /// The instruction set; `None` takes the best that this machine has.
     pub isa: Option<Isa>,
-    /// The layers are split over so many stages, which work on different steps at a time and
-    /// share the threads.
+    /// The number of pipeline stages over which the layers and the threads are divided. Stages work
+    /// on different steps at a time.
     pub num_stages: usize,
-    /// Where the time of every step is to be written down.
+    /// The account in which the time of every step is noted, if any.
     pub profile: Option<Arc<Profile>>,
 }
 
@@ -57,7 +57,8 @@ pub struct CpuExecutor {
     stages: Vec<JoinHandle<()>>,
 }
 
-/// More than `SchedulerConfig::max_inflight_steps` can need: submitted, masked and drawn.
+/// The number of commands that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
+/// need fewer: each is submitted, masked and drawn.
 const QUEUE_LEN: usize = 64;
 
 impl CpuExecutor {
@@ -71,8 +72,8 @@ impl CpuExecutor {
         Ok(executor)
     }
 
-    /// The same with an image that an executor of the same weights, instruction set and weight
-    /// format gave. One of others costs time, and is not used. Returns another to be kept.
+    /// Does what `new` does, with an image that an executor of the same weights, instruction set and
+    /// weight format gave. An image of others costs time and is not used. Returns an image to keep.
     pub fn with_image(
         spec: DecoderSpec,
         weights: DecoderWeights,
@@ -145,7 +146,7 @@ impl CpuExecutor {
                 kernels,
                 num_layers(stage),
                 &spec.attention,
-                // One page more, for warm-up.
+                // Warm-up has a page of its own.
                 config.num_pages as usize + 1,
                 config.page_size,
                 config.kv_format,
@@ -225,10 +226,10 @@ impl CpuExecutor {
 
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
-        // Fails when the first stage has gone, and then the others go too.
+        // This fails when the first stage has gone, and then the others go too.
         let _ = self.commands.send(Command::Close);
         for thread in self.stages.drain(..) {
-            // Its panics, if any, have been reported as a lost executor.
+            // A panic of the thread has been reported as a lost executor.
             let _ = thread.join();
         }
     }
@@ -293,7 +294,7 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// A core for each thread.
+/// Chooses a core for each thread.
 fn cores(config: &CpuConfig) -> Result<Vec<usize>, CpuError> {
     let cores = allowed_cores()
         .map_err(|error| CpuError(format!("threads cannot be pinned to cores: {error}")))?;

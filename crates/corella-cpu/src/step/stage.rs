@@ -26,7 +26,7 @@ use super::slot::Slots;
 pub enum Command {
     Step {
         batch: Arc<Batch>,
-        /// From the stage before, `[rows][hidden_size]`, or why it has none.
+        /// The residual stream of the stage before, `[rows][hidden_size]`, or why there is none.
         rows: Result<Vec<f32>, String>,
     },
     Sample(StepId, Vec<TokenMask>),
@@ -71,7 +71,7 @@ impl Drop for CallerWaker {
     }
 }
 
-/// Its thread is also worker 0 of its pool.
+/// A stage, which runs in a thread of its own. That thread is also worker 0 of its pool.
 pub struct Stage {
     pub forward: Forward,
     pub pool: ThreadPool,
@@ -81,7 +81,7 @@ pub struct Stage {
     pub commands: Receiver<Command>,
     pub output: Output,
     pub plan: StepLayout,
-    /// What came while a step waited for something else.
+    /// Commands that came while a step waited for something else.
     pub postponed: VecDeque<Command>,
     /// The newest step of which the first stage knows what the last one drew.
     pub newest_drawn: Option<StepId>,
@@ -91,13 +91,14 @@ pub struct Stage {
     pub commit: Option<PageCommit>,
 }
 
-/// Whoever has sent nothing for so long has nothing to do.
+/// A stage that has received nothing for so long has nothing to do.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// What a step that was planned ahead computes for a request that ends here.
+/// The token that stands where none was drawn: a step that was planned ahead may compute it for a
+/// request that ends here.
 const NOTHING: TokenId = 0;
 
-/// The rest of the pipeline has gone, or was told to.
+/// The rest of the pipeline has gone, or was told to go.
 struct Closed;
 
 impl Stage {
@@ -130,7 +131,7 @@ impl Stage {
         self.commands.recv().ok()
     }
 
-    /// Memory of pages that will be used next, a few milliseconds' worth.
+    /// The memory to commit next: a few milliseconds' worth of the pages that will be used.
     fn next_commit(&mut self) -> Option<Range<usize>> {
         let commit = self.commit.as_mut()?;
         commit.note_used(self.forward.kv.num_used());
@@ -140,7 +141,7 @@ impl Stage {
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
         match command {
             Command::Step { batch, rows } => self.step(batch, rows),
-            // At the last stage: of a step that drew nothing, or failed before it could.
+            // Where the last stage handles one, its step drew nothing or failed before it could.
             Command::Sample(..) => self.pass_on(command),
             Command::Drawn(drawn) => {
                 self.take_drawn(drawn);
@@ -167,7 +168,7 @@ impl Stage {
         }
     }
 
-    /// To the next stage; from the last one it goes nowhere.
+    /// Sends a command to the next stage; the last one has none, and drops it.
     fn pass_on(&self, command: Command) -> Result<(), Closed> {
         match &self.output {
             Output::Next(next) => next.send(command).map_err(|_| Closed),
@@ -210,7 +211,7 @@ impl Stage {
         if self.is_first && !self.is_last() {
             self.wait_for_drawn(batch)?;
         }
-        // Even where a stage before has failed: it holds for the steps behind.
+        // The slots change even where a stage before has failed, because later steps build on them.
         let applied = self.slots.apply(batch);
         let rows = rows?;
         applied?;
@@ -304,9 +305,9 @@ impl Stage {
             .run(&|worker| forward.layers(plan, incoming, worker))
     }
 
-    /// Logits block by block, so that their memory does not grow with the step. The first
-    /// block is computed before the masks are waited for. All rows of a block are drawn at once,
-    /// those behind drafts too; what counts of them is seen then.
+    /// Draws from logits that are computed block by block, so that their memory does not grow with
+    /// the step. The first block is computed before the masks are waited for. All rows of a block
+    /// are drawn at once, those behind drafts too; which of them count is seen afterwards.
     fn draw(&mut self, step: StepId, samples: &[StepSample]) -> Result<BatchOutput, String> {
         let mut output = BatchOutput {
             step,
@@ -314,7 +315,7 @@ impl Stage {
             undrawn: Vec::new(),
         };
         let mut masks = None;
-        // The last token that counts, unless nothing behind it can.
+        // The last token that counts; none if no draw behind it can count.
         let mut last_drawn = None;
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
@@ -388,7 +389,7 @@ impl Stage {
             None => self.slots.note_failed(step),
             Some(tokens) => {
                 for (slot, token) in tokens {
-                    // Its request may have let go of it since.
+                    // The request may have let go of its slot since.
                     if let Ok(slot) = self.slots.get_mut(slot) {
                         slot.set_drawn(step, token);
                     }
@@ -397,7 +398,7 @@ impl Stage {
         }
     }
 
-    /// Until what the batch embeds has been drawn at the other end.
+    /// Waits until the last stage has drawn what the batch embeds.
     fn wait_for_drawn(&mut self, batch: &Batch) -> Result<(), String> {
         let needed = batch.tokens.iter().filter_map(|input| match input {
             InputToken::Known(_) => None,
@@ -414,7 +415,8 @@ impl Stage {
             }
             match self.commands.recv() {
                 Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
-                // What is waited for may wait for this. Masks of later steps stay behind them.
+                // The step that is waited for may wait for these masks. Masks of later steps stay
+                // behind their steps.
                 Ok(Command::Sample(step, masks)) if step < batch.step => {
                     let _ = self.pass_on(Command::Sample(step, masks));
                 }
@@ -425,13 +427,13 @@ impl Stage {
         Ok(())
     }
 
-    /// Nothing comes in any more; steps that were postponed fail on the way to the end.
+    /// Whether nothing comes in any more. Steps that were postponed fail on the way to the end.
     fn is_closing(&self) -> bool {
         let mut postponed = self.postponed.iter();
         postponed.any(|command| matches!(command, Command::Close))
     }
 
-    /// Those of steps before `step`: what is waited for may wait for them.
+    /// Passes on masks of steps before `step`, because what is waited for may wait for them.
     fn pass_on_postponed_masks(&mut self, step: StepId) {
         for command in std::mem::take(&mut self.postponed) {
             match command {
@@ -460,7 +462,7 @@ impl Stage {
         Err(String::from("the executor was dropped"))
     }
 
-    /// See `Executor::score`.
+    /// Scores tokens as `Executor::score` says.
     fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
         if !(self.is_first && self.is_last()) {
             return Err(String::from("tokens are scored by one pipeline stage only"));
@@ -498,8 +500,8 @@ impl Stage {
         Ok(scores)
     }
 
-    /// A step of one row and one of several tiles, on the page that no request gets. No profile counts
-    /// them.
+    /// Computes a step of one row and one of several tiles, on the page that no request gets. No
+    /// profile counts them.
     fn warm_up(&mut self) -> Result<(), String> {
         let profile = self.forward.profile.take();
         let result = self.run_warm_up();
@@ -528,7 +530,7 @@ impl Stage {
     }
 }
 
-/// However a stage ends, nobody waits for its steps.
+/// However a stage ends, nobody waits for its steps any longer.
 impl Drop for Stage {
     fn drop(&mut self) {
         self.forward.kv.counter.close();
