@@ -1,6 +1,5 @@
 //! The `Executor` face: hands batches to the threads that run them, a stage of the pipeline each.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::panic::resume_unwind;
@@ -17,9 +16,7 @@ use corella_model::{
 use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{KvMemory, PipelinePages, kv_page_bytes};
-use crate::step::{
-    CallerWaker, Command, Forward, Output, Profile, SlotLimits, Slots, Stage, StepLayout,
-};
+use crate::step::{CallerWaker, Command, Forward, Output, Profile, SlotLimits, Slots, Stage};
 use crate::system::{ThreadPool, allowed_cores};
 use crate::weights::{PackedImage, PackedWeights};
 
@@ -177,7 +174,6 @@ impl CpuExecutor {
             let mut spec = spec.clone();
             spec.num_layers = num_layers(stage);
             let layers = packed.take_layers(spec.num_layers);
-            let commit = kv.page_commit();
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();
             let mut forward =
@@ -193,26 +189,18 @@ impl CpuExecutor {
                     first: (!is_first).then(|| executor.commands.clone()),
                 },
             };
-            let stage_loop = Stage {
+            let stage_loop = Stage::new(
                 forward,
                 pool,
-                slots: Slots::new(limits.clone(), is_first || is_last),
-                max_num_batched_tokens: config.max_num_batched_tokens,
+                Slots::new(limits.clone(), is_first || is_last),
+                config.max_num_batched_tokens,
                 is_first,
-                commands: std::mem::replace(&mut receiver, next_receiver),
+                std::mem::replace(&mut receiver, next_receiver),
                 output,
-                plan: StepLayout::default(),
-                postponed: VecDeque::new(),
-                newest_drawn: None,
-                previous_step: None,
-                commit,
-            };
+            );
             let thread = std::thread::Builder::new()
                 .name(format!("corella-stage-{stage}"))
-                .spawn(move || {
-                    stage_loop.pool.pin_caller();
-                    stage_loop.run();
-                })
+                .spawn(move || stage_loop.run())
                 .map_err(|error| CpuError(format!("cannot start the executor thread: {error}")))?;
             executor.stages.push(thread);
         }

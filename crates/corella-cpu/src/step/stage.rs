@@ -73,22 +73,22 @@ impl Drop for CallerWaker {
 
 /// A stage, which runs in a thread of its own. That thread is also worker 0 of its pool.
 pub struct Stage {
-    pub forward: Forward,
-    pub pool: ThreadPool,
-    pub slots: Slots,
-    pub max_num_batched_tokens: u32,
-    pub is_first: bool,
-    pub commands: Receiver<Command>,
-    pub output: Output,
-    pub plan: StepLayout,
+    forward: Forward,
+    pool: ThreadPool,
+    slots: Slots,
+    max_num_batched_tokens: u32,
+    is_first: bool,
+    commands: Receiver<Command>,
+    output: Output,
+    plan: StepLayout,
     /// Commands that came while a step waited for something else.
-    pub postponed: VecDeque<Command>,
+    postponed: VecDeque<Command>,
     /// The newest step of which the first stage knows what the last one drew.
-    pub newest_drawn: Option<StepId>,
+    newest_drawn: Option<StepId>,
     /// The step that this stage computed last.
-    pub previous_step: Option<StepId>,
+    previous_step: Option<StepId>,
     /// Commits the memory of its KV pages ahead of use.
-    pub commit: Option<PageCommit>,
+    commit: Option<PageCommit>,
 }
 
 /// A stage that has received nothing for so long has nothing to do.
@@ -102,7 +102,34 @@ const NOTHING: TokenId = 0;
 struct Closed;
 
 impl Stage {
+    pub fn new(
+        forward: Forward,
+        pool: ThreadPool,
+        slots: Slots,
+        max_num_batched_tokens: u32,
+        is_first: bool,
+        commands: Receiver<Command>,
+        output: Output,
+    ) -> Self {
+        Self {
+            commit: forward.kv.page_commit(),
+            forward,
+            pool,
+            slots,
+            max_num_batched_tokens,
+            is_first,
+            commands,
+            output,
+            plan: StepLayout::default(),
+            postponed: VecDeque::new(),
+            newest_drawn: None,
+            previous_step: None,
+        }
+    }
+
+    /// Handles commands in the calling thread until the pipeline is closed.
     pub fn run(mut self) {
+        self.pool.pin_caller();
         while let Some(command) = self.next_command() {
             if self.handle(command).is_err() {
                 return;
