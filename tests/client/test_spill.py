@@ -18,9 +18,11 @@ THINGS = ["fox", "lantern", "river", "clock", "garden", "bridge"]
 
 def answer(server, index):
     """Returns everything that a client is told, and the number of tokens."""
+    place = f"a {THINGS[index]} and a mill by the sea"
+    question = f"Tell me a long story about {place}, and tell me what the people of the village said about it."
     answer = server.client.chat.completions.create(
         model=server.model(),
-        messages=[{"role": "user", "content": f"Tell me a story about a {THINGS[index]}."}],
+        messages=[{"role": "user", "content": question}],
         temperature=index % 2,
         seed=index,
         logprobs=True,

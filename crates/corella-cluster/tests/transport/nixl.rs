@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
