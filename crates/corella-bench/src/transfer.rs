@@ -39,7 +39,7 @@ impl Default for TransferBenchOptions {
             num_connections: 2,
             num_repeats: 5,
             bytes_per_repeat: 256 << 20,
-            chunk_bytes: 256 << 10,
+            chunk_bytes: 1 << 20,
         }
     }
 }

@@ -45,7 +45,7 @@ pub use kv_receiver::{
     KvReceiver, LoadHandle, LoadRejection, LoadRequest, ReceiverConfig, ReceiverStats,
 };
 pub use kv_sender::{KvSender, SenderConfig, SenderStats, StoreError};
-pub use nixl::{NixlAgent, NixlError, NixlLibrary, NixlOffer};
+pub use nixl::{NixlAgent, NixlError, NixlLibrary, NixlOffer, exit};
 pub use outgoing::SendStatus;
 pub use plain_pages::PlainPages;
 pub use socket::PeerAddress;

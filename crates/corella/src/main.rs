@@ -1,9 +1,9 @@
 //! The `corella` command.
 
 use std::error::Error;
-use std::process::ExitCode;
 
 use clap::Parser;
+use corella_cluster::transport::exit;
 
 mod args;
 mod bench;
@@ -21,28 +21,28 @@ mod unknown_option;
 
 use args::{BenchCommand, Cli, Command};
 
-fn main() -> ExitCode {
+fn main() {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let arguments = std::env::args_os().skip(1);
             let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
             match unknown_option::explain(&error, &arguments.collect::<Vec<_>>()) {
-                Some(reason) => return refuse(&reason),
+                Some(reason) => refuse(&reason),
                 None => error.exit(),
             }
         }
     };
     config::start_log();
     match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => exit(0),
         Err(error) => refuse(&one_line(&*error)),
     }
 }
 
-fn refuse(reason: &str) -> ExitCode {
+fn refuse(reason: &str) -> ! {
     eprintln!("error: {reason}");
-    ExitCode::from(2)
+    exit(2)
 }
 
 fn run(command: Command) -> Result<(), Box<dyn Error>> {

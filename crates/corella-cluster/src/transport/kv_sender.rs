@@ -70,7 +70,9 @@ impl SenderConfig {
             max_tombstones: 16_384,
             tombstone_time: Duration::from_secs(60),
             max_bandwidth: None,
-            chunk_bytes: 256 << 10,
+            // It stays in a core's cache on either side, and 256 KB cost a fifth of the speed inside a host,
+            // because threads are woken for every chunk.
+            chunk_bytes: 1 << 20,
             stall_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(600),
             tls: None,

@@ -12,6 +12,6 @@ mod reader;
 mod staging;
 
 pub use agent::{NixlAgent, NixlOffer};
-pub use library::{NixlError, NixlLibrary};
+pub use library::{NixlError, NixlLibrary, exit};
 pub(super) use meeting::{answer, propose};
 pub(super) use reader::NixlReader;

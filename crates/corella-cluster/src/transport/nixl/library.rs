@@ -2,13 +2,30 @@
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Names the library in place of the loader's path.
 const LIBRARY_VARIABLE: &str = "CORELLA_NIXL_LIBRARY";
 const LIBRARY: &str = "libnixl_capi.so";
+
+/// Whether the process has loaded the library.
+static IS_LOADED: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process as [`std::process::exit`] does, but where NIXL is loaded without the exit handlers of
+/// libraries: those of UCX free what threads that still close their connections are using.
+pub fn exit(code: i32) -> ! {
+    if IS_LOADED.load(Ordering::Relaxed) {
+        // Nobody is left to tell.
+        let _ = std::io::stdout().flush();
+        // SAFETY: it ends the process at once.
+        unsafe { libc::_exit(code) };
+    }
+    std::process::exit(code)
+}
 
 /// NIXL 1.5 or later. It stays loaded for ever, because it has threads and handlers of its own.
 #[derive(Clone)]
@@ -39,6 +56,7 @@ impl NixlLibrary {
         if library.is_null() {
             return Err(missing(loader_error()));
         }
+        IS_LOADED.store(true, Ordering::Relaxed);
         let find = |name: &'static CStr| {
             // SAFETY: a library that is open, and a name that ends with a zero byte.
             let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
