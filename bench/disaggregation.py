@@ -169,15 +169,16 @@ def silence(bench, options):
                    for index, (name, nodes) in enumerate(ways.items())}
         for name in ways:
             bench.load(servers[name].port, "--prompt-tokens", options.prompt_tokens, "--max-tokens", 4, "--num-prompts", 3,
-                       "--max-concurrency", 1)
+                       "--max-concurrency", 1, "--num-warmups", 0)
         for round in range(options.rounds):
             time.sleep(30)
             for name in list(ways) if round % 2 == 0 else reversed(ways):
                 load = bench.load(servers[name].port, "--prompt-tokens", options.prompt_tokens, "--max-tokens", 4,
-                                  "--num-prompts", 1, "--seed", 100 + round)
+                                  "--num-prompts", 1, "--num-warmups", 0, "--seed", 100 + round)
                 found[name].append(load["ttfts"][0] * 1e3)
         for name in list(ways)[1:]:
-            assert servers[name].metrics()["corella_pd_transfer_seconds_count"] == 3 + options.rounds
+            num_transfers = servers[name].metrics()["corella_pd_transfer_seconds_count"]
+            assert num_transfers == 3 + options.rounds, f"{name}: {num_transfers:.0f} transfers"
     print(f"A request of {options.prompt_tokens} tokens after 30 s of silence, TTFT in ms\n")
     print("| | median | to one process | all |\n|---|---|---|---|")
     for name, times in found.items():
