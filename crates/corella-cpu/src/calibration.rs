@@ -14,7 +14,9 @@ use crate::kernels::{Form, Isa, Kernels, PRODUCT_LANES, add_products, choose_ker
 use crate::kv::KvMemory;
 use crate::step::{Forward, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
-use crate::weights::{Embedding, PackedEnds, PackedLayer, PackedMatrix, PackedWeights, Packing};
+use crate::weights::{
+    Embedding, PackedEnds, PackedLayer, PackedMatrix, PackedWeights, Packing, check_spec,
+};
 
 /// The residual stream of all calibration tokens in front of the next layer. Besides it, memory is
 /// needed for one layer only.
@@ -56,6 +58,7 @@ impl LayerCalibration {
         num_threads: usize,
         isa: Option<Isa>,
     ) -> Result<Self, CpuError> {
+        check_spec(spec)?;
         let (isa, kernels) = choose_kernels(isa)?;
         let pool = ThreadPool::new(num_threads)
             .map_err(|error| CpuError(format!("cannot start the worker threads: {error}")))?;
@@ -71,7 +74,7 @@ impl LayerCalibration {
             embed.read_row(token as usize, &mut scratch, row);
         }
         let mut spec = spec.clone();
-        spec.num_layers = 1;
+        spec.layers.truncate(1);
         Ok(Self {
             spec,
             isa,
@@ -117,7 +120,7 @@ impl LayerCalibration {
                 layout.add_span(&vec![0; span.num_rows], span.start, &pages);
             }
             layout.finish(
-                &self.spec.attention,
+                &self.spec.layers[0].attention,
                 forward.tile_rows(),
                 forward.attention_shape(),
                 self.pool.num_threads(),
@@ -137,7 +140,13 @@ impl LayerCalibration {
 
     fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
         let (spec, kernels) = (&self.spec, self.kernels);
-        let layer = PackedLayer::pack(spec, layer, kernels, &mut self.pool)?;
+        let layer = PackedLayer::pack(
+            &spec.layers[0],
+            spec.hidden_size,
+            layer,
+            kernels,
+            &mut self.pool,
+        )?;
         // The residual stream enters and leaves as f32, so that embedding and head are left empty.
         let packing = Packing {
             k: spec.hidden_size,
@@ -158,8 +167,8 @@ impl LayerCalibration {
         };
         let kv = KvMemory::for_kernels(
             kernels,
-            spec.num_layers,
-            &spec.attention,
+            spec.layers.len(),
+            &spec.layers[0].attention,
             self.num_pages,
             PAGE_SIZE as u32,
             KvFormat::Float(DType::Bf16),
@@ -246,7 +255,7 @@ const SUMMED_ROWS: usize = 128;
 
 impl InputSums {
     fn new(spec: &DecoderSpec, isa: Isa) -> io::Result<Self> {
-        let lens = LayerInput::ALL.map(|input| input.len(spec));
+        let lens = LayerInput::ALL.map(|input| input.len(&spec.layers[0], spec.hidden_size));
         let mut inputs = Vec::new();
         for num_columns in lens {
             let padded = num_columns.next_multiple_of(PRODUCT_LANES);

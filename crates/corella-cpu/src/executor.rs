@@ -78,10 +78,11 @@ impl CpuExecutor {
         image: Option<File>,
     ) -> Result<(Self, PackedImage), CpuError> {
         check_config(&config)?;
-        if config.num_stages > spec.num_layers {
+        if config.num_stages > spec.layers.len() {
             return Err(CpuError(format!(
                 "{} pipeline stages for a model of {} layers",
-                config.num_stages, spec.num_layers
+                config.num_stages,
+                spec.layers.len()
             )));
         }
         let (isa, kernels) = choose_kernels(config.isa)?;
@@ -137,12 +138,12 @@ impl CpuExecutor {
             weight_bytes,
         };
 
-        let num_layers = |stage| share(spec.num_layers, num_stages, stage);
+        let num_layers = |stage| share(spec.layers.len(), num_stages, stage);
         let new_kv = |stage| {
             KvMemory::for_kernels(
                 kernels,
                 num_layers(stage),
-                &spec.attention,
+                &spec.layers[0].attention,
                 // Warm-up has a page of its own.
                 config.num_pages as usize + 1,
                 config.page_size,
@@ -159,7 +160,7 @@ impl CpuExecutor {
             info,
             kv_layout,
             kv_pages: Arc::new(PipelinePages::new(
-                &spec.attention,
+                &spec.layers[0].attention,
                 config.num_pages,
                 kv.clone(),
             )),
@@ -169,11 +170,12 @@ impl CpuExecutor {
             waker: Arc::default(),
             stages: Vec::new(),
         };
+        let mut layers = spec.layers.clone();
         for (stage, (pool, kv)) in pools.into_iter().zip(kv).enumerate() {
             let (is_first, is_last) = (stage == 0, stage + 1 == num_stages);
             let mut spec = spec.clone();
-            spec.num_layers = num_layers(stage);
-            let layers = packed.take_layers(spec.num_layers);
+            spec.layers = layers.drain(..num_layers(stage)).collect();
+            let layers = packed.take_layers(spec.layers.len());
             let max_rows = config.max_num_batched_tokens as usize;
             let num_threads = pool.num_threads();
             let mut forward =

@@ -15,7 +15,10 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
+use corella_model::{
+    Activation, AttentionSpec, DType, DecoderSpec, DecoderWeights, FeedForward, LayerSpec,
+    LayerWeights, NormKind, NormSpec, QkNorm, RotaryScaling, Tensor, WeightFormat,
+};
 
 use crate::cpu_error::CpuError;
 use crate::kernels::{Form, Kernels};
@@ -83,10 +86,10 @@ impl PackedWeights {
                 "groups of {group_len} weights are not supported; supported lengths are 32, 64 and 128"
             )));
         }
-        if weights.layers.len() != spec.num_layers {
+        if weights.layers.len() != spec.layers.len() {
             return Err(CpuError(format!(
                 "the model has {} layers, but the checkpoint has {}",
-                spec.num_layers,
+                spec.layers.len(),
                 weights.layers.len()
             )));
         }
@@ -147,7 +150,7 @@ impl PackedWeights {
         };
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             packer
-                .layer(spec, layer)
+                .layer(&spec.layers[index], spec.hidden_size, layer)
                 .map_err(|error| CpuError(format!("layer {index}: {error}")))
         });
         let layers = layers.collect::<Result<_, _>>()?;
@@ -197,7 +200,8 @@ impl PackedWeights {
 impl PackedLayer {
     /// Packs one layer in a floating-point form.
     pub fn pack(
-        spec: &DecoderSpec,
+        spec: &LayerSpec,
+        hidden_size: usize,
         layer: &LayerWeights,
         kernels: &Kernels,
         pool: &mut ThreadPool,
@@ -215,7 +219,7 @@ impl PackedLayer {
             kernels,
             pool,
         };
-        packer.layer(spec, layer)
+        packer.layer(spec, hidden_size, layer)
     }
 
     /// The form of all of the layer's matrices, and of their input rows.
@@ -276,12 +280,15 @@ enum Grouping {
 }
 
 impl Packer<'_> {
-    fn layer(&mut self, spec: &DecoderSpec, layer: &LayerWeights) -> Result<PackedLayer, CpuError> {
-        let hidden = spec.hidden_size;
-        let attention = &spec.attention;
-        let num_q = attention.num_heads * attention.head_dim;
-        let num_kv = attention.num_kv_heads * attention.head_dim;
-        let mlp = spec.mlp.intermediate_size;
+    fn layer(
+        &mut self,
+        spec: &LayerSpec,
+        hidden: usize,
+        layer: &LayerWeights,
+    ) -> Result<PackedLayer, CpuError> {
+        let (attention, mlp_spec) = (&spec.attention, spec.feed_forward.mlp());
+        let (num_q, num_kv) = (attention.query_len(), attention.kv_len());
+        let mlp = mlp_spec.intermediate_size;
         check_shape("attention_norm", &layer.attention_norm, &[hidden])?;
         check_shape("q", &layer.q, &[num_q, hidden])?;
         check_shape("k", &layer.k, &[num_kv, hidden])?;
@@ -296,10 +303,10 @@ impl Packer<'_> {
         let k_bias = optional_vector("k_bias", &layer.k_bias, has_bias, num_kv)?;
         let v_bias = optional_vector("v_bias", &layer.v_bias, has_bias, num_kv)?;
         let o_bias = optional_vector("o_bias", &layer.o_bias, attention.output_bias, hidden)?;
-        let gate_bias = optional_vector("gate_bias", &layer.gate_bias, spec.mlp.bias, mlp)?;
-        let up_bias = optional_vector("up_bias", &layer.up_bias, spec.mlp.bias, mlp)?;
-        let down_bias = optional_vector("down_bias", &layer.down_bias, spec.mlp.bias, hidden)?;
-        let (qk_norm, head_dim) = (attention.qk_norm, attention.head_dim);
+        let gate_bias = optional_vector("gate_bias", &layer.gate_bias, mlp_spec.bias, mlp)?;
+        let up_bias = optional_vector("up_bias", &layer.up_bias, mlp_spec.bias, mlp)?;
+        let down_bias = optional_vector("down_bias", &layer.down_bias, mlp_spec.bias, hidden)?;
+        let (qk_norm, head_dim) = (attention.qk_norm.is_some(), attention.head_dim);
         let q_norm = optional_vector("q_norm", &layer.q_norm, qk_norm, head_dim)?;
         let k_norm = optional_vector("k_norm", &layer.k_norm, qk_norm, head_dim)?;
         Ok(PackedLayer {
@@ -426,9 +433,49 @@ fn out_of_memory(error: io::Error) -> CpuError {
     CpuError(format!("no memory for the weights: {error}"))
 }
 
-fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
-    let attention = &spec.attention;
-    let wrong = |what: String| Err(CpuError(what));
+/// Refuses models that the forward pass cannot compute.
+pub fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
+    let Some(first) = spec.layers.first() else {
+        return Err(CpuError(String::from("the model has no layers")));
+    };
+    if spec.vocab_size == 0 || spec.hidden_size == 0 {
+        return Err(CpuError(String::from(
+            "vocab_size and hidden_size must not be 0",
+        )));
+    }
+    let refused = [
+        (spec.learned_positions, "learned positions"),
+        (spec.embedding_scale != 1.0, "scaled embeddings"),
+        (spec.norm.kind != NormKind::Rms, NOT_RMS),
+        (spec.logit_scale != 1.0, "scaled logits"),
+        (spec.logit_soft_cap.is_some(), "soft-capped logits"),
+    ];
+    if let Some((_, what)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
+        return Err(not_computed("the model", what));
+    }
+    for (index, layer) in spec.layers.iter().enumerate() {
+        check_layer(layer, &format!("layer {index}"))?;
+        if layer != first {
+            return Err(not_computed(
+                &format!("layer {index}"),
+                "another shape than layer 0",
+            ));
+        }
+    }
+    Ok(())
+}
+
+const NOT_RMS: &str = "norms other than RMS norms";
+
+fn not_computed(who: &str, what: &str) -> CpuError {
+    CpuError(format!(
+        "{who} has {what}, which the CPU executor does not compute yet"
+    ))
+}
+
+fn check_layer(layer: &LayerSpec, name: &str) -> Result<(), CpuError> {
+    let attention = &layer.attention;
+    let wrong = |what: String| Err(CpuError(format!("{name}: {what}")));
     if attention.num_kv_heads == 0 || !attention.num_heads.is_multiple_of(attention.num_kv_heads) {
         return wrong(format!(
             "{} query heads cannot share {} KV heads",
@@ -441,12 +488,63 @@ fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
             attention.head_dim
         ));
     }
-    if spec.vocab_size == 0 || spec.hidden_size == 0 || spec.mlp.intermediate_size == 0 {
-        return wrong(String::from(
-            "vocab_size, hidden_size and intermediate_size must not be 0",
-        ));
+    let mlp = match &layer.feed_forward {
+        FeedForward::Mlp(mlp) => mlp,
+        FeedForward::Experts(_) => return Err(not_computed(name, "experts")),
+    };
+    if mlp.intermediate_size == 0 {
+        return wrong(String::from("intermediate_size must not be 0"));
     }
-    Ok(())
+    let norms = [layer.attention_norms, layer.feed_forward_norms];
+    let depends_on_context = attention.rotary.as_ref().is_some_and(|rotary| {
+        use RotaryScaling::{Dynamic, LongRope};
+        matches!(rotary.scaling, Dynamic { .. } | LongRope { .. })
+    });
+    let is_rms = |norm: &NormSpec| norm.kind == NormKind::Rms;
+    let usual_scale = AttentionSpec::usual_scale(attention.head_dim);
+    let refused = [
+        (attention.window.is_some(), "a sliding window"),
+        (attention.soft_cap.is_some(), "soft-capped attention"),
+        (attention.scale != usual_scale, "an unusual attention scale"),
+        (
+            matches!(attention.qk_norm, Some(QkNorm::Whole(_))),
+            "a norm over all heads together",
+        ),
+        (
+            matches!(attention.qk_norm, Some(QkNorm::Heads(norm)) if !is_rms(&norm)),
+            NOT_RMS,
+        ),
+        (
+            depends_on_context,
+            "rotary frequencies that depend on the context's length",
+        ),
+        (
+            norms.iter().any(|norms| norms.before.is_none()),
+            "a part whose input has no norm",
+        ),
+        (
+            norms.iter().any(|norms| norms.after.is_some()),
+            "a norm behind a part",
+        ),
+        (
+            !norms
+                .iter()
+                .filter_map(|norms| norms.before.as_ref())
+                .all(is_rms),
+            NOT_RMS,
+        ),
+        (layer.residual_scale != 1.0, "a scaled residual stream"),
+        (layer.is_parallel, "attention and MLP side by side"),
+        (!mlp.is_gated, "an MLP without gates"),
+        (
+            mlp.activation != Activation::Silu,
+            "an activation other than SiLU",
+        ),
+    ];
+    match refused.into_iter().find(|(is_refused, _)| *is_refused) {
+        Some((_, what)) => Err(not_computed(name, what)),
+        None => Ok(()),
+    }
 }
 
 fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {

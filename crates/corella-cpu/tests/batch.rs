@@ -290,7 +290,7 @@ fn pages_go_out_position_by_position() {
     let copy = read_page(&mut executor, 5, PageForm::Canonical);
     // A page is [layer][head][K, V][position][dimension]; these are the first 7 positions of each
     // head.
-    let head_dim = checkpoint().config().spec.attention.head_dim;
+    let head_dim = checkpoint().config().spec.layers[0].attention.head_dim;
     let position_bytes = head_dim * 4;
     let positions = pattern
         .chunks(position_bytes)
@@ -321,8 +321,9 @@ fn pages_of_integers_keep_their_scales() {
     let copied = read_page(&mut executor, 5, PageForm::Canonical);
     // Each head of a layer has [K, V][position][dimension] and then [K, V][position] for the scales.
     let spec = checkpoint().config().spec.clone();
-    let num_heads = spec.num_layers * spec.attention.num_kv_heads;
-    let (num_rows, num_elements) = (2 * num_heads * 16, 2 * 16 * spec.attention.head_dim);
+    let attention = &spec.layers[0].attention;
+    let num_heads = spec.layers.len() * attention.num_kv_heads;
+    let (num_rows, num_elements) = (2 * num_heads * 16, 2 * 16 * attention.head_dim);
     let scales = |page: &[u8]| -> Vec<f32> {
         let heads = page.chunks(page.len() / num_heads);
         let bytes = heads.flat_map(|head| head[num_elements..].as_chunks::<4>().0);
@@ -397,7 +398,7 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
     weights.layers.pop();
     assert!(build(spec.clone(), weights).contains("layers"));
     let mut config = config(F32, 16);
-    config.num_stages = spec.num_layers + 1;
+    config.num_stages = spec.layers.len() + 1;
     let built = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config);
     let error = built.err().expect("more stages than layers");
     assert!(error.0.contains("pipeline stages"), "{error}");
@@ -408,14 +409,15 @@ fn page_memory_is_what_the_layout_says() {
     for page_size in [1, 16, 100] {
         for format in [F32, BF16, KvFormat::Int8] {
             let spec = checkpoint().config().spec.clone();
+            let attention = &spec.layers[0].attention;
             let expected = 2
-                * spec.num_layers
-                * spec.attention.num_kv_heads
+                * spec.layers.len()
+                * attention.num_kv_heads
                 * page_size as usize
                 * match format {
-                    KvFormat::Float(dtype) => spec.attention.head_dim * dtype.size(),
+                    KvFormat::Float(dtype) => attention.head_dim * dtype.size(),
                     // The scale is an f32.
-                    KvFormat::Int8 => spec.attention.head_dim + 4,
+                    KvFormat::Int8 => attention.head_dim + 4,
                 };
             assert_eq!(kv_page_bytes(&spec, page_size, format), expected);
             let layout = executor(format, page_size).kv_layout();

@@ -1,24 +1,71 @@
-//! A decoder as data. Each backend has one `forward.rs` that interprets it; supporting a new
-//! architecture means mapping `config.json` and tensor names, not writing new kernels.
+//! A decoder as data. Each backend has one `forward.rs` that interprets it; a new family of models
+//! means mapping its configuration and its tensor names, not writing new kernels.
+
+use crate::RotarySpec;
 
 /// The shape of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     pub vocab_size: usize,
     pub hidden_size: usize,
-    pub num_layers: usize,
     /// The longest context that the checkpoint was made for.
     pub max_position: usize,
-    /// The epsilon of the RMS norms before attention, before the MLP and before the head.
-    pub norm_eps: f32,
-    pub rotary: RotarySpec,
-    pub attention: AttentionSpec,
-    pub mlp: MlpSpec,
+    pub layers: Vec<LayerSpec>,
+    /// Whether a table with `max_position` rows is added to the embeddings of tokens (GPT-2).
+    pub learned_positions: bool,
+    /// What embeddings of tokens are multiplied by (Gemma, Granite); otherwise 1.
+    pub embedding_scale: f32,
+    /// The norm before the head.
+    pub norm: NormSpec,
+    /// What logits are multiplied by (Granite, Cohere); otherwise 1.
+    pub logit_scale: f32,
+    /// Logits become `cap * tanh(logit / cap)` (Gemma 2).
+    pub logit_soft_cap: Option<f32>,
     /// Whether the head shares the embedding matrix.
     pub tied_embeddings: bool,
 }
 
-/// The shape of the attention layers.
+/// The shape of one layer. Unless it is parallel, it computes
+/// `x += scale * after(attention(before(x)))`, then the same with the feed-forward part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    pub attention: AttentionSpec,
+    pub attention_norms: BranchNorms,
+    pub feed_forward: FeedForward,
+    pub feed_forward_norms: BranchNorms,
+    /// What is added to the residual stream is multiplied by this first (Granite); otherwise 1.
+    pub residual_scale: f32,
+    /// Whether the feed-forward part reads what attention reads, so that both are added to the same
+    /// residual stream (GPT-J, Cohere). Such a layer has only the norm before attention.
+    pub is_parallel: bool,
+}
+
+/// The norms of what a layer computes beside the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BranchNorms {
+    /// The norm of its input (all but OLMo 2).
+    pub before: Option<NormSpec>,
+    /// The norm of its output, before it is added (OLMo 2, Gemma 2 and 3).
+    pub after: Option<NormSpec>,
+}
+
+/// A norm with a weight for each element. "1 + weight" (Gemma) is not a kind of its own: the loader
+/// adds 1 to the weights where a format stores them without.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    pub kind: NormKind,
+    pub eps: f32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Divides by the root mean square.
+    Rms,
+    /// Subtracts the mean, and divides by the standard deviation.
+    Layer { bias: bool },
+}
+
+/// The shape of a layer's attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     pub num_heads: usize,
@@ -26,18 +73,41 @@ pub struct AttentionSpec {
     /// `h`.
     pub num_kv_heads: usize,
     pub head_dim: usize,
-    /// Whether each query and key head has an RMS norm before RoPE (Qwen3).
-    pub qk_norm: bool,
+    /// `None` for layers whose queries and keys do not know their positions (SmolLM3, GPT-2).
+    pub rotary: Option<RotarySpec>,
+    /// What products of queries and keys are multiplied by; usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)` (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// A query sees itself and the `window - 1` positions before it.
+    pub window: Option<usize>,
+    /// The norm of queries and keys before RoPE.
+    pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
     pub output_bias: bool,
 }
 
-/// The shape of the gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QkNorm {
+    /// Each head has a norm, with `head_dim` weights that all heads share (Qwen3, Gemma 3).
+    Heads(NormSpec),
+    /// One norm for all query heads together, and one for all key heads (OLMo 2).
+    Whole(NormSpec),
+}
+
+/// What a layer computes for each token by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForward {
+    Mlp(MlpSpec),
+    Experts(ExpertSpec),
+}
+
+/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without gates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpSpec {
     pub intermediate_size: usize,
-    /// The activation of the gate: `down(activation(gate(x)) * up(x))`.
     pub activation: Activation,
+    pub is_gated: bool,
     pub bias: bool,
 }
 
@@ -45,32 +115,106 @@ pub struct MlpSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Silu,
+    /// `x * Φ(x)`.
+    Gelu,
+    /// The approximation of `Gelu` with tanh.
+    GeluTanh,
 }
 
-/// RoPE over whole heads, where element i is rotated together with element `i + head_dim / 2` (NeoX
-/// order).
+/// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RotarySpec {
-    pub theta: f64,
-    pub scaling: RotaryScaling,
+pub struct ExpertSpec {
+    pub num_experts: usize,
+    pub num_experts_per_token: usize,
+    /// The shape of each expert.
+    pub expert: MlpSpec,
+    /// An MLP that every token goes through.
+    pub shared: Option<SharedExpert>,
+    /// How the router's outputs for all experts become scores.
+    pub scoring: ExpertScoring,
+    /// Whether a bias for each expert counts when experts are chosen, and not when they are weighed.
+    pub selection_bias: bool,
+    /// Whether the weights of the chosen experts are divided by their sum. (Mixtral's softmax over
+    /// the chosen ones is the same.)
+    pub normalises: bool,
+    /// What the weights are multiplied by; otherwise 1.
+    pub weight_scale: f32,
 }
 
-/// How RoPE's frequencies are changed for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum RotaryScaling {
-    None,
-    /// All positions are divided by `factor`.
-    Linear {
-        factor: f64,
-    },
-    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and those between
-    /// are interpolated.
-    Llama3 {
-        factor: f64,
-        low_freq_factor: f64,
-        high_freq_factor: f64,
-        original_max_position: f64,
-    },
-    /// The frequency of each pair of dimensions is divided by a number of its own.
-    Divisors(Vec<f32>),
+pub struct SharedExpert {
+    pub mlp: MlpSpec,
+    /// Whether its output is multiplied by the sigmoid of a product with a vector (Qwen2-MoE).
+    pub is_weighed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertScoring {
+    Softmax,
+    Sigmoid,
+}
+
+impl NormSpec {
+    pub fn rms(eps: f32) -> Self {
+        let kind = NormKind::Rms;
+        Self { kind, eps }
+    }
+}
+
+impl BranchNorms {
+    /// Only the norm of the input.
+    pub fn before(norm: NormSpec) -> Self {
+        Self {
+            before: Some(norm),
+            after: None,
+        }
+    }
+}
+
+impl AttentionSpec {
+    /// Heads with RoPE over whole heads and nothing else, and the usual scale.
+    pub fn plain(
+        num_heads: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        rotary: RotarySpec,
+    ) -> Self {
+        Self {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            rotary: Some(rotary),
+            scale: Self::usual_scale(head_dim),
+            soft_cap: None,
+            window: None,
+            qk_norm: None,
+            qkv_bias: false,
+            output_bias: false,
+        }
+    }
+
+    /// `1 / sqrt(head_dim)`.
+    pub fn usual_scale(head_dim: usize) -> f32 {
+        (1.0 / (head_dim as f64).sqrt()) as f32
+    }
+
+    /// The number of elements of all queries of a token.
+    pub fn query_len(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// The number of elements of all keys of a token, and of all its values.
+    pub fn kv_len(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+}
+
+impl FeedForward {
+    /// The MLP, or what all experts have the shape of.
+    pub fn mlp(&self) -> &MlpSpec {
+        match self {
+            Self::Mlp(mlp) => mlp,
+            Self::Experts(experts) => &experts.expert,
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use crate::packed_matrix::{self, Parts};
 use crate::packed_tensor::StoredTensor;
 use crate::{
-    CheckpointError, DecoderSpec, DecoderWeights, LayerWeights, ModelConfig, Quantization, Tensor,
+    CheckpointError, DecoderWeights, LayerSpec, LayerWeights, ModelConfig, Quantization, Tensor,
 };
 
 /// A file of tensors in any format.
@@ -78,8 +78,11 @@ pub fn load<S: TensorSource>(
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
     let weights = DecoderWeights {
         embed: tensors.take(&weight(names.embed), &vocab_by_hidden)?,
-        layers: (0..spec.num_layers)
-            .map(|layer| tensors.take_layer(&format!("{}.{layer}", names.layers), spec))
+        layers: (spec.layers.iter().enumerate())
+            .map(|(index, layer)| {
+                let prefix = format!("{}.{index}", names.layers);
+                tensors.take_layer(&prefix, layer, spec.hidden_size)
+            })
             .collect::<Result<_, _>>()?,
         norm: tensors.take(&weight(names.norm), &[spec.hidden_size])?,
         lm_head: match spec.tied_embeddings {
@@ -163,13 +166,12 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     fn take_layer(
         &mut self,
         layer: &str,
-        spec: &DecoderSpec,
+        spec: &LayerSpec,
+        hidden: usize,
     ) -> Result<LayerWeights, CheckpointError> {
-        let attention = &spec.attention;
-        let hidden = spec.hidden_size;
-        let query = attention.num_heads * attention.head_dim;
-        let key = attention.num_kv_heads * attention.head_dim;
-        let inner = spec.mlp.intermediate_size;
+        let (attention, mlp) = (&spec.attention, spec.feed_forward.mlp());
+        let (query, key) = (attention.query_len(), attention.kv_len());
+        let inner = mlp.intermediate_size;
         let names = self.names;
         let mut matrix = |name: &str, out: usize, input: usize| {
             self.take_matrix(&format!("{layer}.{name}"), [out, input])
@@ -186,8 +188,8 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
                 .then(|| self.take(&format!("{layer}.{name}.{suffix}"), &[len]))
                 .transpose()
         };
-        let (qkv_bias, qk_norm) = (attention.qkv_bias, attention.qk_norm);
-        let mlp_bias = spec.mlp.bias;
+        let (qkv_bias, qk_norm) = (attention.qkv_bias, attention.qk_norm.is_some());
+        let mlp_bias = mlp.bias;
         let head = attention.head_dim;
         Ok(LayerWeights {
             q,

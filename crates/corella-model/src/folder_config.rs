@@ -3,14 +3,16 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::{Activation, Architecture, DType, ModelConfig, RotaryScaling, RotarySpec};
+use crate::{Architecture, DType, ModelConfig, RotaryScaling, RotarySpec};
 
 impl ModelConfig {
     /// Returns the content of config.json, for weights of a type. `Err` names what config.json
     /// cannot express.
     pub fn to_folder_config(&self, dtype: DType) -> Result<Value, String> {
-        let (spec, attention) = (&self.spec, &self.spec.attention);
-        let Activation::Silu = spec.mlp.activation;
+        let spec = &self.spec;
+        let layer = &spec.layers[0];
+        let (attention, mlp) = (&layer.attention, layer.feed_forward.mlp());
+        let rotary = (attention.rotary.as_ref()).ok_or("its layers do not know positions")?;
         let mut config = json!({
             "architectures": [self.architecture.name()],
             "model_type": match self.architecture {
@@ -20,16 +22,16 @@ impl ModelConfig {
             },
             "vocab_size": spec.vocab_size,
             "hidden_size": spec.hidden_size,
-            "intermediate_size": spec.mlp.intermediate_size,
-            "num_hidden_layers": spec.num_layers,
+            "intermediate_size": mlp.intermediate_size,
+            "num_hidden_layers": spec.layers.len(),
             "num_attention_heads": attention.num_heads,
             "num_key_value_heads": attention.num_kv_heads,
             "head_dim": attention.head_dim,
             "max_position_embeddings": spec.max_position,
-            "rms_norm_eps": shortest(spec.norm_eps),
+            "rms_norm_eps": shortest(spec.norm.eps),
             "hidden_act": "silu",
-            "rope_theta": spec.rotary.theta,
-            "rope_scaling": rope_scaling(&spec.rotary, attention.head_dim)?,
+            "rope_theta": rotary.theta,
+            "rope_scaling": rope_scaling(rotary)?,
             "tie_word_embeddings": spec.tied_embeddings,
             "torch_dtype": match dtype {
                 DType::F32 => "float32",
@@ -52,8 +54,8 @@ impl ModelConfig {
             }
         }
         match self.architecture {
-            Architecture::Llama => config["mlp_bias"] = spec.mlp.bias.into(),
-            architecture if spec.mlp.bias => {
+            Architecture::Llama => config["mlp_bias"] = mlp.bias.into(),
+            architecture if mlp.bias => {
                 return Err(format!("{architecture} cannot have biases in its MLP"));
             }
             _ => {}
@@ -89,18 +91,21 @@ fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-fn rope_scaling(rotary: &RotarySpec, head_dim: usize) -> Result<Value, String> {
+fn rope_scaling(rotary: &RotarySpec) -> Result<Value, String> {
     Ok(match &rotary.scaling {
         RotaryScaling::None => Value::Null,
         RotaryScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         scaling @ RotaryScaling::Llama3 { .. } => llama3(scaling),
         RotaryScaling::Divisors(divisors) => {
-            let found = find_llama3(rotary.theta, head_dim, divisors);
+            let found = find_llama3(rotary.theta, rotary.num_dims, divisors);
             let found = found.ok_or(
                 "the divisors of its rotary frequencies are not those of Llama 3.1, which is all \
                  that config.json can say",
             )?;
             llama3(&found)
+        }
+        _ => {
+            return Err("the scaling of its rotary frequencies is not one of these models'".into());
         }
     })
 }
@@ -172,13 +177,16 @@ mod tests {
             let mut read = read.unwrap();
             // The divisors of so small a model fit several lengths. That of the folder is one of
             // them, and the shortest is the one found.
-            if let RotaryScaling::Llama3 {
-                original_max_position,
-                ..
-            } = &mut read.spec.rotary.scaling
-            {
-                assert_eq!(*original_max_position, 32.0);
-                *original_max_position = 64.0;
+            for layer in &mut read.spec.layers {
+                let rotary = layer.attention.rotary.as_mut().unwrap();
+                if let RotaryScaling::Llama3 {
+                    original_max_position,
+                    ..
+                } = &mut rotary.scaling
+                {
+                    assert_eq!(*original_max_position, 32.0);
+                    *original_max_position = 64.0;
+                }
             }
             assert_eq!(read.spec, folder.config().spec, "{name}");
             assert_eq!(read.architecture, folder.config().architecture);
@@ -192,7 +200,8 @@ mod tests {
     fn divisors_of_something_else_are_refused() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama3-f16.gguf");
         let mut config = Checkpoint::open(file).unwrap().config().clone();
-        config.spec.rotary.scaling = RotaryScaling::Divisors(vec![1.5, 8.0]);
+        let rotary = config.spec.layers[0].attention.rotary.as_mut().unwrap();
+        rotary.scaling = RotaryScaling::Divisors(vec![1.5, 8.0]);
         let error = config.to_folder_config(DType::Bf16).unwrap_err();
         assert!(error.contains("Llama 3.1"), "{error}");
     }

@@ -30,6 +30,7 @@ mod packed_tensor;
 mod page_conversion;
 mod quantization;
 mod quantize;
+mod rotary_spec;
 mod safetensors_file;
 mod sampler;
 mod tensor;
@@ -42,7 +43,8 @@ pub use checkpoint_error::CheckpointError;
 pub use checkpoint_writer::{CheckpointWriter, PlannedPart};
 pub use cost_model::CostModel;
 pub use decoder_spec::{
-    Activation, AttentionSpec, DecoderSpec, MlpSpec, RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, BranchNorms, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward,
+    LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, SharedExpert,
 };
 pub use element_order::ElementOrder;
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask};
@@ -60,6 +62,7 @@ pub use quantization::{Quantization, Scheme};
 pub use quantize::{
     Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,
 };
+pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, sample};
 pub use tensor::{
     DType, DecoderWeights, KvFormat, LayerInput, LayerWeights, Storage, Tensor, WeightFormat,

@@ -6,8 +6,8 @@ use corella_core::TokenId;
 
 use crate::json_object::{self, JsonObject};
 use crate::{
-    Activation, AttentionSpec, CheckpointError, DType, DecoderSpec, MlpSpec, Quantization,
-    RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, BranchNorms, CheckpointError, DType, DecoderSpec, FeedForward,
+    LayerSpec, MlpSpec, NormSpec, QkNorm, Quantization, RotaryScaling, RotarySpec,
 };
 
 /// The configuration of a model.
@@ -114,6 +114,9 @@ impl ModelConfig {
     }
 }
 
+/// The largest number of layers, which keeps damaged files from taking all memory.
+pub(crate) const MAX_LAYERS: usize = 4096;
+
 fn architecture(config: &JsonObject<'_>) -> Result<Architecture, CheckpointError> {
     let known = Architecture::ALL.map(Architecture::name).join(", ");
     let named = config
@@ -163,22 +166,38 @@ fn decoder_spec(
     let max_position = config
         .try_size("max_position_embeddings")?
         .unwrap_or(default_max_position);
-    Ok(DecoderSpec {
-        vocab_size: config.size("vocab_size")?,
-        hidden_size,
-        num_layers: config.size("num_hidden_layers")?,
-        max_position,
-        norm_eps: config.try_number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        attention: attention_spec(architecture, config, hidden_size)?,
-        rotary: rotary_spec(config, max_position)?,
-        mlp: MlpSpec {
+    let norm = NormSpec::rms(config.try_number("rms_norm_eps")?.unwrap_or(1e-6) as f32);
+    let layer = LayerSpec {
+        attention: attention_spec(architecture, config, hidden_size, max_position, norm)?,
+        attention_norms: BranchNorms::before(norm),
+        feed_forward: FeedForward::Mlp(MlpSpec {
             intermediate_size: config.size("intermediate_size")?,
             activation: match config.try_text("hidden_act")? {
                 None | Some("silu" | "swish") => Activation::Silu,
                 Some(_) => return Err(config.refuse("hidden_act", "supported is \"silu\"")),
             },
+            is_gated: true,
             bias: has_mlp_bias && config.flag("mlp_bias")?,
-        },
+        }),
+        feed_forward_norms: BranchNorms::before(norm),
+        residual_scale: 1.0,
+        is_parallel: false,
+    };
+    let num_layers = config.size("num_hidden_layers")?;
+    if num_layers > MAX_LAYERS {
+        let why = format!("no model has more than {MAX_LAYERS} layers");
+        return Err(config.refuse("num_hidden_layers", &why));
+    }
+    Ok(DecoderSpec {
+        vocab_size: config.size("vocab_size")?,
+        hidden_size,
+        max_position,
+        layers: vec![layer; num_layers],
+        learned_positions: false,
+        embedding_scale: 1.0,
+        norm,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
         tied_embeddings: config.flag("tie_word_embeddings")?,
     })
 }
@@ -187,6 +206,8 @@ fn attention_spec(
     architecture: Architecture,
     config: &JsonObject<'_>,
     hidden_size: usize,
+    max_position: usize,
+    norm: NormSpec,
 ) -> Result<AttentionSpec, CheckpointError> {
     let num_heads = config.size("num_attention_heads")?;
     let num_kv_heads = config.try_size("num_key_value_heads")?.unwrap_or(num_heads);
@@ -214,13 +235,13 @@ fn attention_spec(
             (bias, bias)
         }
     };
+    let rotary = rotary_spec(config, head_dim, max_position)?;
+    let has_qk_norm = architecture == Architecture::Qwen3;
     Ok(AttentionSpec {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        qk_norm: architecture == Architecture::Qwen3,
+        qk_norm: has_qk_norm.then_some(QkNorm::Heads(norm)),
         qkv_bias,
         output_bias,
+        ..AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary)
     })
 }
 
@@ -246,6 +267,7 @@ fn refuse_sliding_windows(config: &JsonObject<'_>) -> Result<(), CheckpointError
 
 fn rotary_spec(
     config: &JsonObject<'_>,
+    head_dim: usize,
     max_position: usize,
 ) -> Result<RotarySpec, CheckpointError> {
     const DEFAULT_THETA: f64 = 10_000.0;
@@ -275,6 +297,7 @@ fn rotary_spec(
     }
     Ok(RotarySpec {
         theta,
+        num_dims: head_dim,
         scaling: match scaling {
             Some(scaling) => rotary_scaling(&scaling, max_position)?,
             None => RotaryScaling::None,

@@ -161,10 +161,11 @@ mod tests {
         let (spec, weights) = open("llama-gqa-tied");
         let original = ModelFingerprint::new(&spec, &weights);
         let mut changed = spec.clone();
-        changed.rotary.theta += 1.0;
+        let rotary = &mut changed.layers[0].attention.rotary;
+        rotary.as_mut().unwrap().theta += 1.0;
         assert_ne!(ModelFingerprint::new(&changed, &weights), original);
         let mut changed = spec;
-        changed.norm_eps *= 2.0;
+        changed.norm.eps *= 2.0;
         assert_ne!(ModelFingerprint::new(&changed, &weights), original);
     }
 }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
-use crate::{DecoderSpec, GroupFormat, GroupedRow};
+use crate::{GroupFormat, GroupedRow, LayerSpec};
 
 /// A floating-point type of weights or activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -351,11 +351,11 @@ impl LayerInput {
     ];
 
     /// The number of elements in a row of this input.
-    pub fn len(self, spec: &DecoderSpec) -> usize {
+    pub fn len(self, layer: &LayerSpec, hidden_size: usize) -> usize {
         match self {
-            Self::Attention | Self::Mlp => spec.hidden_size,
-            Self::AttentionOutput => spec.attention.num_heads * spec.attention.head_dim,
-            Self::MlpOutput => spec.mlp.intermediate_size,
+            Self::Attention | Self::Mlp => hidden_size,
+            Self::AttentionOutput => layer.attention.query_len(),
+            Self::MlpOutput => layer.feed_forward.mlp().intermediate_size,
         }
     }
 }

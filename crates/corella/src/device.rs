@@ -224,10 +224,10 @@ pub(crate) fn load(
     }
 
     let num_stages = scheduler.num_pipeline_stages as usize;
-    if options.device == Device::Cpu && num_stages > spec.num_layers {
+    if options.device == Device::Cpu && num_stages > spec.layers.len() {
         return Err(Error::Config(format!(
             "--pipeline-parallel-size is {num_stages}, and the model has {} layers",
-            spec.num_layers
+            spec.layers.len()
         )));
     }
     if let (Speculation::Draft { draw_cost }, Some((_, of_draft))) =

@@ -1,6 +1,6 @@
 //! The least work that a token can take, to judge speeds by.
 
-use corella_model::{DecoderSpec, KvFormat, WeightFormat};
+use corella_model::{AttentionSpec, DecoderSpec, KvFormat, LayerSpec, WeightFormat};
 
 /// Operations and bytes that any implementation of a model needs.
 pub struct TokenCost<'a> {
@@ -23,31 +23,67 @@ impl TokenCost<'_> {
     pub fn prefill_flops(&self, num_tokens: usize) -> f64 {
         let spec = self.spec;
         let tokens = num_tokens as f64;
-        let pairs = tokens * (tokens + 1.0) / 2.0;
         // Attention computes a score and a weighted sum for each pair of positions.
-        let attention =
-            4.0 * (spec.num_layers * spec.attention.num_heads * spec.attention.head_dim) as f64;
+        let attention: f64 = (spec.layers.iter())
+            .map(|layer| {
+                4.0 * num_pairs(&layer.attention, tokens) * layer.attention.query_len() as f64
+            })
+            .sum();
         2.0 * tokens * num_layer_weights(spec) as f64
             + 2.0 * num_head_weights(spec) as f64
-            + pairs * attention
+            + attention
     }
 
     /// Bytes that a decode step reads to generate a token after `num_context_tokens`.
     pub fn decode_bytes(&self, num_context_tokens: f64) -> f64 {
         let spec = self.spec;
         let weights = num_layer_weights(spec) + num_head_weights(spec);
-        let heads = 2 * spec.num_layers * spec.attention.num_kv_heads;
-        let kv_row = heads * self.kv_format.row_bytes(spec.attention.head_dim);
-        self.weight_format.num_bytes(weights) as f64 + num_context_tokens * kv_row as f64
+        let kv_bytes = |layer: &LayerSpec| {
+            let attention = &layer.attention;
+            let row = 2 * attention.num_kv_heads * self.kv_format.row_bytes(attention.head_dim);
+            let num_rows = (attention.window).map_or(num_context_tokens, |window| {
+                num_context_tokens.min(window as f64)
+            });
+            num_rows * row as f64
+        };
+        let kv: f64 = spec.layers.iter().map(kv_bytes).sum();
+        self.weight_format.num_bytes(weights) as f64 + kv
     }
 }
 
+/// The number of pairs of a query and a key that it sees, in a sequence of some tokens.
+fn num_pairs(attention: &AttentionSpec, num_tokens: f64) -> f64 {
+    let window = attention.window.map_or(num_tokens, |window| window as f64);
+    let short = num_tokens.min(window);
+    short * (short + 1.0) / 2.0 + (num_tokens - short) * window
+}
+
 fn num_layer_weights(spec: &DecoderSpec) -> usize {
-    let heads = &spec.attention;
-    let attention = 2 * (heads.num_heads + heads.num_kv_heads) * heads.head_dim;
-    spec.num_layers * spec.hidden_size * (attention + 3 * spec.mlp.intermediate_size)
+    let num_weights = |layer: &LayerSpec| {
+        let attention = 2 * (layer.attention.query_len() + layer.attention.kv_len());
+        let mlp = layer.feed_forward.mlp();
+        spec.hidden_size * (attention + 3 * mlp.intermediate_size)
+    };
+    spec.layers.iter().map(num_weights).sum()
 }
 
 fn num_head_weights(spec: &DecoderSpec) -> usize {
     spec.vocab_size * spec.hidden_size
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_model::RotarySpec;
+
+    use super::*;
+
+    #[test]
+    fn a_window_limits_the_pairs() {
+        let mut attention = AttentionSpec::plain(2, 1, 8, RotarySpec::plain(1e4, 8));
+        assert_eq!(num_pairs(&attention, 5.0), 15.0);
+        attention.window = Some(3);
+        // Queries see 1, 2, 3, 3 and 3 keys.
+        assert_eq!(num_pairs(&attention, 5.0), 12.0);
+        assert_eq!(num_pairs(&attention, 2.0), 3.0);
+    }
 }

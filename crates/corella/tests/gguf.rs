@@ -206,9 +206,13 @@ fn llama_with_merges_and_rotary_divisors() {
     let pair = Pair::load("llama3-f16");
     let mut config = pair.file.config.clone();
     // config.json describes a scaling, and a file stores the divisors that result from it.
-    let scaling = &mut config.spec.rotary.scaling;
-    assert!(matches!(scaling, RotaryScaling::Divisors(divisors) if divisors.len() == 2));
-    *scaling = pair.folder.config.spec.rotary.scaling.clone();
+    let layers = &pair.folder.config.spec.layers;
+    for (layer, of_folder) in config.spec.layers.iter_mut().zip(layers) {
+        let rotary = layer.attention.rotary.as_mut().unwrap();
+        let scaling = &rotary.scaling;
+        assert!(matches!(scaling, RotaryScaling::Divisors(divisors) if divisors.len() == 2));
+        rotary.scaling = of_folder.attention.rotary.clone().unwrap().scaling;
+    }
     // The file does not say the order of the end tokens either.
     config.eos_token_ids = pair.folder.config.eos_token_ids.clone();
     assert_eq!(pair.folder.config, config);

@@ -214,10 +214,12 @@ fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
 /// step, so their root mean square is 1/√12 of it. Rows are rounded before each of the four products
 /// of a layer and before the head, and these errors are independent.
 fn rounded_rows_error(spec: &DecoderSpec) -> f64 {
-    let longest = spec.hidden_size.max(spec.mlp.intermediate_size) as f64;
+    let longest = spec
+        .hidden_size
+        .max(spec.layers[0].feed_forward.mlp().intermediate_size) as f64;
     let largest = 2.0 * (2.0 * longest.ln()).sqrt();
     let one = largest / 127.0 / 12f64.sqrt();
-    one * (4.0 * spec.num_layers as f64 + 1.0).sqrt()
+    one * (4.0 * spec.layers.len() as f64 + 1.0).sqrt()
 }
 
 #[test]

@@ -25,7 +25,10 @@ use super::page_commit::PageCommit;
 
 /// Memory of one page: K and V of all layers.
 pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, format: KvFormat) -> usize {
-    page_bytes(spec.num_layers, &spec.attention, page_size, format)
+    let layers = spec.layers.iter();
+    layers
+        .map(|layer| page_bytes(1, &layer.attention, page_size, format))
+        .sum()
 }
 
 fn page_bytes(

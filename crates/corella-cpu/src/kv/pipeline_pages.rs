@@ -88,6 +88,8 @@ unsafe impl KvPages for PipelinePages {
 
 #[cfg(test)]
 mod tests {
+    use corella_model::RotarySpec;
+
     use corella_model::{DType, ElementOrder, KvFormat, PageForm, quantise_int8_row};
 
     use super::*;
@@ -106,14 +108,7 @@ mod tests {
 
     /// Two stages, of one layer and of two.
     fn pages(format: KvFormat, order: ElementOrder) -> PipelinePages {
-        let attention = AttentionSpec {
-            num_heads: 3,
-            num_kv_heads: 3,
-            head_dim: HEAD_DIM,
-            qk_norm: false,
-            qkv_bias: false,
-            output_bias: false,
-        };
+        let attention = AttentionSpec::plain(3, 3, HEAD_DIM, RotarySpec::plain(1e4, HEAD_DIM));
         let stages = [1, 2].map(|num_layers| {
             let (num_pages, page_size) = (NUM_PAGES as usize + 1, PAGE_SIZE as u32);
             let kv = KvMemory::new(num_layers, &attention, num_pages, page_size, format, order);

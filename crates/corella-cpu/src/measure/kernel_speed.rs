@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use corella_core::PageId;
-use corella_model::{AttentionSpec, DType, KvFormat, Storage, Tensor, WeightFormat};
+use corella_model::{AttentionSpec, DType, KvFormat, RotarySpec, Storage, Tensor, WeightFormat};
 
 use crate::attention::{
     AttentionLayer, AttentionPlan, AttentionScratch, Queries, Spans, TaskShape,
@@ -161,7 +161,8 @@ impl Bench {
     ) -> Result<KernelSpeed, CpuError> {
         const NUM_LAYERS: usize = 4;
         const PAGE_SIZE: u32 = 16;
-        let (kernels, attention, head_dim) = (self.kernels, &ATTENTION, ATTENTION.head_dim);
+        let (kernels, attention) = (self.kernels, &attention_spec());
+        let head_dim = attention.head_dim;
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
         let kv =
@@ -256,15 +257,10 @@ impl Bench {
     }
 }
 
-/// Attention in the shape of Qwen3-0.6B.
-const ATTENTION: AttentionSpec = AttentionSpec {
-    num_heads: 16,
-    num_kv_heads: 8,
-    head_dim: 128,
-    qk_norm: true,
-    qkv_bias: false,
-    output_bias: false,
-};
+/// Attention in the shape of Qwen3-0.6B. Neither norms nor RoPE are measured.
+fn attention_spec() -> AttentionSpec {
+    AttentionSpec::plain(16, 8, 128, RotarySpec::plain(1e6, 128))
+}
 
 fn out_of_memory(error: std::io::Error) -> CpuError {
     CpuError(format!("no memory for the measurement: {error}"))

@@ -7,7 +7,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use corella_model::{Activation, DecoderSpec, LayerInput};
+use corella_model::{
+    Activation, AttentionSpec, BranchNorms, DecoderSpec, LayerInput, NormSpec, QkNorm,
+};
 
 use crate::attention::{AttentionLayer, AttentionScratch, Queries, TaskShape};
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Part, Tiles, gemm, shared_gemm};
@@ -76,7 +78,9 @@ impl Forward {
         num_threads: usize,
         draws: bool,
     ) -> io::Result<Self> {
-        let attention = &spec.attention;
+        // `check_spec` refuses layers of different shapes.
+        let layer = &spec.layers[0];
+        let attention = &layer.attention;
         let groups = HeadGroups::new(attention);
         // The stride differs from that of the angles: a load whose address equals a recent store's
         // in the low 12 bits waits for that store (4K aliasing).
@@ -102,13 +106,13 @@ impl Forward {
             normed: packed(spec.hidden_size)?,
             heads: heads.collect::<io::Result<_>>()?,
             queries: Queries::new(kernels, attention, kv.format, max_rows)?,
-            attended: packed(attention.num_heads * attention.head_dim)?,
-            gated: packed(spec.mlp.intermediate_size)?,
+            attended: packed(attention.query_len())?,
+            gated: packed(layer.feed_forward.mlp().intermediate_size)?,
             head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_grouped)?,
             logits: Buffer::new(logit_rows, spec.vocab_size)?,
         };
         Ok(Self {
-            rotary: Rotary::new(&spec.rotary, attention.head_dim),
+            rotary: Rotary::new(attention, spec.max_position),
             scratch: (0..num_threads)
                 .map(|_| AttentionScratch::new(kernels, &kv, attention.head_dim).map(Mutex::new))
                 .collect::<io::Result<_>>()?,
@@ -137,7 +141,8 @@ impl Forward {
     }
 
     pub fn attention_shape(&self) -> TaskShape {
-        TaskShape::new(self.kernels, self.spec.attention.head_dim, self.kv.format)
+        let attention = &self.spec.layers[0].attention;
+        TaskShape::new(self.kernels, attention.head_dim, self.kv.format)
     }
 
     /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
@@ -162,7 +167,7 @@ impl Forward {
         barrier_after(Operation::Embed, walk);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.attention(layout, index, layer, walk, &mut scratch, observer);
-            self.mlp(layout, layer, walk, observer);
+            self.mlp(layout, index, layer, walk, observer);
         }
     }
 
@@ -173,7 +178,7 @@ impl Forward {
         let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
-        let norm = &self.weights.ends.norm;
+        let norm = (self.spec.norm, &self.weights.ends.norm[..]);
         self.normalise(norm, |r| rows[r], grid, &act.head_input, worker);
         barrier_after(Operation::Norm, walk);
         let out = Epilogue::Store(&act.logits);
@@ -218,7 +223,7 @@ impl Forward {
                 Some(rows) => hidden.copy_from_slice(&rows[r * hidden.len()..][..hidden.len()]),
                 None => self.weights.ends.embed(row.token as usize, hidden),
             }
-            let angles = &mut angles[..self.spec.attention.head_dim];
+            let angles = &mut angles[..self.spec.layers[0].attention.head_dim];
             self.rotary.angles(row.position, angles);
         }
     }
@@ -234,7 +239,9 @@ impl Forward {
     ) {
         let (act, grid) = (&self.activations, layout.grid);
         let worker = walk.worker;
-        self.normalise(&layer.attention_norm, |r| r, grid, &act.normed, worker);
+        let spec = &self.spec.layers[index];
+        let norm = input_norm(&spec.attention_norms, &layer.attention_norm);
+        self.normalise(norm, |r| r, grid, &act.normed, worker);
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(layout, index, layer, walk);
@@ -245,7 +252,7 @@ impl Forward {
         }
         AttentionLayer {
             kernels: self.kernels,
-            spec: &self.spec.attention,
+            spec: &spec.attention,
             kv: &self.kv,
             layer: index,
             spans: &layout.spans,
@@ -255,7 +262,7 @@ impl Forward {
             tiles: grid.tiles,
         }
         .run(worker, scratch);
-        let (flops, bytes) = self.attention_cost(layout);
+        let (flops, bytes) = self.attention_cost(layout, &spec.attention);
         walk.count(Operation::Attention, flops, bytes);
         barrier_after(Operation::Attention, walk);
         self.quantise(&act.attended, &layer.output, grid, walk);
@@ -273,16 +280,20 @@ impl Forward {
     fn mlp(
         &self,
         layout: &StepLayout,
+        index: usize,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
         observer: &impl Observer,
     ) {
         let (act, grid) = (&self.activations, layout.grid);
-        self.normalise(&layer.mlp_norm, |r| r, grid, &act.normed, walk.worker);
+        let spec = &self.spec.layers[index];
+        let norm = input_norm(&spec.feed_forward_norms, &layer.mlp_norm);
+        self.normalise(norm, |r| r, grid, &act.normed, walk.worker);
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
-        let out = match self.spec.mlp.activation {
+        let out = match spec.feed_forward.mlp().activation {
             Activation::Silu => Epilogue::SiluMul(&act.gated),
+            other => unreachable!("`check_spec` refuses {other:?}"),
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
         self.dense(Operation::GateUp, rows, grid, weights, out, walk);
@@ -320,8 +331,7 @@ impl Forward {
     }
 
     /// Estimates the attention's floating-point operations and the bytes of K and V that it reads.
-    fn attention_cost(&self, layout: &StepLayout) -> (usize, usize) {
-        let spec = &self.spec.attention;
+    fn attention_cost(&self, layout: &StepLayout, spec: &AttentionSpec) -> (usize, usize) {
         let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
         layout.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
@@ -335,7 +345,7 @@ impl Forward {
     /// read.
     fn normalise(
         &self,
-        weight: &[f32],
+        (norm, weight): (NormSpec, &[f32]),
         row_of: impl Fn(usize) -> usize,
         grid: Grid,
         out: &PackedRows,
@@ -346,7 +356,7 @@ impl Forward {
             // SAFETY: nobody writes the residual stream before the next barrier.
             let x = unsafe { self.activations.hidden.row(row_of(row)) };
             let x = &x[..weight.len()];
-            let scale = self.norm_scale(x);
+            let scale = self.norm_scale(norm, x);
             if let Some(tiles) = self.kernels.tile_gemm
                 && out.form() == Form::MatrixTiles
                 && x.len().is_multiple_of(TILE_K)
@@ -395,17 +405,17 @@ impl Forward {
         barrier_after(Operation::Quantise, walk);
     }
 
-    fn norm_scale(&self, x: &[f32]) -> f32 {
+    fn norm_scale(&self, norm: NormSpec, x: &[f32]) -> f32 {
         // SAFETY: the pointer and the length are those of `x`.
         let sum = unsafe { (self.kernels.sum_of_squares)(x.as_ptr(), x.len()) };
-        1.0 / (sum / x.len() as f32 + self.spec.norm_eps).sqrt()
+        1.0 / (sum / x.len() as f32 + norm.eps).sqrt()
     }
 
     /// Projects to queries, keys and values, one group of heads at a time, while the group's rows
     /// are in the cache. Applies norm and RoPE to queries and keys, and writes keys and values to
     /// their pages.
     fn project(&self, layout: &StepLayout, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
-        let spec = &self.spec.attention;
+        let spec = &self.spec.layers[index].attention;
         let (act, weights) = (&self.activations, &layer.qkv);
         let (worker, grid) = (walk.worker, layout.grid);
         let groups = HeadGroups::new(spec);
@@ -449,7 +459,7 @@ impl Forward {
         head: usize,
         (worker, lane): (&Worker<'_>, usize),
     ) {
-        let spec = &self.spec.attention;
+        let spec = &self.spec.layers[index].attention;
         let first = &layout.rows[run.start];
         let page_size = self.kv.page_size();
         let pages = layout.spans.pages_of(&layout.spans[first.span]);
@@ -462,6 +472,11 @@ impl Forward {
         let offset = first.position % page_size;
         let act = &self.activations;
         let heads = &act.heads[worker.index()];
+        // Without a norm, nothing reads the epsilon.
+        let eps = match spec.qk_norm {
+            Some(QkNorm::Heads(norm) | QkNorm::Whole(norm)) => norm.eps,
+            None => 0.0,
+        };
         assert!(run.end <= layout.rows.len() && lane + spec.head_dim <= heads.stride());
         // SAFETY: these heads belong to this worker.
         let rows = unsafe {
@@ -485,7 +500,7 @@ impl Forward {
             NormRotate {
                 x,
                 weight: weight.map_or(std::ptr::null(), <[f32]>::as_ptr),
-                eps: self.spec.norm_eps,
+                eps,
                 angles,
                 head_dim: spec.head_dim,
             }
@@ -513,6 +528,14 @@ impl Forward {
             unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
         }
     }
+}
+
+/// The norm of the input of a layer's part, with its weights.
+fn input_norm<'a>(norms: &BranchNorms, weight: &'a [f32]) -> (NormSpec, &'a [f32]) {
+    let norm = norms
+        .before
+        .expect("`check_spec` refuses layers without it");
+    (norm, weight)
 }
 
 /// The barrier behind an operation: every worker has done its part of it, so that all may read what

@@ -47,19 +47,19 @@ impl HeadGroups {
 
 #[cfg(test)]
 mod tests {
+    use corella_model::RotarySpec;
+
     use super::*;
 
     #[test]
     fn heads_lie_in_the_panels_of_their_group() {
         for head_dim in [2, 8, 16, 24, 32, 64, 80, 100, 128] {
-            let groups = HeadGroups::new(&AttentionSpec {
-                num_heads: 6,
-                num_kv_heads: 3,
+            let groups = HeadGroups::new(&AttentionSpec::plain(
+                6,
+                3,
                 head_dim,
-                qk_norm: false,
-                qkv_bias: false,
-                output_bias: false,
-            });
+                RotarySpec::plain(1e4, head_dim),
+            ));
             let mut next = 0;
             for group in 0..groups.len() {
                 let (heads, panels) = (groups.heads(group), groups.panels(group));

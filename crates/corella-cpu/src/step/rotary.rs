@@ -1,56 +1,37 @@
 //! Rotary position embedding (RoPE), computed in f64 and rounded to f32.
 
-use corella_model::{RotaryScaling, RotarySpec};
+use corella_model::{AttentionSpec, RotaryFrequencies};
 
-/// The frequencies of a model's RoPE.
-pub struct Rotary {
-    /// The angle per position for each pair of dimensions, in radians.
-    frequencies: Vec<f64>,
-}
+/// The cosines and sines of a layer's RoPE.
+pub struct Rotary(RotaryFrequencies);
 
 impl Rotary {
-    pub fn new(spec: &RotarySpec, head_dim: usize) -> Self {
-        let frequencies = (0..head_dim / 2)
-            .map(|i| {
-                let exponent = (2 * i) as f64 / head_dim as f64;
-                scale(spec.theta.powf(-exponent), i, &spec.scaling)
-            })
-            .collect();
-        Self { frequencies }
+    /// Angles for contexts of up to `max_context` tokens.
+    pub fn new(attention: &AttentionSpec, max_context: usize) -> Self {
+        let rotary = attention.rotary.as_ref();
+        Self(match rotary {
+            Some(rotary) => rotary.frequencies(max_context),
+            None => RotaryFrequencies {
+                frequencies: Vec::new(),
+                magnitude: 1.0,
+            },
+        })
     }
 
-    /// Writes the cosines and then the sines of a position's angles, `head_dim / 2` of each.
+    /// Writes the cosines and then the sines of a position's angles, one for each pair of elements
+    /// of a head. The pairs behind those that are rotated have angle 0.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
-        let (cos, sin) = out.split_at_mut(self.frequencies.len());
-        for (i, frequency) in self.frequencies.iter().enumerate() {
+        let (cos, sin) = out.split_at_mut(out.len() / 2);
+        cos.fill(1.0);
+        sin.fill(0.0);
+        let RotaryFrequencies {
+            frequencies,
+            magnitude,
+        } = &self.0;
+        for (i, frequency) in frequencies.iter().enumerate() {
             let (s, c) = (position as f64 * frequency).sin_cos();
-            cos[i] = c as f32;
-            sin[i] = s as f32;
-        }
-    }
-}
-
-/// Applies the checkpoint's context extension to the frequency of a pair of dimensions.
-fn scale(frequency: f64, pair: usize, scaling: &RotaryScaling) -> f64 {
-    match *scaling {
-        RotaryScaling::None => frequency,
-        RotaryScaling::Linear { factor } => frequency / factor,
-        RotaryScaling::Divisors(ref divisors) => frequency / f64::from(divisors[pair]),
-        RotaryScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position,
-        } => {
-            let turns = original_max_position * frequency / std::f64::consts::TAU;
-            if turns < low_freq_factor {
-                frequency / factor
-            } else if turns > high_freq_factor {
-                frequency
-            } else {
-                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                frequency * kept + frequency / factor * (1.0 - kept)
-            }
+            cos[i] = (c * magnitude) as f32;
+            sin[i] = (s * magnitude) as f32;
         }
     }
 }

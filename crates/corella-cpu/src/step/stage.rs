@@ -321,7 +321,7 @@ impl Stage {
             return Ok(());
         }
         self.plan.finish(
-            &self.forward.spec().attention,
+            &self.forward.spec().layers[0].attention,
             self.forward.tile_rows(),
             self.forward.attention_shape(),
             self.pool.num_threads(),

@@ -7,7 +7,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Architecture, DType, RotaryScaling};
+use crate::{Architecture, DType, QkNorm, RotaryScaling};
 
 /// A temporary folder for one test.
 struct Folder(PathBuf);
@@ -207,7 +207,7 @@ fn the_golden_checkpoints_load() {
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let weights = checkpoint.weights().unwrap();
         let config = checkpoint.config();
-        assert_eq!(weights.layers.len(), config.spec.num_layers);
+        assert_eq!(weights.layers.len(), config.spec.layers.len());
         assert_eq!(Some(weights.embed.dtype), config.dtype);
         assert_eq!(
             (config.bos_token_id, &config.eos_token_ids[..]),
@@ -225,24 +225,25 @@ fn parse(config: &str) -> Result<ModelConfig, CheckpointError> {
 #[test]
 fn configurations_mean_what_transformers_means() {
     let spec = |changes: Value| parse(&with(changes)).unwrap().spec;
+    let attention = |changes: Value| spec(changes).layers[0].attention.clone();
     let llama = spec(json!({ "attention_bias": true, "mlp_bias": true }));
-    assert!(llama.attention.qkv_bias && llama.attention.output_bias && llama.mlp.bias);
-    assert!(!llama.attention.qk_norm);
-    assert_eq!((llama.attention.head_dim, llama.max_position), (2, 2048));
-    assert_eq!(spec(json!({ "head_dim": 6 })).attention.head_dim, 6);
-    assert_eq!(spec(json!({ "head_dim": null })).attention.head_dim, 2);
+    let layer = &llama.layers[0];
+    assert!(layer.attention.qkv_bias && layer.attention.output_bias);
+    assert!(layer.feed_forward.mlp().bias && layer.attention.qk_norm.is_none());
+    assert_eq!((layer.attention.head_dim, llama.max_position), (2, 2048));
+    assert_eq!(attention(json!({ "head_dim": 6 })).head_dim, 6);
+    assert_eq!(attention(json!({ "head_dim": null })).head_dim, 2);
     assert_eq!(
-        spec(json!({ "num_key_value_heads": null }))
-            .attention
-            .num_kv_heads,
+        attention(json!({ "num_key_value_heads": null })).num_kv_heads,
         2
     );
 
     let config = parse(&with(json!({ "architectures": ["Qwen3ForCausalLM"] }))).unwrap();
     assert_eq!(config.architecture, Architecture::Qwen3);
-    assert!(config.spec.attention.qk_norm && !config.spec.attention.qkv_bias);
+    let attention = &config.spec.layers[0].attention;
+    assert!(matches!(attention.qk_norm, Some(QkNorm::Heads(_))) && !attention.qkv_bias);
     assert_eq!(
-        (config.spec.attention.head_dim, config.spec.max_position),
+        (attention.head_dim, config.spec.max_position),
         (128, 32_768)
     );
     // Llama and Qwen3 have this flag; Qwen2 always has these biases.
@@ -250,8 +251,8 @@ fn configurations_mean_what_transformers_means() {
         let fields = json!({ "architectures": ["Qwen2ForCausalLM"], "attention_bias": flag });
         let qwen2 = parse(&with(fields)).unwrap();
         assert_eq!(qwen2.architecture, Architecture::Qwen2);
-        let attention = &qwen2.spec.attention;
-        assert!(attention.qkv_bias && !attention.output_bias && !attention.qk_norm);
+        let attention = &qwen2.spec.layers[0].attention;
+        assert!(attention.qkv_bias && !attention.output_bias && attention.qk_norm.is_none());
         assert_eq!((attention.head_dim, qwen2.spec.max_position), (2, 32_768));
     }
     // A sliding window that is not in use does not matter.
@@ -261,7 +262,10 @@ fn configurations_mean_what_transformers_means() {
 
 #[test]
 fn both_spellings_of_rotary_scaling_are_read() {
-    let rotary = |changes: Value| parse(&with(changes)).unwrap().spec.rotary;
+    let rotary = |changes: Value| {
+        let spec = parse(&with(changes)).unwrap().spec;
+        spec.layers[0].attention.rotary.clone().unwrap()
+    };
     let none = rotary(json!({}));
     assert_eq!((none.theta, none.scaling), (10_000.0, RotaryScaling::None));
     let old = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -376,6 +380,10 @@ fn configurations_that_are_refused() {
         (
             json!({ "hidden_size": 5 }),
             "hidden_size is 5; without head_dim it must be a multiple of 2 heads".into(),
+        ),
+        (
+            json!({ "num_hidden_layers": 5000 }),
+            "num_hidden_layers is 5000; no model has more than 4096 layers".into(),
         ),
         (
             json!({ "head_dim": 3 }),

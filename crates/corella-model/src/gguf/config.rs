@@ -3,9 +3,11 @@
 use super::GgufFile;
 use super::metadata::Metadata;
 use super::special_token::end_token_ids;
+use crate::model_config::MAX_LAYERS;
 use crate::{
-    Activation, Architecture, AttentionSpec, CheckpointError, DType, DecoderSpec,
-    GenerationDefaults, MlpSpec, ModelConfig, RotaryScaling, RotarySpec,
+    Activation, Architecture, AttentionSpec, BranchNorms, CheckpointError, DType, DecoderSpec,
+    FeedForward, GenerationDefaults, LayerSpec, MlpSpec, ModelConfig, NormSpec, QkNorm,
+    RotaryScaling, RotarySpec,
 };
 
 /// The tensor that divides the frequency of each pair of dimensions, which is how Llama 3.1's
@@ -128,22 +130,38 @@ fn decoder_spec(
     refuse_variants(keys)?;
     let hidden_size = keys.size("embedding_length")?;
     let max_position = keys.size("context_length")?;
-    let attention = attention_spec(file, keys, architecture, hidden_size)?;
+    let eps = keys
+        .metadata
+        .number(&keys.key("attention.layer_norm_rms_epsilon"))?;
+    let norm = NormSpec::rms(eps as f32);
+    let layer = LayerSpec {
+        attention: attention_spec(file, keys, architecture, hidden_size, norm)?,
+        attention_norms: BranchNorms::before(norm),
+        feed_forward: FeedForward::Mlp(MlpSpec {
+            intermediate_size: keys.size("feed_forward_length")?,
+            activation: Activation::Silu,
+            is_gated: true,
+            bias: file.shape("blk.0.ffn_down.bias").is_some(),
+        }),
+        feed_forward_norms: BranchNorms::before(norm),
+        residual_scale: 1.0,
+        is_parallel: false,
+    };
+    let num_layers = keys.size("block_count")?;
+    if num_layers > MAX_LAYERS {
+        let why = format!("no model has more than {MAX_LAYERS} layers");
+        return Err(keys.refuse("block_count", &why));
+    }
     Ok(DecoderSpec {
         vocab_size: vocab_size(file)?,
         hidden_size,
-        num_layers: keys.size("block_count")?,
         max_position,
-        norm_eps: keys
-            .metadata
-            .number(&keys.key("attention.layer_norm_rms_epsilon"))? as f32,
-        rotary: rotary_spec(file, keys, attention.head_dim)?,
-        attention,
-        mlp: MlpSpec {
-            intermediate_size: keys.size("feed_forward_length")?,
-            activation: Activation::Silu,
-            bias: file.shape("blk.0.ffn_down.bias").is_some(),
-        },
+        layers: vec![layer; num_layers],
+        learned_positions: false,
+        embedding_scale: 1.0,
+        norm,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
         tied_embeddings: file.shape("output.weight").is_none(),
     })
 }
@@ -203,6 +221,7 @@ fn attention_spec(
     keys: &Keys<'_>,
     architecture: Architecture,
     hidden_size: usize,
+    norm: NormSpec,
 ) -> Result<AttentionSpec, CheckpointError> {
     let num_heads = keys.size("attention.head_count")?;
     let num_kv_heads = keys
@@ -231,13 +250,13 @@ fn attention_spec(
             return Err(keys.refuse(name, &why));
         }
     }
+    let rotary = rotary_spec(file, keys, head_dim)?;
+    let has_qk_norm = architecture == Architecture::Qwen3;
     Ok(AttentionSpec {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        qk_norm: architecture == Architecture::Qwen3,
+        qk_norm: has_qk_norm.then_some(QkNorm::Heads(norm)),
         qkv_bias: file.shape("blk.0.attn_q.bias").is_some(),
         output_bias: file.shape("blk.0.attn_output.bias").is_some(),
+        ..AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary)
     })
 }
 
@@ -255,7 +274,11 @@ fn rotary_spec(
         }
     };
     let Some(divisors) = file.numbers(ROTARY_DIVISORS)? else {
-        return Ok(RotarySpec { theta, scaling });
+        return Ok(RotarySpec {
+            theta,
+            num_dims: head_dim,
+            scaling,
+        });
     };
     let problem = if divisors.len() != head_dim / 2 {
         format!(
@@ -273,6 +296,7 @@ fn rotary_spec(
     } else {
         return Ok(RotarySpec {
             theta,
+            num_dims: head_dim,
             scaling: RotaryScaling::Divisors(divisors),
         });
     };

@@ -35,7 +35,7 @@ pub struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     pub fn new(file: &'a GgufFile, config: &ModelConfig) -> Self {
-        let head_dim = config.spec.attention.head_dim;
+        let head_dim = config.spec.layers[0].attention.head_dim;
         let rotated = match config.architecture {
             Architecture::Llama => RowOrder::InterleavedHalves { head_dim },
             Architecture::Qwen2 | Architecture::Qwen3 => RowOrder::AsStored,

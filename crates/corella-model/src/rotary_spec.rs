@@ -1,0 +1,177 @@
+//! RoPE as data: which frequencies the pairs of a head's elements turn with.
+
+use std::f64::consts::TAU;
+
+/// RoPE in NeoX order: element `i` of a head is rotated together with element `i + head_dim / 2`.
+/// Only the first `num_dims / 2` pairs are rotated. The loader brings rows of checkpoints in another
+/// order into this one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotarySpec {
+    pub theta: f64,
+    /// The number of elements that are rotated; the others stay as they are (Phi-4-mini).
+    pub num_dims: usize,
+    pub scaling: RotaryScaling,
+}
+
+/// How RoPE's frequencies are changed for longer contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RotaryScaling {
+    None,
+    /// All positions are divided by `factor`.
+    Linear {
+        factor: f64,
+    },
+    /// The base grows with the part of the context that lies beyond the original one.
+    Dynamic {
+        factor: f64,
+        original_max_position: f64,
+    },
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and those between
+    /// are interpolated.
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position: f64,
+    },
+    /// YaRN: like `Llama3`, but linear in the number of the pair instead of its frequency.
+    Yarn {
+        factor: f64,
+        original_max_position: f64,
+        /// Turns over the original context from which on a frequency is kept.
+        beta_fast: f64,
+        /// Turns over the original context up to which a frequency is divided by `factor`.
+        beta_slow: f64,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+        /// Whether the pairs between which frequencies are interpolated are whole numbers.
+        truncate: bool,
+    },
+    /// The frequency of each pair is divided by a number of its own; there are other numbers for
+    /// contexts that are longer than the original one (Phi-3).
+    LongRope {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        original_max_position: usize,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+    },
+    /// The frequency of each pair of dimensions is divided by a number of its own.
+    Divisors(Vec<f32>),
+}
+
+/// What the cosines and sines of RoPE are computed from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RotaryFrequencies {
+    /// The angle per position for each rotated pair, in radians.
+    pub frequencies: Vec<f64>,
+    /// What all cosines and sines of rotated pairs are multiplied by; usually 1.
+    pub magnitude: f64,
+}
+
+impl RotarySpec {
+    /// RoPE over whole heads as it was first described.
+    pub fn plain(theta: f64, head_dim: usize) -> Self {
+        Self {
+            theta,
+            num_dims: head_dim,
+            scaling: RotaryScaling::None,
+        }
+    }
+
+    /// The frequencies for contexts of up to `max_context` tokens. Scalings that depend on the
+    /// context's length take the longest one, whatever the length of a sequence is, because rows of
+    /// the KV cache cannot be rotated again.
+    pub fn frequencies(&self, max_context: usize) -> RotaryFrequencies {
+        let original = |pair| self.frequency(self.theta, pair);
+        let pairs = 0..self.num_dims / 2;
+        let mut magnitude = 1.0;
+        let frequencies = match self.scaling {
+            RotaryScaling::None => pairs.map(original).collect(),
+            RotaryScaling::Linear { factor } => pairs.map(|i| original(i) / factor).collect(),
+            RotaryScaling::Dynamic {
+                factor,
+                original_max_position,
+            } => {
+                let length = original_max_position.max(max_context as f64);
+                let growth = factor * length / original_max_position - (factor - 1.0);
+                let num_dims = self.num_dims as f64;
+                let theta = self.theta * growth.powf(num_dims / (num_dims - 2.0));
+                pairs.map(|i| self.frequency(theta, i)).collect()
+            }
+            RotaryScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => {
+                let scale = |frequency: f64| {
+                    let turns = original_max_position * frequency / TAU;
+                    if turns < low_freq_factor {
+                        frequency / factor
+                    } else if turns > high_freq_factor {
+                        frequency
+                    } else {
+                        let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        frequency * kept + frequency / factor * (1.0 - kept)
+                    }
+                };
+                pairs.map(|i| scale(original(i))).collect()
+            }
+            RotaryScaling::Yarn {
+                factor,
+                original_max_position,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                truncate,
+            } => {
+                magnitude = attention_factor;
+                // The pair, as a real number, that turns so often over the original context.
+                let pair_of = |turns: f64| {
+                    let wavelength = original_max_position / (turns * TAU);
+                    self.num_dims as f64 * wavelength.ln() / (2.0 * self.theta.ln())
+                };
+                let (mut low, mut high) = (pair_of(beta_fast), pair_of(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                low = low.max(0.0);
+                high = high.min((self.num_dims - 1) as f64);
+                // The paper's code avoids a division by 0 in this way, and others follow it.
+                if low == high {
+                    high += 0.001;
+                }
+                let scale = |i: usize| {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    original(i) / factor * divided + original(i) * (1.0 - divided)
+                };
+                pairs.map(scale).collect()
+            }
+            RotaryScaling::LongRope {
+                ref short,
+                ref long,
+                original_max_position,
+                attention_factor,
+            } => {
+                magnitude = attention_factor;
+                let divisors = match max_context > original_max_position {
+                    true => long,
+                    false => short,
+                };
+                pairs.map(|i| original(i) / divisors[i]).collect()
+            }
+            RotaryScaling::Divisors(ref divisors) => pairs
+                .map(|i| original(i) / f64::from(divisors[i]))
+                .collect(),
+        };
+        RotaryFrequencies {
+            frequencies,
+            magnitude,
+        }
+    }
+
+    fn frequency(&self, theta: f64, pair: usize) -> f64 {
+        theta.powf(-((2 * pair) as f64 / self.num_dims as f64))
+    }
+}
