@@ -10,13 +10,11 @@ use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeig
 
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
-use crate::kernels::{Form, Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
+use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
 use crate::kv::KvMemory;
 use crate::step::{Forward, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
-use crate::weights::{
-    Embedding, PackedEnds, PackedLayer, PackedMatrix, PackedWeights, Packing, check_spec,
-};
+use crate::weights::{PackedWeights, check_spec};
 
 /// The residual stream of all calibration tokens in front of the next layer. Besides it, memory is
 /// needed for one layer only.
@@ -140,31 +138,7 @@ impl LayerCalibration {
 
     fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
         let (spec, kernels) = (&self.spec, self.kernels);
-        let layer = PackedLayer::pack(
-            &spec.layers[0],
-            spec.hidden_size,
-            layer,
-            kernels,
-            &mut self.pool,
-        )?;
-        // The residual stream enters and leaves as f32, so that embedding and head are left empty.
-        let packing = Packing {
-            k: spec.hidden_size,
-            dtype: DType::F32,
-            form: Form::Columns,
-            groups: None,
-            hadamard: false,
-        };
-        let nothing = PackedMatrix::pack(&[], packing, kernels, &mut self.pool);
-        let ends = PackedEnds {
-            embedding: Embedding::Tied,
-            norm: Vec::new(),
-            head: nothing.map_err(no_memory)?,
-        };
-        let weights = PackedWeights {
-            layers: vec![layer],
-            ends: Arc::new(ends),
-        };
+        let weights = PackedWeights::pack_layer(spec, layer, kernels, &mut self.pool)?;
         let kv = KvMemory::for_kernels(
             kernels,
             spec.layers.len(),

@@ -1,15 +1,16 @@
 //! The weights of a model in the form that the forward pass reads, checked and packed once.
 
+mod format_plan;
 mod grouped_matrix;
 mod image_reader;
 mod lane;
 mod packed_image;
 mod panel;
 
-pub use self::grouped_matrix::GroupedPacking;
+pub use self::format_plan::{FormatPlan, Role, StoredMatrices, StoredMatrix, weight_format};
 pub use self::lane::Lane;
 pub use self::packed_image::PackedImage;
-pub use self::panel::{PackedMatrix, Packing};
+pub use self::panel::PackedMatrix;
 
 use std::fs::File;
 use std::io;
@@ -26,6 +27,7 @@ use crate::system::ThreadPool;
 
 use self::image_reader::ImageReader;
 use self::lane::elements;
+use self::panel::Packing;
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
@@ -78,14 +80,6 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
-        if let Some(WeightFormat::Int4 { group_len } | WeightFormat::Int8Grouped { group_len }) =
-            format
-            && !matches!(group_len, 32 | 64 | 128)
-        {
-            return Err(CpuError(format!(
-                "groups of {group_len} weights are not supported; supported lengths are 32, 64 and 128"
-            )));
-        }
         if weights.layers.len() != spec.layers.len() {
             return Err(CpuError(format!(
                 "the model has {} layers, but the checkpoint has {}",
@@ -106,44 +100,9 @@ impl PackedWeights {
             }
         };
         check_shape("lm_head", head, &embedding_shape)?;
-        let dtype = match format {
-            Some(WeightFormat::Float(dtype)) => Some(dtype),
-            _ => None,
-        };
-        let grouping = match (format, weights.format()) {
-            (Some(WeightFormat::Int4 { group_len }), _) => Grouping::All { bits: 4, group_len },
-            (Some(WeightFormat::Int8Grouped { group_len }), _) => {
-                Grouping::All { bits: 8, group_len }
-            }
-            (None, WeightFormat::Int4 { .. } | WeightFormat::Int8Grouped { .. }) => {
-                Grouping::Stored
-            }
-            _ => Grouping::None,
-        };
-        let form = |matrices: &[&Tensor]| {
-            let is_bf16 = |matrix: &&Tensor| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
-            let is_grouped =
-                |matrix: &&Tensor| grouping == Grouping::Stored && matrix.kept_groups().is_some();
-            match format {
-                Some(format) if format.has_integers() => Form::Int8,
-                None if matrices.iter().any(is_grouped) => Form::Int8,
-                // If a checkpoint keeps some matrices as floats, those are not to be rounded.
-                None if matrices.iter().all(|matrix| matrix.is_quantised()) => Form::Int8,
-                _ if kernels.tile_gemm.is_some() && matrices.iter().all(is_bf16) => {
-                    Form::MatrixTiles
-                }
-                _ => Form::Columns,
-            }
-        };
-        let matrices: Vec<_> = weights
-            .layers
-            .iter()
-            .flat_map(LayerWeights::matrices)
-            .collect();
+        let stored = StoredMatrices::new(&weights.layers, head);
         let mut packer = Packer {
-            dtype,
-            form: form(&matrices),
-            grouping,
+            plan: FormatPlan::new(format, &stored, kernels.tile_gemm.is_some())?,
             image: image.map(ImageReader::new),
             kernels,
             pool,
@@ -154,7 +113,6 @@ impl PackedWeights {
                 .map_err(|error| CpuError(format!("layer {index}: {error}")))
         });
         let layers = layers.collect::<Result<_, _>>()?;
-        packer.form = form(&[head]);
         let ends = PackedEnds {
             embedding: if spec.tied_embeddings {
                 Embedding::Tied
@@ -162,10 +120,40 @@ impl PackedWeights {
                 Embedding::Own(weights.embed.clone())
             },
             norm: elements(&weights.norm),
-            head: packer.matrix(&[(head, None)], spec.hidden_size)?,
+            head: packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?,
         };
         Ok(Self {
             layers,
+            ends: Arc::new(ends),
+        })
+    }
+
+    /// Packs one layer alone, as floats. What stands before and after it is left empty: the residual
+    /// stream enters and leaves as it is.
+    pub fn pack_layer(
+        spec: &DecoderSpec,
+        layer: &LayerWeights,
+        kernels: &Kernels,
+        pool: &mut ThreadPool,
+    ) -> Result<Self, CpuError> {
+        let stored = StoredMatrices {
+            layers: layer.matrices().map(StoredMatrix::from).to_vec(),
+            head: StoredMatrix::floats(DType::F32),
+        };
+        let mut packer = Packer {
+            plan: FormatPlan::floats(&stored, kernels.tile_gemm.is_some()),
+            image: None,
+            kernels,
+            pool,
+        };
+        let layer = packer.layer(&spec.layers[0], spec.hidden_size, layer)?;
+        let ends = PackedEnds {
+            embedding: Embedding::Tied,
+            norm: Vec::new(),
+            head: packer.matrix(Role::Head, &[], spec.hidden_size)?,
+        };
+        Ok(Self {
+            layers: vec![layer],
             ends: Arc::new(ends),
         })
     }
@@ -198,30 +186,6 @@ impl PackedWeights {
 }
 
 impl PackedLayer {
-    /// Packs one layer in a floating-point form.
-    pub fn pack(
-        spec: &LayerSpec,
-        hidden_size: usize,
-        layer: &LayerWeights,
-        kernels: &Kernels,
-        pool: &mut ThreadPool,
-    ) -> Result<Self, CpuError> {
-        let is_bf16 = |matrix: &&Tensor| matrix.dtype == DType::Bf16;
-        let form = match kernels.tile_gemm.is_some() && layer.matrices().iter().all(is_bf16) {
-            true => Form::MatrixTiles,
-            false => Form::Columns,
-        };
-        let mut packer = Packer {
-            dtype: None,
-            form,
-            grouping: Grouping::None,
-            image: None,
-            kernels,
-            pool,
-        };
-        packer.layer(spec, hidden_size, layer)
-    }
-
     /// The form of all of the layer's matrices, and of their input rows.
     pub fn form(&self) -> Form {
         self.qkv.form
@@ -252,31 +216,11 @@ impl PackedEnds {
 }
 
 struct Packer<'a> {
-    /// The type of floating-point weights; `None` keeps the checkpoint's.
-    dtype: Option<DType>,
-    /// The form of the layers' matrices, and later that of the head.
-    form: Form,
-    grouping: Grouping,
+    plan: FormatPlan,
     /// The image of packed weights; `None` once it turned out to hold other weights.
     image: Option<ImageReader>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
-}
-
-/// Which matrices are packed with group-wise scales.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Grouping {
-    None,
-    /// All of them. They are quantised here, except that 4-bit groups of the checkpoint are kept if
-    /// 4 bits are asked for.
-    All {
-        bits: usize,
-        group_len: usize,
-    },
-    /// Those that the checkpoint stores in groups worth keeping. All others are quantised to 8
-    /// bits, because all matrices share one form of input rows. So are matrices that combine
-    /// several of the checkpoint's with different numbers of bits.
-    Stored,
 }
 
 impl Packer<'_> {
@@ -312,43 +256,31 @@ impl Packer<'_> {
         Ok(PackedLayer {
             attention_norm: elements(&layer.attention_norm),
             qkv: self.matrix(
+                Role::Projection,
                 &[(&layer.q, q_bias), (&layer.k, k_bias), (&layer.v, v_bias)],
                 hidden,
             )?,
             q_norm: q_norm.map(elements),
             k_norm: k_norm.map(elements),
-            output: self.matrix(&[(&layer.o, o_bias)], num_q)?,
+            output: self.matrix(Role::Projection, &[(&layer.o, o_bias)], num_q)?,
             mlp_norm: elements(&layer.mlp_norm),
             gate_up: self.pairs((&layer.gate, gate_bias), (&layer.up, up_bias), hidden)?,
-            down: self.down(&layer.down, down_bias, mlp)?,
+            down: self.matrix(Role::Down, &[(&layer.down, down_bias)], mlp)?,
         })
     }
 
     /// Packs a matrix whose output channels are those of all parts, one after the other.
     fn matrix(
         &mut self,
+        role: Role,
         parts: &[(&Tensor, Option<&Tensor>)],
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
-        let lanes: Vec<_> = parts.iter().copied().flat_map(lanes_of).collect();
-        let packed = self.pack(&lanes, self.packing(&lanes, k));
-        parts.iter().for_each(|(weight, _)| weight.release());
-        packed
-    }
-
-    /// Packs the down projection. Its input, the output of the gated layer, has a few large
-    /// elements that make 8-bit rounding of the others coarse; a Hadamard transform spreads them.
-    fn down(
-        &mut self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        k: usize,
-    ) -> Result<PackedMatrix, CpuError> {
-        let lanes: Vec<_> = lanes_of((weight, bias)).collect();
-        let packing = self.packing(&lanes, k).with_hadamard();
-        let packed = self.pack(&lanes, packing);
-        weight.release();
-        packed
+        let lanes = parts.iter().flat_map(|&(weight, bias)| {
+            (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
+        });
+        let lanes: Vec<_> = lanes.collect();
+        self.pack(role, parts, &lanes, k)
     }
 
     /// Packs gate and up projections into common panels: 16 output channels of each in turn.
@@ -366,36 +298,25 @@ impl Packer<'_> {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        let packed = self.pack(&lanes, self.packing(&lanes, k));
-        gate.0.release();
-        up.0.release();
+        self.pack(Role::Projection, &[gate, up], &lanes, k)
+    }
+
+    /// Packs the rows of `parts` in the order of `lanes`, or reads what an earlier start packed.
+    fn pack(
+        &mut self,
+        role: Role,
+        parts: &[(&Tensor, Option<&Tensor>)],
+        lanes: &[Option<Lane<'_>>],
+        k: usize,
+    ) -> Result<PackedMatrix, CpuError> {
+        let stored: Vec<_> = parts.iter().map(|(weight, _)| (*weight).into()).collect();
+        let packing = self.plan.packing(role, &stored, k);
+        let packed = self.pack_or_read(lanes, packing);
+        parts.iter().for_each(|(weight, _)| weight.release());
         packed
     }
 
-    fn packing(&self, lanes: &[Option<Lane<'_>>], k: usize) -> Packing {
-        let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
-        let stored = |bits| GroupedPacking::stored(bits, lanes, k);
-        let groups = match self.grouping {
-            Grouping::None => None,
-            Grouping::All { bits, group_len } => Some(match stored(bits) {
-                Some(groups) if bits == 4 => groups,
-                _ => GroupedPacking::rounded(bits, k, group_len),
-            }),
-            Grouping::Stored => stored(4).or_else(|| {
-                let are_kept = weights.all(|weight| weight.kept_groups().is_some());
-                stored(8).filter(|_| are_kept)
-            }),
-        };
-        Packing {
-            k,
-            dtype: self.dtype.unwrap_or_else(|| common_dtype(lanes)),
-            form: self.form,
-            groups,
-            hadamard: false,
-        }
-    }
-
-    fn pack(
+    fn pack_or_read(
         &mut self,
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -409,23 +330,6 @@ impl Packer<'_> {
             self.image = None;
         }
         PackedMatrix::pack(lanes, packing, kernels, pool).map_err(out_of_memory)
-    }
-}
-
-fn lanes_of<'a>(
-    (weight, bias): (&'a Tensor, Option<&'a Tensor>),
-) -> impl Iterator<Item = Option<Lane<'a>>> {
-    (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
-}
-
-/// The type that all lanes share, or f32, which holds every other type, if they differ.
-fn common_dtype(lanes: &[Option<Lane<'_>>]) -> DType {
-    let mut dtypes = lanes.iter().flatten().map(|lane| lane.weight.dtype);
-    let first = dtypes.next().unwrap_or(DType::F32);
-    if dtypes.all(|dtype| dtype == first) {
-        first
-    } else {
-        DType::F32
     }
 }
 

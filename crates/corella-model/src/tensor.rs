@@ -229,14 +229,6 @@ impl Tensor {
         }
     }
 
-    /// The format of groups that executors keep by default. Short 8-bit groups are not kept,
-    /// because scaling them takes long, and per-channel scales lose little.
-    pub fn kept_groups(&self) -> Option<GroupFormat> {
-        let format = self.group_format()?;
-        let is_kept = format.bits == 4 || (format.group_len >= 128 && !self.has_int8_rows());
-        is_kept.then_some(format)
-    }
-
     /// Whether the checkpoint stores 8-bit integers with per-channel scales, which executors use as
     /// they are.
     pub fn has_int8_rows(&self) -> bool {
@@ -270,29 +262,6 @@ pub struct DecoderWeights {
     pub norm: Tensor,
     /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
-}
-
-impl DecoderWeights {
-    /// The format that keeps matrices as the checkpoint stores them, or nearly so. If a checkpoint
-    /// has several, this is the smallest. Integers and blocks of more than 4 bits become 8-bit
-    /// integers, because a checkpoint that quantises all matrices is chosen for its memory and
-    /// speed.
-    pub fn format(&self) -> WeightFormat {
-        let head = self.lm_head.as_ref().unwrap_or(&self.embed);
-        let layers = || self.layers.iter().flat_map(LayerWeights::matrices);
-        let groups = || layers().chain([head]).filter_map(Tensor::kept_groups);
-        let group_len = |bits| {
-            let groups = groups().filter(|groups| groups.bits == bits);
-            groups.map(|groups| groups.group_len).min()
-        };
-        let are_quantised = layers().all(Tensor::is_quantised) && !self.layers.is_empty();
-        match (group_len(4), group_len(8)) {
-            (Some(group_len), _) => WeightFormat::Int4 { group_len },
-            (None, Some(group_len)) if are_quantised => WeightFormat::Int8Grouped { group_len },
-            (None, None) if are_quantised => WeightFormat::Int8,
-            _ => WeightFormat::Float(self.embed.dtype),
-        }
-    }
 }
 
 /// The weights of one layer.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use corella_core::{SchedulerConfig, Speculation, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes, num_cores};
+use corella_cpu::{
+    CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes, num_cores, weight_format,
+};
 use corella_engine::DraftModel;
 use corella_model::{
     Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig,
@@ -82,10 +84,10 @@ impl<'a> Formats<'a> {
             Device::Cpu => Some(checkpoint.weights()?),
             Device::Mock => None,
         };
-        let stored = weights.as_ref().map(DecoderWeights::format);
-        let weight_format = asked_weight_format
-            .or(stored)
-            .unwrap_or(WeightFormat::Float(DType::F32));
+        let weight_format = match &weights {
+            Some(weights) => weight_format(asked_weight_format, weights),
+            None => asked_weight_format.unwrap_or(WeightFormat::Float(DType::F32)),
+        };
         let kv_format = options
             .kv_format
             .unwrap_or(KvFormat::Float(match weight_format {

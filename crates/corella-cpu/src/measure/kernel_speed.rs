@@ -12,10 +12,10 @@ use crate::attention::{
 };
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
-use crate::kernels::{Form, Isa, Kernels, choose_kernels};
+use crate::kernels::{Isa, Kernels, choose_kernels};
 use crate::kv::{HeadPage, KvMemory, Rows, Side};
 use crate::system::{ThreadPool, Worker};
-use crate::weights::{GroupedPacking, Lane, PackedMatrix, Packing};
+use crate::weights::{FormatPlan, Lane, PackedMatrix, Role, StoredMatrices, StoredMatrix};
 
 /// The speed of a kernel for one shape, as the median of some runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,24 +66,29 @@ struct Bench {
 }
 
 impl Bench {
+    /// The plan for a model in bf16.
+    fn plan(&self, wanted: Option<WeightFormat>) -> Result<FormatPlan, CpuError> {
+        let stored = StoredMatrix::floats(DType::Bf16);
+        let model = StoredMatrices {
+            layers: vec![stored],
+            head: stored,
+        };
+        FormatPlan::new(wanted, &model, self.kernels.tile_gemm.is_some())
+    }
+
     fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
-        let (form, dtype, name) = match format {
-            WeightFormat::Int8 => (Form::Int8, DType::Bf16, "int8"),
-            WeightFormat::Int8Grouped { .. } => (Form::Int8, DType::Bf16, "int8-grouped"),
-            WeightFormat::Int4 { .. } => (Form::Int8, DType::Bf16, "int4"),
-            WeightFormat::Float(DType::Bf16) if self.kernels.tile_gemm.is_some() => {
-                (Form::MatrixTiles, DType::Bf16, "bf16")
-            }
-            WeightFormat::Float(DType::Bf16) => (Form::Columns, DType::Bf16, "bf16"),
-            WeightFormat::Float(dtype) => (Form::Columns, dtype, "f32"),
+        let name = match format {
+            WeightFormat::Int8 => "int8",
+            WeightFormat::Int8Grouped { .. } => "int8-grouped",
+            WeightFormat::Int4 { .. } => "int4",
+            WeightFormat::Float(DType::Bf16) => "bf16",
+            WeightFormat::Float(_) => "f32",
         };
-        let groups = match format {
-            WeightFormat::Int4 { group_len } => Some(GroupedPacking::rounded(4, K, group_len)),
-            WeightFormat::Int8Grouped { group_len } => {
-                Some(GroupedPacking::rounded(8, K, group_len))
-            }
-            _ => None,
-        };
+        let stored = StoredMatrix::floats(DType::Bf16);
+        let packing = self
+            .plan(Some(format))?
+            .packing(Role::Projection, &[stored], K);
+        let form = packing.form;
         let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
         let tensor = Tensor {
             dtype: DType::Bf16,
@@ -106,13 +111,6 @@ impl Bench {
             })
             .collect();
         let num_bytes = format.num_bytes(K * NUM_LANES);
-        let packing = Packing {
-            k: K,
-            dtype,
-            form,
-            groups,
-            hadamard: false,
-        };
         let (kernels, pool) = (self.kernels, &mut self.pool);
         let matrices = (0..WEIGHT_BYTES / num_bytes)
             .map(|_| PackedMatrix::pack(&lanes, packing, kernels, pool))
@@ -120,8 +118,8 @@ impl Bench {
             .map_err(out_of_memory)?;
         for num_rows in [1, 8, 32, 512] {
             let tiles = Tiles::new(num_rows, self.kernels.rows_at_once(form));
-            let rows =
-                PackedRows::new(num_rows, K, form, groups.is_some()).map_err(out_of_memory)?;
+            let rows = PackedRows::new(num_rows, K, form, packing.groups.is_some())
+                .map_err(out_of_memory)?;
             let values: Vec<f32> = (0..K).map(|i| (i % 17) as f32 - 8.0).collect();
             for row in 0..num_rows {
                 let tile = tiles.rows(tiles.tile_of(row));
@@ -193,10 +191,7 @@ impl Bench {
         let mut spans = Spans::default();
         spans.add(num_rows, start, &pages);
         let num_threads = self.pool.num_threads();
-        let form = match kernels.tile_gemm.is_some() {
-            true => Form::MatrixTiles,
-            false => Form::Columns,
-        };
+        let form = self.plan(None)?.form(Role::Projection);
         let tiles = Tiles::new(num_rows, kernels.rows_at_once(form));
         let shape = TaskShape::new(kernels, head_dim, format);
         let mut plan = AttentionPlan::default();

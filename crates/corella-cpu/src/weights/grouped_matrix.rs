@@ -37,18 +37,22 @@ impl GroupedPacking {
         }
     }
 
-    /// Keeps the integers of the checkpoint. Returns `None` if one of the matrix's channels is
-    /// stored in another way, with another number of bits, or in groups whose length is not a
-    /// multiple of 32.
-    pub fn stored(bits: usize, lanes: &[Option<Lane<'_>>], k: usize) -> Option<Self> {
+    /// Keeps the integers of the checkpoint, given the formats of the matrices that this one
+    /// combines. Returns `None` if one of them is stored in another way, with another number of bits,
+    /// or in groups whose length is not a multiple of 32.
+    pub fn stored(
+        bits: usize,
+        parts: impl Iterator<Item = Option<GroupFormat>>,
+        k: usize,
+    ) -> Option<Self> {
         let mut shape = GroupedShape {
             bits,
             num_chunks: k.div_ceil(CHUNK_K),
             group_chunks: MAX_GROUP_CHUNKS,
             has_minimum: false,
         };
-        for lane in lanes.iter().flatten() {
-            let format = lane.weight.group_format()?;
+        for format in parts {
+            let format = format?;
             shape.group_chunks = shape.group_chunks.min(group_chunks(format, k)?);
             shape.has_minimum |= format.has_minimum;
             if format.bits != bits {
@@ -233,7 +237,8 @@ mod tests {
     use super::*;
     use crate::kernels::{Form, Isa, kernels};
     use crate::system::ThreadPool;
-    use crate::weights::{PackedMatrix, Packing};
+    use crate::weights::PackedMatrix;
+    use crate::weights::panel::Packing;
 
     fn checkpoint(name: &str) -> Checkpoint {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -250,7 +255,8 @@ mod tests {
             })
         });
         let lanes: Vec<_> = lanes.collect();
-        let stored = |bits| GroupedPacking::stored(bits, &lanes, k);
+        let formats = || parts.iter().map(|weight| weight.group_format());
+        let stored = |bits| GroupedPacking::stored(bits, formats(), k);
         let packing = packing.or_else(|| stored(4)).or_else(|| stored(8));
         let packing = Packing {
             k,

@@ -12,12 +12,11 @@ use half::{bf16, f16};
 
 use crate::kernels::grouped::GroupedShape;
 use crate::kernels::{
-    Form, HADAMARD_ORDER, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position,
-    tile_position,
+    Form, Kernels, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
 };
 use crate::system::{Region, ThreadPool};
 
-use super::grouped_matrix::{self, GroupedPacking, MAX_GROUP_LEN};
+use super::grouped_matrix::{self, GroupedPacking};
 use super::image_reader::ImageReader;
 use super::lane::{Lane, decode, decode_lane, element, round_to_bytes};
 
@@ -52,7 +51,7 @@ pub enum Origin {
     Image,
 }
 
-/// How to pack a matrix `[out, in]` into panels.
+/// How to pack a matrix `[out, in]` into panels; `FormatPlan` decides it.
 #[derive(Clone, Copy)]
 pub struct Packing {
     /// The number of input channels.
@@ -67,23 +66,6 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Turns on the Hadamard transform where it helps: for weights that are quantised here, and for
-    /// stored 8-bit integers, which are then requantised. Requantising these loses less than
-    /// activations lose without the transform; for stored 4-bit integers it would lose more.
-    pub fn with_hadamard(mut self) -> Self {
-        let is_kept = |groups: GroupedPacking| groups.is_stored && groups.shape.bits == 4;
-        self.hadamard = self.form == Form::Int8
-            && self.k.is_multiple_of(HADAMARD_ORDER)
-            && !self.groups.is_some_and(is_kept);
-        if self.hadamard
-            && let Some(groups) = &mut self.groups
-            && groups.is_stored
-        {
-            *groups = GroupedPacking::rounded(8, self.k, MAX_GROUP_LEN);
-        }
-        self
-    }
-
     /// Whether the panels hold the checkpoint's own elements, unconverted.
     pub fn copies(&self, lanes: &[Option<Lane<'_>>]) -> bool {
         let mut weights = lanes.iter().flatten().map(|lane| lane.weight);

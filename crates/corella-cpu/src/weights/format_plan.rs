@@ -1,0 +1,294 @@
+//! Which number format each matrix is computed in. This is decided here only: packing, calibration,
+//! measurement and reports ask the plan.
+//!
+//! Matrices share input rows, and so the form of these: all matrices of the layers have one form, and
+//! the head has one of its own. Three things decide: the wanted format (`--dtype`), what the checkpoint
+//! stores, and whether the kernels multiply bf16.
+//!
+//! | wanted | the checkpoint stores | a matrix is packed as |
+//! |---|---|---|
+//! | f32, f16, bf16 | anything | floats of that type |
+//! | int8 | anything | integers with a scale per output channel |
+//! | int8-grouped | anything | groups of 8-bit integers, rounded here |
+//! | int4 | the matrix in groups of 4 bits | these groups |
+//! | int4 | anything else | groups of 4-bit integers, rounded here |
+//! | nothing | groups worth keeping in a matrix of these rows | these groups; others as for int8 |
+//! | nothing | integers in all matrices of these rows | integers with a scale per output channel |
+//! | nothing | anything else | floats of the stored type; f32 if the types of its parts differ |
+//!
+//! * Groups worth keeping are those of 4 bits, and those of 8 bits that are at least 128 long but shorter
+//!   than the row. Scaling shorter ones takes long, and per-channel scales lose little. Groups of 8 bits
+//!   are kept only if the layers have no floats, or if the model has groups of 4 bits too: a checkpoint
+//!   that quantises all matrices is chosen for its memory and speed.
+//! * A matrix that combines several of the checkpoint's keeps groups if all parts have groups worth
+//!   keeping, with the same number of bits.
+//! * Integers that are stored with a scale per output channel stay as they are.
+//! * Down projections in integers are transformed: their input, the output of the gated layer, has a few
+//!   large elements that make 8-bit rounding of the others coarse, and a Hadamard transform spreads them.
+//!   Stored 8-bit integers are then rounded again, which loses less than rows lose without the transform;
+//!   stored 4-bit integers would lose more, and stay without it.
+//! * Floats are in matrix tiles where all matrices of the same rows are bf16 and the kernels multiply
+//!   bf16, otherwise in columns.
+
+use corella_model::{DType, DecoderWeights, GroupFormat, LayerWeights, Tensor, WeightFormat};
+
+use crate::cpu_error::CpuError;
+use crate::kernels::{Form, HADAMARD_ORDER};
+
+use super::grouped_matrix::{GroupedPacking, MAX_GROUP_LEN};
+use super::panel::Packing;
+
+/// How a checkpoint stores a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredMatrix {
+    /// The type of its elements, or that to which its integers are decoded.
+    pub dtype: DType,
+    /// Whether the checkpoint stores fewer bits, from which the elements are computed.
+    pub is_quantised: bool,
+    pub groups: Option<GroupFormat>,
+    /// Whether these are integers of 8 bits with a scale per output channel.
+    pub has_int8_rows: bool,
+}
+
+impl StoredMatrix {
+    pub fn floats(dtype: DType) -> Self {
+        Self {
+            dtype,
+            is_quantised: false,
+            groups: None,
+            has_int8_rows: false,
+        }
+    }
+
+    /// The groups that are kept if no format is wanted.
+    fn kept_groups(&self) -> Option<GroupFormat> {
+        let is_long = |groups: &GroupFormat| groups.group_len >= 128 && !self.has_int8_rows;
+        self.groups
+            .filter(|groups| groups.bits == 4 || is_long(groups))
+    }
+}
+
+impl From<&Tensor> for StoredMatrix {
+    fn from(tensor: &Tensor) -> Self {
+        Self {
+            dtype: tensor.dtype,
+            is_quantised: tensor.is_quantised(),
+            groups: tensor.group_format(),
+            has_int8_rows: tensor.has_int8_rows(),
+        }
+    }
+}
+
+/// The matrices of a checkpoint that dense layers multiply.
+pub struct StoredMatrices {
+    pub layers: Vec<StoredMatrix>,
+    pub head: StoredMatrix,
+}
+
+impl StoredMatrices {
+    pub fn new<'a>(layers: impl IntoIterator<Item = &'a LayerWeights>, head: &Tensor) -> Self {
+        let matrices = layers.into_iter().flat_map(LayerWeights::matrices);
+        Self {
+            layers: matrices.map(StoredMatrix::from).collect(),
+            head: StoredMatrix::from(head),
+        }
+    }
+
+    /// The format of integers that keeps matrices as they are stored, or nearly so; the smallest if
+    /// there are several. `None` if matrices of the layers stay floats.
+    fn integer_format(&self) -> Option<WeightFormat> {
+        let group_len = |bits| {
+            let groups = self.layers.iter().chain([&self.head]);
+            let groups = groups.filter_map(StoredMatrix::kept_groups);
+            let groups = groups.filter(|groups| groups.bits == bits);
+            groups.map(|groups| groups.group_len).min()
+        };
+        let are_quantised =
+            self.layers.iter().all(|matrix| matrix.is_quantised) && !self.layers.is_empty();
+        match (group_len(4), group_len(8)) {
+            (Some(group_len), _) => Some(WeightFormat::Int4 { group_len }),
+            (None, _) if !are_quantised => None,
+            (None, Some(group_len)) => Some(WeightFormat::Int8Grouped { group_len }),
+            (None, None) => Some(WeightFormat::Int8),
+        }
+    }
+}
+
+/// The format in which an executor computes with a checkpoint's matrices: the wanted one, or else the
+/// one that is nearest to what the checkpoint stores. If that has several, this is the smallest.
+pub fn weight_format(wanted: Option<WeightFormat>, weights: &DecoderWeights) -> WeightFormat {
+    let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
+    let stored = || StoredMatrices::new(&weights.layers, head).integer_format();
+    wanted
+        .or_else(stored)
+        .unwrap_or(WeightFormat::Float(weights.embed.dtype))
+}
+
+/// The place of a matrix in the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A matrix of a layer whose input is normed, or the output of attention.
+    Projection,
+    /// The projection of a gated layer's output.
+    Down,
+    /// The output head, and with it the embedding that is tied to it. An embedding of its own is read
+    /// as the checkpoint stores it.
+    Head,
+}
+
+/// The formats of a model's matrices. The module's documentation has the rules.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatPlan {
+    /// The type of floating-point weights; `None` keeps the checkpoint's.
+    dtype: Option<DType>,
+    grouping: Grouping,
+    /// The form of the layers' matrices.
+    layers: Form,
+    head: Form,
+}
+
+/// Which matrices are packed with group-wise scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grouping {
+    None,
+    /// All of them, in groups of this shape.
+    All {
+        bits: usize,
+        group_len: usize,
+    },
+    /// Those that the checkpoint stores in groups worth keeping.
+    Stored,
+}
+
+impl FormatPlan {
+    pub fn new(
+        wanted: Option<WeightFormat>,
+        stored: &StoredMatrices,
+        multiplies_bf16: bool,
+    ) -> Result<Self, CpuError> {
+        let grouping = match wanted {
+            Some(WeightFormat::Int4 { group_len }) => Grouping::all(4, group_len)?,
+            Some(WeightFormat::Int8Grouped { group_len }) => Grouping::all(8, group_len)?,
+            Some(WeightFormat::Int8 | WeightFormat::Float(_)) => Grouping::None,
+            None => match stored.integer_format() {
+                Some(WeightFormat::Int4 { .. } | WeightFormat::Int8Grouped { .. }) => {
+                    Grouping::Stored
+                }
+                _ => Grouping::None,
+            },
+        };
+        let has_integers = |matrices: &[StoredMatrix]| match wanted {
+            Some(format) => format.has_integers(),
+            None => {
+                let is_kept = |matrix: &StoredMatrix| matrix.kept_groups().is_some();
+                (grouping == Grouping::Stored && matrices.iter().any(is_kept))
+                    || matrices.iter().all(|matrix| matrix.is_quantised)
+            }
+        };
+        let dtype = match wanted {
+            Some(WeightFormat::Float(dtype)) => Some(dtype),
+            _ => None,
+        };
+        let form = |matrices: &[StoredMatrix]| match has_integers(matrices) {
+            true => Form::Int8,
+            false => float_form(dtype, matrices, multiplies_bf16),
+        };
+        Ok(Self {
+            dtype,
+            grouping,
+            layers: form(&stored.layers),
+            head: form(&[stored.head]),
+        })
+    }
+
+    /// The plan that decodes integers of the checkpoint to the floats they stand for, and keeps
+    /// the types of others.
+    pub fn floats(stored: &StoredMatrices, multiplies_bf16: bool) -> Self {
+        Self {
+            dtype: None,
+            grouping: Grouping::None,
+            layers: float_form(None, &stored.layers, multiplies_bf16),
+            head: float_form(None, &[stored.head], multiplies_bf16),
+        }
+    }
+
+    /// The form of the rows that a matrix is multiplied by.
+    pub fn form(&self, role: Role) -> Form {
+        match role {
+            Role::Projection | Role::Down => self.layers,
+            Role::Head => self.head,
+        }
+    }
+
+    /// How to pack a matrix of `k` input channels that combines the output channels of `parts`.
+    pub fn packing(&self, role: Role, parts: &[StoredMatrix], k: usize) -> Packing {
+        let form = self.form(role);
+        let mut groups = self.groups(parts, k);
+        let is_stored = |bits| {
+            let is_it = |groups: &GroupedPacking| groups.is_stored && groups.shape.bits == bits;
+            groups.as_ref().is_some_and(is_it)
+        };
+        let hadamard = role == Role::Down
+            && form == Form::Int8
+            && k.is_multiple_of(HADAMARD_ORDER)
+            && !is_stored(4);
+        if hadamard && is_stored(8) {
+            groups = Some(GroupedPacking::rounded(8, k, MAX_GROUP_LEN));
+        }
+        Packing {
+            k,
+            dtype: self.dtype.unwrap_or_else(|| common_dtype(parts)),
+            form,
+            groups,
+            hadamard,
+        }
+    }
+
+    fn groups(&self, parts: &[StoredMatrix], k: usize) -> Option<GroupedPacking> {
+        let stored = |bits| GroupedPacking::stored(bits, parts.iter().map(|part| part.groups), k);
+        match self.grouping {
+            Grouping::None => None,
+            Grouping::All { bits: 4, group_len } => {
+                Some(stored(4).unwrap_or_else(|| GroupedPacking::rounded(4, k, group_len)))
+            }
+            Grouping::All { bits, group_len } => Some(GroupedPacking::rounded(bits, k, group_len)),
+            Grouping::Stored => stored(4).or_else(|| {
+                let are_kept = parts.iter().all(|part| part.kept_groups().is_some());
+                stored(8).filter(|_| are_kept)
+            }),
+        }
+    }
+}
+
+impl Grouping {
+    fn all(bits: usize, group_len: usize) -> Result<Self, CpuError> {
+        match group_len {
+            32 | 64 | 128 => Ok(Self::All { bits, group_len }),
+            _ => Err(CpuError(format!(
+                "groups of {group_len} weights are not supported; supported lengths are 32, 64 and 128"
+            ))),
+        }
+    }
+}
+
+/// The form of matrices in floating point that share one form of rows.
+fn float_form(dtype: Option<DType>, matrices: &[StoredMatrix], multiplies_bf16: bool) -> Form {
+    let is_bf16 = |matrix: &StoredMatrix| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
+    match multiplies_bf16 && matrices.iter().all(is_bf16) {
+        true => Form::MatrixTiles,
+        false => Form::Columns,
+    }
+}
+
+/// The type that all parts share, or f32, which holds every other type, if they differ.
+fn common_dtype(parts: &[StoredMatrix]) -> DType {
+    let mut dtypes = parts.iter().map(|part| part.dtype);
+    let first = dtypes.next().unwrap_or(DType::F32);
+    match dtypes.all(|dtype| dtype == first) {
+        true => first,
+        false => DType::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests;
