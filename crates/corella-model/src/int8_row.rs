@@ -1,4 +1,5 @@
-//! How a key or a value becomes integers of 8 bits: the one rounding of `KvFormat::Int8`.
+//! How a row of numbers becomes integers of 8 bits: a key or a value of `KvFormat::Int8`, and the
+//! activations that integer weights are multiplied by.
 
 /// For a row whose largest magnitude has these bits: what its integers are to be multiplied by, and
 /// what its numbers are to be multiplied by before they are rounded.

@@ -4,9 +4,12 @@
 use std::io;
 use std::ops::Range;
 
+use corella_model::int8_scale;
+
 use crate::kernels::grouped::{CHUNK_K, SummedRows};
 use crate::kernels::{Form, INT8_TILE_K, Int8Rows, Kernels, QuantiseRow, TILE_K};
 use crate::system::Region;
+use crate::weights::PackedMatrix;
 
 use super::buffer::Buffer;
 
@@ -71,8 +74,8 @@ impl PackedRows {
         }
     }
 
-    /// Whether rows have to be quantised between `write` and the GEMM.
-    pub fn needs_scales(&self) -> bool {
+    /// Whether rows have to be completed between `write` and the GEMM.
+    pub fn needs_completion(&self) -> bool {
         self.quantised.is_some()
     }
 
@@ -120,40 +123,49 @@ impl PackedRows {
         Some(unsafe { sums.add(start) })
     }
 
-    /// Multiplies a row by the Hadamard matrix, before it is quantised.
+    /// Ends the writing of a row: in `Form::Int8`, transforms it as the weights that it will be
+    /// multiplied by were transformed, and rounds it to integers. Does nothing in the other forms.
     ///
     /// # Safety
     /// The whole row has been written, and nobody else uses it during the call.
-    pub unsafe fn hadamard(&self, kernels: &Kernels, row: usize) {
-        let quantised = self.quantised.as_ref().expect("rows are not in Form::Int8");
-        // SAFETY: the caller promises exclusive access; the row has `k` elements.
-        unsafe { (kernels.hadamard)(quantised.wide.row_ptr(row), self.k) };
-    }
-
-    /// Quantises a row of a tile to integers from -127 to 127, with the scale `max |x| / 127`. Does
-    /// nothing in the other forms.
-    ///
-    /// # Safety
-    /// The whole row has been written, and nobody else uses it during the call.
-    pub unsafe fn quantise(&self, kernels: &Kernels, tile: &Range<usize>, row: usize) {
-        const INFINITE: u32 = f32::INFINITY.to_bits();
+    pub unsafe fn complete(
+        &self,
+        kernels: &Kernels,
+        tile: &Range<usize>,
+        row: usize,
+        weights: &PackedMatrix,
+    ) {
         let Some(quantised) = &self.quantised else {
             return;
         };
+        assert!(weights.k == self.k);
+        if weights.hadamard {
+            // SAFETY: the caller promises exclusive access; the row has `k` elements.
+            unsafe { (kernels.hadamard)(quantised.wide.row_ptr(row), self.k) };
+        }
+        // SAFETY: the caller promises as much.
+        unsafe { self.quantise(quantised, kernels, tile, row) };
+    }
+
+    /// Rounds a row of a tile to integers from -127 to 127, with the scale `max |x| / 127`. One NaN
+    /// or infinity makes all outputs of its row NaN.
+    ///
+    /// # Safety
+    /// See `complete`.
+    unsafe fn quantise(
+        &self,
+        quantised: &Quantised,
+        kernels: &Kernels,
+        tile: &Range<usize>,
+        row: usize,
+    ) {
         assert!(tile.contains(&row));
         // SAFETY: the caller promises exclusive access; the row's blocks lie inside the tile.
         unsafe {
             let values = &quantised.wide.row(row)[..self.k];
             let most = (kernels.largest_bits)(values.as_ptr(), values.len());
-            // One NaN or infinity makes all outputs of its row NaN.
-            let (scale, inverse) = match most {
-                0 => (0.0, 0.0),
-                1..INFINITE => (f32::from_bits(most) / 127.0, 127.0 / f32::from_bits(most)),
-                _ => (f32::NAN, 0.0),
-            };
+            let (scale, inverse) = int8_scale(most);
             *self.scales_ptr(&(row..row + 1)).cast_mut() = scale;
-            // The inverse of a subnormal maximum overflows; such a row becomes zeros.
-            let inverse = if inverse.is_finite() { inverse } else { 0.0 };
             let start = self.tile_ptr(tile).cast::<i8>();
             let sums = self.sums_ptr(tile).map(|sums| sums.add(row - tile.start));
             let sum = (kernels.quantise_row)(QuantiseRow {

@@ -126,7 +126,7 @@ impl Bench {
                 // SAFETY: no other thread uses these rows.
                 unsafe {
                     rows.write(self.kernels, &tile, row, 0, &values);
-                    rows.quantise(self.kernels, &tile, row);
+                    rows.complete(self.kernels, &tile, row, &matrices[0]);
                 }
             }
             let to = Buffer::new(num_rows, NUM_LANES).map_err(out_of_memory)?;

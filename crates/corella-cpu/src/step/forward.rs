@@ -179,10 +179,10 @@ impl Forward {
         let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
         let norm = (self.spec.norm, &self.weights.ends.norm[..]);
-        self.normalise(norm, |r| rows[r], grid, &act.head_input, worker);
+        let head = &self.weights.ends.head;
+        self.normalise(norm, |r| rows[r], grid, (&act.head_input, head), worker);
         barrier_after(Operation::Norm, walk);
         let out = Epilogue::Store(&act.logits);
-        let head = &self.weights.ends.head;
         self.dense(Operation::Head, &act.head_input, grid, head, out, walk);
     }
 
@@ -241,7 +241,8 @@ impl Forward {
         let worker = walk.worker;
         let spec = &self.spec.layers[index];
         let norm = input_norm(&spec.attention_norms, &layer.attention_norm);
-        self.normalise(norm, |r| r, grid, &act.normed, worker);
+        let input = (&act.normed, &layer.qkv);
+        self.normalise(norm, |r| r, grid, input, worker);
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(layout, index, layer, walk);
@@ -265,7 +266,7 @@ impl Forward {
         let (flops, bytes) = self.attention_cost(layout, &spec.attention);
         walk.count(Operation::Attention, flops, bytes);
         barrier_after(Operation::Attention, walk);
-        self.quantise(&act.attended, &layer.output, grid, walk);
+        self.complete(&act.attended, &layer.output, grid, walk);
         observer.observe(
             LayerInput::AttentionOutput,
             &act.attended,
@@ -288,7 +289,8 @@ impl Forward {
         let (act, grid) = (&self.activations, layout.grid);
         let spec = &self.spec.layers[index];
         let norm = input_norm(&spec.feed_forward_norms, &layer.mlp_norm);
-        self.normalise(norm, |r| r, grid, &act.normed, walk.worker);
+        let input = (&act.normed, &layer.gate_up);
+        self.normalise(norm, |r| r, grid, input, walk.worker);
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
         let out = match spec.feed_forward.mlp().activation {
@@ -297,7 +299,7 @@ impl Forward {
         };
         let (rows, weights) = (&act.normed, &layer.gate_up);
         self.dense(Operation::GateUp, rows, grid, weights, out, walk);
-        self.quantise(&act.gated, &layer.down, grid, walk);
+        self.complete(&act.gated, &layer.down, grid, walk);
         observer.observe(LayerInput::MlpOutput, &act.gated, grid.tiles, walk.worker);
         let out = Epilogue::Add(&act.hidden);
         self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
@@ -341,14 +343,14 @@ impl Forward {
         })
     }
 
-    /// Writes the RMS norm of rows of the residual stream, in the layout that the dense layers
-    /// read.
+    /// Writes the RMS norm of rows of the residual stream, as the dense layer with these weights
+    /// reads them.
     fn normalise(
         &self,
         (norm, weight): (NormSpec, &[f32]),
         row_of: impl Fn(usize) -> usize,
         grid: Grid,
-        out: &PackedRows,
+        (out, weights): (&PackedRows, &PackedMatrix),
         worker: &Worker<'_>,
     ) {
         for row in grid.own_rows(worker.index()) {
@@ -382,25 +384,19 @@ impl Forward {
                 }
             }
             // SAFETY: the row has been written, and belongs to this worker.
-            unsafe { out.quantise(self.kernels, &tile, row) };
+            unsafe { out.complete(self.kernels, &tile, row, weights) };
         }
     }
 
-    /// Quantises rows to which several workers have contributed, if the GEMM with these weights
-    /// needs it.
-    fn quantise(&self, rows: &PackedRows, weights: &PackedMatrix, grid: Grid, walk: &mut Walk<'_>) {
-        if !rows.needs_scales() {
+    /// Completes rows to which several workers have contributed, if their form needs it.
+    fn complete(&self, rows: &PackedRows, weights: &PackedMatrix, grid: Grid, walk: &mut Walk<'_>) {
+        if !rows.needs_completion() {
             return;
         }
         for row in grid.own_rows(walk.worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
             // SAFETY: the row was written before the last barrier, and belongs to this worker.
-            unsafe {
-                if weights.hadamard {
-                    rows.hadamard(self.kernels, row);
-                }
-                rows.quantise(self.kernels, &tile, row);
-            }
+            unsafe { rows.complete(self.kernels, &tile, row, weights) };
         }
         barrier_after(Operation::Quantise, walk);
     }
