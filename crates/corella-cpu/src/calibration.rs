@@ -3,7 +3,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use corella_core::{PageId, TokenId};
 use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeights, Tensor};
@@ -11,8 +10,7 @@ use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeig
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
-use crate::kv::KvMemory;
-use crate::step::{Forward, Observer, StepLayout};
+use crate::step::{Forward, ForwardParts, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
@@ -139,26 +137,17 @@ impl LayerCalibration {
     fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
         let (spec, kernels) = (&self.spec, self.kernels);
         let weights = PackedWeights::pack_layer(spec, layer, kernels, &mut self.pool)?;
-        let kv = KvMemory::for_kernels(
-            kernels,
-            spec.layers.len(),
-            &spec.layers[0].attention,
-            self.num_pages,
-            PAGE_SIZE as u32,
-            KvFormat::Float(DType::Bf16),
-        )
-        .map_err(no_memory)?;
-        let num_threads = self.pool.num_threads();
-        Forward::new(
-            spec.clone(),
+        Forward::new(ForwardParts {
+            spec: spec.clone(),
             kernels,
             weights,
-            Arc::new(kv),
-            MAX_ROWS,
-            num_threads,
-            false,
-        )
-        .map_err(no_memory)
+            num_pages: self.num_pages,
+            page_size: PAGE_SIZE as u32,
+            kv_format: KvFormat::Float(DType::Bf16),
+            max_rows: MAX_ROWS,
+            num_threads: self.pool.num_threads(),
+            draws: false,
+        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! The `Executor` face: hands batches to the threads that run them, a stage of the pipeline each.
 
 use std::fs::File;
-use std::io;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -15,8 +14,10 @@ use corella_model::{
 
 use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
-use crate::kv::{KvMemory, PipelinePages, kv_page_bytes};
-use crate::step::{CallerWaker, Command, Forward, Output, Profile, SlotLimits, Slots, Stage};
+use crate::kv::{PipelinePages, kv_page_bytes};
+use crate::step::{
+    CallerWaker, Command, Forward, ForwardParts, Output, Profile, SlotLimits, Slots, Stage,
+};
 use crate::system::{ThreadPool, allowed_cores};
 use crate::weights::{PackedImage, PackedWeights};
 
@@ -86,8 +87,6 @@ impl CpuExecutor {
             )));
         }
         let (isa, kernels) = choose_kernels(config.isa)?;
-        let no_memory =
-            |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
         let cores = match config.pin_threads {
             true => cores(&config)?,
@@ -138,21 +137,30 @@ impl CpuExecutor {
             weight_bytes,
         };
 
-        let num_layers = |stage| share(spec.layers.len(), num_stages, stage);
-        let new_kv = |stage| {
-            KvMemory::for_kernels(
+        let mut layers = spec.layers.clone();
+        let new_forward = |(stage, pool): (usize, &ThreadPool)| {
+            let mut spec = spec.clone();
+            let num_layers = share(spec.layers.len(), num_stages, stage);
+            spec.layers = layers.drain(..num_layers).collect();
+            let mut forward = Forward::new(ForwardParts {
+                weights: packed.take_layers(num_layers),
+                spec,
                 kernels,
-                num_layers(stage),
-                &spec.layers[0].attention,
                 // Warm-up has a page of its own.
-                config.num_pages as usize + 1,
-                config.page_size,
-                config.kv_format,
-            )
-            .map(Arc::new)
+                num_pages: config.num_pages as usize + 1,
+                page_size: config.page_size,
+                kv_format: config.kv_format,
+                max_rows: config.max_num_batched_tokens as usize,
+                num_threads: pool.num_threads(),
+                draws: stage + 1 == num_stages,
+            })?;
+            forward.profile = config.profile.clone();
+            Ok(forward)
         };
-        let kv: io::Result<Vec<_>> = (0..num_stages).map(new_kv).collect();
-        let kv = kv.map_err(no_memory("the KV pages"))?;
+        let forwards: Result<Vec<_>, CpuError> =
+            pools.iter().enumerate().map(new_forward).collect();
+        let forwards = forwards?;
+        let kv = forwards.iter().map(|forward| Arc::clone(&forward.kv));
 
         let (commands, mut receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);
@@ -162,7 +170,7 @@ impl CpuExecutor {
             kv_pages: Arc::new(PipelinePages::new(
                 &spec.layers[0].attention,
                 config.num_pages,
-                kv.clone(),
+                kv.collect(),
             )),
             vocab_size: spec.vocab_size,
             commands,
@@ -170,18 +178,8 @@ impl CpuExecutor {
             waker: Arc::default(),
             stages: Vec::new(),
         };
-        let mut layers = spec.layers.clone();
-        for (stage, (pool, kv)) in pools.into_iter().zip(kv).enumerate() {
+        for (stage, (pool, forward)) in pools.into_iter().zip(forwards).enumerate() {
             let (is_first, is_last) = (stage == 0, stage + 1 == num_stages);
-            let mut spec = spec.clone();
-            spec.layers = layers.drain(..num_layers(stage)).collect();
-            let layers = packed.take_layers(spec.layers.len());
-            let max_rows = config.max_num_batched_tokens as usize;
-            let num_threads = pool.num_threads();
-            let mut forward =
-                Forward::new(spec, kernels, layers, kv, max_rows, num_threads, is_last)
-                    .map_err(no_memory("the activations"))?;
-            forward.profile = config.profile.clone();
             let (next, next_receiver) = sync_channel(QUEUE_LEN);
             let output = match is_last {
                 false => Output::Next(next),

@@ -8,7 +8,7 @@ mod rotary;
 mod slot;
 mod stage;
 
-pub use self::forward::{Forward, Observer};
+pub use self::forward::{Forward, ForwardParts, Observer};
 pub use self::layout::StepLayout;
 pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};
 pub use self::slot::{SlotLimits, Slots};

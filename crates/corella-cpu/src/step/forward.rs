@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    Activation, AttentionSpec, BranchNorms, DecoderSpec, LayerInput, NormSpec, QkNorm,
+    Activation, AttentionSpec, BranchNorms, DecoderSpec, KvFormat, LayerInput, NormSpec, QkNorm,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, Queries, TaskShape};
+use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Part, Tiles, gemm, shared_gemm};
 use crate::kernels::{Form, Kernels, NormRotate, PANEL_LANES, TILE_K};
 use crate::kv::{HeadPage, KvMemory, Rows, Side};
@@ -68,16 +69,49 @@ struct Activations {
     logits: Buffer,
 }
 
+/// What a forward pass is built from, in a stage of the pipeline and for calibration.
+pub struct ForwardParts {
+    /// The model, cut down to the layers of `weights`.
+    pub spec: DecoderSpec,
+    pub kernels: &'static Kernels,
+    pub weights: PackedWeights,
+    pub num_pages: usize,
+    pub page_size: u32,
+    pub kv_format: KvFormat,
+    /// The number of rows of the largest step.
+    pub max_rows: usize,
+    pub num_threads: usize,
+    /// Whether logits are computed.
+    pub draws: bool,
+}
+
 impl Forward {
-    pub fn new(
-        spec: DecoderSpec,
-        kernels: &'static Kernels,
-        weights: PackedWeights,
-        kv: Arc<KvMemory>,
-        max_rows: usize,
-        num_threads: usize,
-        draws: bool,
-    ) -> io::Result<Self> {
+    /// Allocates the KV pages and the activations.
+    pub fn new(parts: ForwardParts) -> Result<Self, CpuError> {
+        let kv = KvMemory::for_kernels(
+            parts.kernels,
+            parts.spec.layers.len(),
+            &parts.spec.layers[0].attention,
+            parts.num_pages,
+            parts.page_size,
+            parts.kv_format,
+        );
+        let no_memory =
+            |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
+        let kv = kv.map_err(no_memory("the KV pages"))?;
+        Self::with_kv(parts, Arc::new(kv)).map_err(no_memory("the activations"))
+    }
+
+    fn with_kv(parts: ForwardParts, kv: Arc<KvMemory>) -> io::Result<Self> {
+        let ForwardParts {
+            spec,
+            kernels,
+            weights,
+            max_rows,
+            num_threads,
+            draws,
+            ..
+        } = parts;
         // `check_spec` refuses layers of different shapes.
         let layer = &spec.layers[0];
         let attention = &layer.attention;
