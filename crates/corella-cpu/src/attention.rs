@@ -36,7 +36,7 @@ pub enum AttentionScratch {
 
 impl AttentionScratch {
     pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> io::Result<Self> {
-        Ok(match kernels.attention_through_tiles(head_dim, kv.format) {
+        Ok(match kv.tile_attention(kernels) {
             None => Self::Rows(Box::new(RowScratch::new(head_dim))),
             Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv)?)),
         })

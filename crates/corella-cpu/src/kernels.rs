@@ -61,7 +61,7 @@ pub use self::table::Kernels;
 pub use self::tile_attention::{
     IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN,
     RowSums, TILE_ATTENTION_BLOCK, TILE_SOFTMAX_BLOCK, TileAttention, TileProduct, TileSoftmax,
-    VALUE_TILE, ValueTiles, tile_out_index, tile_value_index,
+    VALUE_TILE, ValueTiles, tile_out_index,
 };
 
 use self::element::{BF16, F16, F32, INT8, element_size};

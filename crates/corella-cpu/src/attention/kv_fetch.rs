@@ -3,7 +3,7 @@
 //! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
 //! their other instructions, which takes about as long as the memory needs to answer.
 
-use corella_model::{ElementOrder, KvFormat};
+use corella_model::KvFormat;
 
 use crate::kernels::{KEY_TILE, LineQueue};
 use crate::kv::{HeadPage, KvMemory, Side};
@@ -42,11 +42,7 @@ impl<'a> KvFetch<'a> {
             layer,
             head_dim,
             spans,
-            // Keys and values in plain order are copied, and gain nothing from this.
-            tasks: match kv.order {
-                ElementOrder::Tiles => tasks,
-                ElementOrder::Plain => &[],
-            },
+            tasks,
             task: 0,
             position: 0,
             queue: LineQueue::new(1),

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use corella_model::{AttentionSpec, KvFormat};
+use corella_model::AttentionSpec;
 
 use crate::kernels::{Kernels, QUERY_TILE_ROWS};
+use crate::kv::KvMemory;
 
 use super::span::StepSpan;
 
@@ -23,8 +24,8 @@ pub struct TaskShape {
 }
 
 impl TaskShape {
-    pub fn new(kernels: &Kernels, head_dim: usize, kv_format: KvFormat) -> Self {
-        match kernels.attention_through_tiles(head_dim, kv_format) {
+    pub fn new(kernels: &Kernels, kv: &KvMemory) -> Self {
+        match kv.tile_attention(kernels) {
             None => Self {
                 max_rows: kernels.tile_rows,
                 min_rows: kernels.tile_rows,

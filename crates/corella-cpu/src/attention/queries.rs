@@ -2,10 +2,11 @@
 
 use std::io;
 
-use corella_model::{AttentionSpec, KvFormat};
+use corella_model::AttentionSpec;
 
 use crate::dense::Buffer;
 use crate::kernels::{Kernels, NormRotate};
+use crate::kv::KvMemory;
 use crate::system::Region;
 
 /// The queries of a step's rows.
@@ -20,11 +21,10 @@ impl Queries {
     pub fn new(
         kernels: &Kernels,
         spec: &AttentionSpec,
-        kv_format: KvFormat,
+        kv: &KvMemory,
         max_rows: usize,
     ) -> io::Result<Self> {
-        let through_tiles = kernels.attention_through_tiles(spec.head_dim, kv_format);
-        Ok(match through_tiles {
+        Ok(match kv.tile_attention(kernels) {
             None => Self::Rows(Buffer::new(max_rows, spec.num_heads * spec.head_dim)?),
             Some(_) => Self::Tiles(TileQueries::new(spec, max_rows)?),
         })

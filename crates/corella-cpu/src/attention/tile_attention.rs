@@ -3,13 +3,15 @@
 //! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256
 //! positions counted from position 0, and a softmax takes 64 of them at a time. The values of a
 //! block are copied once for all tiles, because a tile of values holds 32 positions and a page may
-//! hold only 16. Keys are read from their pages, unless these have another layout. For tasks of a
-//! few rows some processors have kernels that read keys and values from the pages
-//! (`in_place_attention`).
+//! hold only 16. Keys are read from their pages, unless they are integers. For tasks of a few rows
+//! some processors have kernels that read keys and values from the pages (`in_place_attention`).
+//!
+//! The positions of a tile of keys lie in one page. Pages of other sizes get attention row by row
+//! (`Kernels::attends_through_tiles`).
 
 use std::ops::Range;
 
-use corella_model::{ElementOrder, KvFormat};
+use corella_model::KvFormat;
 
 use crate::kernels::{
     Form, IN_PLACE_ROWS, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN, RowSums,
@@ -33,10 +35,9 @@ impl AttentionLayer<'_> {
         scratch: &mut TileScratch,
     ) {
         let kernels = self.tile_kernels();
-        let in_place = match (self.kv.order, self.kv.format) {
-            (ElementOrder::Plain, _) => None,
-            (ElementOrder::Tiles, KvFormat::Int8) => kernels.int8_in_place,
-            (ElementOrder::Tiles, KvFormat::Float(_)) => kernels.in_place,
+        let in_place = match self.kv.format {
+            KvFormat::Int8 => kernels.int8_in_place,
+            KvFormat::Float(_) => kernels.in_place,
         };
         let head_dim = self.spec.head_dim;
         let mut fetch = KvFetch::new(self.kv, self.layer, head_dim, self.spans, tasks);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use corella_core::PageId;
-use corella_model::{ElementOrder, KvFormat};
+use corella_model::KvFormat;
 
 use crate::kernels::{InPlaceAttention, KEY_TILE, TileAttention, VALUE_TILE};
 use crate::kv::{HeadPage, Side};
@@ -61,27 +61,26 @@ impl AttentionLayer<'_> {
         for (index, first) in tiles(&block).enumerate() {
             // Positions past the end may have any keys: their weights are 0.
             let page = self.head_page(work, first.min(block.end - 1));
-            if self.kv.format == KvFormat::Int8 {
-                self.copy_scales(
-                    work,
-                    first..block.end.min(first + KEY_TILE),
-                    &block,
-                    scratch,
-                );
-            }
             let offset = first % page_size;
+            if self.kv.format == KvFormat::Int8 && first < block.end {
+                let len = KEY_TILE.min(block.end - first);
+                for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
+                    let scales = &mut scales[first - block.start..][..len];
+                    self.kv.copy_scales(page, side, offset, scales);
+                }
+            }
+            let from = self.kv.tile(Side::Keys, page, offset);
             if work.in_place.is_some() {
                 if first < block.end {
                     let values = self.kv.tile(Side::Values, page, offset);
                     scratch.page_values.push(values);
                 }
-                scratch.keys.push(self.kv.tile(Side::Keys, page, offset));
+                scratch.keys.push(from);
                 continue;
             }
-            let copied = scratch.copied_keys.wrapping_add(index * tile_len);
-            scratch.keys.push(match (self.kv.order, self.kv.format) {
-                (ElementOrder::Tiles, KvFormat::Int8) => {
-                    let from = self.kv.tile(Side::Keys, page, offset);
+            scratch.keys.push(match self.kv.format {
+                KvFormat::Int8 => {
+                    let copied = scratch.copied_keys.wrapping_add(index * tile_len);
                     let widen = self.tile_kernels().widen_keys;
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
                     fetch.reach(work.index, first);
@@ -91,39 +90,8 @@ impl AttentionLayer<'_> {
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
-                (ElementOrder::Tiles, KvFormat::Float(_)) => self.kv.tile(Side::Keys, page, offset),
-                (ElementOrder::Plain, _) => {
-                    // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
-                    let tile = unsafe { std::slice::from_raw_parts_mut(copied, tile_len) };
-                    for (to, position) in (first..block.end).take(KEY_TILE).enumerate() {
-                        let page = self.head_page(work, position);
-                        self.kv.copy_key(page, position % page_size, to, tile);
-                    }
-                    tile.as_ptr().cast()
-                }
+                KvFormat::Float(_) => from,
             });
-        }
-    }
-
-    /// Copies the key and value scales of a tile's positions.
-    fn copy_scales(
-        &self,
-        work: &Work<'_>,
-        tile: Range<usize>,
-        block: &Range<usize>,
-        scratch: &mut TileScratch,
-    ) {
-        let page_size = self.kv.page_size();
-        let mut position = tile.start;
-        while position < tile.end {
-            let offset = position % page_size;
-            let len = (page_size - offset).min(tile.end - position);
-            let page = self.head_page(work, position);
-            for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
-                let scales = &mut scales[position - block.start..][..len];
-                self.kv.copy_scales(page, side, offset, scales);
-            }
-            position += len;
         }
     }
 
@@ -143,34 +111,16 @@ impl AttentionLayer<'_> {
             let (tile, half) = (index / 2, index % 2);
             // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
-            match self.kv.order {
-                ElementOrder::Tiles => {
-                    let from = self.kv.tile(Side::Values, page, first % page_size);
-                    // SAFETY: the page has `len` positions from `first` on, and the target is half
-                    // a tile of values.
-                    unsafe {
-                        let to = to.add(half * KEY_TILE / 2 * 32);
-                        let copy = match self.kv.format {
-                            KvFormat::Int8 => self.tile_kernels().widen_values,
-                            KvFormat::Float(_) => self.tile_kernels().copy_values,
-                        };
-                        copy(from, len, head_dim, to, fetch.lines(work.index, first));
-                    }
-                }
-                ElementOrder::Plain => {
-                    // SAFETY: a tile of values has `VALUE_TILE * head_dim` elements.
-                    let to = unsafe { std::slice::from_raw_parts_mut(to, VALUE_TILE * head_dim) };
-                    if half == 0 {
-                        // Positions past the end have weight 0, and 0 times leftover memory may be
-                        // NaN.
-                        to.fill(0);
-                    }
-                    for position in first..first + len {
-                        let page = self.head_page(work, position);
-                        let at = half * KEY_TILE + position - first;
-                        self.kv.copy_value(page, position % page_size, at, to);
-                    }
-                }
+            let from = self.kv.tile(Side::Values, page, first % page_size);
+            // SAFETY: the page has `len` positions from `first` on, and the target is half a tile of
+            // values.
+            unsafe {
+                let to = to.add(half * KEY_TILE / 2 * 32);
+                let copy = match self.kv.format {
+                    KvFormat::Int8 => self.tile_kernels().widen_values,
+                    KvFormat::Float(_) => self.tile_kernels().copy_values,
+                };
+                copy(from, len, head_dim, to, fetch.lines(work.index, first));
             }
         }
     }

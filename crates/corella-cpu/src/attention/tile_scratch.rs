@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use corella_model::{ElementOrder, KvFormat};
+use corella_model::KvFormat;
 
 use crate::kernels::{
     KEY_TILE, QUERY_TILE_ROWS, RowSums, TILE_ATTENTION_BLOCK, TILE_SOFTMAX_BLOCK, TileProduct,
@@ -30,7 +30,7 @@ pub struct TileScratch {
     pub weights: *mut u16,
     /// Copied values of the current block.
     pub values: *mut u16,
-    /// Copied keys of the current block; empty if keys are read from their pages.
+    /// Widened keys of the current block; empty if keys are read from their pages.
     pub copied_keys: *mut u16,
     /// Running maximum and sum of each row.
     pub rows: Vec<RowSums>,
@@ -110,7 +110,7 @@ pub struct RowTile {
     pub seen: Range<usize>,
 }
 
-/// Whether tiles of keys are read from their pages. Otherwise they are copied.
+/// Whether tiles of keys are read from their pages. Otherwise they are widened from integers first.
 pub fn reads_keys_in_place(kv: &KvMemory) -> bool {
-    kv.order == ElementOrder::Tiles && kv.format != KvFormat::Int8
+    kv.format != KvFormat::Int8
 }

@@ -8,7 +8,7 @@ use super::gemm::{Gemm, Int8Gemm, TileRows};
 use super::grouped::GroupedGemm;
 use super::peak::Peak;
 use super::row_attention::{Scores, Values};
-use super::tile_attention::TileAttention;
+use super::tile_attention::{KEY_TILE, TileAttention};
 
 /// The kernels of one instruction set. Every function requires that instruction set, and pointers
 /// that are valid for the extents it names.
@@ -93,12 +93,12 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The attention kernels with matrix tiles, if they can be used for this head size and KV
-    /// format.
-    pub fn attention_through_tiles(&self, head_dim: usize, kv: KvFormat) -> Option<&TileAttention> {
+    /// Whether attention goes through matrix tiles: bf16 represents the keys and values exactly,
+    /// heads fill tiles, and the positions of a tile lie in one page.
+    pub fn attends_through_tiles(&self, head_dim: usize, kv: KvFormat, page_size: usize) -> bool {
         let is_exact = matches!(kv, KvFormat::Float(DType::Bf16) | KvFormat::Int8);
-        let fits = is_exact && head_dim.is_multiple_of(TILE_K);
-        self.tile_attention.as_ref().filter(|_| fits)
+        let fits = head_dim.is_multiple_of(TILE_K) && page_size.is_multiple_of(KEY_TILE);
+        self.tile_attention.is_some() && is_exact && fits
     }
 
     /// The largest number of rows that a GEMM of the given form takes.

@@ -227,8 +227,3 @@ pub struct PageValues<'a> {
 pub fn tile_out_index(row: usize, i: usize) -> usize {
     (i / 16 * 2 + row / 16) * 256 + row % 16 * 16 + i % 16
 }
-
-/// The index of dimension i of a position in a tile of values.
-pub fn tile_value_index(position: usize, i: usize) -> usize {
-    i / 16 * 512 + position / 2 * 32 + i % 16 * 2 + position % 2
-}

@@ -16,8 +16,7 @@ use corella_model::{
 use half::{bf16, f16};
 
 use crate::kernels::{
-    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, VALUE_TILE, ValueRun, fetch_line,
-    tile_value_index,
+    ATTENTION_LANES, KEY_TILE, Kernels, KeyGroup, TileAttention, ValueRun, fetch_line,
 };
 use crate::system::{Region, has_near_memory};
 
@@ -68,8 +67,8 @@ pub struct KvMemory {
 }
 
 impl KvMemory {
-    /// Memory in the order that attention by these kernels reads: tiles for attention through
-    /// tiles, wherever the positions of a tile lie in one page.
+    /// Memory in the order that attention by these kernels reads. The order decides how attention is
+    /// computed: see `tile_attention`.
     pub fn for_kernels(
         kernels: &Kernels,
         num_layers: usize,
@@ -78,8 +77,8 @@ impl KvMemory {
         page_size: u32,
         format: KvFormat,
     ) -> io::Result<Self> {
-        let tiles = kernels.attention_through_tiles(attention.head_dim, format);
-        let order = match tiles.is_some() && (page_size as usize).is_multiple_of(KEY_TILE) {
+        let head_dim = attention.head_dim;
+        let order = match kernels.attends_through_tiles(head_dim, format, page_size as usize) {
             true => ElementOrder::Tiles,
             false => ElementOrder::Plain,
         };
@@ -183,46 +182,6 @@ impl KvMemory {
         )
     }
 
-    /// Puts one position's key, in bf16, into a tile of `[head_dim / 2][KEY_TILE][2]`.
-    pub fn copy_key(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        assert!(to < KEY_TILE && tile.len() == KEY_TILE * self.head_dim);
-        self.copy_elements(at, tile, |i| {
-            let outside = (i / 2 * KEY_TILE + to) * 2 + i % 2;
-            (self.key_index(i, offset), outside)
-        });
-    }
-
-    /// Puts one position's value, in bf16, into a tile as `TileValues` reads it.
-    pub fn copy_value(&self, at: HeadPage, offset: usize, to: usize, tile: &mut [u16]) {
-        assert!(to < VALUE_TILE && tile.len() == VALUE_TILE * self.head_dim);
-        self.copy_elements(at, tile, |i| {
-            (self.value_index(i, offset), tile_value_index(to, i))
-        });
-    }
-
-    /// `indices` says for each dimension where it stands here and in the tile.
-    fn copy_elements(
-        &self,
-        at: HeadPage,
-        tile: &mut [u16],
-        indices: impl Fn(usize) -> (usize, usize),
-    ) {
-        for i in 0..self.head_dim {
-            let (from, to) = indices(i);
-            let from = self.element(at, from);
-            // SAFETY: an element of the page, which no one writes during attention.
-            tile[to] = unsafe {
-                match self.format {
-                    KvFormat::Int8 => bf16::from_f32(f32::from(*from.cast::<i8>())).to_bits(),
-                    format => {
-                        assert_eq!(format, KvFormat::Float(DType::Bf16));
-                        *from.cast::<u16>()
-                    }
-                }
-            };
-        }
-    }
-
     /// Multiplies positions of a page, as far as their elements are integers.
     fn scales(&self, at: HeadPage, side: Side, offset: usize) -> *mut f32 {
         assert!(self.format == KvFormat::Int8 && offset < self.page_size);
@@ -262,7 +221,8 @@ impl KvMemory {
         rows: Rows,
     ) {
         assert!(offset + rows.len <= self.page_size);
-        if let Some(tiles) = self.tile_kernels(kernels) {
+        let is_bf16 = self.format == KvFormat::Float(DType::Bf16);
+        if let Some(tiles) = self.tile_attention(kernels).filter(|_| is_bf16) {
             for (rows, positions) in rows.by_tile(offset) {
                 let tile = self.tile(side, at, positions.start / KEY_TILE * KEY_TILE);
                 let (store, stride) = match side {
@@ -294,11 +254,11 @@ impl KvMemory {
         }
     }
 
-    /// For what they write themselves.
-    fn tile_kernels<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
-        let is_bf16 = self.format == KvFormat::Float(DType::Bf16);
+    /// The kernels of attention through tiles, if these pages hold tiles. Otherwise attention goes
+    /// row by row.
+    pub fn tile_attention<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
         let tiles = kernels.tile_attention.as_ref();
-        tiles.filter(|_| is_bf16 && self.order == ElementOrder::Tiles)
+        tiles.filter(|_| self.order == ElementOrder::Tiles)
     }
 
     /// Element by element.

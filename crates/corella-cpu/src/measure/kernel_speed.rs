@@ -193,10 +193,10 @@ impl Bench {
         let num_threads = self.pool.num_threads();
         let form = self.plan(None)?.form(Role::Projection);
         let tiles = Tiles::new(num_rows, kernels.rows_at_once(form));
-        let shape = TaskShape::new(kernels, head_dim, format);
+        let shape = TaskShape::new(kernels, &kv);
         let mut plan = AttentionPlan::default();
         plan.build(&spans, attention, shape, num_threads);
-        let queries = Queries::new(kernels, attention, format, num_rows).map_err(out_of_memory)?;
+        let queries = Queries::new(kernels, attention, &kv, num_rows).map_err(out_of_memory)?;
         let width = attention.num_heads * head_dim;
         let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
@@ -232,7 +232,7 @@ impl Bench {
             name: format!("attention, {num_rows} rows from position {start}, {format_name}"),
             flops_per_s: (NUM_LAYERS * 4 * width * pairs) as f64 / seconds,
             bytes_per_s: (NUM_LAYERS * num_positions * row_bytes) as f64 / seconds,
-            format: match kernels.attention_through_tiles(head_dim, format) {
+            format: match kv.tile_attention(kernels) {
                 Some(_) => WeightFormat::Float(DType::Bf16),
                 None => WeightFormat::Float(DType::F32),
             },

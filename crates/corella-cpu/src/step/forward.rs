@@ -139,7 +139,7 @@ impl Forward {
             angles: Buffer::new(max_rows, attention.head_dim)?,
             normed: packed(spec.hidden_size)?,
             heads: heads.collect::<io::Result<_>>()?,
-            queries: Queries::new(kernels, attention, kv.format, max_rows)?,
+            queries: Queries::new(kernels, attention, &kv, max_rows)?,
             attended: packed(attention.query_len())?,
             gated: packed(layer.feed_forward.mlp().intermediate_size)?,
             head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_grouped)?,
@@ -175,8 +175,7 @@ impl Forward {
     }
 
     pub fn attention_shape(&self) -> TaskShape {
-        let attention = &self.spec.layers[0].attention;
-        TaskShape::new(self.kernels, attention.head_dim, self.kv.format)
+        TaskShape::new(self.kernels, &self.kv)
     }
 
     /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
