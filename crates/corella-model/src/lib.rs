@@ -1,6 +1,7 @@
 //! What a checkpoint is and what an executor must do.
 
 mod batch_builder;
+mod batch_check;
 mod block_format;
 mod block_tensor;
 mod checkpoint;
@@ -36,6 +37,7 @@ mod sampler;
 mod tensor;
 
 pub use batch_builder::BatchBuilder;
+pub use batch_check::BatchCheck;
 pub use block_format::BlockFormat;
 pub use block_tensor::{BlockTensor, RowOrder};
 pub use checkpoint::Checkpoint;

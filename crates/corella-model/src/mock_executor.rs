@@ -3,7 +3,8 @@
 //!
 //! A row of a page records its token, its position and a hash of everything before it. A
 //! span that finds another row than its history calls for fails its step and says which, so
-//! wrong page handling cannot go unnoticed. The batch is checked just as strictly.
+//! wrong page handling cannot go unnoticed. The batch is checked just as strictly, also against the
+//! steps that have not returned (`batch_check.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_kv::{MockKv, Row};
 use crate::mock_model::Sequence;
 use crate::{
-    Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, KvPages, MockConfig, StepWaker,
-    TokenMask,
+    BatchCheck, Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, KvPages, MockConfig,
+    StepWaker, TokenMask,
 };
 
 pub struct MockExecutor {
@@ -27,6 +28,7 @@ pub struct MockExecutor {
     kv: Arc<MockKv>,
     slots: Vec<Option<Slot>>,
     inflight: VecDeque<Inflight>,
+    check: BatchCheck,
     /// When the last step leaves the last stage.
     busy_until: Instant,
     lost: bool,
@@ -36,6 +38,8 @@ pub struct MockExecutor {
 
 struct Inflight {
     batch: Arc<Batch>,
+    /// Whether the batch keeps to the rules, given the steps in flight when it was submitted.
+    checked: Result<(), String>,
     masks: Option<Vec<TokenMask>>,
     duration: Duration,
     done_at: Instant,
@@ -66,6 +70,7 @@ impl MockExecutor {
             kv: Arc::new(MockKv::new(&config)),
             slots: Vec::new(),
             inflight: VecDeque::new(),
+            check: BatchCheck::new(config.page_size),
             busy_until: Instant::now(),
             lost: false,
             logits: Vec::new(),
@@ -203,7 +208,7 @@ impl MockExecutor {
     fn begin(&mut self, inflight: &Inflight) -> Result<Vec<(usize, Row)>, ExecutorError> {
         let batch = &*inflight.batch;
         let step = batch.step;
-        let applied = self.apply(batch);
+        let applied = self.apply(batch).and_then(|()| inflight.checked.clone());
         let mut faults = self.config.faults.iter();
         match faults.find(|(at, _)| *at == step).map(|&(_, fault)| fault) {
             _ if self.lost => return Err(lost("a fault was injected")),
@@ -239,6 +244,7 @@ impl MockExecutor {
 
     /// Attends and draws, once all rows are there.
     fn finish(&mut self, inflight: Inflight) -> Result<BatchOutput, ExecutorError> {
+        self.check.end_step();
         let Some(masks) = &inflight.masks else {
             return Err(lost("a step is waited for before it is sampled"));
         };
@@ -569,6 +575,7 @@ impl Executor for MockExecutor {
         });
         let hang = hangs.sum();
         self.inflight.push_back(Inflight {
+            checked: self.check.submit(&batch),
             batch,
             masks: None,
             duration,

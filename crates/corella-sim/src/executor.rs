@@ -4,7 +4,7 @@
 //! function of the rows that its span can see. If a span reads a row that holds anything but its
 //! own history, a real model would draw another token than in a lone run, so the executor panics.
 //! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
-//! not emit it.
+//! not emit it. What steps in flight forbid is checked as the mock executor does (`BatchCheck`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use corella_core::{
     Batch, BatchOutput, InputToken, Namespace, PageId, RequestId, Sample, SchedulerConfig, SlotId,
     Span, StepId, TokenId,
 };
+use corella_model::BatchCheck;
 
 use crate::random::mix;
 
@@ -29,13 +30,11 @@ pub struct CheckingExecutor {
     pages: Vec<Vec<Row>>,
     slots: BTreeMap<SlotId, Slot>,
     drawn: BTreeMap<(StepId, SlotId), TokenId>,
-    num_started: u64,
+    check: BatchCheck,
     inflight: VecDeque<Inflight>,
 }
 
 struct Slot {
-    /// The number of this start, among all starts of slots.
-    start: u64,
     request: RequestId,
     root: Row,
     table: Vec<PageId>,
@@ -52,10 +51,6 @@ struct Inflight {
     fails: bool,
     requests: BTreeSet<RequestId>,
     undrawn: BTreeSet<RequestId>,
-    /// The slots and the pages that the step names, each with the number of the slot's start.
-    slots: BTreeMap<SlotId, u64>,
-    pages: Vec<(PageId, u64)>,
-    donors: Vec<PageId>,
 }
 
 /// The outcome of the oldest step in flight. The set names the requests for which nothing was
@@ -75,7 +70,7 @@ impl CheckingExecutor {
             pages: vec![page; config.num_pages as usize],
             slots: BTreeMap::new(),
             drawn: BTreeMap::new(),
-            num_started: 0,
+            check: BatchCheck::new(config.page_size),
             inflight: VecDeque::new(),
         }
     }
@@ -92,7 +87,9 @@ impl CheckingExecutor {
 
     /// Fills a row from outside, which no step in flight may be reading.
     pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
-        self.check_fence(page, None);
+        if let Err(reason) = self.check.check_write(page) {
+            panic!("{reason}");
+        }
         self.pages[page.0 as usize][at] = row;
     }
 
@@ -100,12 +97,14 @@ impl CheckingExecutor {
     /// everything that its request has computed since it took its slot.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
         self.check_limits(batch);
+        if let Err(reason) = self.check.submit(batch) {
+            panic!("{reason}");
+        }
         self.apply_slots(batch);
         self.apply_tables(batch);
         self.apply_copies(batch);
-        let mut written = BTreeSet::new();
         for span in &batch.spans {
-            self.write_span(batch, span, fails, &mut written);
+            self.write_span(batch, span, fails);
         }
         let spans = batch.spans.iter();
         let drawn: Vec<_> = spans.map(|span| self.attend(batch, span)).collect();
@@ -129,7 +128,7 @@ impl CheckingExecutor {
         }
         let request = |(slot, _): &(SlotId, Box<str>)| self.slots[slot].request;
         let undrawn_requests = failed.iter().map(request).collect();
-        let named = || batch.spans.iter().map(|span| &self.slots[&span.slot]);
+        let named = batch.spans.iter().map(|span| &self.slots[&span.slot]);
         let inflight = Inflight {
             output: BatchOutput {
                 step: batch.step,
@@ -138,16 +137,7 @@ impl CheckingExecutor {
             },
             fails,
             undrawn: undrawn_requests,
-            requests: named().map(|slot| slot.request).collect(),
-            slots: batch
-                .spans
-                .iter()
-                .map(|span| (span.slot, self.slots[&span.slot].start))
-                .collect(),
-            pages: named()
-                .flat_map(|slot| slot.table.iter().map(|&page| (page, slot.start)))
-                .collect(),
-            donors: batch.copies.iter().map(|copy| copy.from).collect(),
+            requests: named.map(|slot| slot.request).collect(),
         };
         self.inflight.push_back(inflight);
     }
@@ -157,6 +147,7 @@ impl CheckingExecutor {
             .inflight
             .pop_front()
             .expect("the executor waits while no step is in flight");
+        self.check.end_step();
         if returned.fails {
             Returned::Failed(returned.output.step, returned.requests)
         } else {
@@ -199,8 +190,6 @@ impl CheckingExecutor {
             assert!(num_drafts <= config.max_draft_tokens as usize);
             assert!(num_drafts < span.tokens.len() && (span.sample || num_drafts == 0));
         }
-        let slots: BTreeSet<_> = batch.spans.iter().map(|span| span.slot).collect();
-        assert_eq!(slots.len(), batch.spans.len(), "two spans are of one slot");
     }
 
     fn apply_slots(&mut self, batch: &Batch) {
@@ -209,11 +198,6 @@ impl CheckingExecutor {
                 self.slots.remove(slot).is_some(),
                 "slot {slot} is released without having been started"
             );
-            let named = self
-                .inflight
-                .iter()
-                .any(|step| step.slots.contains_key(slot));
-            assert!(!named, "slot {slot} is released while a step names it");
         }
         for start in &batch.started {
             let before = self.slots.get(&start.slot);
@@ -226,7 +210,6 @@ impl CheckingExecutor {
                 row
             });
             let slot = Slot {
-                start: self.num_started,
                 request: start.request,
                 root,
                 table: Vec::new(),
@@ -236,7 +219,6 @@ impl CheckingExecutor {
                 min_tokens: start.min_tokens as usize,
                 masked: start.masked_until_min_tokens.clone(),
             };
-            self.num_started += 1;
             self.slots.insert(start.slot, slot);
         }
     }
@@ -257,31 +239,16 @@ impl CheckingExecutor {
     }
 
     fn apply_copies(&mut self, batch: &Batch) {
-        let from: BTreeSet<_> = batch.copies.iter().map(|copy| copy.from).collect();
-        let to: BTreeSet<_> = batch.copies.iter().map(|copy| copy.to).collect();
-        assert_eq!(to.len(), batch.copies.len(), "two copies go into one page");
-        assert!(
-            from.is_disjoint(&to),
-            "a page is both source and target of copies"
-        );
         for copy in &batch.copies {
             let num_rows = copy.num_rows as usize;
             assert!(num_rows > 0 && num_rows < self.config.page_size as usize);
             let rows = self.pages[copy.from.0 as usize][..num_rows].to_vec();
             self.pages[copy.to.0 as usize][..num_rows].copy_from_slice(&rows);
-            self.check_fence(copy.to, None);
         }
     }
 
-    fn write_span(
-        &mut self,
-        batch: &Batch,
-        span: &Span,
-        fails: bool,
-        written: &mut BTreeSet<(PageId, usize)>,
-    ) {
+    fn write_span(&mut self, batch: &Batch, span: &Span, fails: bool) {
         let slot = &self.slots[&span.slot];
-        let start = slot.start;
         assert_eq!(
             span.start as usize,
             slot.history.len(),
@@ -306,24 +273,7 @@ impl CheckingExecutor {
             let page_size = self.config.page_size as usize;
             let page = slot.table[position / page_size];
             let at = position % page_size;
-            assert!(written.insert((page, at)), "two spans write one row");
             self.pages[page.0 as usize][at] = if fails { None } else { row };
-            self.check_fence(page, Some(start));
-        }
-    }
-
-    /// Checks that no unfinished step of another request names a page that is written.
-    fn check_fence(&self, page: PageId, writer: Option<u64>) {
-        for step in &self.inflight {
-            let named = step
-                .pages
-                .iter()
-                .any(|&(other, start)| other == page && Some(start) != writer);
-            assert!(
-                !named && !step.donors.contains(&page),
-                "page {page} is written while step {} reads it",
-                step.output.step
-            );
         }
     }
 

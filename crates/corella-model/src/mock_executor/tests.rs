@@ -147,6 +147,28 @@ fn a_page_written_since_by_another_request_is_noticed() {
     );
 }
 
+/// The executor has not begun the first step when the second one is submitted.
+#[test]
+fn a_page_that_a_step_in_flight_reads_is_not_given_away() {
+    let mut mock = mock();
+    let mut batch = BatchBuilder::new(0);
+    for slot in [0, 1] {
+        batch
+            .start(slot, 2, &GREEDY)
+            .pages(slot, 0, &[0])
+            .span(slot, 0, &[1, 2], true);
+        let batch = batch.build();
+        mock.submit(batch.clone()).unwrap();
+        mock.sample(batch.step, Vec::new()).unwrap();
+    }
+    mock.wait().unwrap();
+    let error = mock.wait().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "step 1 failed: page 0 is written while step 0 reads it"
+    );
+}
+
 #[test]
 fn end_tokens_come_when_they_are_asked_for_and_not_before_min_tokens() {
     let mut config = MockConfig::new(50, 8, 16);
