@@ -8,20 +8,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use corella_core::{
     Batch, BatchOutput, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, Sample, SlotId,
     SlotStart, Span, StepId, TokenId,
 };
 
+use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_kv::{MockKv, Row};
 use crate::mock_model::Sequence;
-use crate::{
-    BatchCheck, Executor, ExecutorError, ExecutorInfo, Fault, KvLayout, KvPages, MockConfig,
-    StepWaker, TokenMask,
-};
+use crate::{BatchCheck, ExecutorError, Fault, MockConfig, TokenMask};
 
 pub struct MockExecutor {
     config: MockConfig,
@@ -29,8 +27,7 @@ pub struct MockExecutor {
     slots: Vec<Option<Slot>>,
     inflight: VecDeque<Inflight>,
     check: BatchCheck,
-    /// When the last step leaves the last stage.
-    busy_until: Instant,
+    clock: StepClock,
     lost: bool,
     logits: Vec<f32>,
     timer: Option<StepTimer>,
@@ -41,8 +38,7 @@ struct Inflight {
     /// Whether the batch keeps to the rules, given the steps in flight when it was submitted.
     checked: Result<(), String>,
     masks: Option<Vec<TokenMask>>,
-    duration: Duration,
-    done_at: Instant,
+    time: StepTime,
     /// Planned before an earlier step's failure was known: it may read what that step left
     /// undefined, and nobody will use what it makes of it.
     precedes_bad_news: bool,
@@ -71,7 +67,7 @@ impl MockExecutor {
             slots: Vec::new(),
             inflight: VecDeque::new(),
             check: BatchCheck::new(config.page_size),
-            busy_until: Instant::now(),
+            clock: StepClock::start(),
             lost: false,
             logits: Vec::new(),
             timer: None,
@@ -179,14 +175,14 @@ impl MockExecutor {
     /// Does the part of a step that is due by now: its bookkeeping first, then its rows, layer by
     /// layer.
     fn advance(&mut self, inflight: &mut Inflight, now: Instant) {
-        if inflight.begun.is_none() && now >= self.ready_at(inflight, 0) {
+        if inflight.begun.is_none() && now >= inflight.time.ready_at(0) {
             inflight.begun = Some(Begun {
                 rows: self.begin(inflight),
                 num_stored_layers: 0,
             });
         }
         let due =
-            (0..self.kv.num_layers()).take_while(|&layer| now >= self.ready_at(inflight, layer));
+            (0..self.kv.num_layers()).take_while(|&layer| now >= inflight.time.ready_at(layer));
         let num_due_layers = due.count();
         let step = inflight.batch.step;
         let Some(begun) = &mut inflight.begun else {
@@ -296,10 +292,6 @@ impl MockExecutor {
             samples,
             undrawn,
         })
-    }
-
-    fn ready_at(&self, inflight: &Inflight, layer: usize) -> Instant {
-        ready_at(inflight, layer, self.config.num_layers)
     }
 
     /// Appends the span to its slot's history, and to `rows` what belongs in the slot's pages.
@@ -506,15 +498,6 @@ fn lost(reason: &str) -> ExecutorError {
     }
 }
 
-/// When a step has the keys and values of a layer: they come evenly over its time.
-fn ready_at(inflight: &Inflight, layer: usize, num_layers: u32) -> Instant {
-    inflight.done_at - inflight.duration * (num_layers - 1 - layer as u32) / num_layers
-}
-
-fn sleep_until(time: Instant) {
-    std::thread::sleep(time.saturating_duration_since(Instant::now()));
-}
-
 fn slot_mut(slots: &mut [Option<Slot>], slot: SlotId) -> Result<&mut Slot, String> {
     slots
         .get_mut(slot.0 as usize)
@@ -534,116 +517,8 @@ fn row_index(slot: &Slot, position: usize, page_size: u32) -> Result<usize, Stri
     }
 }
 
-impl Executor for MockExecutor {
-    fn info(&self) -> ExecutorInfo {
-        ExecutorInfo {
-            device: "mock".into(),
-            isa: "none".into(),
-            num_threads: 1,
-            weight_bytes: 0,
-        }
-    }
-
-    fn kv_layout(&self) -> KvLayout {
-        KvLayout {
-            num_pages: self.config.num_pages,
-            page_size: self.config.page_size,
-            format: self.kv.geometry().format,
-            page_bytes: self.kv.geometry().page_bytes(),
-        }
-    }
-
-    fn warm_up(&mut self) -> Result<(), ExecutorError> {
-        Ok(())
-    }
-
-    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
-        let cost = self.config.cost.as_ref();
-        let duration = cost.map_or(Duration::ZERO, |cost| cost.step_duration(&batch));
-        let stage_duration = duration / self.config.num_stages;
-        let now = Instant::now();
-        let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
-        self.busy_until = if batch.tokens.iter().any(waits) {
-            self.busy_until.max(now) + duration
-        } else {
-            (now + duration).max(self.busy_until + stage_duration)
-        };
-        let faults = self.config.faults.iter();
-        let hangs = faults.filter_map(|(step, fault)| match fault {
-            Fault::Hang(duration) if *step == batch.step => Some(*duration),
-            _ => None,
-        });
-        let hang = hangs.sum();
-        self.inflight.push_back(Inflight {
-            checked: self.check.submit(&batch),
-            batch,
-            masks: None,
-            duration,
-            done_at: self.busy_until + hang,
-            precedes_bad_news: false,
-            begun: None,
-        });
-        Ok(())
-    }
-
-    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
-        let inflight = self
-            .inflight
-            .iter_mut()
-            .find(|inflight| inflight.batch.step == step);
-        match inflight {
-            Some(inflight) => {
-                inflight.masks = Some(masks);
-                if let Some(timer) = &self.timer {
-                    let num_layers = self.config.num_layers;
-                    for layer in 0..num_layers {
-                        timer.wake_at(ready_at(inflight, layer as usize, num_layers));
-                    }
-                    timer.wake_at(inflight.done_at);
-                }
-                Ok(())
-            }
-            None => Err(ExecutorError::Lost {
-                reason: format!("step {step} is sampled but not in flight"),
-            }),
-        }
-    }
-
-    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
-        let Some(mut oldest) = self.inflight.pop_front() else {
-            return Err(lost("no step is in flight"));
-        };
-        let now = Instant::now();
-        self.advance(&mut oldest, now);
-        if now < oldest.done_at {
-            self.inflight.push_front(oldest);
-            return Ok(None);
-        }
-        self.finish(oldest).map(Some)
-    }
-
-    fn set_waker(&mut self, waker: StepWaker) {
-        self.timer = Some(StepTimer::start(waker));
-    }
-
-    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
-        let Some(mut oldest) = self.inflight.pop_front() else {
-            return Err(lost("no step is in flight"));
-        };
-        for layer in 0..self.kv.num_layers() {
-            let ready_at = self.ready_at(&oldest, layer);
-            sleep_until(ready_at);
-            self.advance(&mut oldest, ready_at);
-        }
-        sleep_until(oldest.done_at);
-        self.finish(oldest)
-    }
-
-    fn kv_pages(&self) -> Arc<dyn KvPages> {
-        Arc::clone(&self.kv) as _
-    }
-}
-
+mod face;
+mod step_time;
 mod step_timer;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use corella_core::SamplingParams;
 
 use super::*;
-use crate::{BatchBuilder, CostModel, MockEcho, MockEnd};
+use crate::{BatchBuilder, CostModel, Executor, MockEcho, MockEnd};
 
 const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
