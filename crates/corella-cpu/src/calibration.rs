@@ -87,7 +87,7 @@ impl LayerCalibration {
     }
 
     /// Returns the second moments of the inputs of the next layer's matrices, in the order of
-    /// `LayerInput`.
+    /// `LayerInput::DENSE`.
     pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], CpuError> {
         let sums = InputSums::new(&self.spec, self.isa).map_err(no_memory)?;
         self.run(layer, &sums, false)?;
@@ -199,7 +199,7 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<CalibrationStep>, usize
     (steps, most_pages)
 }
 
-/// An observer that sums the products of inputs, for each `LayerInput`.
+/// An observer that sums the products of inputs, for each `LayerInput::DENSE`.
 struct InputSums {
     isa: Isa,
     /// The rows of the observed input in f32.
@@ -218,7 +218,7 @@ const SUMMED_ROWS: usize = 128;
 
 impl InputSums {
     fn new(spec: &DecoderSpec, isa: Isa) -> io::Result<Self> {
-        let lens = LayerInput::ALL.map(|input| input.len(&spec.layers[0], spec.hidden_size));
+        let lens = LayerInput::DENSE.map(|input| input.len(&spec.layers[0], spec.hidden_size));
         let mut inputs = Vec::new();
         for num_columns in lens {
             let padded = num_columns.next_multiple_of(PRODUCT_LANES);

@@ -17,8 +17,9 @@ use std::io;
 use std::sync::Arc;
 
 use corella_model::{
-    Activation, AttentionSpec, DType, DecoderSpec, DecoderWeights, FeedForward, LayerSpec,
-    LayerWeights, NormKind, NormSpec, QkNorm, RotaryScaling, Tensor, WeightFormat,
+    Activation, AttentionSpec, DType, DecoderSpec, DecoderWeights, FeedForward, LayerInput,
+    LayerSpec, LayerTensor, LayerWeights, NormKind, NormSpec, QkNorm, RotaryScaling, Tensor,
+    WeightFormat,
 };
 
 use crate::cpu_error::CpuError;
@@ -88,8 +89,14 @@ impl PackedWeights {
             )));
         }
         let embedding_shape = [spec.vocab_size, spec.hidden_size];
-        check_shape("embed", &weights.embed, &embedding_shape)?;
-        check_shape("norm", &weights.norm, &[spec.hidden_size])?;
+        weights
+            .embed
+            .check_shape("embed", &embedding_shape)
+            .map_err(CpuError)?;
+        weights
+            .norm
+            .check_shape("norm", &[spec.hidden_size])
+            .map_err(CpuError)?;
         let head = match &weights.lm_head {
             _ if spec.tied_embeddings => &weights.embed,
             Some(head) => head,
@@ -99,7 +106,8 @@ impl PackedWeights {
                 )));
             }
         };
-        check_shape("lm_head", head, &embedding_shape)?;
+        head.check_shape("lm_head", &embedding_shape)
+            .map_err(CpuError)?;
         let stored = StoredMatrices::new(&weights.layers, head);
         let mut packer = Packer {
             plan: FormatPlan::new(format, &stored, kernels.tile_gemm.is_some())?,
@@ -137,7 +145,7 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
         let stored = StoredMatrices {
-            layers: layer.matrices().map(StoredMatrix::from).to_vec(),
+            layers: layer.matrices().map(StoredMatrix::from).collect(),
             head: StoredMatrix::floats(DType::F32),
         };
         let mut packer = Packer {
@@ -230,42 +238,32 @@ impl Packer<'_> {
         hidden: usize,
         layer: &LayerWeights,
     ) -> Result<PackedLayer, CpuError> {
-        let (attention, mlp_spec) = (&spec.attention, spec.feed_forward.mlp());
-        let (num_q, num_kv) = (attention.query_len(), attention.kv_len());
-        let mlp = mlp_spec.intermediate_size;
-        check_shape("attention_norm", &layer.attention_norm, &[hidden])?;
-        check_shape("q", &layer.q, &[num_q, hidden])?;
-        check_shape("k", &layer.k, &[num_kv, hidden])?;
-        check_shape("v", &layer.v, &[num_kv, hidden])?;
-        check_shape("o", &layer.o, &[hidden, num_q])?;
-        check_shape("mlp_norm", &layer.mlp_norm, &[hidden])?;
-        check_shape("gate", &layer.gate, &[mlp, hidden])?;
-        check_shape("up", &layer.up, &[mlp, hidden])?;
-        check_shape("down", &layer.down, &[hidden, mlp])?;
-        let has_bias = attention.qkv_bias;
-        let q_bias = optional_vector("q_bias", &layer.q_bias, has_bias, num_q)?;
-        let k_bias = optional_vector("k_bias", &layer.k_bias, has_bias, num_kv)?;
-        let v_bias = optional_vector("v_bias", &layer.v_bias, has_bias, num_kv)?;
-        let o_bias = optional_vector("o_bias", &layer.o_bias, attention.output_bias, hidden)?;
-        let gate_bias = optional_vector("gate_bias", &layer.gate_bias, mlp_spec.bias, mlp)?;
-        let up_bias = optional_vector("up_bias", &layer.up_bias, mlp_spec.bias, mlp)?;
-        let down_bias = optional_vector("down_bias", &layer.down_bias, mlp_spec.bias, hidden)?;
-        let (qk_norm, head_dim) = (attention.qk_norm.is_some(), attention.head_dim);
-        let q_norm = optional_vector("q_norm", &layer.q_norm, qk_norm, head_dim)?;
-        let k_norm = optional_vector("k_norm", &layer.k_norm, qk_norm, head_dim)?;
+        layer.check(spec, hidden).map_err(CpuError)?;
+        let vector = |tensor| layer.get(tensor).map(elements);
+        let with_bias = |matrix: LayerTensor| {
+            let bias = matrix.bias().and_then(|bias| layer.get(bias));
+            (&layer[matrix], bias)
+        };
+        let (gate, up) = (with_bias(LayerTensor::GATE), with_bias(LayerTensor::UP));
+        let qkv = [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(with_bias);
+        let input_len = |input: LayerInput| input.len(spec, hidden);
         Ok(PackedLayer {
-            attention_norm: elements(&layer.attention_norm),
-            qkv: self.matrix(
+            attention_norm: elements(&layer[LayerTensor::AttentionNorm]),
+            qkv: self.matrix(Role::Projection, &qkv, hidden)?,
+            q_norm: vector(LayerTensor::QNorm),
+            k_norm: vector(LayerTensor::KNorm),
+            output: self.matrix(
                 Role::Projection,
-                &[(&layer.q, q_bias), (&layer.k, k_bias), (&layer.v, v_bias)],
-                hidden,
+                &[with_bias(LayerTensor::O)],
+                input_len(LayerInput::AttentionOutput),
             )?,
-            q_norm: q_norm.map(elements),
-            k_norm: k_norm.map(elements),
-            output: self.matrix(Role::Projection, &[(&layer.o, o_bias)], num_q)?,
-            mlp_norm: elements(&layer.mlp_norm),
-            gate_up: self.pairs((&layer.gate, gate_bias), (&layer.up, up_bias), hidden)?,
-            down: self.matrix(Role::Down, &[(&layer.down, down_bias)], mlp)?,
+            mlp_norm: elements(&layer[LayerTensor::MlpNorm]),
+            gate_up: self.pairs(gate, up, hidden)?,
+            down: self.matrix(
+                Role::Down,
+                &[with_bias(LayerTensor::DOWN)],
+                input_len(LayerInput::MlpOutput),
+            )?,
         })
     }
 
@@ -451,35 +449,6 @@ fn check_layer(layer: &LayerSpec, name: &str) -> Result<(), CpuError> {
     }
 }
 
-fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {
-    let num_bytes = shape.iter().product::<usize>() * tensor.dtype.size();
-    if tensor.shape != shape || tensor.num_bytes() != num_bytes {
-        return Err(CpuError(format!(
-            "{name} has shape {:?} and {} bytes; the model needs shape {shape:?}",
-            tensor.shape,
-            tensor.num_bytes()
-        )));
-    }
-    Ok(())
-}
-
-/// Checks a one-dimensional tensor that the model has only if `wanted`.
-fn optional_vector<'a>(
-    name: &str,
-    tensor: &'a Option<Tensor>,
-    wanted: bool,
-    len: usize,
-) -> Result<Option<&'a Tensor>, CpuError> {
-    match tensor {
-        Some(tensor) if wanted => check_shape(name, tensor, &[len]).map(|()| Some(tensor)),
-        None if wanted => Err(CpuError(format!("{name} is missing"))),
-        Some(_) => Err(CpuError(format!(
-            "the checkpoint has {name}, but the model does not use it"
-        ))),
-        None => Ok(None),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -501,7 +470,7 @@ mod tests {
                 PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool).unwrap();
             let layer = &packed.layers[0];
             assert!(layer.down.hadamard, "{format:?}");
-            let weight = &weights.layers[0].o;
+            let weight = &weights.layers[0][LayerTensor::O];
             let mut row = vec![0.0; weight.shape[1]];
             let mut stored = GroupedRow::default();
             for output in 0..weight.shape[0] {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use corella_core::{Batch, BatchOutput, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes};
 use corella_model::{
-    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, PageForm, Storage, Tensor,
-    WeightFormat,
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, LayerTensor, PageForm,
+    Storage, Tensor, WeightFormat,
 };
 use held_isa::{held_isa, isas};
 use whole_page::{read_page, write_page};
@@ -105,10 +105,10 @@ fn blocks_reach_no_bit() {
                 let mut num_unpacked = unpack(&mut weights.embed);
                 num_unpacked += weights.lm_head.as_mut().map_or(0, unpack);
                 for layer in &mut weights.layers {
-                    let queries = [&mut layer.q, &mut layer.k, &mut layer.v, &mut layer.o];
-                    let others = [&mut layer.gate, &mut layer.up, &mut layer.down];
-                    let matrices = queries.into_iter().chain(others);
-                    num_unpacked += matrices.map(unpack).sum::<usize>();
+                    let names: Vec<_> = layer.iter().map(|(name, _)| name).collect();
+                    for name in names.into_iter().filter(|name| name.is_matrix()) {
+                        num_unpacked += layer.get_mut(name).map_or(0, unpack);
+                    }
                 }
                 assert!(num_unpacked > 10);
                 let values = play(weights, format, isa);
@@ -396,14 +396,15 @@ fn checkpoints_that_do_not_fit_are_refused_by_name() {
         Err(error) => error.to_string(),
     };
     let mut weights = checkpoint.weights().unwrap();
-    weights.layers[1].down = weights.layers[1].up.clone();
+    let up = weights.layers[1][LayerTensor::UP].clone();
+    weights.layers[1].insert(LayerTensor::DOWN, up);
     let error = build(spec.clone(), weights);
     assert!(
         error.contains("layer 1") && error.contains("down"),
         "{error}"
     );
     let mut weights = checkpoint.weights().unwrap();
-    weights.layers[0].q_norm = None;
+    weights.layers[0].remove(LayerTensor::QNorm);
     let error = build(spec.clone(), weights);
     assert!(error.contains("q_norm is missing"), "{error}");
     let mut weights = checkpoint.weights().unwrap();

@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet};
 use crate::packed_matrix::{self, Parts};
 use crate::packed_tensor::StoredTensor;
 use crate::{
-    CheckpointError, DecoderWeights, LayerSpec, LayerWeights, ModelConfig, Quantization, Tensor,
+    CheckpointError, DecoderWeights, LayerTensor, LayerWeights, Mlp, ModelConfig, Quantization,
+    Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -31,19 +32,10 @@ pub struct TensorNames {
     pub embed: &'static str,
     pub norm: &'static str,
     pub lm_head: &'static str,
-    /// The prefix of layers, followed by a layer's number and one of the names below.
+    /// The prefix of layers, followed by a layer's number and the name of one of its tensors.
     pub layers: &'static str,
-    pub attention_norm: &'static str,
-    pub q: &'static str,
-    pub k: &'static str,
-    pub v: &'static str,
-    pub o: &'static str,
-    pub q_norm: &'static str,
-    pub k_norm: &'static str,
-    pub mlp_norm: &'static str,
-    pub gate: &'static str,
-    pub up: &'static str,
-    pub down: &'static str,
+    /// The name of a layer's tensor, without the prefix.
+    pub of_layer: fn(LayerTensor) -> String,
 }
 
 /// The names in Hugging Face folders, on which Llama, Qwen2 and Qwen3 agree.
@@ -53,18 +45,46 @@ pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
     norm: "model.norm",
     lm_head: "lm_head",
     layers: "model.layers",
-    attention_norm: "input_layernorm",
-    q: "self_attn.q_proj",
-    k: "self_attn.k_proj",
-    v: "self_attn.v_proj",
-    o: "self_attn.o_proj",
-    q_norm: "self_attn.q_norm",
-    k_norm: "self_attn.k_norm",
-    mlp_norm: "post_attention_layernorm",
-    gate: "mlp.gate_proj",
-    up: "mlp.up_proj",
-    down: "mlp.down_proj",
+    of_layer: hugging_face_name,
 };
+
+fn hugging_face_name(tensor: LayerTensor) -> String {
+    let of_mlp = |mlp, name: &str| match mlp {
+        Mlp::Only => format!("mlp.{name}_proj"),
+        Mlp::Shared => format!("mlp.shared_expert.{name}_proj"),
+        Mlp::Expert(expert) => format!("mlp.experts.{expert}.{name}_proj"),
+    };
+    match tensor {
+        LayerTensor::AttentionNorm => "input_layernorm".into(),
+        LayerTensor::Q => "self_attn.q_proj".into(),
+        LayerTensor::K => "self_attn.k_proj".into(),
+        LayerTensor::V => "self_attn.v_proj".into(),
+        LayerTensor::O => "self_attn.o_proj".into(),
+        LayerTensor::QNorm => "self_attn.q_norm".into(),
+        LayerTensor::KNorm => "self_attn.k_norm".into(),
+        LayerTensor::MlpNorm => "post_attention_layernorm".into(),
+        LayerTensor::Gate(mlp) => of_mlp(mlp, "gate"),
+        LayerTensor::Up(mlp) => of_mlp(mlp, "up"),
+        LayerTensor::Down(mlp) => of_mlp(mlp, "down"),
+        LayerTensor::Router => "mlp.gate".into(),
+        other => other.to_string(),
+    }
+}
+
+impl TensorNames {
+    /// The name of a layer's matrix without its suffix.
+    pub fn matrix(&self, layer: usize, tensor: LayerTensor) -> String {
+        format!("{}.{layer}.{}", self.layers, (self.of_layer)(tensor))
+    }
+
+    /// The whole name of a layer's tensor.
+    pub fn tensor(&self, layer: usize, tensor: LayerTensor) -> String {
+        match tensor.owner() {
+            Some(owner) => format!("{}.bias", self.matrix(layer, owner)),
+            None => format!("{}.weight", self.matrix(layer, tensor)),
+        }
+    }
+}
 
 /// Finds and checks all weights. `missing_from` is the file that errors about missing tensors name.
 pub fn load<S: TensorSource>(
@@ -80,8 +100,17 @@ pub fn load<S: TensorSource>(
         embed: tensors.take(&weight(names.embed), &vocab_by_hidden)?,
         layers: (spec.layers.iter().enumerate())
             .map(|(index, layer)| {
-                let prefix = format!("{}.{index}", names.layers);
-                tensors.take_layer(&prefix, layer, spec.hidden_size)
+                let mut weights = LayerWeights::default();
+                for TensorSpec { tensor, shape } in layer.tensors(spec.hidden_size) {
+                    let values = match (tensor.role(), &shape[..]) {
+                        (TensorRole::Matrix(_), &[out, input]) => {
+                            tensors.take_matrix(&names.matrix(index, tensor), [out, input])?
+                        }
+                        _ => tensors.take(&names.tensor(index, tensor), &shape)?,
+                    };
+                    weights.insert(tensor, values);
+                }
+                Ok::<_, CheckpointError>(weights)
             })
             .collect::<Result<_, _>>()?,
         norm: tensors.take(&weight(names.norm), &[spec.hidden_size])?,
@@ -91,7 +120,7 @@ pub fn load<S: TensorSource>(
         },
     };
     tensors.refuse_leftovers()?;
-    Ok(weights)
+    Ok::<_, CheckpointError>(weights)
 }
 
 fn weight(name: &str) -> String {
@@ -161,59 +190,6 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
                 format!("matrix {name}: {problem}"),
             )),
         }
-    }
-
-    fn take_layer(
-        &mut self,
-        layer: &str,
-        spec: &LayerSpec,
-        hidden: usize,
-    ) -> Result<LayerWeights, CheckpointError> {
-        let (attention, mlp) = (&spec.attention, spec.feed_forward.mlp());
-        let (query, key) = (attention.query_len(), attention.kv_len());
-        let inner = mlp.intermediate_size;
-        let names = self.names;
-        let mut matrix = |name: &str, out: usize, input: usize| {
-            self.take_matrix(&format!("{layer}.{name}"), [out, input])
-        };
-        let q = matrix(names.q, query, hidden)?;
-        let k = matrix(names.k, key, hidden)?;
-        let v = matrix(names.v, key, hidden)?;
-        let o = matrix(names.o, hidden, query)?;
-        let gate = matrix(names.gate, inner, hidden)?;
-        let up = matrix(names.up, inner, hidden)?;
-        let down = matrix(names.down, hidden, inner)?;
-        let mut vector = |present: bool, name: &str, suffix: &str, len: usize| {
-            present
-                .then(|| self.take(&format!("{layer}.{name}.{suffix}"), &[len]))
-                .transpose()
-        };
-        let (qkv_bias, qk_norm) = (attention.qkv_bias, attention.qk_norm.is_some());
-        let mlp_bias = mlp.bias;
-        let head = attention.head_dim;
-        Ok(LayerWeights {
-            q,
-            k,
-            v,
-            o,
-            gate,
-            up,
-            down,
-            q_bias: vector(qkv_bias, names.q, "bias", query)?,
-            k_bias: vector(qkv_bias, names.k, "bias", key)?,
-            v_bias: vector(qkv_bias, names.v, "bias", key)?,
-            o_bias: vector(attention.output_bias, names.o, "bias", hidden)?,
-            q_norm: vector(qk_norm, names.q_norm, "weight", head)?,
-            k_norm: vector(qk_norm, names.k_norm, "weight", head)?,
-            gate_bias: vector(mlp_bias, names.gate, "bias", inner)?,
-            up_bias: vector(mlp_bias, names.up, "bias", inner)?,
-            down_bias: vector(mlp_bias, names.down, "bias", hidden)?,
-            attention_norm: self.take(
-                &format!("{layer}.{}.weight", names.attention_norm),
-                &[hidden],
-            )?,
-            mlp_norm: self.take(&format!("{layer}.{}.weight", names.mlp_norm), &[hidden])?,
-        })
     }
 
     /// Refuses tensors that nothing reads: they show that the model is not what its description

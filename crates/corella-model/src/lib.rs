@@ -21,6 +21,7 @@ mod int8_row;
 mod json_object;
 mod kv_pages;
 mod layer_counter;
+mod layer_tensor;
 mod mock_executor;
 mod mock_kv;
 mod mock_model;
@@ -54,6 +55,7 @@ pub use group_format::{GroupFormat, GroupedRow};
 pub use int8_row::{int8_scale, quantise_int8_row};
 pub use kv_pages::{KvGeometry, KvPages, LayerProgress, PageForm};
 pub use layer_counter::LayerCounter;
+pub use layer_tensor::{LayerInput, LayerTensor, LayerWeights, Mlp, TensorRole, TensorSpec};
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
@@ -66,6 +68,4 @@ pub use quantize::{
 };
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, sample};
-pub use tensor::{
-    DType, DecoderWeights, KvFormat, LayerInput, LayerWeights, Storage, Tensor, WeightFormat,
-};
+pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};

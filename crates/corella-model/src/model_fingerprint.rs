@@ -5,7 +5,7 @@ use std::fmt;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::generator::mix;
-use crate::{DecoderSpec, DecoderWeights, LayerWeights, Tensor};
+use crate::{DecoderSpec, DecoderWeights, Tensor};
 
 /// A digest of a checkpoint: its shape, and some of every tensor as it is stored. The same weights in
 /// another format are another model, because what they compute differs. The digest is no defence
@@ -23,13 +23,10 @@ impl ModelFingerprint {
         // Any difference counts, those of fields that are yet to come too.
         hasher.update(format!("{spec:?}").as_bytes());
         let mut scratch = Vec::new();
-        for (index, tensor) in tensors(weights).enumerate() {
+        for (index, (name, tensor)) in tensors(weights).enumerate() {
             // Which are there is part of it.
-            hasher.update(&(index as u64).to_le_bytes());
-            if let Some(tensor) = tensor {
-                hasher.update(format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
-                hasher.update(sample(tensor, index, &mut scratch));
-            }
+            hasher.update(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+            hasher.update(sample(tensor, index, &mut scratch));
         }
         Self(hasher.digest128())
     }
@@ -54,32 +51,21 @@ fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a
     &bytes[..bytes.len().min(SAMPLE_BYTES)]
 }
 
-/// All tensors that a model may have, in a fixed order.
-fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = Option<&Tensor>> {
+/// All tensors of a model in a fixed order, with names that tell them apart.
+fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = (String, &Tensor)> {
     let ends = [
-        Some(&weights.embed),
-        Some(&weights.norm),
-        weights.lm_head.as_ref(),
+        ("embed", Some(&weights.embed)),
+        ("norm", Some(&weights.norm)),
+        ("lm_head", weights.lm_head.as_ref()),
     ];
-    ends.into_iter()
-        .chain(weights.layers.iter().flat_map(of_layer))
-}
-
-fn of_layer(layer: &LayerWeights) -> impl Iterator<Item = Option<&Tensor>> {
-    let vectors = [
-        Some(&layer.attention_norm),
-        Some(&layer.mlp_norm),
-        layer.q_norm.as_ref(),
-        layer.k_norm.as_ref(),
-        layer.q_bias.as_ref(),
-        layer.k_bias.as_ref(),
-        layer.v_bias.as_ref(),
-        layer.o_bias.as_ref(),
-        layer.gate_bias.as_ref(),
-        layer.up_bias.as_ref(),
-        layer.down_bias.as_ref(),
-    ];
-    layer.matrices().map(Some).into_iter().chain(vectors)
+    let ends = ends
+        .into_iter()
+        .filter_map(|(name, tensor)| Some((name.to_owned(), tensor?)));
+    let layers = weights.layers.iter().enumerate();
+    ends.chain(layers.flat_map(|(index, layer)| {
+        let tensors = layer.iter();
+        tensors.map(move |(tensor, values)| (format!("{index}.{tensor}"), values))
+    }))
 }
 
 #[cfg(test)]
@@ -89,7 +75,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Checkpoint, Storage};
+    use crate::{Checkpoint, LayerTensor, Storage};
 
     fn open(model: &str) -> (DecoderSpec, DecoderWeights) {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -128,31 +114,25 @@ mod tests {
             tensor.storage = Arc::new(Storage::Owned(bytes));
         };
         type Find = fn(&mut DecoderWeights) -> &mut Tensor;
-        let others: [Find; 7] = [
+        let others: [Find; 3] = [
             |weights| &mut weights.embed,
             |weights| &mut weights.norm,
             |weights| weights.lm_head.as_mut().unwrap(),
-            |weights| &mut weights.layers[0].attention_norm,
-            |weights| &mut weights.layers[0].mlp_norm,
-            |weights| weights.layers[0].q_bias.as_mut().unwrap(),
-            |weights| weights.layers[0].v_bias.as_mut().unwrap(),
         ];
         for (i, find) in others.into_iter().enumerate() {
             let mut changed = weights.clone();
             change(find(&mut changed));
             assert_ne!(ModelFingerprint::new(&spec, &changed), original, "{i}");
         }
-        for i in 0..7 {
+        let of_layer: Vec<_> = weights.layers[0].iter().map(|(name, _)| name).collect();
+        assert_eq!(of_layer.len(), 12);
+        for name in of_layer {
             let mut changed = weights.clone();
-            change(changed.layers[0].matrices_mut()[i]);
-            assert_ne!(
-                ModelFingerprint::new(&spec, &changed),
-                original,
-                "matrix {i}"
-            );
+            change(changed.layers[0].get_mut(name).unwrap());
+            assert_ne!(ModelFingerprint::new(&spec, &changed), original, "{name}");
         }
         let mut changed = weights.clone();
-        changed.layers[0].q_bias = None;
+        changed.layers[0].remove(LayerTensor::QBias);
         assert_ne!(ModelFingerprint::new(&spec, &changed), original);
     }
 

@@ -1,5 +1,6 @@
 //! Named, typed views of a checkpoint's bytes. Nothing is copied until an executor packs it.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
-use crate::{GroupFormat, GroupedRow, LayerSpec};
+use crate::{GroupFormat, GroupedRow, LayerWeights};
 
 /// A floating-point type of weights or activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,6 +249,19 @@ impl Tensor {
         }
     }
 
+    /// Checks the shape, and that all bytes are there. `Err` names the tensor.
+    pub fn check_shape(&self, name: impl Display, shape: &[usize]) -> Result<(), String> {
+        let num_bytes = shape.iter().product::<usize>() * self.dtype.size();
+        if self.shape != shape || self.num_bytes() != num_bytes {
+            return Err(format!(
+                "{name} has shape {:?} and {} bytes; the model needs shape {shape:?}",
+                self.shape,
+                self.num_bytes()
+            ));
+        }
+        Ok(())
+    }
+
     /// Releases the tensor's memory where possible; to be called once it has been packed.
     pub fn release(&self) {
         self.storage.release(self.range.clone());
@@ -262,89 +276,4 @@ pub struct DecoderWeights {
     pub norm: Tensor,
     /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
-}
-
-/// The weights of one layer.
-#[derive(Clone)]
-pub struct LayerWeights {
-    pub attention_norm: Tensor,
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub o: Tensor,
-    pub q_bias: Option<Tensor>,
-    pub k_bias: Option<Tensor>,
-    pub v_bias: Option<Tensor>,
-    pub o_bias: Option<Tensor>,
-    pub q_norm: Option<Tensor>,
-    pub k_norm: Option<Tensor>,
-    pub mlp_norm: Tensor,
-    pub gate: Tensor,
-    pub up: Tensor,
-    pub down: Tensor,
-    pub gate_bias: Option<Tensor>,
-    pub up_bias: Option<Tensor>,
-    pub down_bias: Option<Tensor>,
-}
-
-/// The inputs of a layer's matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerInput {
-    /// The normed input of the query, key and value projections.
-    Attention,
-    /// The input of the output projection.
-    AttentionOutput,
-    /// The normed input of the gate and up projections.
-    Mlp,
-    /// The input of the down projection.
-    MlpOutput,
-}
-
-impl LayerInput {
-    pub const ALL: [Self; 4] = [
-        Self::Attention,
-        Self::AttentionOutput,
-        Self::Mlp,
-        Self::MlpOutput,
-    ];
-
-    /// The input of each matrix, in the order of `LayerWeights::matrices`.
-    pub const OF_MATRICES: [Self; 7] = [
-        Self::Attention,
-        Self::Attention,
-        Self::Attention,
-        Self::AttentionOutput,
-        Self::Mlp,
-        Self::Mlp,
-        Self::MlpOutput,
-    ];
-
-    /// The number of elements in a row of this input.
-    pub fn len(self, layer: &LayerSpec, hidden_size: usize) -> usize {
-        match self {
-            Self::Attention | Self::Mlp => hidden_size,
-            Self::AttentionOutput => layer.attention.query_len(),
-            Self::MlpOutput => layer.feed_forward.mlp().intermediate_size,
-        }
-    }
-}
-
-impl LayerWeights {
-    pub fn matrices_mut(&mut self) -> [&mut Tensor; 7] {
-        [
-            &mut self.q,
-            &mut self.k,
-            &mut self.v,
-            &mut self.o,
-            &mut self.gate,
-            &mut self.up,
-            &mut self.down,
-        ]
-    }
-
-    pub fn matrices(&self) -> [&Tensor; 7] {
-        [
-            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
-        ]
-    }
 }

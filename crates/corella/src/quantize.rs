@@ -10,7 +10,7 @@ use std::path::Path;
 use corella_cpu::{Isa, LayerCalibration};
 use corella_model::{
     Checkpoint, CheckpointWriter, DecoderWeights, InverseFactor, LayerInput, LayerWeights, Place,
-    PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix, Tensor,
+    PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix, Tensor, TensorRole,
 };
 use corella_text::Tokenizer;
 use serde_json::Value;
@@ -186,19 +186,21 @@ impl Job<'_> {
         let mut rounded = layer.clone();
         let mut factor: Option<(LayerInput, InverseFactor)> = None;
         for planned in planned {
-            let (Place::Matrix { index, .. }, Some(_)) = (planned.place, planned.scheme) else {
+            let (Place::Matrix { tensor, .. }, Some(_)) = (planned.place, planned.scheme) else {
                 self.write(planned, None)?;
                 continue;
             };
-            let input = LayerInput::OF_MATRICES[index];
+            let TensorRole::Matrix(input) = tensor.role() else {
+                continue;
+            };
             if factor.as_ref().is_none_or(|(of, _)| *of != input) {
                 let made = InverseFactor::new(&hessians[input as usize], self.num_threads)
                     .map_err(|reason| Error::Config(format!("{}: {reason}", planned.name)))?;
                 factor = Some((input, made));
             }
             let factor = factor.as_ref().map(|(_, factor)| factor);
-            if let Some(tensor) = self.write(planned, factor)? {
-                *rounded.matrices_mut()[index] = tensor;
+            if let Some(values) = self.write(planned, factor)? {
+                rounded.insert(tensor, values);
             }
         }
         Ok(calibration.advance(&rounded)?)

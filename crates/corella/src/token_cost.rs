@@ -1,6 +1,9 @@
 //! The least work that a token can take, to judge speeds by.
 
-use corella_model::{AttentionSpec, DecoderSpec, KvFormat, LayerSpec, WeightFormat};
+use corella_model::LayerTensor::{Down, Gate, Up};
+use corella_model::{
+    AttentionSpec, DecoderSpec, FeedForward, KvFormat, LayerSpec, Mlp, TensorSpec, WeightFormat,
+};
 
 /// Operations and bytes that any implementation of a model needs.
 pub struct TokenCost<'a> {
@@ -16,7 +19,7 @@ impl TokenCost<'_> {
             true => 1,
             false => 2,
         };
-        num_layer_weights(spec) + embeddings * num_head_weights(spec)
+        num_layer_weights(spec, Experts::All) + embeddings * num_head_weights(spec)
     }
 
     /// Operations to compute a prompt and generate one token. A multiply-add counts as two.
@@ -29,7 +32,7 @@ impl TokenCost<'_> {
                 4.0 * num_pairs(&layer.attention, tokens) * layer.attention.query_len() as f64
             })
             .sum();
-        2.0 * tokens * num_layer_weights(spec) as f64
+        2.0 * tokens * num_layer_weights(spec, Experts::OfToken) as f64
             + 2.0 * num_head_weights(spec) as f64
             + attention
     }
@@ -37,7 +40,7 @@ impl TokenCost<'_> {
     /// Bytes that a decode step reads to generate a token after `num_context_tokens`.
     pub fn decode_bytes(&self, num_context_tokens: f64) -> f64 {
         let spec = self.spec;
-        let weights = num_layer_weights(spec) + num_head_weights(spec);
+        let weights = num_layer_weights(spec, Experts::OfToken) + num_head_weights(spec);
         let kv_bytes = |layer: &LayerSpec| {
             let attention = &layer.attention;
             let row = 2 * attention.num_kv_heads * self.kv_format.row_bytes(attention.head_dim);
@@ -58,13 +61,29 @@ fn num_pairs(attention: &AttentionSpec, num_tokens: f64) -> f64 {
     short * (short + 1.0) / 2.0 + (num_tokens - short) * window
 }
 
-fn num_layer_weights(spec: &DecoderSpec) -> usize {
+/// The weights of the layers' matrices that one token is multiplied by, or all of them.
+fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
     let num_weights = |layer: &LayerSpec| {
-        let attention = 2 * (layer.attention.query_len() + layer.attention.kv_len());
-        let mlp = layer.feed_forward.mlp();
-        spec.hidden_size * (attention + 3 * mlp.intermediate_size)
+        let counts = |tensor: &TensorSpec| match (&layer.feed_forward, tensor.tensor) {
+            (
+                FeedForward::Experts(experts),
+                Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) | Down(Mlp::Expert(expert)),
+            ) => of_experts == Experts::All || expert < experts.num_experts_per_token,
+            _ => tensor.tensor.is_matrix(),
+        };
+        let tensors = layer.tensors(spec.hidden_size).into_iter().filter(counts);
+        tensors
+            .map(|tensor| tensor.shape.iter().product::<usize>())
+            .sum::<usize>()
     };
     spec.layers.iter().map(num_weights).sum()
+}
+
+/// Which experts of a layer count. Which ones a token chooses does not matter, as all have one shape.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Experts {
+    All,
+    OfToken,
 }
 
 fn num_head_weights(spec: &DecoderSpec) -> usize {

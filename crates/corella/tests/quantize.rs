@@ -15,8 +15,8 @@ use corella::{
 use corella_core::{Namespace, SamplingParams, StoppingCriteria};
 use corella_engine::{StreamEvent, Submission};
 use corella_model::{
-    Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerWeights, QuantizeFormat,
-    QuantizePlan, Tensor, WeightFormat,
+    Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerTensor, LayerWeights,
+    QuantizeFormat, QuantizePlan, Tensor, WeightFormat,
 };
 use held_isa::held_isa;
 
@@ -288,17 +288,10 @@ fn no_weight_is_further_off_than_its_scale_allows() {
         write(&nano(), &folder, &options(format));
         let written = Checkpoint::open(&folder).unwrap().weights().unwrap();
         for (layer, before) in written.layers.iter().zip(&original.layers) {
-            let matrices = |layer: &LayerWeights| {
-                let [q, k, v, o] = [&layer.q, &layer.k, &layer.v, &layer.o].map(values);
-                let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(values);
-                [q, k, v, o, gate, up, down]
-            };
-            let lens = [&before.q, &before.k, &before.v, &before.o];
-            let lens = lens
-                .into_iter()
-                .chain([&before.gate, &before.up, &before.down]);
+            let matrices = |layer: &LayerWeights| layer.matrices().map(values).collect::<Vec<_>>();
+            let lens = before.matrices().map(|tensor| tensor.shape[1]);
             let pairs = matrices(layer).into_iter().zip(matrices(before));
-            for ((written, before), len) in pairs.zip(lens.map(|tensor| tensor.shape[1])) {
+            for ((written, before), len) in pairs.zip(lens) {
                 assert_ne!(written, before, "{name}");
                 for (written, before) in written.chunks(len).zip(before.chunks(len)) {
                     let largest = before.iter().fold(0.0f32, |most, w| most.max(w.abs()));
@@ -360,8 +353,11 @@ fn matrices_that_are_kept_are_kept() {
     let weights = Checkpoint::open(&out).unwrap().weights().unwrap();
     let original = Checkpoint::open(nano()).unwrap().weights().unwrap();
     for (index, (layer, before)) in weights.layers.iter().zip(&original.layers).enumerate() {
-        assert_eq!(layer.q.has_int8_rows(), index > 0);
-        assert!(layer.down.bytes() == before.down.bytes(), "layer {index}");
+        assert_eq!(layer[LayerTensor::Q].has_int8_rows(), index > 0);
+        assert!(
+            layer[LayerTensor::DOWN].bytes() == before[LayerTensor::DOWN].bytes(),
+            "layer {index}"
+        );
     }
     // Some matrices are floats, so all of them are served as floats.
     let served = load(&out, None).hardware;

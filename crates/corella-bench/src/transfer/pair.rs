@@ -51,7 +51,10 @@ impl Pair {
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
         // The listener of a pair that is gone may still be closing.
         static NUM_PAIRS: AtomicU64 = AtomicU64::new(0);
-        let (process, pair) = (std::process::id(), NUM_PAIRS.fetch_add(1, Ordering::Relaxed));
+        let (process, pair) = (
+            std::process::id(),
+            NUM_PAIRS.fetch_add(1, Ordering::Relaxed),
+        );
         let name = format!("corella-bench-transfer-{process}-{pair}");
         Self::new(layout, options, PeerAddress::Unix(name), None)
     }

@@ -232,7 +232,7 @@ pub fn read_lane(panel: &[u8], shape: GroupedShape, lane: usize, factor: f32, ou
 mod tests {
     use std::path::Path;
 
-    use corella_model::{Checkpoint, DType, Tensor};
+    use corella_model::{Checkpoint, DType, LayerTensor, Tensor};
 
     use super::*;
     use crate::kernels::{Form, Isa, kernels};
@@ -298,12 +298,19 @@ mod tests {
         let bytes = checkpoint("../quantized/int8-g32").weights().unwrap();
         // Lanes with and without minimums in one panel. The scales of Q4_K are products, which f16
         // cannot hold.
-        let alone = [(vec![&layer.q], 0.0), (vec![&layer.o], 0.0)];
+        let [q, k, v, o] = [
+            LayerTensor::Q,
+            LayerTensor::K,
+            LayerTensor::V,
+            LayerTensor::O,
+        ]
+        .map(|matrix| &layer[matrix]);
+        let alone = [(vec![q], 0.0), (vec![o], 0.0)];
         let others = [
-            (vec![&layer.q, &layer.k, &layer.v], 0.0),
-            (vec![&layer.down], 5e-4),
+            (vec![q, k, v], 0.0),
+            (vec![&layer[LayerTensor::DOWN]], 5e-4),
             // Scales in f32, which are rounded to f16.
-            (vec![&bytes.layers[0].q], 5e-4),
+            (vec![&bytes.layers[0][LayerTensor::Q]], 5e-4),
         ];
         for (parts, tolerance) in alone.into_iter().chain(others) {
             let k = parts[0].shape[1];
@@ -327,8 +334,8 @@ mod tests {
     /// hold.
     #[test]
     fn rounded_weights_are_within_a_step() {
-        let mut weights = checkpoint("llama-mha-untied").weights().unwrap();
-        let down = &mut weights.layers[0].down;
+        let weights = checkpoint("llama-mha-untied").weights().unwrap();
+        let down = &weights.layers[0][LayerTensor::DOWN];
         let k = down.shape[1];
         assert_eq!((k, down.dtype), (96, DType::F32));
         for factor in [1.0, 1e-20, 1e20] {

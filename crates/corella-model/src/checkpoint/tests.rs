@@ -7,7 +7,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Architecture, DType, QkNorm, RotaryScaling};
+use crate::{Architecture, DType, LayerTensor, QkNorm, RotaryScaling};
 
 /// A temporary folder for one test.
 struct Folder(PathBuf);
@@ -125,19 +125,37 @@ fn a_single_file_loads_with_every_tensor_in_its_place() {
         ("model.norm.weight", &weights.norm),
         (
             "model.layers.0.input_layernorm.weight",
-            &layer.attention_norm,
+            &layer[LayerTensor::AttentionNorm],
         ),
         (
             "model.layers.0.post_attention_layernorm.weight",
-            &layer.mlp_norm,
+            &layer[LayerTensor::MlpNorm],
         ),
-        ("model.layers.0.self_attn.q_proj.weight", &layer.q),
-        ("model.layers.0.self_attn.k_proj.weight", &layer.k),
-        ("model.layers.0.self_attn.v_proj.weight", &layer.v),
-        ("model.layers.0.self_attn.o_proj.weight", &layer.o),
-        ("model.layers.0.mlp.gate_proj.weight", &layer.gate),
-        ("model.layers.0.mlp.up_proj.weight", &layer.up),
-        ("model.layers.0.mlp.down_proj.weight", &layer.down),
+        (
+            "model.layers.0.self_attn.q_proj.weight",
+            &layer[LayerTensor::Q],
+        ),
+        (
+            "model.layers.0.self_attn.k_proj.weight",
+            &layer[LayerTensor::K],
+        ),
+        (
+            "model.layers.0.self_attn.v_proj.weight",
+            &layer[LayerTensor::V],
+        ),
+        (
+            "model.layers.0.self_attn.o_proj.weight",
+            &layer[LayerTensor::O],
+        ),
+        (
+            "model.layers.0.mlp.gate_proj.weight",
+            &layer[LayerTensor::GATE],
+        ),
+        ("model.layers.0.mlp.up_proj.weight", &layer[LayerTensor::UP]),
+        (
+            "model.layers.0.mlp.down_proj.weight",
+            &layer[LayerTensor::DOWN],
+        ),
     ];
     for (name, tensor) in named {
         let expected = shapes().keys().position(|known| *known == name).unwrap() as u8 + 1;
@@ -152,7 +170,7 @@ fn a_single_file_loads_with_every_tensor_in_its_place() {
             "{name}"
         );
     }
-    assert!(weights.lm_head.is_none() && layer.q_bias.is_none() && layer.q_norm.is_none());
+    assert!(weights.lm_head.is_none() && layer.iter().count() == 9);
 }
 
 #[test]
@@ -173,8 +191,8 @@ fn shards_and_embedded_files_load_like_a_single_file() {
         .write("a.safetensors", serialize(&first))
         .write("b.safetensors", serialize(&second));
     let sharded = Checkpoint::open(&folder.0).unwrap().weights().unwrap();
-    assert_eq!(sharded.layers[0].down.shape, [4, 6]);
-    assert_eq!(sharded.layers[0].k.shape, [2, 4]);
+    assert_eq!(sharded.layers[0][LayerTensor::DOWN].shape, [4, 6]);
+    assert_eq!(sharded.layers[0][LayerTensor::K].shape, [2, 4]);
 
     let leak = |bytes: Vec<u8>| &*bytes.leak();
     let embedded = Checkpoint::from_static(&[
@@ -183,7 +201,10 @@ fn shards_and_embedded_files_load_like_a_single_file() {
         ("tokenizer.json", b"{}"),
     ])
     .unwrap();
-    assert_eq!(embedded.weights().unwrap().layers[0].down.shape, [4, 6]);
+    assert_eq!(
+        embedded.weights().unwrap().layers[0][LayerTensor::DOWN].shape,
+        [4, 6]
+    );
     assert_eq!(
         embedded.file("tokenizer.json").unwrap().as_deref(),
         Some(&b"{}"[..])

@@ -5,7 +5,7 @@ use std::path::Path;
 use half::bf16;
 
 use super::*;
-use crate::Checkpoint;
+use crate::{Checkpoint, LayerTensor};
 
 fn committed(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
@@ -31,8 +31,8 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
         let tensors = Tensors::new(&file, &config);
         let weights = crate::decoder_weights::load(&config, &[tensors], &NAMES, file.label())?;
         for layer in &weights.layers {
-            layer.q.bytes();
-            layer.down.row(0, &mut Vec::new());
+            layer[LayerTensor::Q].bytes();
+            layer[LayerTensor::DOWN].row(0, &mut Vec::new());
         }
         Ok(())
     };
@@ -108,15 +108,15 @@ fn blocks_stay_reachable_behind_the_weights() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let checkpoint = Checkpoint::open(golden.join("llama-gguf/model.gguf")).unwrap();
     let weights = checkpoint.weights().unwrap();
-    let q = weights.layers[0].q.blocks().unwrap();
+    let q = weights.layers[0][LayerTensor::Q].blocks().unwrap();
     assert_eq!(q.format, BlockFormat::Q4_0);
     assert_eq!(q.row_order, RowOrder::InterleavedHalves { head_dim: 8 });
     assert_eq!(q.stored_row(0).len(), 18, "one block of 32");
-    let down = weights.layers[0].down.blocks().unwrap();
+    let down = weights.layers[0][LayerTensor::DOWN].blocks().unwrap();
     assert_eq!(down.format, BlockFormat::Q4K);
     assert_eq!(down.row_order, RowOrder::AsStored);
     assert!(
-        weights.layers[0].o.blocks().is_none(),
+        weights.layers[0][LayerTensor::O].blocks().is_none(),
         "F16 needs no blocks"
     );
 }

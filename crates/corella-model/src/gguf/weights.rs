@@ -3,7 +3,7 @@
 use super::GgufFile;
 use super::config::ROTARY_DIVISORS;
 use crate::decoder_weights::{TensorNames, TensorSource};
-use crate::{Architecture, CheckpointError, ModelConfig, RowOrder, Tensor};
+use crate::{Architecture, CheckpointError, LayerTensor, ModelConfig, RowOrder, Tensor};
 
 /// The names of weights in GGUF files.
 pub const NAMES: TensorNames = TensorNames {
@@ -12,18 +12,26 @@ pub const NAMES: TensorNames = TensorNames {
     norm: "output_norm",
     lm_head: "output",
     layers: "blk",
-    attention_norm: "attn_norm",
-    q: "attn_q",
-    k: "attn_k",
-    v: "attn_v",
-    o: "attn_output",
-    q_norm: "attn_q_norm",
-    k_norm: "attn_k_norm",
-    mlp_norm: "ffn_norm",
-    gate: "ffn_gate",
-    up: "ffn_up",
-    down: "ffn_down",
+    of_layer: layer_name,
 };
+
+fn layer_name(tensor: LayerTensor) -> String {
+    match tensor {
+        LayerTensor::AttentionNorm => "attn_norm",
+        LayerTensor::Q => "attn_q",
+        LayerTensor::K => "attn_k",
+        LayerTensor::V => "attn_v",
+        LayerTensor::O => "attn_output",
+        LayerTensor::QNorm => "attn_q_norm",
+        LayerTensor::KNorm => "attn_k_norm",
+        LayerTensor::MlpNorm => "ffn_norm",
+        LayerTensor::GATE => "ffn_gate",
+        LayerTensor::UP => "ffn_up",
+        LayerTensor::DOWN => "ffn_down",
+        other => return other.to_string(),
+    }
+    .to_owned()
+}
 
 /// The tensors of a file.
 pub struct Tensors<'a> {

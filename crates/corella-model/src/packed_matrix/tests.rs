@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-use crate::{Checkpoint, GroupFormat, GroupedRow, Quantization};
+use crate::{Checkpoint, GroupFormat, GroupedRow, LayerTensor, Quantization};
 
 const Q: &str = "model.layers.0.self_attn.q_proj";
 
@@ -105,7 +105,7 @@ fn formats_are_found() {
     ] {
         let checkpoint = Checkpoint::open(source(name)).unwrap();
         let weights = checkpoint.weights().unwrap();
-        let q = &weights.layers[0].q;
+        let q = &weights.layers[0][LayerTensor::Q];
         assert_eq!(q.group_format(), expected, "{name}");
         let Some(format) = expected else { continue };
         let mut row = GroupedRow::default();
@@ -116,7 +116,10 @@ fn formats_are_found() {
     }
     // Matrices in the `ignore` list are not quantised.
     let weights = Checkpoint::open(source("int4-g128")).unwrap().weights();
-    assert_eq!(weights.unwrap().layers[0].o.group_format(), None);
+    assert_eq!(
+        weights.unwrap().layers[0][LayerTensor::O].group_format(),
+        None
+    );
     let weights = Checkpoint::open(source("int4-channel-head"))
         .unwrap()
         .weights();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::matrix::{part_shapes, stored_dtype};
 use crate::checkpoint_writer::PlannedPart;
 use crate::decoder_weights::HUGGING_FACE_NAMES;
-use crate::{DecoderWeights, LayerWeights, Scheme, Tensor};
+use crate::{DecoderWeights, LayerTensor, Scheme, Tensor, TensorRole};
 
 /// The format in which matrices are to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ pub enum Place {
     Outside,
     /// A norm or bias of a layer.
     Layer(usize),
-    /// One of a layer's matrices, by its index in `LayerWeights::matrices`.
-    Matrix { layer: usize, index: usize },
+    /// One of a layer's matrices.
+    Matrix { layer: usize, tensor: LayerTensor },
 }
 
 impl<'a> QuantizePlan<'a> {
@@ -112,14 +112,17 @@ impl<'a> QuantizePlan<'a> {
             }
         };
         for (layer, weights) in weights.layers.iter().enumerate() {
-            let prefix = format!("{}.{layer}", names.layers);
-            for (name, tensor) in vectors(weights) {
-                let name = format!("{prefix}.{name}");
-                tensors.push(plain(name, tensor, Place::Layer(layer)));
-            }
-            for (index, (name, tensor)) in matrix_names().zip(weights.matrices()).enumerate() {
-                let place = Place::Matrix { layer, index };
-                tensors.push(matrix(format!("{prefix}.{name}"), tensor, place));
+            for (tensor, values) in weights.iter() {
+                tensors.push(match tensor.role() {
+                    TensorRole::Matrix(_) => matrix(
+                        names.matrix(layer, tensor),
+                        values,
+                        Place::Matrix { layer, tensor },
+                    ),
+                    TensorRole::Router | TensorRole::Vector => {
+                        plain(names.tensor(layer, tensor), values, Place::Layer(layer))
+                    }
+                });
             }
         }
         tensors.push(plain(
@@ -221,19 +224,34 @@ impl<'a> QuantizePlan<'a> {
 
     /// The patterns for the matrices of a scheme, which are the same in all layers.
     fn targets(&self, scheme: Scheme) -> Vec<String> {
-        let names = matrix_names().enumerate().filter(|(wanted, _)| {
-            self.matrices().any(|planned| {
-                let is_it =
-                    matches!(planned.place, Place::Matrix { index, .. } if index == *wanted);
-                is_it && planned.scheme == Some(scheme)
-            })
-        });
-        let patterns = names.map(|(_, name)| format!("re:.*{}$", name.replace('.', "\\.")));
-        let head = self
-            .matrices()
-            .find(|planned| planned.name == "lm_head" && planned.scheme == Some(scheme));
-        patterns.chain(head.map(|_| "lm_head".into())).collect()
+        let mut patterns = Vec::new();
+        for planned in self.matrices() {
+            if planned.scheme != Some(scheme) {
+                continue;
+            }
+            let pattern = match planned.place {
+                Place::Matrix { layer, .. } => {
+                    let prefix = format!("{}.{layer}.", HUGGING_FACE_NAMES.layers);
+                    let name = planned.name.strip_prefix(&prefix).unwrap_or(&planned.name);
+                    format!("re:.*{}$", pattern_of(name))
+                }
+                _ => planned.name.clone(),
+            };
+            if !patterns.contains(&pattern) {
+                patterns.push(pattern);
+            }
+        }
+        patterns
     }
+}
+
+/// A pattern for a name, with that of every expert for the name of one.
+fn pattern_of(name: &str) -> String {
+    let parts = name.split('.').map(|part| match part.parse::<usize>() {
+        Ok(_) => "\\d+",
+        Err(_) => part,
+    });
+    parts.collect::<Vec<_>>().join("\\.")
 }
 
 impl PlannedTensor<'_> {
@@ -285,40 +303,6 @@ fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
 /// Whether `part` is one or more whole components of `name`.
 fn names_part(part: &str, name: &str) -> bool {
     !part.is_empty() && format!(".{name}.").contains(&format!(".{part}."))
-}
-
-/// The names in the order of `LayerWeights::matrices`.
-fn matrix_names() -> impl Iterator<Item = &'static str> {
-    let names = &HUGGING_FACE_NAMES;
-    [
-        names.q, names.k, names.v, names.o, names.gate, names.up, names.down,
-    ]
-    .into_iter()
-}
-
-fn vectors(layer: &LayerWeights) -> Vec<(String, &Tensor)> {
-    let names = &HUGGING_FACE_NAMES;
-    let norms = [
-        (names.attention_norm, Some(&layer.attention_norm)),
-        (names.q_norm, layer.q_norm.as_ref()),
-        (names.k_norm, layer.k_norm.as_ref()),
-        (names.mlp_norm, Some(&layer.mlp_norm)),
-    ];
-    let biases = matrix_names().zip([
-        &layer.q_bias,
-        &layer.k_bias,
-        &layer.v_bias,
-        &layer.o_bias,
-        &layer.gate_bias,
-        &layer.up_bias,
-        &layer.down_bias,
-    ]);
-    let norms = norms
-        .into_iter()
-        .filter_map(|(name, tensor)| Some((format!("{name}.weight"), tensor?)));
-    let biases =
-        biases.filter_map(|(name, tensor)| Some((format!("{name}.bias"), tensor.as_ref()?)));
-    norms.chain(biases).collect()
 }
 
 fn weights_config(scheme: Scheme) -> Value {

@@ -1,0 +1,478 @@
+//! The tensors of a layer, in one table. Loading, checking, packing, quantising, the fingerprint and
+//! the names in files all go by it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Index;
+
+use crate::{BranchNorms, FeedForward, LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, Tensor};
+
+/// A tensor of a layer. Matrices are `[out, in]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LayerTensor {
+    /// The norm of attention's input.
+    AttentionNorm,
+    AttentionNormBias,
+    Q,
+    QBias,
+    K,
+    KBias,
+    V,
+    VBias,
+    QNorm,
+    KNorm,
+    O,
+    OBias,
+    /// The norm of attention's output.
+    AttentionOutputNorm,
+    AttentionOutputNormBias,
+    /// The norm of the feed-forward part's input.
+    MlpNorm,
+    MlpNormBias,
+    Gate(Mlp),
+    GateBias(Mlp),
+    Up(Mlp),
+    UpBias(Mlp),
+    Down(Mlp),
+    DownBias(Mlp),
+    /// The matrix that scores the experts.
+    Router,
+    /// A bias for each expert that counts when experts are chosen.
+    SelectionBias,
+    /// The vector whose product with a row, through a sigmoid, weighs the shared expert.
+    SharedWeight,
+    /// The norm of the feed-forward part's output.
+    MlpOutputNorm,
+    MlpOutputNormBias,
+}
+
+/// Which of a layer's MLPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mlp {
+    /// The one of a layer without experts.
+    Only,
+    /// The one that every token goes through, beside the experts.
+    Shared,
+    Expert(usize),
+}
+
+/// What a tensor is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// A matrix that may be stored and packed in any format.
+    Matrix(LayerInput),
+    /// A matrix that stays as it is: it is small, and its rounding would choose other experts.
+    Router,
+    Vector,
+}
+
+/// The inputs of a layer's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerInput {
+    /// The normed input of the query, key and value projections.
+    Attention,
+    /// The input of the output projection.
+    AttentionOutput,
+    /// The normed input of the gate and up projections.
+    Mlp,
+    /// The input of the down projection.
+    MlpOutput,
+    /// The input of a shared expert's down projection.
+    SharedOutput,
+    /// The rows of `Mlp` whose tokens chose an expert.
+    Expert,
+    /// The input of an expert's down projection.
+    ExpertOutput,
+}
+
+/// A tensor that a layer must have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    pub tensor: LayerTensor,
+    pub shape: Vec<usize>,
+}
+
+/// The weights of one layer.
+#[derive(Clone, Default)]
+pub struct LayerWeights(BTreeMap<LayerTensor, Tensor>);
+
+impl LayerTensor {
+    pub const GATE: Self = Self::Gate(Mlp::Only);
+    pub const UP: Self = Self::Up(Mlp::Only);
+    pub const DOWN: Self = Self::Down(Mlp::Only);
+
+    pub fn role(self) -> TensorRole {
+        TensorRole::Matrix(match self {
+            Self::Q | Self::K | Self::V => LayerInput::Attention,
+            Self::O => LayerInput::AttentionOutput,
+            Self::Gate(Mlp::Expert(_)) | Self::Up(Mlp::Expert(_)) => LayerInput::Expert,
+            Self::Gate(_) | Self::Up(_) => LayerInput::Mlp,
+            Self::Down(Mlp::Only) => LayerInput::MlpOutput,
+            Self::Down(Mlp::Shared) => LayerInput::SharedOutput,
+            Self::Down(Mlp::Expert(_)) => LayerInput::ExpertOutput,
+            Self::Router => return TensorRole::Router,
+            _ => return TensorRole::Vector,
+        })
+    }
+
+    pub fn is_matrix(self) -> bool {
+        matches!(self.role(), TensorRole::Matrix(_))
+    }
+
+    /// The bias that is added to a matrix's outputs, or to those of a norm.
+    pub fn bias(self) -> Option<Self> {
+        Some(match self {
+            Self::AttentionNorm => Self::AttentionNormBias,
+            Self::Q => Self::QBias,
+            Self::K => Self::KBias,
+            Self::V => Self::VBias,
+            Self::O => Self::OBias,
+            Self::AttentionOutputNorm => Self::AttentionOutputNormBias,
+            Self::MlpNorm => Self::MlpNormBias,
+            Self::Gate(mlp) => Self::GateBias(mlp),
+            Self::Up(mlp) => Self::UpBias(mlp),
+            Self::Down(mlp) => Self::DownBias(mlp),
+            Self::MlpOutputNorm => Self::MlpOutputNormBias,
+            _ => return None,
+        })
+    }
+
+    /// The matrix or the norm that a bias belongs to.
+    pub fn owner(self) -> Option<Self> {
+        Some(match self {
+            Self::AttentionNormBias => Self::AttentionNorm,
+            Self::QBias => Self::Q,
+            Self::KBias => Self::K,
+            Self::VBias => Self::V,
+            Self::OBias => Self::O,
+            Self::AttentionOutputNormBias => Self::AttentionOutputNorm,
+            Self::MlpNormBias => Self::MlpNorm,
+            Self::GateBias(mlp) => Self::Gate(mlp),
+            Self::UpBias(mlp) => Self::Up(mlp),
+            Self::DownBias(mlp) => Self::Down(mlp),
+            Self::MlpOutputNormBias => Self::MlpOutputNorm,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for LayerTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(owner) = self.owner() {
+            return write!(f, "{owner}_bias");
+        }
+        let of = |f: &mut fmt::Formatter<'_>, mlp: &Mlp, name| match mlp {
+            Mlp::Only => f.write_str(name),
+            Mlp::Shared => write!(f, "shared_expert.{name}"),
+            Mlp::Expert(expert) => write!(f, "expert.{expert}.{name}"),
+        };
+        match self {
+            Self::Gate(mlp) => of(f, mlp, "gate"),
+            Self::Up(mlp) => of(f, mlp, "up"),
+            Self::Down(mlp) => of(f, mlp, "down"),
+            Self::AttentionNorm => f.write_str("attention_norm"),
+            Self::Q => f.write_str("q"),
+            Self::K => f.write_str("k"),
+            Self::V => f.write_str("v"),
+            Self::QNorm => f.write_str("q_norm"),
+            Self::KNorm => f.write_str("k_norm"),
+            Self::O => f.write_str("o"),
+            Self::AttentionOutputNorm => f.write_str("attention_output_norm"),
+            Self::MlpNorm => f.write_str("mlp_norm"),
+            Self::Router => f.write_str("router"),
+            Self::SelectionBias => f.write_str("selection_bias"),
+            Self::SharedWeight => f.write_str("shared_weight"),
+            Self::MlpOutputNorm => f.write_str("mlp_output_norm"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+impl LayerInput {
+    /// The inputs of a layer without experts.
+    pub const DENSE: [Self; 4] = [
+        Self::Attention,
+        Self::AttentionOutput,
+        Self::Mlp,
+        Self::MlpOutput,
+    ];
+
+    /// The number of elements in a row of this input.
+    pub fn len(self, layer: &LayerSpec, hidden_size: usize) -> usize {
+        match self {
+            Self::Attention | Self::Mlp | Self::Expert => hidden_size,
+            Self::AttentionOutput => layer.attention.query_len(),
+            Self::MlpOutput | Self::ExpertOutput => layer.feed_forward.mlp().intermediate_size,
+            Self::SharedOutput => match &layer.feed_forward {
+                FeedForward::Experts(experts) => {
+                    let shared = experts.shared.as_ref();
+                    shared.map_or(0, |shared| shared.mlp.intermediate_size)
+                }
+                FeedForward::Mlp(_) => 0,
+            },
+        }
+    }
+}
+
+impl LayerSpec {
+    /// All tensors of the layer, matrices with a common input behind each other.
+    pub fn tensors(&self, hidden_size: usize) -> Vec<TensorSpec> {
+        use LayerTensor::*;
+        let mut list = TensorList(Vec::new());
+        let hidden = hidden_size;
+        let attention = &self.attention;
+        let (query, key) = (attention.query_len(), attention.kv_len());
+        list.norms(
+            &self.attention_norms,
+            [AttentionNorm, AttentionOutputNorm],
+            hidden,
+        );
+        list.matrix(Q, query, hidden, attention.qkv_bias);
+        list.matrix(K, key, hidden, attention.qkv_bias);
+        list.matrix(V, key, hidden, attention.qkv_bias);
+        match attention.qk_norm {
+            Some(QkNorm::Heads(_)) => {
+                list.vector(QNorm, attention.head_dim);
+                list.vector(KNorm, attention.head_dim);
+            }
+            Some(QkNorm::Whole(_)) => {
+                list.vector(QNorm, query);
+                list.vector(KNorm, key);
+            }
+            None => {}
+        }
+        list.matrix(O, hidden, query, attention.output_bias);
+        list.norms(&self.feed_forward_norms, [MlpNorm, MlpOutputNorm], hidden);
+        match &self.feed_forward {
+            FeedForward::Mlp(mlp) => list.mlp(Mlp::Only, mlp, hidden),
+            FeedForward::Experts(experts) => {
+                list.matrix(Router, experts.num_experts, hidden, false);
+                if experts.selection_bias {
+                    list.vector(SelectionBias, experts.num_experts);
+                }
+                for expert in 0..experts.num_experts {
+                    list.mlp(Mlp::Expert(expert), &experts.expert, hidden);
+                }
+                if let Some(shared) = &experts.shared {
+                    list.mlp(Mlp::Shared, &shared.mlp, hidden);
+                    if shared.is_weighed {
+                        list.vector(SharedWeight, hidden);
+                    }
+                }
+            }
+        }
+        list.0
+    }
+}
+
+struct TensorList(Vec<TensorSpec>);
+
+impl TensorList {
+    fn add(&mut self, tensor: LayerTensor, shape: Vec<usize>) {
+        self.0.push(TensorSpec { tensor, shape });
+    }
+
+    fn vector(&mut self, tensor: LayerTensor, len: usize) {
+        self.add(tensor, vec![len]);
+    }
+
+    fn matrix(&mut self, tensor: LayerTensor, out: usize, input: usize, has_bias: bool) {
+        self.add(tensor, vec![out, input]);
+        if let Some(bias) = tensor.bias().filter(|_| has_bias) {
+            self.vector(bias, out);
+        }
+    }
+
+    fn norms(&mut self, norms: &BranchNorms, [before, after]: [LayerTensor; 2], len: usize) {
+        for (norm, tensor) in [(&norms.before, before), (&norms.after, after)] {
+            if let Some(norm) = norm {
+                self.vector(tensor, len);
+                if let Some(bias) = tensor.bias().filter(|_| norm.has_bias()) {
+                    self.vector(bias, len);
+                }
+            }
+        }
+    }
+
+    fn mlp(&mut self, which: Mlp, mlp: &MlpSpec, hidden: usize) {
+        let inner = mlp.intermediate_size;
+        if mlp.is_gated {
+            self.matrix(LayerTensor::Gate(which), inner, hidden, mlp.bias);
+        }
+        self.matrix(LayerTensor::Up(which), inner, hidden, mlp.bias);
+        self.matrix(LayerTensor::Down(which), hidden, inner, mlp.bias);
+    }
+}
+
+impl NormSpec {
+    pub fn has_bias(&self) -> bool {
+        matches!(self.kind, NormKind::Layer { bias: true })
+    }
+}
+
+impl LayerWeights {
+    pub fn get(&self, tensor: LayerTensor) -> Option<&Tensor> {
+        self.0.get(&tensor)
+    }
+
+    pub fn get_mut(&mut self, tensor: LayerTensor) -> Option<&mut Tensor> {
+        self.0.get_mut(&tensor)
+    }
+
+    pub fn insert(&mut self, tensor: LayerTensor, values: Tensor) {
+        self.0.insert(tensor, values);
+    }
+
+    pub fn remove(&mut self, tensor: LayerTensor) {
+        self.0.remove(&tensor);
+    }
+
+    /// All tensors, in the order of `LayerTensor`.
+    pub fn iter(&self) -> impl Iterator<Item = (LayerTensor, &Tensor)> {
+        self.0.iter().map(|(tensor, values)| (*tensor, values))
+    }
+
+    /// The matrices that may have any format.
+    pub fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+        let matrices = self.iter().filter(|(tensor, _)| tensor.is_matrix());
+        matrices.map(|(_, values)| values)
+    }
+
+    /// Checks that the weights are those of a layer. `Err` says what is missing, has another shape
+    /// or is too much.
+    pub fn check(&self, layer: &LayerSpec, hidden_size: usize) -> Result<(), String> {
+        let specs = layer.tensors(hidden_size);
+        for TensorSpec { tensor, shape } in &specs {
+            match self.get(*tensor) {
+                Some(values) => values.check_shape(tensor, shape)?,
+                None => return Err(format!("{tensor} is missing")),
+            }
+        }
+        let is_known = |tensor: LayerTensor| specs.iter().any(|spec| spec.tensor == tensor);
+        match self.iter().find(|(tensor, _)| !is_known(*tensor)) {
+            Some((tensor, _)) => Err(format!(
+                "the checkpoint has {tensor}, but the model does not use it"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A tensor that `LayerWeights::check` found.
+impl Index<LayerTensor> for LayerWeights {
+    type Output = Tensor;
+
+    fn index(&self, tensor: LayerTensor) -> &Tensor {
+        match self.get(tensor) {
+            Some(values) => values,
+            None => panic!("the layer has no {tensor}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, AttentionSpec, ExpertScoring, ExpertSpec, RotarySpec, SharedExpert};
+
+    fn mlp(intermediate_size: usize, is_gated: bool, bias: bool) -> MlpSpec {
+        MlpSpec {
+            intermediate_size,
+            activation: Activation::Silu,
+            is_gated,
+            bias,
+        }
+    }
+
+    fn names(layer: &LayerSpec) -> Vec<String> {
+        let tensors = layer.tensors(6);
+        let name = |spec: &TensorSpec| format!("{} {:?}", spec.tensor, spec.shape);
+        tensors.iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_layer_has_the_tensors_that_its_shape_asks_for() {
+        let norm = NormSpec::rms(1e-5);
+        let layer_norm = NormSpec {
+            kind: NormKind::Layer { bias: true },
+            eps: 1e-5,
+        };
+        let attention = AttentionSpec::plain(4, 2, 2, RotarySpec::plain(1e4, 2));
+        let mut layer = LayerSpec {
+            attention: AttentionSpec {
+                qkv_bias: true,
+                qk_norm: Some(QkNorm::Whole(norm)),
+                ..attention
+            },
+            attention_norms: BranchNorms {
+                before: None,
+                after: Some(norm),
+            },
+            feed_forward: FeedForward::Mlp(mlp(10, false, true)),
+            feed_forward_norms: BranchNorms::before(layer_norm),
+            residual_scale: 1.0,
+            is_parallel: false,
+        };
+        let expected = [
+            "attention_output_norm [6]",
+            "q [8, 6]",
+            "q_bias [8]",
+            "k [4, 6]",
+            "k_bias [4]",
+            "v [4, 6]",
+            "v_bias [4]",
+            "q_norm [8]",
+            "k_norm [4]",
+            "o [6, 8]",
+            "mlp_norm [6]",
+            "mlp_norm_bias [6]",
+            "up [10, 6]",
+            "up_bias [10]",
+            "down [6, 10]",
+            "down_bias [6]",
+        ];
+        assert_eq!(names(&layer), expected);
+
+        layer.attention = AttentionSpec {
+            qk_norm: Some(QkNorm::Heads(norm)),
+            ..AttentionSpec::plain(4, 2, 2, RotarySpec::plain(1e4, 2))
+        };
+        layer.feed_forward_norms.before = Some(norm);
+        layer.feed_forward = FeedForward::Experts(ExpertSpec {
+            num_experts: 2,
+            num_experts_per_token: 1,
+            expert: mlp(3, true, false),
+            shared: Some(SharedExpert {
+                mlp: mlp(5, true, false),
+                is_weighed: true,
+            }),
+            scoring: ExpertScoring::Sigmoid,
+            selection_bias: true,
+            normalises: true,
+            weight_scale: 1.0,
+        });
+        let expected = [
+            "attention_output_norm [6]",
+            "q [8, 6]",
+            "k [4, 6]",
+            "v [4, 6]",
+            "q_norm [2]",
+            "k_norm [2]",
+            "o [6, 8]",
+            "mlp_norm [6]",
+            "router [2, 6]",
+            "selection_bias [2]",
+            "expert.0.gate [3, 6]",
+            "expert.0.up [3, 6]",
+            "expert.0.down [6, 3]",
+            "expert.1.gate [3, 6]",
+            "expert.1.up [3, 6]",
+            "expert.1.down [6, 3]",
+            "shared_expert.gate [5, 6]",
+            "shared_expert.up [5, 6]",
+            "shared_expert.down [6, 5]",
+            "shared_weight [6]",
+        ];
+        assert_eq!(names(&layer), expected);
+    }
+}
