@@ -5,7 +5,8 @@
     .venv/bin/python tests/golden/make_golden.py [NAME …]
 
 A folder has config.json, weights in safetensors, and golden.json, which has prompts, the logits
-after each prompt, 64 greedy tokens, and the logits that the last of them was drawn from. It has
+after each prompt, 64 greedy tokens, and the logits that the last of them was drawn from. Folders of
+FAMILIES also have golden.f32, with the logits that each of the tokens was drawn from. It has
 these logits a second time with K and V rounded to bf16, which gives the same tokens. Transformers
 reads the very folder that is committed, and runs it in f32 with eager attention on the CPU, each
 position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that only the
@@ -140,6 +141,168 @@ VARIANTS = (
 )
 
 
+# A window, and a length from which on RoPE is scaled, that most prompts are longer than.
+WINDOW = 24
+ORIGINAL = 16
+
+SMALL = {
+    "architectures": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "head_dim": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "vocab_size": 80,
+}
+
+
+def small(**changes):
+    return {key: value for key, value in (SMALL | changes).items() if value is not None}
+
+
+# One model for each family, by the name of its configuration class in Transformers, with settings for
+# which nothing that the family computes otherwise than Llama is without effect.
+FAMILIES = {
+    "smollm3": (
+        "SmolLM3Config",
+        small(no_rope_layers=[1, 0, 1, 0], rope_parameters={"rope_type": "default", "rope_theta": 50000.0}),
+    ),
+    "olmo2": ("Olmo2Config", small(rope_parameters={"rope_type": "default", "rope_theta": 30000.0})),
+    "granite": (
+        "GraniteConfig",
+        small(
+            embedding_multiplier=0.7,
+            attention_multiplier=0.2,
+            residual_multiplier=1.3,
+            logits_scaling=1.7,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+    ),
+    "mistral": ("MistralConfig", small(sliding_window=WINDOW, head_dim=12)),
+    # All prompts are longer than the original context: Transformers takes other frequencies for shorter
+    # ones, and Corella those of the longest context that is served.
+    "phi3": (
+        "Phi3Config",
+        small(
+            sliding_window=WINDOW,
+            original_max_position_embeddings=ORIGINAL,
+            partial_rotary_factor=0.75,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.3],
+                "long_factor": [1.2, 1.9, 5.0],
+                "original_max_position_embeddings": ORIGINAL,
+            },
+        ),
+    ),
+    "phi3-full": ("Phi3Config", small(sliding_window=None, tie_word_embeddings=True)),
+    "gpt2": (
+        "GPT2Config",
+        {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "n_embd": 32,
+            "n_head": 4,
+            "n_inner": 56,
+            "n_layer": 4,
+            "n_positions": 256,
+            "layer_norm_epsilon": 1e-3,
+            "scale_attn_by_inverse_layer_idx": True,
+            "vocab_size": 80,
+        },
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        small(
+            attn_logit_softcapping=8.0,
+            final_logit_softcapping=1.5,
+            query_pre_attn_scalar=20,
+            sliding_window=WINDOW,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        small(
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            query_pre_attn_scalar=5,
+            sliding_window=WINDOW,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        small(
+            moe_intermediate_size=12,
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            intermediate_size=40,
+        ),
+    ),
+    "mixtral": (
+        "MixtralConfig",
+        small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
+    ),
+}
+PROMPT_LENGTHS_OF = {"phi3": (17, 30, 64, 150)}
+
+
+def make_module(name, seed):
+    """Makes a model of a family with random weights."""
+    kind, settings = FAMILIES[name]
+    config = getattr(transformers, kind)(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    generator = np.random.default_rng(seed)
+    mean = 0.0 if name.startswith("gemma") else 1.0
+    modules = dict(model.named_modules())
+
+    def draw(name, shape):
+        owner = modules.get(name.rpartition(".")[0])
+        if name.endswith("bias"):
+            return generator.normal(0.0, 0.2, shape)
+        if "norm" in name or ".ln_" in name:
+            # Without sharp attention, greedy tokens end in a loop soon.
+            is_sharp = name.endswith(("q_norm.weight", "k_norm.weight"))
+            return generator.normal(mean + 0.8 * is_sharp, 0.2, shape)
+        if isinstance(owner, torch.nn.Embedding):
+            # Gemma multiplies embeddings by the root of their length. Larger ones would decide alone
+            # what is generated.
+            gain = 3.0 if mean == 1.0 else 0.7
+            return generator.normal(0.0, 0.5 if "wpe" in name else gain / shape[-1] ** 0.5, shape)
+        gain = 2.5 if "down" in name or name.endswith("mlp.c_proj.weight") else 1.5
+        gain = 3.0 if "lm_head" in name else gain
+        gain = 3.0 if mean == 0.0 and ("q_proj" in name or "k_proj" in name) else gain
+        inputs = shape[0] if type(owner).__name__ == "Conv1D" else shape[-1]
+        return generator.normal(0.0, gain / inputs**0.5, shape)
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = draw(name, tuple(parameter.shape)).astype(np.float32)
+            parameter.copy_(torch.from_numpy(values))
+    return model
+
+
+def write_module(folder, name, seed):
+    make_module(name, seed).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
 def draw_weights(config, seed):
     """Draws weights whose scale lets layers change the residual stream much and spreads the logits."""
     generator = np.random.default_rng(seed)
@@ -213,7 +376,7 @@ class Bf16Cache(transformers.DynamicCache):
 
 
 @torch.inference_mode()
-def evaluate(folder, seed):
+def evaluate(folder, seed, prompt_lengths=PROMPT_LENGTHS):
     """Returns the content of golden.json, or why this seed cannot be used."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -221,7 +384,7 @@ def evaluate(folder, seed):
     vocab_size = model.config.vocab_size
     generator = np.random.default_rng([seed, 1])
     cases = []
-    for length in PROMPT_LENGTHS:
+    for length in prompt_lengths:
         prompt = generator.integers(3, vocab_size, length).tolist()
         tokens, logits, least = [], [], np.inf
         for _ in range(NUM_GREEDY):
@@ -245,6 +408,7 @@ def evaluate(folder, seed):
                 "final_logits": as_list(logits[-1]),
                 "prompt_logits_bf16_kv": as_list(rounded[len(prompt) - 1]),
                 "final_logits_bf16_kv": as_list(rounded[-1]),
+                "all_logits": logits,
             }
         )
     return {
@@ -259,23 +423,39 @@ def as_list(logits):
     return [float(f"{x:.9g}") for x in logits.tolist()]
 
 
-def write_golden(folder, golden):
+def write_golden(folder, golden, has_all_logits=False):
     cases = golden.pop("cases")
+    all_logits = [case.pop("all_logits") for case in cases]
+    if has_all_logits:
+        rows = torch.cat([torch.stack(rows) for rows in all_logits])
+        (folder / "golden.f32").write_bytes(rows.numpy().astype("<f4").tobytes())
     lines = [f'  "{key}": {json.dumps(value)},' for key, value in golden.items()]
     lines += ['  "cases": [', ",\n".join("    " + json.dumps(case) for case in cases), "  ]"]
     (folder / "golden.json").write_text("{\n" + "\n".join(lines) + "\n}\n")
 
 
 def make(name, config, dtype, num_shards):
+    def write(folder, seed):
+        write_checkpoint(folder, config, draw_weights(config, seed), dtype, num_shards)
+
+    make_with(name, write)
+
+
+def make_family(name):
+    lengths = PROMPT_LENGTHS_OF.get(name, PROMPT_LENGTHS)
+    make_with(name, lambda folder, seed: write_module(folder, name, seed), lengths, has_all_logits=True)
+
+
+def make_with(name, write, prompt_lengths=PROMPT_LENGTHS, has_all_logits=False):
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(1000):
             folder = Path(scratch) / name
-            write_checkpoint(folder, config, draw_weights(config, seed), dtype, num_shards)
-            golden = evaluate(folder, seed)
+            write(folder, seed)
+            golden = evaluate(folder, seed, prompt_lengths)
             if isinstance(golden, str):
                 print(f"{name}: seed {seed}: {golden}", file=sys.stderr)
                 continue
-            write_golden(folder, golden)
+            write_golden(folder, golden, has_all_logits)
             shutil.rmtree(HERE / name, ignore_errors=True)
             shutil.copytree(folder, HERE / name)
             spread = np.std(golden_logits(HERE / name))
@@ -310,10 +490,13 @@ def set_up_transformers():
 def main():
     jobs = {name: (config, torch.float32, 1) for name, config in MODELS.items()}
     jobs |= {name: (MODELS[of], dtype, shards) for name, of, dtype, shards in VARIANTS}
-    names = asked_names(__doc__, jobs)
+    names = asked_names(__doc__, [*jobs, *FAMILIES])
     set_up_transformers()
     for name in names:
-        make(name, *jobs[name])
+        if name in FAMILIES:
+            make_family(name)
+        else:
+            make(name, *jobs[name])
 
 
 if __name__ == "__main__":

@@ -25,22 +25,40 @@ pub struct BlockTensor {
 pub enum RowOrder {
     /// Row r is stored at r.
     AsStored,
-    /// Within each head, the rows that RoPE rotates together are stored next to each other, for
-    /// executors that rotate neighbours. Ours rotates row i with row `i + head_dim / 2`.
-    InterleavedHalves { head_dim: usize },
+    /// Each head is stored in the order in which its makers rotate it. Ours rotates row i with row
+    /// `i + head_dim / 2`, and the first `num_dims / 2` of these pairs.
+    Heads {
+        head_dim: usize,
+        /// The number of rows that are rotated. The file has these first.
+        num_dims: usize,
+        /// Whether rows that are rotated together are neighbours. Otherwise they are
+        /// `num_dims / 2` apart.
+        are_neighbours: bool,
+    },
 }
 
 impl RowOrder {
     /// The stored position of a row.
-    fn stored(self, row: usize) -> usize {
-        match self {
-            Self::AsStored => row,
-            Self::InterleavedHalves { head_dim } => {
-                let (head, i) = (row / head_dim, row % head_dim);
-                let (half, pair) = (i / (head_dim / 2), i % (head_dim / 2));
-                head * head_dim + 2 * pair + half
-            }
-        }
+    pub(crate) fn stored(self, row: usize) -> usize {
+        let Self::Heads {
+            head_dim,
+            num_dims,
+            are_neighbours,
+        } = self
+        else {
+            return row;
+        };
+        let (head, i) = (row / head_dim, row % head_dim);
+        let (half, pair) = (i / (head_dim / 2), i % (head_dim / 2));
+        let num_pairs = num_dims / 2;
+        let stored = if pair >= num_pairs {
+            num_dims + (pair - num_pairs) + half * (head_dim - num_dims) / 2
+        } else if are_neighbours {
+            2 * pair + half
+        } else {
+            pair + half * num_pairs
+        };
+        head * head_dim + stored
     }
 }
 

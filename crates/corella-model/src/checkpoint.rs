@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use crate::decoder_weights::{self, HUGGING_FACE_NAMES};
+use crate::decoder_weights;
 use crate::gguf::{self, GgufFile};
 use crate::safetensors_file::SafetensorsFile;
 use crate::{CheckpointError, DecoderWeights, ModelConfig, Storage, json_object};
@@ -132,15 +132,16 @@ impl Checkpoint {
     /// Maps the weights into memory, and checks every name, shape and type. The files must not
     /// change while the weights are in use.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {
+        let family = self.config.architecture.family();
         if let Source::Gguf(file) = &self.source {
-            let tensors = gguf::Tensors::new(file, &self.config);
-            return decoder_weights::load(&self.config, &[tensors], &gguf::NAMES, file.label());
+            let layout = &family.file;
+            return decoder_weights::load(&self.config, &[file], layout, file.label());
         }
         let single = self.source.map(SINGLE)?;
         if let Some(storage) = single {
             let label = self.source.label(SINGLE);
             let file = SafetensorsFile::open(label.clone(), storage)?;
-            return decoder_weights::load(&self.config, &[file], &HUGGING_FACE_NAMES, &label);
+            return decoder_weights::load(&self.config, &[file], &family.folder, &label);
         }
         let Some(index) = self.source.read(INDEX)? else {
             return Err(CheckpointError::new(
@@ -159,7 +160,7 @@ impl Checkpoint {
                 )),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        decoder_weights::load(&self.config, &files, &HUGGING_FACE_NAMES, &label)
+        decoder_weights::load(&self.config, &files, &family.folder, &label)
     }
 }
 

@@ -2,12 +2,16 @@
 //! have.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 
+use crate::arch::{Layout, Stored};
 use crate::packed_matrix::{self, Parts};
-use crate::packed_tensor::StoredTensor;
+use crate::packed_tensor::{RowView, StoredTensor};
+use crate::transposed_tensor::TransposedTensor;
 use crate::{
-    CheckpointError, DecoderWeights, LayerTensor, LayerWeights, Mlp, ModelConfig, Quantization,
-    Tensor, TensorRole, TensorSpec,
+    BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, LayerSpec, LayerTensor,
+    LayerWeights, ModelConfig, Quantization, RowOrder, Storage, Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -17,7 +21,7 @@ pub trait TensorSource {
     /// The names of all tensors.
     fn names(&self) -> Vec<String>;
     /// The tensor of a name; `None` if the file has no such tensor.
-    fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError>;
+    fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError>;
     /// The tensor of a name whatever its type, for the parts of quantised matrices. Formats whose
     /// quantised matrices are single tensors need not have this.
     fn stored(&self, _name: &str) -> Option<StoredTensor> {
@@ -25,64 +29,64 @@ pub trait TensorSource {
     }
 }
 
-/// A format's names of the weights, without `.weight` and `.bias`.
-pub struct TensorNames {
-    /// What describes the shapes of the weights, for error messages.
-    pub described_by: &'static str,
-    pub embed: &'static str,
-    pub norm: &'static str,
-    pub lm_head: &'static str,
-    /// The prefix of layers, followed by a layer's number and the name of one of its tensors.
-    pub layers: &'static str,
-    /// The name of a layer's tensor, without the prefix.
-    pub of_layer: fn(LayerTensor) -> String,
-}
+impl<S: TensorSource> TensorSource for &S {
+    fn file(&self) -> &str {
+        (*self).file()
+    }
 
-/// The names in Hugging Face folders, on which Llama, Qwen2 and Qwen3 agree.
-pub const HUGGING_FACE_NAMES: TensorNames = TensorNames {
-    described_by: "config.json",
-    embed: "model.embed_tokens",
-    norm: "model.norm",
-    lm_head: "lm_head",
-    layers: "model.layers",
-    of_layer: hugging_face_name,
-};
+    fn names(&self) -> Vec<String> {
+        (*self).names()
+    }
 
-fn hugging_face_name(tensor: LayerTensor) -> String {
-    let of_mlp = |mlp, name: &str| match mlp {
-        Mlp::Only => format!("mlp.{name}_proj"),
-        Mlp::Shared => format!("mlp.shared_expert.{name}_proj"),
-        Mlp::Expert(expert) => format!("mlp.experts.{expert}.{name}_proj"),
-    };
-    match tensor {
-        LayerTensor::AttentionNorm => "input_layernorm".into(),
-        LayerTensor::Q => "self_attn.q_proj".into(),
-        LayerTensor::K => "self_attn.k_proj".into(),
-        LayerTensor::V => "self_attn.v_proj".into(),
-        LayerTensor::O => "self_attn.o_proj".into(),
-        LayerTensor::QNorm => "self_attn.q_norm".into(),
-        LayerTensor::KNorm => "self_attn.k_norm".into(),
-        LayerTensor::MlpNorm => "post_attention_layernorm".into(),
-        LayerTensor::Gate(mlp) => of_mlp(mlp, "gate"),
-        LayerTensor::Up(mlp) => of_mlp(mlp, "up"),
-        LayerTensor::Down(mlp) => of_mlp(mlp, "down"),
-        LayerTensor::Router => "mlp.gate".into(),
-        other => other.to_string(),
+    fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
+        (*self).tensor(name)
+    }
+
+    fn stored(&self, name: &str) -> Option<StoredTensor> {
+        (*self).stored(name)
     }
 }
 
-impl TensorNames {
-    /// The name of a layer's matrix without its suffix.
-    pub fn matrix(&self, layer: usize, tensor: LayerTensor) -> String {
-        format!("{}.{layer}.{}", self.layers, (self.of_layer)(tensor))
+/// A tensor as its file stores it.
+pub struct FileTensor {
+    pub storage: Arc<Storage>,
+    pub range: Range<usize>,
+    pub format: BlockFormat,
+    /// The shape, in which the last size is that of a row.
+    pub shape: Vec<usize>,
+}
+
+impl FileTensor {
+    /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
+    fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
+        let (num_columns, shape) = match self.shape[..] {
+            [.., num_columns] if self.shape.len() > 1 => {
+                (num_columns, vec![rows.len(), num_columns])
+            }
+            _ => (1, vec![rows.len()]),
+        };
+        let row_bytes = num_columns / self.format.block_len() * self.format.block_bytes();
+        let start = self.range.start + rows.start * row_bytes;
+        let range = start..start + rows.len() * row_bytes;
+        BlockTensor::tensor(&self.storage, range, self.format, order, shape)
     }
 
-    /// The whole name of a layer's tensor.
-    pub fn tensor(&self, layer: usize, tensor: LayerTensor) -> String {
-        match tensor.owner() {
-            Some(owner) => format!("{}.bias", self.matrix(layer, owner)),
-            None => format!("{}.weight", self.matrix(layer, tensor)),
-        }
+    /// Some outputs of a matrix that is stored as `[in, out]`.
+    fn columns(self, outputs: Range<usize>) -> Option<Tensor> {
+        let dtype = match self.format {
+            BlockFormat::F32 => DType::F32,
+            BlockFormat::F16 => DType::F16,
+            BlockFormat::Bf16 => DType::Bf16,
+            _ => return None,
+        };
+        let shape = [self.shape[0], self.shape[1]];
+        Some(TransposedTensor::tensor(
+            self.storage,
+            self.range,
+            dtype,
+            shape,
+            outputs,
+        ))
     }
 }
 
@@ -90,46 +94,59 @@ impl TensorNames {
 pub fn load<S: TensorSource>(
     config: &ModelConfig,
     files: &[S],
-    names: &TensorNames,
+    layout: &Layout,
     missing_from: &str,
 ) -> Result<DecoderWeights, CheckpointError> {
     let spec = &config.spec;
-    let mut tensors = Tensors::new(config, files, names, missing_from);
+    let mut tensors = Tensors::new(config, files, layout, missing_from);
+    let hidden = [spec.hidden_size];
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
-    let weights = DecoderWeights {
-        embed: tensors.take(&weight(names.embed), &vocab_by_hidden)?,
-        layers: (spec.layers.iter().enumerate())
-            .map(|(index, layer)| {
-                let mut weights = LayerWeights::default();
-                for TensorSpec { tensor, shape } in layer.tensors(spec.hidden_size) {
-                    let values = match (tensor.role(), &shape[..]) {
-                        (TensorRole::Matrix(_), &[out, input]) => {
-                            tensors.take_matrix(&names.matrix(index, tensor), [out, input])?
-                        }
-                        _ => tensors.take(&names.tensor(index, tensor), &shape)?,
-                    };
-                    weights.insert(tensor, values);
-                }
-                Ok::<_, CheckpointError>(weights)
-            })
-            .collect::<Result<_, _>>()?,
-        norm: tensors.take(&weight(names.norm), &[spec.hidden_size])?,
-        lm_head: match spec.tied_embeddings {
-            true => None,
-            false => Some(tensors.take_matrix(names.lm_head, vocab_by_hidden)?),
-        },
+    let embed = tensors.take(&tensors.weight(layout.embed), &vocab_by_hidden)?;
+    let positions = match spec.learned_positions {
+        true => {
+            let shape = [spec.max_position, spec.hidden_size];
+            Some(tensors.take(&tensors.weight(layout.positions), &shape)?)
+        }
+        false => None,
     };
-    tensors.refuse_leftovers()?;
-    Ok::<_, CheckpointError>(weights)
-}
-
-fn weight(name: &str) -> String {
-    format!("{name}.weight")
+    let mut layers = Vec::new();
+    for (index, layer) in spec.layers.iter().enumerate() {
+        layers.push(tensors.take_layer(index, layer)?);
+    }
+    let norm = tensors.take(&tensors.weight(layout.norm), &hidden)?;
+    let norm_bias = match spec.norm.has_bias() {
+        true => {
+            let name = format!("{}{}.bias", tensors.body, layout.norm);
+            Some(tensors.take(&name, &hidden)?)
+        }
+        false => None,
+    };
+    let lm_head = match spec.tied_embeddings {
+        true => None,
+        false => {
+            let name = tensors.head;
+            let part = Part::by_itself(spec.vocab_size);
+            Some(tensors.take_matrix(name, &Stored::whole(name), &part, vocab_by_hidden)?)
+        }
+    };
+    let left_out = tensors.left_out()?;
+    Ok(DecoderWeights {
+        embed,
+        positions,
+        layers,
+        norm: tensors.whole_norm(norm),
+        norm_bias,
+        lm_head,
+        left_out,
+    })
 }
 
 struct Tensors<'a, S> {
     config: &'a ModelConfig,
-    names: &'a TensorNames,
+    layout: &'a Layout,
+    /// What comes before the names of all tensors but the head.
+    body: &'static str,
+    head: &'static str,
     by_name: HashMap<String, &'a S>,
     taken: HashSet<String>,
     missing_from: &'a str,
@@ -139,20 +156,43 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     fn new(
         config: &'a ModelConfig,
         files: &'a [S],
-        names: &'a TensorNames,
+        layout: &'a Layout,
         missing_from: &'a str,
     ) -> Self {
         let names_of = |file: &'a S| file.names().into_iter().map(move |name| (name, file));
+        let by_name: HashMap<_, _> = files.iter().flat_map(names_of).collect();
+        let is_there = |(body, _): &&(&str, &str)| {
+            by_name.contains_key(&format!("{body}{}.weight", layout.embed))
+        };
+        let (body, head) = *layout
+            .bodies
+            .iter()
+            .find(is_there)
+            .unwrap_or(&layout.bodies[0]);
         Self {
             config,
-            names,
-            by_name: files.iter().flat_map(names_of).collect(),
+            layout,
+            body,
+            head,
+            by_name,
             taken: HashSet::new(),
             missing_from,
         }
     }
 
+    fn weight(&self, name: &str) -> String {
+        format!("{}{name}.weight", self.body)
+    }
+
+    /// Takes a tensor as it is.
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, CheckpointError> {
+        let tensor = self.find(name, shape)?;
+        let num_rows = tensor.shape[0];
+        Ok(tensor.rows(0..num_rows, RowOrder::AsStored))
+    }
+
+    /// Finds a tensor that must have a shape in the file.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<FileTensor, CheckpointError> {
         let Some(file) = self.by_name.get(name) else {
             let problem = format!("tensor {name} is missing; it should have shape {shape:?}");
             return Err(CheckpointError::new(self.missing_from, problem));
@@ -163,7 +203,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         if tensor.shape != shape {
             let problem = format!(
                 "tensor {name} has shape {:?}; {} makes it {shape:?}",
-                tensor.shape, self.names.described_by
+                tensor.shape, self.layout.described_by
             );
             return Err(CheckpointError::new(file.file(), problem));
         }
@@ -171,10 +211,78 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor)
     }
 
+    fn take_layer(
+        &mut self,
+        index: usize,
+        layer: &LayerSpec,
+    ) -> Result<LayerWeights, CheckpointError> {
+        let specs = layer.tensors(self.config.spec.hidden_size);
+        let mut weights = LayerWeights::default();
+        for TensorSpec { tensor, shape } in &specs {
+            let tensor = *tensor;
+            let stored = (self.layout.of_layer)(tensor.owner().unwrap_or(tensor));
+            let part = Part::new(tensor, layer, self.layout, &stored, &specs);
+            let values = match (tensor.role(), &shape[..]) {
+                (TensorRole::Matrix(_), &[out, input]) => {
+                    let name = self.layout.name(self.body, index, tensor);
+                    self.take_matrix(&name, &stored, &part, [out, input])?
+                }
+                (_, shape) => {
+                    let name = self.layout.full_name(self.body, index, tensor);
+                    let whole = self.find(&name, &part.whole(shape))?;
+                    let values = whole.rows(part.rows(shape[0]), part.order);
+                    match tensor.is_norm() {
+                        true => self.whole_norm(values),
+                        false => values,
+                    }
+                }
+            };
+            weights.insert(tensor, values);
+        }
+        Ok(weights)
+    }
+
     /// Takes a matrix, which may be stored as integers if the configuration says that some are.
-    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor, CheckpointError> {
+    fn take_matrix(
+        &mut self,
+        name: &str,
+        stored: &Stored,
+        part: &Part,
+        [out, input]: [usize; 2],
+    ) -> Result<Tensor, CheckpointError> {
+        if let Some(tensor) = self.take_integers(name, stored, part, [out, input])? {
+            return Ok(tensor);
+        }
+        let name = format!("{name}.weight");
+        if stored.is_transposed {
+            let tensor = self.find(&name, &[input, part.num_rows])?;
+            return tensor.columns(part.rows(out)).ok_or_else(|| {
+                let problem = format!("tensor {name} is stored as [in, out] and in blocks");
+                CheckpointError::new(self.missing_from, problem)
+            });
+        }
+        let tensor = self.find(&name, &part.whole(&[out, input]))?;
+        Ok(tensor.rows(part.rows(out), part.order))
+    }
+
+    /// Takes a matrix that is stored as integers; `None` if it is not.
+    fn take_integers(
+        &mut self,
+        name: &str,
+        stored: &Stored,
+        part: &Part,
+        [out, input]: [usize; 2],
+    ) -> Result<Option<Tensor>, CheckpointError> {
         let Some(quantization) = &self.config.quantization else {
-            return self.take(&weight(name), &shape);
+            return Ok(None);
+        };
+        if stored.is_transposed || stored.expert.is_some() {
+            return Ok(None);
+        }
+        let view = RowView {
+            first: part.first,
+            num_rows: out,
+            order: part.order,
         };
         let mut parts = MatrixParts {
             name,
@@ -182,41 +290,62 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             taken: &mut self.taken,
             file: None,
         };
-        match packed_matrix::find(quantization, shape, &mut parts) {
-            Ok(Some(tensor)) => Ok(tensor),
-            Ok(None) => self.take(&weight(name), &shape),
-            Err(problem) => Err(CheckpointError::new(
+        let whole = [part.num_rows, input];
+        packed_matrix::find(quantization, whole, view, &mut parts).map_err(|problem| {
+            CheckpointError::new(
                 parts.file.unwrap_or(self.missing_from),
                 format!("matrix {name}: {problem}"),
-            )),
+            )
+        })
+    }
+
+    /// The weights that a norm multiplies by.
+    fn whole_norm(&self, stored: Tensor) -> Tensor {
+        match self.layout.norms_lack_one {
+            true => stored.plus_one(),
+            false => stored,
         }
     }
 
-    /// Refuses tensors that nothing reads: they show that the model is not what its description
-    /// says, and its output would be wrong without a notice.
-    fn refuse_leftovers(&self) -> Result<(), CheckpointError> {
+    /// The names of tensors that belong to other parts of the model. Refuses tensors that nothing
+    /// reads: they show that the model is not what its description says, and its output would be wrong
+    /// without a notice.
+    fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
+        let is_other = |name: &str| {
+            let mut others = self.layout.other_parts.iter();
+            others.any(|part| name.starts_with(part))
+        };
         let is_harmless = |name: &str, file: &S| {
-            // Harmless are a copy of the tied matrix, a table that older exporters stored, and the
-            // zero biases that GPTQ exporters gave to layers without biases.
-            name == "lm_head.weight"
-                || name.ends_with(".rotary_emb.inv_freq")
+            // Harmless are a copy of the tied matrix, and the zero biases that GPTQ exporters gave to
+            // layers without biases.
+            name.strip_suffix(".weight") == Some(self.head)
+                || self.layout.buffers.iter().any(|end| name.ends_with(end))
                 || self.is_unused_bias(name, file)
         };
         let leftover = self
             .by_name
             .iter()
-            .filter(|(name, file)| !self.taken.contains(*name) && !is_harmless(name, file))
+            .filter(|(name, file)| {
+                !self.taken.contains(*name) && !is_other(name) && !is_harmless(name, file)
+            })
             .min_by_key(|(name, _)| *name);
-        match leftover {
-            Some((name, file)) => Err(CheckpointError::new(
+        if let Some((name, file)) = leftover {
+            return Err(CheckpointError::new(
                 file.file(),
                 format!(
                     "tensor {name} has no place in the {} that {} describes",
-                    self.config.architecture, self.names.described_by
+                    self.config.architecture, self.layout.described_by
                 ),
-            )),
-            None => Ok(()),
+            ));
         }
+        let mut names: Vec<_> = self
+            .by_name
+            .keys()
+            .filter(|name| is_other(name))
+            .cloned()
+            .collect();
+        names.sort();
+        Ok(names)
     }
 
     fn is_unused_bias(&self, name: &str, file: &S) -> bool {
@@ -225,6 +354,91 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         is_gptq
             && name.ends_with(".bias")
             && bias.is_some_and(|bias| bias.bytes().iter().all(|&byte| byte == 0))
+    }
+}
+
+/// Which rows of what a file stores make up a tensor.
+struct Part {
+    /// With the matrices of all experts in one tensor, their number.
+    num_experts: Option<usize>,
+    /// The first row.
+    first: usize,
+    /// The number of rows of the tensor that is stored, of one expert.
+    num_rows: usize,
+    order: RowOrder,
+}
+
+impl Part {
+    /// All rows of a tensor.
+    fn by_itself(num_rows: usize) -> Self {
+        Self {
+            num_experts: None,
+            first: 0,
+            num_rows,
+            order: RowOrder::AsStored,
+        }
+    }
+
+    fn new(
+        tensor: LayerTensor,
+        layer: &LayerSpec,
+        layout: &Layout,
+        stored: &Stored,
+        specs: &[TensorSpec],
+    ) -> Self {
+        let num_rows_of = |wanted: LayerTensor| {
+            let found = specs.iter().find(|spec| spec.tensor == wanted);
+            found.map_or(0, |spec| spec.shape[0])
+        };
+        let owner = tensor.owner().unwrap_or(tensor);
+        let own = num_rows_of(tensor);
+        let mut part = Self {
+            order: row_order(tensor, layer, layout),
+            ..Self::by_itself(own)
+        };
+        if !stored.parts.is_empty() {
+            let before = stored.parts.iter().take_while(|&&other| other != owner);
+            part.first = before.map(|&other| num_rows_of(other)).sum();
+            part.num_rows = stored.parts.iter().map(|&other| num_rows_of(other)).sum();
+        }
+        if let Some(expert) = stored.expert {
+            part.num_experts = Some(num_rows_of(LayerTensor::Router));
+            part.first = expert * own;
+        }
+        part
+    }
+
+    /// The shape of the stored tensor that has a part of this shape.
+    fn whole(&self, shape: &[usize]) -> Vec<usize> {
+        let mut whole: Vec<usize> = self.num_experts.into_iter().collect();
+        whole.push(self.num_rows);
+        whole.extend(&shape[1..]);
+        whole
+    }
+
+    fn rows(&self, num_rows: usize) -> Range<usize> {
+        self.first..self.first + num_rows
+    }
+}
+
+/// The order in which the rows of a tensor are stored: those of queries and keys may have another
+/// than the one in which they are rotated here.
+fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
+    let attention = &layer.attention;
+    use LayerTensor::{K, KNorm, Q, QNorm};
+    let is_rotated = matches!(tensor.owner().unwrap_or(tensor), Q | K | QNorm | KNorm);
+    match &attention.rotary {
+        Some(rotary)
+            if is_rotated
+                && (layout.rotates_neighbours || rotary.num_dims < attention.head_dim) =>
+        {
+            RowOrder::Heads {
+                head_dim: attention.head_dim,
+                num_dims: rotary.num_dims,
+                are_neighbours: layout.rotates_neighbours,
+            }
+        }
+        _ => RowOrder::AsStored,
     }
 }
 

@@ -13,26 +13,25 @@ mod metadata;
 mod pre_tokenizer;
 mod special_token;
 mod tokenizer;
-mod weights;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use self::cursor::Cursor;
-use self::metadata::Metadata;
-use crate::{BlockFormat, BlockTensor, CheckpointError, DType, RowOrder, Storage, Tensor};
+use crate::decoder_weights::{FileTensor, TensorSource};
+use crate::{BlockFormat, CheckpointError, Storage};
 
 pub use self::config::model_config;
+pub use self::metadata::Metadata;
 pub use self::tokenizer::{tokenizer_config_json, tokenizer_json};
-pub use self::weights::{NAMES, Tensors};
 
 /// An open GGUF file.
 pub struct GgufFile {
     /// The file's name in error messages.
     label: String,
     storage: Arc<Storage>,
-    metadata: Metadata,
+    pub metadata: Metadata,
     tensors: HashMap<String, TensorInfo>,
 }
 
@@ -94,39 +93,43 @@ impl GgufFile {
         &self.label
     }
 
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
-    }
-
-    fn shape(&self, name: &str) -> Option<&[usize]> {
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|info| &*info.shape)
     }
 
-    /// The tensor of a name; `None` if the file has no such tensor.
-    fn tensor(&self, name: &str, row_order: RowOrder) -> Option<Tensor> {
-        let info = self.tensors.get(name)?;
-        Some(BlockTensor::tensor(
-            &self.storage,
-            info.range.clone(),
-            info.format,
-            row_order,
-            info.shape.clone(),
-        ))
-    }
-
     /// The values of a small tensor of f32.
-    fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, CheckpointError> {
-        let Some(tensor) = self.tensor(name, RowOrder::AsStored) else {
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(info) = self.tensors.get(name) else {
             return Ok(None);
         };
-        if tensor.dtype != DType::F32 {
-            let problem = format!("tensor {name} is {:?}; it should be F32", tensor.dtype);
+        if info.format != BlockFormat::F32 {
+            let problem = format!("tensor {name} is {}; it should be F32", info.format.name());
             return Err(CheckpointError::new(&self.label, problem));
         }
-        let numbers = tensor.bytes().as_chunks().0;
+        let numbers = self.storage.bytes()[info.range.clone()].as_chunks().0;
         Ok(Some(
             numbers.iter().map(|&n| f32::from_le_bytes(n)).collect(),
         ))
+    }
+}
+
+impl TensorSource for GgufFile {
+    fn file(&self) -> &str {
+        &self.label
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors.keys().cloned().collect()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
+        let tensor = self.tensors.get(name).map(|info| FileTensor {
+            storage: self.storage.clone(),
+            range: info.range.clone(),
+            format: info.format,
+            shape: info.shape.clone(),
+        });
+        Ok(tensor)
     }
 }
 

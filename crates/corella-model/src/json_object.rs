@@ -67,6 +67,18 @@ impl<'a> JsonObject<'a> {
         self.typed(field, "must be a number", Value::as_f64)
     }
 
+    /// A field that is a list of numbers.
+    pub fn try_numbers(&self, field: &str) -> Result<Option<Vec<f64>>, CheckpointError> {
+        self.typed(field, "must be a list of numbers", |value| {
+            value.as_array()?.iter().map(Value::as_f64).collect()
+        })
+    }
+
+    /// Whether a field is there and `null`, for the few where that is not the same as absent.
+    pub fn is_null(&self, field: &str) -> bool {
+        self.fields.get(field).is_some_and(Value::is_null)
+    }
+
     pub fn flag(&self, field: &str) -> Result<bool, CheckpointError> {
         Ok(self
             .typed(field, "must be true or false", Value::as_bool)?

@@ -119,6 +119,19 @@ impl LayerTensor {
         matches!(self.role(), TensorRole::Matrix(_))
     }
 
+    /// Whether these are the weights of a norm.
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::AttentionNorm
+                | Self::QNorm
+                | Self::KNorm
+                | Self::AttentionOutputNorm
+                | Self::MlpNorm
+                | Self::MlpOutputNorm
+        )
+    }
+
     /// The bias that is added to a matrix's outputs, or to those of a norm.
     pub fn bias(self) -> Option<Self> {
         Some(match self {

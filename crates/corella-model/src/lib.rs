@@ -1,5 +1,6 @@
 //! What a checkpoint is and what an executor must do.
 
+mod arch;
 mod batch_builder;
 mod batch_check;
 mod block_format;
@@ -36,7 +37,9 @@ mod rotary_spec;
 mod safetensors_file;
 mod sampler;
 mod tensor;
+mod transposed_tensor;
 
+pub use arch::Architecture;
 pub use batch_builder::BatchBuilder;
 pub use batch_check::BatchCheck;
 pub use block_format::BlockFormat;
@@ -58,7 +61,7 @@ pub use layer_counter::LayerCounter;
 pub use layer_tensor::{LayerInput, LayerTensor, LayerWeights, Mlp, TensorRole, TensorSpec};
 pub use mock_executor::MockExecutor;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
-pub use model_config::{Architecture, GenerationDefaults, ModelConfig};
+pub use model_config::{GenerationDefaults, ModelConfig};
 pub use model_fingerprint::ModelFingerprint;
 pub use packed_tensor::{PackedLayout, PackedTensor};
 pub use page_conversion::PageConversion;

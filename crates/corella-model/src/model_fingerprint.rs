@@ -55,7 +55,9 @@ fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a
 fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = (String, &Tensor)> {
     let ends = [
         ("embed", Some(&weights.embed)),
+        ("positions", weights.positions.as_ref()),
         ("norm", Some(&weights.norm)),
+        ("norm_bias", weights.norm_bias.as_ref()),
         ("lm_head", weights.lm_head.as_ref()),
     ];
     let ends = ends

@@ -3,7 +3,7 @@
 
 use safetensors::Dtype;
 
-use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, StoredTensor};
+use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
 use crate::quantization::Scheme;
 use crate::{Quantization, Tensor};
 
@@ -13,11 +13,12 @@ pub trait Parts {
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// Combines the tensors of a matrix `[out, in]`; `None` if it is not stored as integers. `Err` says
-/// which of its tensors is wrong, and how.
+/// Combines the tensors of a matrix `[out, in]`, of which `view` is wanted; `None` if it is not
+/// stored as integers. `Err` says which of its tensors is wrong, and how.
 pub fn find(
     quantization: &Quantization,
     shape: [usize; 2],
+    view: RowView,
     parts: &mut impl Parts,
 ) -> Result<Option<Tensor>, String> {
     let parts = match quantization {
@@ -33,7 +34,7 @@ pub fn find(
         }
         Quantization::Awq { group_len } => columns(PackedLayout::Awq, *group_len, shape, parts)?,
     };
-    Ok(parts.map(PackedTensor::tensor))
+    Ok(parts.map(|parts| PackedTensor::tensor(PackedParts { view, ..parts })))
 }
 
 fn compressed_tensors(
@@ -128,6 +129,7 @@ fn compressed_tensors(
             false => PackedLayout::Bytes,
         },
         shape,
+        view: RowView::whole(num_rows),
         num_bits,
         group_len,
         integers,
@@ -181,6 +183,7 @@ fn columns(
     Ok(Some(PackedParts {
         layout,
         shape,
+        view: RowView::whole(num_rows),
         num_bits: 4,
         group_len,
         integers,

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use crate::{DType, GroupFormat, GroupedRow, Storage, Tensor};
+use crate::{DType, GroupFormat, GroupedRow, RowOrder, Storage, Tensor};
 
 /// A tensor of any type, as its file stores it.
 #[derive(Clone)]
@@ -64,7 +64,9 @@ pub enum PackedLayout {
 /// bf16.
 pub struct PackedTensor {
     layout: PackedLayout,
+    /// The stored rows; the tensor may be some of them in another order.
     num_rows: usize,
+    view: RowView,
     num_columns: usize,
     num_bits: usize,
     group_len: usize,
@@ -77,11 +79,36 @@ pub struct PackedTensor {
     values: OnceLock<Vec<u8>>,
 }
 
+/// Which rows of a stored matrix a tensor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowView {
+    pub first: usize,
+    pub num_rows: usize,
+    pub order: RowOrder,
+}
+
+impl RowView {
+    pub fn whole(num_rows: usize) -> Self {
+        Self {
+            first: 0,
+            num_rows,
+            order: RowOrder::AsStored,
+        }
+    }
+
+    /// The stored position of a row.
+    fn stored(self, row: usize) -> usize {
+        self.first + self.order.stored(row)
+    }
+}
+
 /// What `PackedTensor::tensor` combines. The shapes fit each other, as `packed_matrix.rs` has
 /// checked.
 pub struct PackedParts {
     pub layout: PackedLayout,
+    /// The shape of the stored matrix.
     pub shape: [usize; 2],
+    pub view: RowView,
     pub num_bits: usize,
     pub group_len: usize,
     pub integers: StoredTensor,
@@ -99,6 +126,7 @@ impl PackedTensor {
         let mut packed = Self {
             layout: parts.layout,
             num_rows,
+            view: parts.view,
             num_columns,
             num_bits: parts.num_bits,
             group_len: parts.group_len,
@@ -116,10 +144,10 @@ impl PackedTensor {
                 groups.any(|group| packed.zero(row, group) != MIDDLE)
             });
         Tensor {
-            range: 0..num_rows * packed.row_bytes(),
+            range: 0..parts.view.num_rows * packed.row_bytes(),
             storage: Arc::new(Storage::Packed(packed)),
             dtype: DType::Bf16,
-            shape: parts.shape.to_vec(),
+            shape: vec![parts.view.num_rows, num_columns],
         }
     }
 
@@ -138,6 +166,7 @@ impl PackedTensor {
 
     /// Reads the integers, scales and minimums of a row.
     pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
+        let row = self.view.stored(row);
         out.quants.resize(self.num_columns, 0);
         self.read_integers(row, &mut out.quants);
         let groups = 0..self.num_groups();
@@ -260,8 +289,8 @@ impl PackedTensor {
 
     pub(crate) fn values(&self) -> &[u8] {
         self.values.get_or_init(|| {
-            let mut values = vec![0; self.num_rows * self.row_bytes()];
-            self.write_rows(0..self.num_rows, &mut values);
+            let mut values = vec![0; self.view.num_rows * self.row_bytes()];
+            self.write_rows(0..self.view.num_rows, &mut values);
             values
         })
     }
@@ -285,4 +314,67 @@ impl GroupedRow {
 /// the lowest bits on.
 fn awq_shift(row: usize) -> usize {
     4 * (row % 8 / 2 + row % 2 * 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> StoredTensor {
+        StoredTensor {
+            range: 0..bytes.len(),
+            storage: Arc::new(Storage::Owned(bytes)),
+            dtype,
+            shape: shape.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_tensor_may_be_some_rows_of_a_matrix() {
+        // Row r has weights of r, times a scale of 2.
+        let integers: Vec<u8> = (0..6).flat_map(|row| [row, row]).collect();
+        let scales = [2f32; 6].into_iter().flat_map(f32::to_le_bytes).collect();
+        let tensor = |view| {
+            PackedTensor::tensor(PackedParts {
+                layout: PackedLayout::Bytes,
+                shape: [6, 2],
+                view,
+                num_bits: 8,
+                group_len: 2,
+                integers: stored(Dtype::I8, &[6, 2], integers.clone()),
+                scales: stored(Dtype::F32, &[6, 1], Vec::clone(&scales)),
+                zeros: None,
+                group_of: None,
+            })
+        };
+        let rows = |tensor: &Tensor| -> Vec<f32> {
+            let read = |row| {
+                let mut values = [0.0; 2];
+                tensor.read_row(row, &mut Vec::new(), &mut values);
+                assert_eq!(values[0], values[1]);
+                values[0]
+            };
+            (0..tensor.shape[0]).map(read).collect()
+        };
+        let part = tensor(RowView {
+            first: 1,
+            num_rows: 3,
+            order: RowOrder::AsStored,
+        });
+        assert_eq!(part.shape, [3, 2]);
+        assert_eq!(rows(&part), [2.0, 4.0, 6.0]);
+        let values = part.bytes().as_chunks().0.iter();
+        let values: Vec<f32> = values.map(|&x| bf16::from_le_bytes(x).to_f32()).collect();
+        assert_eq!(values, [2.0, 2.0, 4.0, 4.0, 6.0, 6.0]);
+        let turned = tensor(RowView {
+            first: 2,
+            num_rows: 4,
+            order: RowOrder::Heads {
+                head_dim: 4,
+                num_dims: 4,
+                are_neighbours: true,
+            },
+        });
+        assert_eq!(rows(&turned), [4.0, 8.0, 6.0, 10.0]);
+    }
 }

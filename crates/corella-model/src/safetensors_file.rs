@@ -6,9 +6,9 @@ use std::sync::Arc;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::decoder_weights::TensorSource;
+use crate::decoder_weights::{FileTensor, TensorSource};
 use crate::packed_tensor::StoredTensor;
-use crate::{CheckpointError, DType, Storage, Tensor};
+use crate::{BlockFormat, CheckpointError, Storage};
 
 /// An open safetensors file.
 pub struct SafetensorsFile {
@@ -45,14 +45,14 @@ impl TensorSource for SafetensorsFile {
         self.metadata.offset_keys()
     }
 
-    fn tensor(&self, name: &str) -> Result<Option<Tensor>, CheckpointError> {
+    fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
         let Some(info) = self.metadata.info(name) else {
             return Ok(None);
         };
-        let dtype = match info.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::Bf16,
+        let format = match info.dtype {
+            Dtype::F32 => BlockFormat::F32,
+            Dtype::F16 => BlockFormat::F16,
+            Dtype::BF16 => BlockFormat::Bf16,
             other => {
                 let problem =
                     format!("tensor {name} is {other:?}; supported are F32, F16 and BF16");
@@ -60,10 +60,10 @@ impl TensorSource for SafetensorsFile {
             }
         };
         let (start, end) = info.data_offsets;
-        Ok(Some(Tensor {
+        Ok(Some(FileTensor {
             storage: self.storage.clone(),
             range: self.data_start + start..self.data_start + end,
-            dtype,
+            format,
             shape: info.shape.clone(),
         }))
     }

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
+use crate::transposed_tensor::TransposedTensor;
 use crate::{GroupFormat, GroupedRow, LayerWeights};
 
 /// A floating-point type of weights or activations.
@@ -114,6 +115,8 @@ pub enum Storage {
     Blocks(BlockTensor),
     /// The values of a tensor of integers and scales, dequantised on demand.
     Packed(PackedTensor),
+    /// The values of a matrix that is stored column by column.
+    Transposed(TransposedTensor),
 }
 
 impl Storage {
@@ -125,6 +128,7 @@ impl Storage {
             Self::Owned(bytes) => bytes,
             Self::Blocks(blocks) => blocks.values(),
             Self::Packed(packed) => packed.values(),
+            Self::Transposed(transposed) => transposed.values(),
         }
     }
 
@@ -140,6 +144,7 @@ impl Storage {
             }
             Self::Blocks(blocks) => blocks.release(),
             Self::Packed(packed) => packed.release(),
+            Self::Transposed(transposed) => transposed.release(),
             _ => {}
         }
     }
@@ -175,6 +180,11 @@ impl Tensor {
         if let Storage::Packed(packed) = &*self.storage {
             scratch.resize(packed.row_bytes(), 0);
             packed.write_rows(row..row + 1, scratch);
+            return scratch;
+        }
+        if let Storage::Transposed(transposed) = &*self.storage {
+            scratch.resize(transposed.row_bytes(), 0);
+            transposed.write_row(row, scratch);
             return scratch;
         }
         let row_bytes = self.num_bytes() / self.shape[0];
@@ -249,6 +259,24 @@ impl Tensor {
         }
     }
 
+    /// A vector in f32 whose elements are greater by 1.
+    pub(crate) fn plus_one(&self) -> Self {
+        let size = self.dtype.size();
+        let values = self.bytes().chunks_exact(size).map(|bytes| match *bytes {
+            [a, b] if self.dtype == DType::F16 => f16::from_le_bytes([a, b]).to_f32(),
+            [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => unreachable!("elements have 2 or 4 bytes"),
+        });
+        let bytes: Vec<u8> = values.flat_map(|x| (1.0 + x).to_le_bytes()).collect();
+        Self {
+            range: 0..bytes.len(),
+            storage: Arc::new(Storage::Owned(bytes)),
+            dtype: DType::F32,
+            shape: self.shape.clone(),
+        }
+    }
+
     /// Checks the shape, and that all bytes are there. `Err` names the tensor.
     pub fn check_shape(&self, name: impl Display, shape: &[usize]) -> Result<(), String> {
         let num_bytes = shape.iter().product::<usize>() * self.dtype.size();
@@ -272,8 +300,13 @@ impl Tensor {
 #[derive(Clone)]
 pub struct DecoderWeights {
     pub embed: Tensor,
+    /// The table of learned positions.
+    pub positions: Option<Tensor>,
     pub layers: Vec<LayerWeights>,
     pub norm: Tensor,
+    pub norm_bias: Option<Tensor>,
     /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
+    /// The names of tensors that belong to other parts of the model, such as one that sees.
+    pub left_out: Vec<String>,
 }

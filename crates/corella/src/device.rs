@@ -84,6 +84,15 @@ impl<'a> Formats<'a> {
             Device::Cpu => Some(checkpoint.weights()?),
             Device::Mock => None,
         };
+        if let Some(left_out) = weights.as_ref().map(|weights| &weights.left_out)
+            && let Some(first) = left_out.first()
+        {
+            let num_tensors = left_out.len();
+            tracing::info!(
+                "{num_tensors} tensors belong to parts of the model that read no text, and are left: \
+                 {first} and others"
+            );
+        }
         let weight_format = match &weights {
             Some(weights) => weight_format(asked_weight_format, weights),
             None => asked_weight_format.unwrap_or(WeightFormat::Float(DType::F32)),

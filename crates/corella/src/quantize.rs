@@ -82,8 +82,13 @@ pub fn quantize(
 ) -> Result<Quantized, Error> {
     let (_, checkpoint) = open(source)?;
     let weights = checkpoint.weights()?;
-    let plan = QuantizePlan::new(&weights, options.format, &options.keep)
-        .map_err(|reason| Error::Config(format!("--keep: {reason}")))?;
+    let plan = QuantizePlan::new(
+        checkpoint.config().architecture,
+        &weights,
+        options.format,
+        &options.keep,
+    )
+    .map_err(Error::Config)?;
     if plan.matrices().next().is_none() {
         let reason =
             "there is no matrix to quantise; name fewer in --keep, or use a smaller --group-size";

@@ -7,7 +7,8 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Architecture, DType, LayerTensor, QkNorm, RotaryScaling};
+use crate::arch::Layout;
+use crate::{DType, LayerTensor, QkNorm, RotaryScaling};
 
 /// A temporary folder for one test.
 struct Folder(PathBuf);
@@ -260,7 +261,7 @@ fn configurations_mean_what_transformers_means() {
     );
 
     let config = parse(&with(json!({ "architectures": ["Qwen3ForCausalLM"] }))).unwrap();
-    assert_eq!(config.architecture, Architecture::Qwen3);
+    assert_eq!(config.architecture.name(), "Qwen3ForCausalLM");
     let attention = &config.spec.layers[0].attention;
     assert!(matches!(attention.qk_norm, Some(QkNorm::Heads(_))) && !attention.qkv_bias);
     assert_eq!(
@@ -271,7 +272,7 @@ fn configurations_mean_what_transformers_means() {
     for flag in [false, true] {
         let fields = json!({ "architectures": ["Qwen2ForCausalLM"], "attention_bias": flag });
         let qwen2 = parse(&with(fields)).unwrap();
-        assert_eq!(qwen2.architecture, Architecture::Qwen2);
+        assert_eq!(qwen2.architecture.name(), "Qwen2ForCausalLM");
         let attention = &qwen2.spec.layers[0].attention;
         assert!(attention.qkv_bias && !attention.output_bias && attention.qk_norm.is_none());
         assert_eq!((attention.head_dim, qwen2.spec.max_position), (2, 32_768));
@@ -372,15 +373,25 @@ fn paths_that_are_no_checkpoint() {
 
 #[test]
 fn configurations_that_are_refused() {
-    let known = "supported are LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+    let known = "supported are GPT2LMHeadModel, Gemma2ForCausalLM, Gemma3ForCausalLM, \
+                 Gemma3ForConditionalGeneration, GraniteForCausalLM, LlamaForCausalLM, \
+                 MistralForCausalLM, MixtralForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM, \
+                 Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, SmolLM3ForCausalLM";
     let cases = [
         (
             json!({ "architectures": null }),
             format!("architectures is missing; {known}"),
         ),
         (
-            json!({ "architectures": ["GPT2LMHeadModel"] }),
-            format!("architectures is [\"GPT2LMHeadModel\"]; {known}"),
+            json!({ "architectures": ["GPTNeoXForCausalLM"] }),
+            format!("architectures is [\"GPTNeoXForCausalLM\"]; {known}"),
+        ),
+        (
+            json!({ "architectures": ["Qwen25ForCausalLM"] }),
+            format!(
+                "architectures is [\"Qwen25ForCausalLM\"]; {known}; the closest is \
+                 Qwen2ForCausalLM"
+            ),
         ),
         (
             json!({ "hidden_size": null }),
@@ -396,7 +407,7 @@ fn configurations_that_are_refused() {
         ),
         (
             json!({ "num_key_value_heads": 3 }),
-            "num_key_value_heads is 3; must divide num_attention_heads, 2".into(),
+            "num_key_value_heads is 3; must divide the 2 query heads".into(),
         ),
         (
             json!({ "hidden_size": 5 }),
@@ -411,22 +422,28 @@ fn configurations_that_are_refused() {
             "head_dim is 3; must be even".into(),
         ),
         (
-            json!({ "hidden_act": "gelu" }),
-            "hidden_act is \"gelu\"; supported is \"silu\"".into(),
-        ),
-        (
-            json!({ "use_sliding_window": true }),
-            "use_sliding_window is true; sliding windows are not supported".into(),
-        ),
-        (
-            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
-            "layer_types is [\"full_attention\",\"sliding_attention\"]; \"sliding_attention\" is \
-             not supported, only \"full_attention\" is"
+            json!({ "hidden_act": "relu" }),
+            "hidden_act is \"relu\"; supported are silu, gelu, gelu_new, gelu_fast, \
+             gelu_pytorch_tanh"
                 .into(),
         ),
         (
-            json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } }),
-            "rope_scaling.rope_type is \"yarn\"; supported are default, linear, llama3".into(),
+            json!({ "sliding_window": 8, "layer_types": ["sliding_attention"] }),
+            "layer_types is [\"sliding_attention\"]; sliding windows are not known for this family"
+                .into(),
+        ),
+        (
+            json!({ "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": true,
+                "layer_types": ["chunked_attention"] }),
+            "layer_types is [\"chunked_attention\"]; \"chunked_attention\" is not one of \
+             full_attention, sliding_attention"
+                .into(),
+        ),
+        (
+            json!({ "rope_scaling": { "rope_type": "xpos", "factor": 4.0 } }),
+            "rope_scaling.rope_type is \"xpos\"; supported are default, linear, dynamic, llama3, \
+             yarn, longrope"
+                .into(),
         ),
         (
             json!({ "rope_parameters": { "rope_type": "linear" } }),
@@ -434,7 +451,7 @@ fn configurations_that_are_refused() {
         ),
         (
             json!({ "partial_rotary_factor": 0.5 }),
-            "partial_rotary_factor is 0.5; partial rotary embeddings are not supported".into(),
+            "partial_rotary_factor is 0.5; an even number of 2 elements must be rotated".into(),
         ),
         (
             json!({ "quantization_config": { "quant_method": "gptq" } }),
@@ -649,7 +666,7 @@ fn random_damage_does_not_panic() {
             shards(INDEX, &index)?;
             let file = SafetensorsFile::open(SINGLE.into(), Storage::Owned(weights))?;
             let config = ModelConfig::parse((CONFIG, &configuration), None)?;
-            decoder_weights::load(&config, &[file], &HUGGING_FACE_NAMES, SINGLE)
+            decoder_weights::load(&config, &[file], &Layout::FOLDER, SINGLE)
         };
         num_refused += usize::from(load().is_err());
     }

@@ -93,11 +93,6 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
-    /// A key that must have a positive whole number.
-    pub fn size(&self, key: &str) -> Result<usize, CheckpointError> {
-        self.try_size(key)?.ok_or_else(|| self.missing(key))
-    }
-
     /// A positive whole number, or an array of them, one per layer, which must all be equal.
     pub fn try_size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
         // Products of a few sizes must not overflow.
@@ -113,10 +108,6 @@ impl Metadata {
         self.typed(key, "must be a positive whole number", |value| {
             value.integer().and_then(valid)
         })
-    }
-
-    pub fn number(&self, key: &str) -> Result<f64, CheckpointError> {
-        self.try_number(key)?.ok_or_else(|| self.missing(key))
     }
 
     pub fn try_number(&self, key: &str) -> Result<Option<f64>, CheckpointError> {

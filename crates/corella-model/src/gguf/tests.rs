@@ -5,7 +5,7 @@ use std::path::Path;
 use half::bf16;
 
 use super::*;
-use crate::{Checkpoint, LayerTensor};
+use crate::{BlockTensor, Checkpoint, LayerTensor, RowOrder};
 
 fn committed(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
@@ -28,8 +28,8 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
         let config = model_config(&file)?;
         tokenizer_json(&file)?;
         tokenizer_config_json(&file)?;
-        let tensors = Tensors::new(&file, &config);
-        let weights = crate::decoder_weights::load(&config, &[tensors], &NAMES, file.label())?;
+        let layout = &config.architecture.family().file;
+        let weights = crate::decoder_weights::load(&config, &[&file], layout, file.label())?;
         for layer in &weights.layers {
             layer[LayerTensor::Q].bytes();
             layer[LayerTensor::DOWN].row(0, &mut Vec::new());
@@ -64,7 +64,13 @@ fn blocks_of_every_type_have_their_values() {
             );
         }
 
-        let tensor = file.tensor(format.name(), RowOrder::AsStored).unwrap();
+        let tensor = BlockTensor::tensor(
+            &file.storage,
+            info.range.clone(),
+            format,
+            RowOrder::AsStored,
+            info.shape.clone(),
+        );
         assert_eq!(tensor.shape, [1, 256]);
         let mut scratch = Vec::new();
         assert_eq!(tensor.row(0, &mut scratch), tensor.bytes());
@@ -110,7 +116,12 @@ fn blocks_stay_reachable_behind_the_weights() {
     let weights = checkpoint.weights().unwrap();
     let q = weights.layers[0][LayerTensor::Q].blocks().unwrap();
     assert_eq!(q.format, BlockFormat::Q4_0);
-    assert_eq!(q.row_order, RowOrder::InterleavedHalves { head_dim: 8 });
+    let are_neighbours = RowOrder::Heads {
+        head_dim: 8,
+        num_dims: 8,
+        are_neighbours: true,
+    };
+    assert_eq!(q.row_order, are_neighbours);
     assert_eq!(q.stored_row(0).len(), 18, "one block of 32");
     let down = weights.layers[0][LayerTensor::DOWN].blocks().unwrap();
     assert_eq!(down.format, BlockFormat::Q4K);
@@ -143,22 +154,31 @@ fn long_rows_are_whole() {
     }
 }
 
-/// RoPE rotates rows 0 and 4 of a head of 8 together; the file stores them next to each other.
+/// RoPE rotates rows 0 and 4 of a head of 8 together, wherever the file stores them.
 #[test]
 fn interleaved_rows_are_told_apart() {
-    let order = RowOrder::InterleavedHalves { head_dim: 8 };
     let file = Arc::new(Storage::Owned(
         (0..16).flat_map(|x| (x as f32).to_le_bytes()).collect(),
     ));
-    let tensor = BlockTensor::tensor(&file, 0..64, BlockFormat::F32, order, vec![16]);
-    let rows = tensor
-        .bytes()
-        .as_chunks()
-        .0
-        .iter()
-        .map(|&x| f32::from_le_bytes(x));
-    let expected = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
-    assert!(rows.eq(expected.map(|x| x as f32)));
+    for (num_dims, are_neighbours, expected) in [
+        (8, true, [0, 2, 4, 6, 1, 3, 5, 7]),
+        (8, false, [0, 1, 2, 3, 4, 5, 6, 7]),
+        // Only the first rows are rotated: 0 with 1 and 2 with 3, or 0 with 2 and 1 with 3.
+        (4, true, [0, 2, 4, 5, 1, 3, 6, 7]),
+        (4, false, [0, 1, 4, 5, 2, 3, 6, 7]),
+        (6, false, [0, 1, 2, 6, 3, 4, 5, 7]),
+    ] {
+        let order = RowOrder::Heads {
+            head_dim: 8,
+            num_dims,
+            are_neighbours,
+        };
+        let tensor = BlockTensor::tensor(&file, 0..64, BlockFormat::F32, order, vec![16]);
+        let rows = tensor.bytes().as_chunks().0.iter();
+        let rows = rows.map(|&x| f32::from_le_bytes(x) as usize);
+        let both = expected.into_iter().chain(expected.map(|row| 8 + row));
+        assert!(rows.eq(both), "{num_dims}, {are_neighbours}");
+    }
 }
 
 /// The contents of a file, which a test may spoil.
@@ -439,13 +459,16 @@ fn values_of_wrong_types() {
 #[test]
 fn models_that_are_not_supported() {
     let keyed = |key, kind, value: &[u8]| TestFile::new().with_key(key, kind, value);
-    keyed("general.architecture", TEXT, &text("mamba")).is_refused("supported are llama");
+    keyed("general.architecture", TEXT, &text("mamba"))
+        .is_refused("supported are gemma2, gemma3, gpt2");
     keyed("tokenizer.ggml.model", TEXT, &text("bert")).is_refused("supported are gpt2, llama");
-    keyed("llama.expert_count", U32, &8u32.to_le_bytes()).is_refused("mixtures of experts");
-    keyed("llama.rope.scaling.type", TEXT, &text("yarn")).is_refused("supported are none, linear");
+    keyed("llama.expert_count", U32, &8u32.to_le_bytes())
+        .is_refused("expert_used_count is missing");
+    keyed("llama.rope.scaling.type", TEXT, &text("yarn")).is_refused("scaling.factor is missing");
     keyed("llama.attention.sliding_window", U32, &32u32.to_le_bytes()).is_refused("32; sliding");
-    keyed("llama.attention.key_length", U32, &3u32.to_le_bytes()).is_refused("3 dimensions");
-    keyed("llama.rope.dimension_count", U32, &1u32.to_le_bytes()).is_refused("length of a key");
+    keyed("llama.attention.key_length", U32, &3u32.to_le_bytes()).is_refused("is 3; must be even");
+    keyed("llama.rope.dimension_count", U32, &1u32.to_le_bytes())
+        .is_refused("an even number of the 2");
     keyed("split.count", U32, &2u32.to_le_bytes()).is_refused("join the parts");
     keyed("tokenizer.ggml.eos_token_id", U32, &4u32.to_le_bytes()).is_refused("4 tokens");
     let tokens = texts(&["a", "b", "c", "d", "e"]);

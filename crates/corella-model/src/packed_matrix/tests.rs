@@ -333,7 +333,7 @@ fn random_damage_does_not_panic() {
                 crate::Storage::Owned(file),
             )
             .unwrap();
-            let names = &crate::decoder_weights::HUGGING_FACE_NAMES;
+            let names = &config.architecture.family().folder;
             let loaded = crate::decoder_weights::load(&config, &[file], names, "model.safetensors");
             num_loaded += usize::from(loaded.is_ok());
         }

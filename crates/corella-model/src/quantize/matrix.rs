@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use super::compensation::InverseFactor;
 use super::rounding::{Codes, Scale, value};
-use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, StoredTensor};
+use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
 use crate::{DType, Scheme, Storage, Tensor};
 
 /// A matrix as integers.
@@ -127,6 +127,7 @@ impl QuantizedMatrix {
                 false => PackedLayout::Bytes,
             },
             shape: self.shape,
+            view: RowView::whole(self.shape[0]),
             num_bits: self.scheme.num_bits,
             group_len: self.scheme.group_len.unwrap_or(self.shape[1]),
             integers: stored(0, self.integers),

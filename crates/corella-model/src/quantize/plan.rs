@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 
 use super::matrix::{part_shapes, stored_dtype};
 use crate::checkpoint_writer::PlannedPart;
-use crate::decoder_weights::HUGGING_FACE_NAMES;
-use crate::{DecoderWeights, LayerTensor, Scheme, Tensor, TensorRole};
+use crate::{Architecture, DecoderWeights, LayerTensor, Scheme, Tensor, TensorRole};
 
 /// The format in which matrices are to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +77,25 @@ impl<'a> QuantizePlan<'a> {
     /// their names, for example `lm_head`, `down_proj` or `layers.0`. `Err` reports a name that
     /// fits no matrix.
     pub fn new(
+        architecture: Architecture,
         weights: &'a DecoderWeights,
         format: QuantizeFormat,
         keep: &[String],
     ) -> Result<Self, String> {
-        let names = &HUGGING_FACE_NAMES;
+        let layout = &architecture.family().folder;
+        let (body, head) = layout.bodies[0];
+        let is_plain = |tensor: LayerTensor| {
+            let owner = tensor.owner().unwrap_or(tensor);
+            (layout.of_layer)(owner).is_plain()
+        };
+        let tensors = weights.layers.iter().flat_map(|layer| layer.iter());
+        let is_stored_as_is = tensors.map(|(tensor, _)| tensor).all(is_plain);
+        if !is_stored_as_is || layout.norms_lack_one || weights.positions.is_some() {
+            return Err(format!(
+                "folders of {architecture} store other matrices than those that are computed; \
+                 quantise while loading, with --dtype"
+            ));
+        }
         let plain = |name: String, tensor, place| PlannedTensor {
             name,
             tensor,
@@ -90,7 +103,7 @@ impl<'a> QuantizePlan<'a> {
             place,
         };
         let mut tensors = vec![plain(
-            format!("{}.weight", names.embed),
+            format!("{body}{}.weight", layout.embed),
             &weights.embed,
             Place::Outside,
         )];
@@ -115,31 +128,33 @@ impl<'a> QuantizePlan<'a> {
             for (tensor, values) in weights.iter() {
                 tensors.push(match tensor.role() {
                     TensorRole::Matrix(_) => matrix(
-                        names.matrix(layer, tensor),
+                        layout.name(body, layer, tensor),
                         values,
                         Place::Matrix { layer, tensor },
                     ),
-                    TensorRole::Router | TensorRole::Vector => {
-                        plain(names.tensor(layer, tensor), values, Place::Layer(layer))
-                    }
+                    TensorRole::Router | TensorRole::Vector => plain(
+                        layout.full_name(body, layer, tensor),
+                        values,
+                        Place::Layer(layer),
+                    ),
                 });
             }
         }
         tensors.push(plain(
-            format!("{}.weight", names.norm),
+            format!("{body}{}.weight", layout.norm),
             &weights.norm,
             Place::Outside,
         ));
         match &weights.lm_head {
-            Some(head) => tensors.push(matrix(names.lm_head.into(), head, Place::Outside)),
+            Some(values) => tensors.push(matrix(head.into(), values, Place::Outside)),
             // `lm_head` is accepted for tied models too, so that one list of names serves any
             // model.
-            None => matrices.push(names.lm_head.into()),
+            None => matrices.push(head.into()),
         }
         for kept in keep {
             if !matrices.iter().any(|name| names_part(kept, name)) {
                 return Err(format!(
-                    "{kept} is not part of any matrix's name; there are {}",
+                    "--keep: {kept} is not part of any matrix's name; there are {}",
                     matrices.join(", ")
                 ));
             }
@@ -231,8 +246,9 @@ impl<'a> QuantizePlan<'a> {
             }
             let pattern = match planned.place {
                 Place::Matrix { layer, .. } => {
-                    let prefix = format!("{}.{layer}.", HUGGING_FACE_NAMES.layers);
-                    let name = planned.name.strip_prefix(&prefix).unwrap_or(&planned.name);
+                    let number = format!(".{layer}.");
+                    let name = planned.name.split_once(&number);
+                    let name = name.map_or(&*planned.name, |(_, name)| name);
                     format!("re:.*{}$", pattern_of(name))
                 }
                 _ => planned.name.clone(),

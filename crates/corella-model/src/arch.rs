@@ -1,0 +1,190 @@
+//! The families of models that are known. Each has one file, which maps its configuration to a
+//! `DecoderSpec` and says where its tensors are; nothing else knows a family by name.
+
+mod base;
+mod field;
+mod gemma;
+mod gpt2;
+mod granite;
+mod layout;
+mod llama;
+mod mistral;
+mod mixtral;
+mod olmo2;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+mod rotary;
+mod smollm3;
+
+pub use self::base::shortest;
+pub use self::field::{Fields, FileFields, FolderFields};
+pub use self::layout::{Layout, Stored};
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::{CheckpointError, DecoderSpec};
+
+/// All families. A GGUF file belongs to the first one that claims it.
+const FAMILIES: [&Family; 14] = [
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &gemma::GEMMA3_MULTIMODAL,
+    &gpt2::GPT2,
+    &granite::GRANITE,
+    &mixtral::MIXTRAL,
+    &llama::LLAMA,
+    &mistral::MISTRAL,
+    &olmo2::OLMO2,
+    &phi3::PHI3,
+    &qwen2::QWEN2,
+    &qwen3::QWEN3,
+    &qwen3_moe::QWEN3_MOE,
+    &smollm3::SMOLLM3,
+];
+
+/// What is particular to a family of models.
+pub struct Family {
+    /// The name of its class, in `architectures` of config.json.
+    pub architecture: &'static str,
+    /// `model_type` in config.json.
+    pub model_type: &'static str,
+    /// `general.architecture` in GGUF files.
+    pub gguf: &'static str,
+    /// Whether a GGUF file with that name is of this family: some names are shared.
+    pub claims: fn(&FileFields<'_>) -> Result<bool, CheckpointError>,
+    pub spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
+    pub folder: Layout,
+    pub file: Layout,
+    /// The fields of config.json that describe a shape; `Err` says what they cannot express.
+    pub config: fn(&DecoderSpec) -> Result<Map<String, Value>, String>,
+}
+
+/// The family of a model.
+#[derive(Clone, Copy)]
+pub struct Architecture(&'static Family);
+
+impl Architecture {
+    /// The name in `config.json`.
+    pub fn name(self) -> &'static str {
+        self.0.architecture
+    }
+
+    /// Reads the shape of a model of this family.
+    pub(crate) fn spec(self, fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+        let spec = (self.0.spec)(fields)?;
+        base::refuse_unread(fields, &spec)?;
+        Ok(spec)
+    }
+
+    pub(crate) fn family(self) -> &'static Family {
+        self.0
+    }
+
+    /// The family that config.json names.
+    pub(crate) fn of_folder(config: &FolderFields<'_>) -> Result<Self, CheckpointError> {
+        const FIELD: &str = "architectures";
+        let config = config.object();
+        let Some(list) = config.get(FIELD) else {
+            let mut error = config.missing(FIELD);
+            error.problem += &format!("; {}", known(folder_names(), None));
+            return Err(error);
+        };
+        let named = list.get(0).and_then(Value::as_str);
+        let found = FAMILIES
+            .into_iter()
+            .find(|family| Some(family.architecture) == named);
+        match found {
+            Some(family) => Ok(Self(family)),
+            None => Err(config.refuse(FIELD, &known(folder_names(), named))),
+        }
+    }
+
+    /// The family that a GGUF file names.
+    pub(crate) fn of_file(file: &FileFields<'_>) -> Result<Self, CheckpointError> {
+        let name = file.architecture();
+        for family in FAMILIES.into_iter().filter(|family| family.gguf == name) {
+            if (family.claims)(file)? {
+                return Ok(Self(family));
+            }
+        }
+        let names = FAMILIES.map(|family| family.gguf);
+        Err(file.refuse_key("general.architecture", &known(names, Some(name))))
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Architecture {}
+
+impl fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A family whose name in GGUF files is its own.
+fn claims_all(_: &FileFields<'_>) -> Result<bool, CheckpointError> {
+    Ok(true)
+}
+
+fn folder_names() -> [&'static str; FAMILIES.len()] {
+    FAMILIES.map(|family| family.architecture)
+}
+
+/// Says what is supported, and which of it is closest to a name that is not.
+fn known<const N: usize>(mut names: [&str; N], unknown: Option<&str>) -> String {
+    names.sort_unstable();
+    let mut distinct = names.to_vec();
+    distinct.dedup();
+    let list = distinct.join(", ");
+    let closest = unknown.and_then(|unknown| {
+        let distance = |name: &&&str| num_edits(stem(unknown), stem(name));
+        let closest = distinct.iter().min_by_key(distance)?;
+        // Names that have less than half in common are close by chance.
+        let is_close = 2 * distance(&closest) <= stem(unknown).len();
+        is_close.then(|| format!("; the closest is {closest}"))
+    });
+    format!("supported are {list}{}", closest.unwrap_or_default())
+}
+
+/// What is before the part that many names have in common.
+fn stem(name: &str) -> &str {
+    let ends = ["For", "LMHead"]
+        .into_iter()
+        .filter_map(|end| name.find(end));
+    &name[..ends.min().unwrap_or(name.len())]
+}
+
+/// The least number of characters to insert, remove or replace that makes one name the other.
+fn num_edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().map(|c| c.to_ascii_lowercase()).collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    // A name of any length may stand in a file; none that is close is this long.
+    for (i, from) in from.chars().take(100).enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, to) in to.iter().enumerate() {
+            let replaced = before + usize::from(*to != from.to_ascii_lowercase());
+            before = row[j + 1];
+            row[j + 1] = replaced.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests;

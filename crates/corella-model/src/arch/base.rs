@@ -1,0 +1,452 @@
+//! The shape that most families have: that of Llama. A family begins with it and changes what it
+//! does otherwise.
+
+use serde_json::{Map, Value, json};
+
+use super::field::{Field, Fields, FileFields, Source};
+use super::rotary;
+use crate::{
+    Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, FeedForward, LayerSpec,
+    MlpSpec, NormSpec, RotarySpec,
+};
+
+pub const HIDDEN_SIZE: Field = Field::new("hidden_size", "embedding_length");
+pub const NUM_LAYERS: Field = Field::new("num_hidden_layers", "block_count");
+pub const MAX_POSITION: Field = Field::new("max_position_embeddings", "context_length");
+pub const RMS_EPS: Field = Field::new("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+pub const NUM_HEADS: Field = Field::new("num_attention_heads", "attention.head_count");
+pub const NUM_KV_HEADS: Field = Field::new("num_key_value_heads", "attention.head_count_kv");
+pub const HEAD_DIM: Field = Field::new("head_dim", "attention.key_length");
+pub const INTERMEDIATE_SIZE: Field = Field::new("intermediate_size", "feed_forward_length");
+pub const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window");
+const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
+const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
+
+/// Limits that keep damaged files from taking all memory.
+const MAX_LAYERS: usize = 4096;
+const MAX_EXPERTS: usize = 4096;
+
+/// What config.json means where it does not say: the defaults of the family's configuration class in
+/// Transformers.
+pub struct Base {
+    pub max_position: usize,
+    pub theta: f64,
+    pub eps: f64,
+    /// `None` for the hidden size divided by the number of heads.
+    pub head_dim: Option<usize>,
+    pub is_tied: bool,
+    pub activation_field: Field,
+    /// What GGUF files of the family mean, too.
+    pub activation: Activation,
+}
+
+impl Base {
+    pub const LLAMA: Self = Self {
+        max_position: 2048,
+        theta: 10_000.0,
+        eps: 1e-6,
+        head_dim: None,
+        is_tied: false,
+        activation_field: Field::of_folder("hidden_act"),
+        activation: Activation::Silu,
+    };
+
+    /// Reads a decoder with RMS norms in front, RoPE over whole heads and gated MLPs without biases.
+    pub fn spec(&self, fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+        let hidden_size = fields.size(HIDDEN_SIZE)?;
+        let max_position = fields.try_size(MAX_POSITION)?;
+        let max_position = or_default(fields, MAX_POSITION, max_position, self.max_position)?;
+        let eps = fields.try_number(RMS_EPS)?;
+        let norm = NormSpec::rms(or_default(fields, RMS_EPS, eps, self.eps)? as f32);
+        let (num_heads, num_kv_heads) = num_heads(fields)?;
+        let head_dim = head_dim(fields, hidden_size, num_heads, self.head_dim)?;
+        let rotary = rotary::spec(fields, head_dim, max_position, self.theta)?;
+        let layer = LayerSpec {
+            attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
+            attention_norms: BranchNorms::before(norm),
+            feed_forward: FeedForward::Mlp(MlpSpec {
+                intermediate_size: fields.size(INTERMEDIATE_SIZE)?,
+                activation: activation(fields, self.activation_field, self.activation)?,
+                is_gated: true,
+                bias: false,
+            }),
+            feed_forward_norms: BranchNorms::before(norm),
+            residual_scale: 1.0,
+            is_parallel: false,
+        };
+        Ok(DecoderSpec {
+            vocab_size: vocab_size(fields)?,
+            hidden_size,
+            max_position,
+            layers: vec![layer; num_layers(fields, NUM_LAYERS)?],
+            learned_positions: false,
+            embedding_scale: 1.0,
+            norm,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            tied_embeddings: is_tied(fields, self.is_tied)?,
+        })
+    }
+}
+
+/// A field that config.json may leave out and a GGUF file may not.
+pub fn or_default<T>(
+    fields: &dyn Fields,
+    field: Field,
+    value: Option<T>,
+    default: T,
+) -> Result<T, CheckpointError> {
+    match (value, fields.source()) {
+        (Some(value), _) => Ok(value),
+        (None, Source::Folder(_)) => Ok(default),
+        (None, Source::File(_)) => Err(fields.missing(field)),
+    }
+}
+
+pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
+    match fields.size(field)? {
+        num_layers if num_layers <= MAX_LAYERS => Ok(num_layers),
+        _ => {
+            let why = format!("no model has more than {MAX_LAYERS} layers");
+            Err(fields.refuse(field, &why))
+        }
+    }
+}
+
+pub fn num_experts(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
+    match fields.size(field)? {
+        num_experts if num_experts <= MAX_EXPERTS => Ok(num_experts),
+        _ => {
+            let why = format!("no model has more than {MAX_EXPERTS} experts");
+            Err(fields.refuse(field, &why))
+        }
+    }
+}
+
+/// The number of experts that a token goes through.
+pub fn num_chosen(
+    fields: &dyn Fields,
+    field: Field,
+    num_experts: usize,
+) -> Result<usize, CheckpointError> {
+    match fields.size(field)? {
+        num_chosen if num_chosen <= num_experts => Ok(num_chosen),
+        _ => Err(fields.refuse(field, &format!("there are {num_experts} experts"))),
+    }
+}
+
+/// The number of rows of the embedding; the vocabulary may use fewer.
+pub fn vocab_size(fields: &dyn Fields) -> Result<usize, CheckpointError> {
+    const EMBEDDING: &str = "token_embd.weight";
+    let file = match fields.source() {
+        Source::Folder(_) => return fields.size(VOCAB_SIZE),
+        Source::File(file) => file.file(),
+    };
+    match file.shape(EMBEDDING) {
+        Some(&[vocab_size, _]) => Ok(vocab_size),
+        Some(shape) => {
+            let problem = format!("tensor {EMBEDDING} has shape {shape:?}; it should be a matrix");
+            Err(CheckpointError::new(file.label(), problem))
+        }
+        None => {
+            let problem = format!("tensor {EMBEDDING} is missing");
+            Err(CheckpointError::new(file.label(), problem))
+        }
+    }
+}
+
+pub fn is_tied(fields: &dyn Fields, default: bool) -> Result<bool, CheckpointError> {
+    Ok(match fields.source() {
+        Source::Folder(_) => {
+            let flag = fields.try_flag(Field::of_folder("tie_word_embeddings"))?;
+            flag.unwrap_or(default)
+        }
+        Source::File(file) => !file.has_tensor("output.weight"),
+    })
+}
+
+/// The numbers of query heads and of KV heads.
+pub fn num_heads(fields: &dyn Fields) -> Result<(usize, usize), CheckpointError> {
+    let num_heads = fields.size(NUM_HEADS)?;
+    let num_kv_heads = fields.try_size(NUM_KV_HEADS)?.unwrap_or(num_heads);
+    if !num_heads.is_multiple_of(num_kv_heads) {
+        let why = format!("must divide the {num_heads} query heads");
+        return Err(fields.refuse(NUM_KV_HEADS, &why));
+    }
+    Ok((num_heads, num_kv_heads))
+}
+
+pub fn head_dim(
+    fields: &dyn Fields,
+    hidden_size: usize,
+    num_heads: usize,
+    default: Option<usize>,
+) -> Result<usize, CheckpointError> {
+    let default = match fields.source() {
+        Source::Folder(_) => default,
+        Source::File(_) => None,
+    };
+    let head_dim = match fields.try_size(HEAD_DIM)?.or(default) {
+        Some(head_dim) => head_dim,
+        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        None => {
+            let name = fields.name(HEAD_DIM);
+            let why = format!("without {name} it must be a multiple of {num_heads} heads");
+            return Err(fields.refuse(HIDDEN_SIZE, &why));
+        }
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(match fields.try_size(HEAD_DIM)? {
+            Some(_) => fields.refuse(HEAD_DIM, "must be even"),
+            None => {
+                let why = format!("a head would have {head_dim} elements, which must be even");
+                fields.refuse(HIDDEN_SIZE, &why)
+            }
+        });
+    }
+    let values = Field::of_file("attention.value_length");
+    if fields.try_size(values)?.is_some_and(|len| len != head_dim) {
+        let why = format!("only {head_dim}, the length of a key, is supported");
+        return Err(fields.refuse(values, &why));
+    }
+    Ok(head_dim)
+}
+
+pub fn activation(
+    fields: &dyn Fields,
+    field: Field,
+    default: Activation,
+) -> Result<Activation, CheckpointError> {
+    Ok(match fields.try_text(field)? {
+        None => default,
+        Some("silu" | "swish") => Activation::Silu,
+        Some("gelu") => Activation::Gelu,
+        Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+        Some(_) => {
+            let why = "supported are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh";
+            return Err(fields.refuse(field, why));
+        }
+    })
+}
+
+/// The biases that a folder's configuration decides. In a GGUF file, those count that are there.
+#[derive(Clone, Copy, Default)]
+pub struct Biases {
+    pub qkv: bool,
+    pub output: bool,
+    pub mlp: bool,
+}
+
+impl Biases {
+    /// The biases of all attention matrices, or of none.
+    pub fn of_attention(fields: &dyn Fields) -> Result<Self, CheckpointError> {
+        let has_bias = fields.flag(ATTENTION_BIAS)?;
+        Ok(Self {
+            qkv: has_bias,
+            output: has_bias,
+            mlp: false,
+        })
+    }
+
+    pub fn set(self, fields: &dyn Fields, spec: &mut DecoderSpec) {
+        let biases = match fields.source() {
+            Source::Folder(_) => self,
+            Source::File(file) => Self {
+                qkv: file.has_tensor("blk.0.attn_q.bias") || file.has_tensor("blk.0.attn_qkv.bias"),
+                output: file.has_tensor("blk.0.attn_output.bias"),
+                mlp: file.has_tensor("blk.0.ffn_down.bias"),
+            },
+        };
+        for layer in &mut spec.layers {
+            layer.attention.qkv_bias = biases.qkv;
+            layer.attention.output_bias = biases.output;
+            if let FeedForward::Mlp(mlp) = &mut layer.feed_forward {
+                mlp.bias = biases.mlp;
+            }
+        }
+    }
+}
+
+/// Which layers have a sliding window, where config.json lists the types of layers.
+pub fn sliding_layers(
+    fields: &dyn Fields,
+    num_layers: usize,
+) -> Result<Option<Vec<bool>>, CheckpointError> {
+    const FIELD: &str = "layer_types";
+    let Source::Folder(config) = fields.source() else {
+        return Ok(None);
+    };
+    let Some(types) = config.get(FIELD) else {
+        return Ok(None);
+    };
+    let types = types.as_array().map(Vec::as_slice).unwrap_or_default();
+    if types.len() != num_layers {
+        let why = format!("must be a list of the types of {num_layers} layers");
+        return Err(config.refuse(FIELD, &why));
+    }
+    let is_sliding = |kind: &Value| match kind.as_str() {
+        Some("sliding_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => {
+            let why = format!("{kind} is not one of full_attention, sliding_attention");
+            Err(config.refuse(FIELD, &why))
+        }
+    };
+    types
+        .iter()
+        .map(is_sliding)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// Gives layers a window, if it is shorter than the longest context.
+pub fn set_windows(
+    spec: &mut DecoderSpec,
+    window: Option<usize>,
+    is_sliding: impl Fn(usize) -> bool,
+) {
+    let window = window.filter(|&window| window < spec.max_position);
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        layer.attention.window = window.filter(|_| is_sliding(index));
+    }
+}
+
+/// Refuses keys of GGUF files, and fields of config.json, that would change what is computed and that
+/// the family did not read. Ignoring them would make the output wrong without a notice.
+pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), CheckpointError> {
+    let any = |has: fn(&LayerSpec) -> bool| spec.layers.iter().any(has);
+    let has_experts = any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_)));
+    let has_window = any(|layer| layer.attention.window.is_some());
+    match fields.source() {
+        Source::Folder(config) => {
+            let is_sliding = config.get("layer_types").is_some_and(|types| {
+                let mut types = types.as_array().into_iter().flatten();
+                types.any(|kind| kind == "sliding_attention")
+            });
+            let window = config.try_number("sliding_window")?;
+            let matters = window.is_some_and(|window| window < spec.max_position as f64);
+            const BOTH_WAYS: &str = "use_bidirectional_attention";
+            if config.flag(BOTH_WAYS)? {
+                let why = "only attention to what comes before is supported";
+                return Err(config.refuse(BOTH_WAYS, why));
+            }
+            if !has_window && is_sliding && matters {
+                let name = "layer_types";
+                return Err(config.refuse(name, "sliding windows are not known for this family"));
+            }
+            Ok(())
+        }
+        Source::File(_) => {
+            let attention_scale = Field::of_file("attention.scale");
+            let attention_scale = fields.try_number(attention_scale)?.unwrap_or(0.0) as f32;
+            let mut layers = spec.layers.iter();
+            let has_scale = layers.all(|layer| layer.attention.scale == attention_scale);
+            let scale = spec
+                .layers
+                .first()
+                .map_or(1.0, |layer| layer.residual_scale);
+            for (name, neutral, is_read) in [
+                ("expert_count", 0.0, has_experts),
+                (
+                    "attn_logit_softcapping",
+                    0.0,
+                    any(|layer| layer.attention.soft_cap.is_some()),
+                ),
+                (
+                    "final_logit_softcapping",
+                    0.0,
+                    spec.logit_soft_cap.is_some(),
+                ),
+                ("attention.scale", 0.0, has_scale),
+                ("attention.clamp_kqv", 0.0, false),
+                ("attention.max_alibi_bias", 0.0, false),
+                ("logit_scale", 1.0, spec.logit_scale != 1.0),
+                ("residual_scale", 1.0, scale != 1.0),
+                ("embedding_scale", 1.0, spec.embedding_scale != 1.0),
+            ] {
+                let field = Field::of_file(name);
+                let number = fields.try_number(field)?.unwrap_or(neutral);
+                if !is_read && number != 0.0 && number != neutral {
+                    return Err(fields.refuse(field, "is not known for this family"));
+                }
+            }
+            let window = fields.try_number(WINDOW)?.unwrap_or(0.0);
+            if !has_window && window > 0.0 && window < spec.max_position as f64 {
+                let why = "sliding windows are not known for this family";
+                return Err(fields.refuse(WINDOW, why));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The fields of config.json that all families with Llama's shape share. `Err` says what they cannot
+/// express.
+pub fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
+    let layer = &spec.layers[0];
+    let (attention, mlp) = (&layer.attention, layer.feed_forward.mlp());
+    let rotary: &RotarySpec = attention
+        .rotary
+        .as_ref()
+        .ok_or("its layers do not know positions")?;
+    let fields = json!({
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": mlp.intermediate_size,
+        "num_hidden_layers": spec.layers.len(),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": spec.max_position,
+        "rms_norm_eps": shortest(spec.norm.eps),
+        "hidden_act": match mlp.activation {
+            Activation::Silu => "silu",
+            Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu_pytorch_tanh",
+        },
+        "rope_theta": rotary.theta,
+        "rope_scaling": rotary::scaling_config(rotary)?,
+        "tie_word_embeddings": spec.tied_embeddings,
+    });
+    match fields {
+        Value::Object(fields) => Ok(fields),
+        _ => unreachable!("an object was made"),
+    }
+}
+
+/// Adds `attention_bias`, which stands for all attention matrices.
+pub fn add_attention_bias(
+    config: &mut Map<String, Value>,
+    spec: &DecoderSpec,
+) -> Result<(), String> {
+    let attention = &spec.layers[0].attention;
+    if attention.qkv_bias != attention.output_bias {
+        return Err("config.json cannot give biases to only some attention matrices".into());
+    }
+    config.insert("attention_bias".into(), attention.qkv_bias.into());
+    Ok(())
+}
+
+/// For families whose configuration has no field for biases of MLPs.
+pub fn refuse_mlp_bias(spec: &DecoderSpec) -> Result<(), String> {
+    match spec.layers[0].feed_forward.mlp().bias {
+        true => Err("config.json cannot give biases to its MLP".into()),
+        false => Ok(()),
+    }
+}
+
+/// For families of which no folder is written.
+pub fn no_config(_: &DecoderSpec) -> Result<Map<String, Value>, String> {
+    Err("GGUF files of this family cannot become folders yet".into())
+}
+
+/// The f64 whose shortest decimal form is that of the f32.
+pub fn shortest(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
+/// Whether a GGUF file has experts.
+pub fn has_experts(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
+    let count = file.try_number(Field::of_file("expert_count"))?;
+    Ok(count.is_some_and(|count| count > 0.0))
+}

@@ -1,0 +1,190 @@
+//! Where a format keeps a family's tensors, and what has to be done to them.
+
+use std::borrow::Cow;
+
+use crate::{LayerTensor, Mlp};
+
+/// Where the tensors of a model are. Names are without `.weight` and `.bias`.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// What describes the shapes of the tensors, for error messages.
+    pub described_by: &'static str,
+    /// What may come before the names of all tensors but the head, with the head's name. Folders of
+    /// models that also see or hear keep their decoder behind a prefix.
+    pub bodies: &'static [(&'static str, &'static str)],
+    pub embed: &'static str,
+    /// The table of learned positions.
+    pub positions: &'static str,
+    pub norm: &'static str,
+    /// What is followed by a layer's number and the name of one of its tensors.
+    pub layers: &'static str,
+    pub of_layer: fn(LayerTensor) -> Stored,
+    /// Whether norms multiply by 1 plus their weights.
+    pub norms_lack_one: bool,
+    /// Whether the rows of queries and keys that RoPE rotates together are neighbours. Otherwise they
+    /// are half of the rotated elements apart.
+    pub rotates_neighbours: bool,
+    /// The beginnings of names of tensors that belong to other parts than the decoder.
+    pub other_parts: &'static [&'static str],
+    /// The ends of names of tensors that hold no weights.
+    pub buffers: &'static [&'static str],
+}
+
+/// Where a layer's tensor is.
+pub struct Stored {
+    pub name: Cow<'static, str>,
+    /// The matrices that are stored as one, from the first output on. Empty for a matrix by itself.
+    pub parts: &'static [LayerTensor],
+    /// Whether the matrix is stored as `[in, out]`.
+    pub is_transposed: bool,
+    /// The number of the expert, if the matrices of all experts are stored as one tensor.
+    pub expert: Option<usize>,
+}
+
+impl Layout {
+    /// Hugging Face folders, as Llama and its many relatives have them.
+    pub const FOLDER: Self = Self {
+        described_by: "config.json",
+        bodies: &[("model.", "lm_head")],
+        embed: "embed_tokens",
+        positions: "embed_positions",
+        norm: "norm",
+        layers: "layers",
+        of_layer: folder_name,
+        norms_lack_one: false,
+        rotates_neighbours: false,
+        other_parts: &[],
+        // Older exporters stored the frequencies of RoPE.
+        buffers: &[".rotary_emb.inv_freq"],
+    };
+
+    /// GGUF files. Their converter has one name for each tensor, whatever the family.
+    pub const FILE: Self = Self {
+        described_by: "the metadata",
+        bodies: &[("", "output")],
+        embed: "token_embd",
+        positions: "position_embd",
+        norm: "output_norm",
+        layers: "blk",
+        of_layer: file_name,
+        norms_lack_one: false,
+        rotates_neighbours: false,
+        other_parts: &[],
+        // The configuration reader has used these.
+        buffers: &[
+            super::rotary::DIVISORS,
+            super::rotary::SHORT_DIVISORS,
+            super::rotary::LONG_DIVISORS,
+        ],
+    };
+
+    /// Files of families for which the converter turns rows around, for executors that rotate
+    /// neighbours.
+    pub const FILE_OF_NEIGHBOURS: Self = Self {
+        rotates_neighbours: true,
+        ..Self::FILE
+    };
+
+    /// The name of a layer's matrix, or of a bias's owner, behind `body`.
+    pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
+        let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
+        format!("{body}{}.{layer}.{}", self.layers, stored.name)
+    }
+
+    /// The whole name of a layer's tensor behind `body`.
+    pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
+        let suffix = match tensor.owner() {
+            Some(_) => "bias",
+            None => "weight",
+        };
+        format!("{}.{suffix}", self.name(body, layer, tensor))
+    }
+}
+
+impl Stored {
+    pub fn whole(name: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            name: name.into(),
+            parts: &[],
+            is_transposed: false,
+            expert: None,
+        }
+    }
+
+    /// Matrices stored as one, of which the tensor asked for is one.
+    pub fn fused(name: &'static str, parts: &'static [LayerTensor]) -> Self {
+        Self {
+            parts,
+            ..Self::whole(name)
+        }
+    }
+
+    pub fn transposed(self) -> Self {
+        Self {
+            is_transposed: true,
+            ..self
+        }
+    }
+
+    /// Whether the tensor is a tensor of the file as it is.
+    pub fn is_plain(&self) -> bool {
+        self.parts.is_empty() && !self.is_transposed && self.expert.is_none()
+    }
+}
+
+/// The names that most families have in folders.
+pub fn folder_name(tensor: LayerTensor) -> Stored {
+    let of_mlp = |mlp, name: &str| {
+        Stored::whole(match mlp {
+            Mlp::Only => format!("mlp.{name}_proj"),
+            Mlp::Shared => format!("mlp.shared_expert.{name}_proj"),
+            Mlp::Expert(expert) => format!("mlp.experts.{expert}.{name}_proj"),
+        })
+    };
+    Stored::whole(match tensor {
+        LayerTensor::AttentionNorm => "input_layernorm",
+        LayerTensor::Q => "self_attn.q_proj",
+        LayerTensor::K => "self_attn.k_proj",
+        LayerTensor::V => "self_attn.v_proj",
+        LayerTensor::O => "self_attn.o_proj",
+        LayerTensor::QNorm => "self_attn.q_norm",
+        LayerTensor::KNorm => "self_attn.k_norm",
+        LayerTensor::MlpNorm => "post_attention_layernorm",
+        LayerTensor::Gate(mlp) => return of_mlp(mlp, "gate"),
+        LayerTensor::Up(mlp) => return of_mlp(mlp, "up"),
+        LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
+        LayerTensor::Router => "mlp.gate",
+        LayerTensor::SharedWeight => "mlp.shared_expert_gate",
+        other => return Stored::whole(other.to_string()),
+    })
+}
+
+/// The names in GGUF files.
+pub fn file_name(tensor: LayerTensor) -> Stored {
+    let of_mlp = |mlp, name: &str| match mlp {
+        Mlp::Only => Stored::whole(format!("ffn_{name}")),
+        Mlp::Shared => Stored::whole(format!("ffn_{name}_shexp")),
+        Mlp::Expert(expert) => Stored {
+            expert: Some(expert),
+            ..Stored::whole(format!("ffn_{name}_exps"))
+        },
+    };
+    Stored::whole(match tensor {
+        LayerTensor::AttentionNorm => "attn_norm",
+        LayerTensor::Q => "attn_q",
+        LayerTensor::K => "attn_k",
+        LayerTensor::V => "attn_v",
+        LayerTensor::O => "attn_output",
+        LayerTensor::QNorm => "attn_q_norm",
+        LayerTensor::KNorm => "attn_k_norm",
+        LayerTensor::AttentionOutputNorm => "post_attention_norm",
+        LayerTensor::MlpNorm => "ffn_norm",
+        LayerTensor::MlpOutputNorm => "post_ffw_norm",
+        LayerTensor::Gate(mlp) => return of_mlp(mlp, "gate"),
+        LayerTensor::Up(mlp) => return of_mlp(mlp, "up"),
+        LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
+        LayerTensor::Router => "ffn_gate_inp",
+        LayerTensor::SharedWeight => "ffn_gate_inp_shexp",
+        other => return Stored::whole(other.to_string()),
+    })
+}

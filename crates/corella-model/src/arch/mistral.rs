@@ -1,0 +1,28 @@
+//! Mistral: Llama with a sliding window in every layer, unless the window is `null`. Its GGUF files say
+//! that they are Llama.
+
+use super::base::{self, Base, WINDOW};
+use super::field::Fields;
+use super::{Family, Layout};
+use crate::{CheckpointError, DecoderSpec};
+
+pub const MISTRAL: Family = Family {
+    architecture: "MistralForCausalLM",
+    model_type: "mistral",
+    gguf: "llama",
+    claims: |_| Ok(false),
+    spec,
+    folder: Layout::FOLDER,
+    file: Layout::FILE_OF_NEIGHBOURS,
+    config: base::no_config,
+};
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        max_position: 131_072,
+        ..Base::LLAMA
+    };
+    let mut spec = base.spec(fields)?;
+    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    Ok(spec)
+}

@@ -1,0 +1,63 @@
+//! Mixtral: Mistral with a mixture of experts. Its GGUF files say that they are Llama.
+
+use super::base::{self, Base, WINDOW};
+use super::field::{Field, Fields};
+use super::layout::folder_name;
+use super::{Family, Layout, Stored};
+use crate::{
+    CheckpointError, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward, LayerTensor, Mlp,
+};
+
+pub const MIXTRAL: Family = Family {
+    architecture: "MixtralForCausalLM",
+    model_type: "mixtral",
+    gguf: "llama",
+    claims: base::has_experts,
+    spec,
+    folder: Layout {
+        of_layer: name,
+        ..Layout::FOLDER
+    },
+    file: Layout::FILE_OF_NEIGHBOURS,
+    config: base::no_config,
+};
+
+const NUM_EXPERTS: Field = Field::new("num_local_experts", "expert_count");
+const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        max_position: 131_072,
+        eps: 1e-5,
+        ..Base::LLAMA
+    };
+    let mut spec = base.spec(fields)?;
+    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    let num_experts = base::num_experts(fields, NUM_EXPERTS)?;
+    let num_experts_per_token = base::num_chosen(fields, NUM_EXPERTS_PER_TOKEN, num_experts)?;
+    for layer in &mut spec.layers {
+        layer.feed_forward = FeedForward::Experts(ExpertSpec {
+            num_experts,
+            num_experts_per_token,
+            expert: layer.feed_forward.mlp().clone(),
+            shared: None,
+            scoring: ExpertScoring::Softmax,
+            selection_bias: false,
+            normalises: true,
+            weight_scale: 1.0,
+        });
+    }
+    Ok(spec)
+}
+
+fn name(tensor: LayerTensor) -> Stored {
+    let of_expert =
+        |expert, name: &str| Stored::whole(format!("block_sparse_moe.experts.{expert}.{name}"));
+    match tensor {
+        LayerTensor::Router => Stored::whole("block_sparse_moe.gate"),
+        LayerTensor::Gate(Mlp::Expert(expert)) => of_expert(expert, "w1"),
+        LayerTensor::Down(Mlp::Expert(expert)) => of_expert(expert, "w2"),
+        LayerTensor::Up(Mlp::Expert(expert)) => of_expert(expert, "w3"),
+        other => folder_name(other),
+    }
+}

@@ -1,0 +1,58 @@
+//! OLMo 2: norms behind attention and MLP instead of in front of them, and one norm over all query
+//! heads, and one over all key heads.
+
+use serde_json::{Map, Value};
+
+use super::base::{self, Base, Biases};
+use super::field::Fields;
+use super::layout::folder_name;
+use super::{Family, Layout, Stored};
+use crate::{BranchNorms, CheckpointError, DecoderSpec, LayerTensor, QkNorm};
+
+pub const OLMO2: Family = Family {
+    architecture: "Olmo2ForCausalLM",
+    model_type: "olmo2",
+    gguf: "olmo2",
+    claims: super::claims_all,
+    spec,
+    folder: Layout {
+        of_layer: name,
+        ..Layout::FOLDER
+    },
+    file: Layout::FILE,
+    config,
+};
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        eps: 1e-5,
+        ..Base::LLAMA
+    };
+    let mut spec = base.spec(fields)?;
+    Biases::of_attention(fields)?.set(fields, &mut spec);
+    let norms = BranchNorms {
+        before: None,
+        after: Some(spec.norm),
+    };
+    for layer in &mut spec.layers {
+        layer.attention_norms = norms;
+        layer.feed_forward_norms = norms;
+        layer.attention.qk_norm = Some(QkNorm::Whole(spec.norm));
+    }
+    Ok(spec)
+}
+
+fn name(tensor: LayerTensor) -> Stored {
+    Stored::whole(match tensor {
+        LayerTensor::AttentionOutputNorm => "post_attention_layernorm",
+        LayerTensor::MlpOutputNorm => "post_feedforward_layernorm",
+        other => return folder_name(other),
+    })
+}
+
+fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
+    let mut config = base::config(spec)?;
+    base::add_attention_bias(&mut config, spec)?;
+    base::refuse_mlp_bias(spec)?;
+    Ok(config)
+}

@@ -1,0 +1,57 @@
+//! Phi-3, Phi-3.5 and Phi-4-mini: Llama with fused matrices, LongRoPE, and perhaps rotation of only a
+//! part of each head.
+
+use super::base::{self, Base, WINDOW};
+use super::field::Fields;
+use super::layout::{file_name, folder_name};
+use super::{Family, Layout, Stored};
+use crate::{CheckpointError, DecoderSpec, LayerTensor};
+
+pub const PHI3: Family = Family {
+    architecture: "Phi3ForCausalLM",
+    model_type: "phi3",
+    gguf: "phi3",
+    claims: super::claims_all,
+    spec,
+    folder: Layout {
+        of_layer: name,
+        ..Layout::FOLDER
+    },
+    file: Layout {
+        of_layer: name_in_file,
+        ..Layout::FILE
+    },
+    config: base::no_config,
+};
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        max_position: 4096,
+        eps: 1e-5,
+        ..Base::LLAMA
+    };
+    let mut spec = base.spec(fields)?;
+    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    Ok(spec)
+}
+
+const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
+const GATE_UP: &[LayerTensor] = &[LayerTensor::GATE, LayerTensor::UP];
+
+fn name(tensor: LayerTensor) -> Stored {
+    match tensor {
+        LayerTensor::Q | LayerTensor::K | LayerTensor::V => {
+            Stored::fused("self_attn.qkv_proj", QKV)
+        }
+        LayerTensor::GATE | LayerTensor::UP => Stored::fused("mlp.gate_up_proj", GATE_UP),
+        other => folder_name(other),
+    }
+}
+
+fn name_in_file(tensor: LayerTensor) -> Stored {
+    match tensor {
+        LayerTensor::Q | LayerTensor::K | LayerTensor::V => Stored::fused("attn_qkv", QKV),
+        LayerTensor::GATE | LayerTensor::UP => Stored::fused("ffn_up", GATE_UP),
+        other => file_name(other),
+    }
+}

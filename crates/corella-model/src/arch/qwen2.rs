@@ -1,0 +1,68 @@
+//! Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and perhaps a sliding window in the
+//! upper layers.
+
+use serde_json::{Map, Value};
+
+use super::base::{self, Base, Biases, WINDOW};
+use super::field::{Field, Fields};
+use super::{Family, Layout};
+use crate::{CheckpointError, DecoderSpec};
+
+pub const QWEN2: Family = Family {
+    architecture: "Qwen2ForCausalLM",
+    model_type: "qwen2",
+    gguf: "qwen2",
+    claims: super::claims_all,
+    spec,
+    folder: Layout::FOLDER,
+    file: Layout::FILE,
+    config,
+};
+
+/// What Qwen2 and Qwen3 have in common.
+pub const BASE: Base = Base {
+    max_position: 32_768,
+    ..Base::LLAMA
+};
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let mut spec = BASE.spec(fields)?;
+    let biases = Biases {
+        qkv: true,
+        ..Biases::default()
+    };
+    biases.set(fields, &mut spec);
+    set_windows(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// The upper layers have a window, if it is used at all.
+pub fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
+    const DEFAULT_WINDOW: usize = 4096;
+    if !fields.flag(Field::of_folder("use_sliding_window"))? {
+        return Ok(());
+    }
+    let num_layers = spec.layers.len();
+    let first = fields.try_number(Field::of_folder("max_window_layers"))?;
+    let first = first.map_or(28, |first| first as usize);
+    let types = base::sliding_layers(fields, num_layers)?;
+    let window = fields.try_size(WINDOW)?.unwrap_or(DEFAULT_WINDOW);
+    base::set_windows(spec, Some(window), |index| match &types {
+        Some(types) => types[index],
+        None => index >= first,
+    });
+    Ok(())
+}
+
+fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
+    let attention = &spec.layers[0].attention;
+    if !attention.qkv_bias || attention.output_bias {
+        return Err(
+            "config.json cannot give biases to other matrices than those of queries, keys \
+                    and values"
+                .into(),
+        );
+    }
+    base::refuse_mlp_bias(spec)?;
+    base::config(spec)
+}

@@ -1,0 +1,48 @@
+//! Qwen3: Llama with a norm for each query and key head.
+
+use serde_json::{Map, Value};
+
+use super::base::{self, Base, Biases};
+use super::field::Fields;
+use super::{Family, Layout, qwen2};
+use crate::{CheckpointError, DecoderSpec, QkNorm};
+
+pub const QWEN3: Family = Family {
+    architecture: "Qwen3ForCausalLM",
+    model_type: "qwen3",
+    gguf: "qwen3",
+    claims: super::claims_all,
+    spec,
+    folder: Layout::FOLDER,
+    file: Layout::FILE,
+    config,
+};
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    spec_of(fields, Some(128))
+}
+
+/// The shape of Qwen3, whose heads have `head_dim` elements where config.json does not say.
+pub fn spec_of(
+    fields: &dyn Fields,
+    head_dim: Option<usize>,
+) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        head_dim,
+        ..qwen2::BASE
+    };
+    let mut spec = base.spec(fields)?;
+    Biases::of_attention(fields)?.set(fields, &mut spec);
+    qwen2::set_windows(fields, &mut spec)?;
+    for layer in &mut spec.layers {
+        layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));
+    }
+    Ok(spec)
+}
+
+fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
+    let mut config = base::config(spec)?;
+    base::add_attention_bias(&mut config, spec)?;
+    base::refuse_mlp_bias(spec)?;
+    Ok(config)
+}

@@ -1,0 +1,237 @@
+//! Tests of what config.json means for each family, where goldens have only one way to say it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use super::{FAMILIES, folder_names, known, num_edits};
+use crate::{
+    AttentionSpec, Checkpoint, DecoderSpec, FeedForward, LayerTensor, ModelConfig, RotaryScaling,
+};
+
+fn golden(name: &str) -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    tests.join(name)
+}
+
+fn golden_config(name: &str) -> Value {
+    let bytes = fs::read(golden(name).join("config.json")).unwrap();
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+fn parse(config: &Value) -> Result<DecoderSpec, String> {
+    let config = config.to_string();
+    let parsed = ModelConfig::parse(("config.json", config.as_bytes()), None);
+    parsed
+        .map(|config| config.spec)
+        .map_err(|error| error.problem)
+}
+
+/// The spec of a golden's configuration after some changes; `null` takes a field away.
+fn spec(name: &str, changes: Value) -> DecoderSpec {
+    let mut config = golden_config(name);
+    for (field, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => drop(config.as_object_mut().unwrap().remove(field)),
+            value => config[field] = value.clone(),
+        }
+    }
+    parse(&config).unwrap()
+}
+
+fn of_layers<T>(spec: &DecoderSpec, of: impl Fn(&AttentionSpec) -> T) -> Vec<T> {
+    spec.layers
+        .iter()
+        .map(|layer| of(&layer.attention))
+        .collect()
+}
+
+#[test]
+fn every_fourth_layer_of_smollm3_does_not_know_positions() {
+    let has_rotary = |spec: &DecoderSpec| of_layers(spec, |layer| layer.rotary.is_some());
+    let listed = spec("smollm3", json!({}));
+    assert_eq!(has_rotary(&listed), [true, false, true, false]);
+    let by_default = spec("smollm3", json!({ "no_rope_layers": null }));
+    assert_eq!(has_rotary(&by_default), [true, true, true, false]);
+    let asked = json!({ "no_rope_layers": null, "no_rope_layer_interval": 3 });
+    assert_eq!(
+        has_rotary(&spec("smollm3", asked)),
+        [true, true, false, true]
+    );
+}
+
+#[test]
+fn windows_are_where_each_family_has_them() {
+    let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
+    let mistral = spec("mistral", json!({}));
+    assert_eq!(windows(&mistral), [Some(24); 4]);
+    // A window that is no shorter than the longest context is none.
+    assert_eq!(
+        windows(&spec("mistral", json!({ "sliding_window": 512 }))),
+        [None; 4]
+    );
+    let alternating = [Some(24), None, Some(24), None];
+    assert_eq!(windows(&spec("gemma2", json!({}))), alternating);
+    assert_eq!(
+        windows(&spec("gemma2", json!({ "layer_types": null }))),
+        alternating
+    );
+    let qwen = json!({ "num_hidden_layers": 3, "use_sliding_window": true, "sliding_window": 8,
+        "max_window_layers": 2 });
+    assert_eq!(
+        windows(&spec("qwen3-gqa-tied", qwen)),
+        [None, None, Some(8)]
+    );
+    let types = json!({ "use_sliding_window": true, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] });
+    assert_eq!(
+        windows(&spec("qwen2-gqa-untied", {
+            let mut types = types.clone();
+            types["num_hidden_layers"] = json!(2);
+            types
+        })),
+        [Some(8), None]
+    );
+}
+
+/// Gemma 3 as its makers published it, before Transformers 5 gave each type of layer an object.
+#[test]
+fn both_spellings_of_gemma3_are_read() {
+    let new = spec("gemma3", json!({ "layer_types": null }));
+    let old = spec(
+        "gemma3",
+        json!({ "layer_types": null, "rope_parameters": null, "rope_theta": 100_000.0,
+            "rope_local_base_freq": 1000.0,
+            "rope_scaling": { "rope_type": "linear", "factor": 4.0 } }),
+    );
+    assert_eq!(old, new);
+    let six = json!({ "layer_types": null, "num_hidden_layers": 6 });
+    let theta = |layer: &AttentionSpec| layer.rotary.as_ref().unwrap().theta;
+    let thetas = of_layers(&spec("gemma3", six), theta);
+    assert_eq!(thetas, [1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 100_000.0]);
+}
+
+#[test]
+fn soft_caps_can_be_taken_away() {
+    let mut config = golden_config("gemma2");
+    config["attn_logit_softcapping"] = Value::Null;
+    let spec = parse(&config).unwrap();
+    assert_eq!(spec.layers[0].attention.soft_cap, None);
+    assert_eq!(spec.logit_soft_cap, Some(1.5));
+    config
+        .as_object_mut()
+        .unwrap()
+        .remove("attn_logit_softcapping");
+    assert_eq!(
+        parse(&config).unwrap().layers[0].attention.soft_cap,
+        Some(50.0)
+    );
+}
+
+#[test]
+fn experts_are_counted_under_both_names() {
+    let both = [
+        json!({}),
+        json!({ "num_local_experts": null, "num_experts": 6 }),
+    ];
+    for changes in both {
+        let spec = spec("qwen3-moe", changes);
+        let num_experts = spec.layers.iter().map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => experts.num_experts,
+            FeedForward::Mlp(_) => 0,
+        });
+        assert_eq!(num_experts.collect::<Vec<_>>(), [6, 0, 6, 6]);
+    }
+    let mut config = golden_config("qwen3-moe");
+    config["num_experts_per_tok"] = json!(7);
+    let error = parse(&config).unwrap_err();
+    assert_eq!(error, "num_experts_per_tok is 7; there are 6 experts");
+}
+
+/// sqrt(1 + ln(512 / 16) / ln(16)) is 1.5.
+#[test]
+fn long_rope_has_a_magnitude_of_its_own() {
+    let spec = spec("phi3", json!({}));
+    let rotary = spec.layers[0].attention.rotary.as_ref().unwrap();
+    assert_eq!(rotary.num_dims, 6);
+    let RotaryScaling::LongRope {
+        attention_factor,
+        original_max_position,
+        ..
+    } = rotary.scaling
+    else {
+        panic!("{rotary:?}");
+    };
+    assert_eq!(original_max_position, 16);
+    assert!((attention_factor - 1.5).abs() < 1e-12, "{attention_factor}");
+}
+
+/// A folder of a model that also sees has the decoder behind a prefix, and its settings in an object.
+#[test]
+fn a_decoder_is_found_in_a_larger_model() {
+    let plain = Checkpoint::open(golden("gemma3")).unwrap();
+    let expected = plain.weights().unwrap();
+    let bytes = fs::read(golden("gemma3").join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let config = json!({ "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": golden_config("gemma3"), "vision_config": { "hidden_size": 2 },
+        "bos_token_id": 1, "eos_token_id": 2 });
+    let folder = std::env::temp_dir().join(format!("corella-{}-multimodal", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    for (prefix, eye) in [
+        ("language_model.model.", "vision_tower.patch.weight"),
+        ("model.language_model.", "model.vision_tower.patch.weight"),
+    ] {
+        let mut renamed: HashMap<String, TensorView<'_>> = HashMap::new();
+        for (name, tensor) in tensors.tensors() {
+            renamed.insert(name.replacen("model.", prefix, 1), tensor);
+        }
+        let norm = tensors.tensor("model.norm.weight").unwrap();
+        renamed.insert(eye.to_owned(), norm);
+        let file = safetensors::serialize(renamed, None).unwrap();
+        fs::write(folder.join("model.safetensors"), file).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        assert_eq!(checkpoint.config().spec, plain.config().spec);
+        let weights = checkpoint.weights().unwrap();
+        assert_eq!(weights.left_out, [eye]);
+        for (found, expected) in weights.layers.iter().zip(&expected.layers) {
+            let q = |layer: &crate::LayerWeights| layer[LayerTensor::Q].bytes().to_vec();
+            assert_eq!(q(found), q(expected));
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_the_closest() {
+    let answer = known(folder_names(), Some("Qwen3MoEForCausalLM"));
+    assert!(answer.starts_with("supported are GPT2LMHeadModel, Gemma2ForCausalLM, "));
+    assert!(
+        answer.ends_with("; the closest is Qwen3MoeForCausalLM"),
+        "{answer}"
+    );
+    let answer = known(folder_names(), Some("T5"));
+    assert!(!answer.contains("closest"), "{answer}");
+    // Names that several families share are listed once.
+    let names = FAMILIES.map(|family| family.gguf);
+    let answer = known(names, Some("lama"));
+    assert_eq!(answer.matches("llama").count(), 2, "{answer}");
+}
+
+#[test]
+fn edits_are_counted() {
+    for (from, to, expected) in [
+        ("", "", 0),
+        ("kitten", "sitting", 3),
+        ("Llama", "llama", 0),
+        ("abc", "", 3),
+        ("", "ab", 2),
+    ] {
+        assert_eq!(num_edits(from, to), expected, "{from}, {to}");
+    }
+}

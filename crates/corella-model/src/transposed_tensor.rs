@@ -1,0 +1,100 @@
+//! Matrices that a folder stores as `[in, out]`, read as `[out, in]`.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use crate::{DType, Storage, Tensor};
+
+/// Some outputs of a matrix `[in, out]`, as rows.
+pub struct TransposedTensor {
+    file: Arc<Storage>,
+    range: Range<usize>,
+    element_bytes: usize,
+    /// The number of stored rows, which are inputs, and their length.
+    num_inputs: usize,
+    num_stored: usize,
+    outputs: Range<usize>,
+    values: OnceLock<Vec<u8>>,
+}
+
+impl TransposedTensor {
+    /// Makes the tensor of `outputs` of a matrix with the shape `[num_inputs, num_stored]`.
+    pub fn tensor(
+        file: Arc<Storage>,
+        range: Range<usize>,
+        dtype: DType,
+        [num_inputs, num_stored]: [usize; 2],
+        outputs: Range<usize>,
+    ) -> Tensor {
+        assert_eq!(range.len(), num_inputs * num_stored * dtype.size());
+        assert!(outputs.end <= num_stored);
+        let shape = vec![outputs.len(), num_inputs];
+        Tensor {
+            range: 0..outputs.len() * num_inputs * dtype.size(),
+            storage: Arc::new(Storage::Transposed(Self {
+                file,
+                range,
+                element_bytes: dtype.size(),
+                num_inputs,
+                num_stored,
+                outputs,
+                values: OnceLock::new(),
+            })),
+            dtype,
+            shape,
+        }
+    }
+
+    /// The size of a row, in bytes.
+    pub fn row_bytes(&self) -> usize {
+        self.num_inputs * self.element_bytes
+    }
+
+    pub fn write_row(&self, row: usize, out: &mut [u8]) {
+        let size = self.element_bytes;
+        let stored = &self.file.bytes()[self.range.clone()];
+        let columns = stored.chunks_exact(self.num_stored * size);
+        let at = (self.outputs.start + row) * size;
+        for (column, out) in columns.zip(out.chunks_exact_mut(size)) {
+            out.copy_from_slice(&column[at..at + size]);
+        }
+    }
+
+    pub(crate) fn values(&self) -> &[u8] {
+        self.values.get_or_init(|| {
+            let mut values = vec![0; self.outputs.len() * self.row_bytes()];
+            let rows = values.chunks_exact_mut(self.row_bytes());
+            for (row, out) in rows.enumerate() {
+                self.write_row(row, out);
+            }
+            values
+        })
+    }
+
+    pub(crate) fn release(&self) {
+        self.file.release(self.range.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_rows() {
+        // Three inputs of five outputs; element `[i, o]` is 10 i + o.
+        let bytes = (0..3).flat_map(|i| (0..5).map(move |o| (10 * i + o) as f32));
+        let bytes: Vec<u8> = bytes.flat_map(f32::to_le_bytes).collect();
+        let file = Arc::new(Storage::Owned(bytes));
+        let tensor = TransposedTensor::tensor(file, 0..60, DType::F32, [3, 5], 1..3);
+        assert_eq!(tensor.shape, [2, 3]);
+        let mut row = [0.0; 3];
+        tensor.read_row(0, &mut Vec::new(), &mut row);
+        assert_eq!(row, [1.0, 11.0, 21.0]);
+        tensor.read_row(1, &mut Vec::new(), &mut row);
+        assert_eq!(row, [2.0, 12.0, 22.0]);
+        let values = tensor.bytes().as_chunks().0.iter();
+        let values: Vec<f32> = values.map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        assert_eq!(values, [1.0, 11.0, 21.0, 2.0, 12.0, 22.0]);
+    }
+}
