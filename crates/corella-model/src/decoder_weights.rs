@@ -424,21 +424,20 @@ impl Part {
 /// The order in which the rows of a tensor are stored: those of queries and keys may have another
 /// than the one in which they are rotated here.
 fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
-    let attention = &layer.attention;
     use LayerTensor::{K, KNorm, Q, QNorm};
+    let attention = &layer.attention;
     let is_rotated = matches!(tensor.owner().unwrap_or(tensor), Q | K | QNorm | KNorm);
-    match &attention.rotary {
-        Some(rotary)
-            if is_rotated
-                && (layout.rotates_neighbours || rotary.num_dims < attention.head_dim) =>
-        {
-            RowOrder::Heads {
-                head_dim: attention.head_dim,
-                num_dims: rotary.num_dims,
-                are_neighbours: layout.rotates_neighbours,
-            }
+    // Converters turn the rows of layers without RoPE, too.
+    let rotary = attention.rotary.as_ref();
+    let num_dims = rotary.map_or(attention.head_dim, |rotary| rotary.num_dims);
+    if is_rotated && (layout.rotates_neighbours || num_dims < attention.head_dim) {
+        RowOrder::Heads {
+            head_dim: attention.head_dim,
+            num_dims,
+            are_neighbours: layout.rotates_neighbours,
         }
-        _ => RowOrder::AsStored,
+    } else {
+        RowOrder::AsStored
     }
 }
 

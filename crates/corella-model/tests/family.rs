@@ -47,6 +47,93 @@ fn every_family_gives_the_golden_logits() {
     }
 }
 
+/// The files have the names and the order of rows of llama.cpp's converter (`make_family.py`).
+#[test]
+fn a_gguf_file_has_what_its_folder_has() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let entries = fs::read_dir(tests.join("gguf/family")).unwrap();
+    let files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 8);
+    for path in files {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let file = Checkpoint::open(&path).unwrap();
+        let folder = Checkpoint::open(tests.join("golden").join(&name)).unwrap();
+        assert_eq!(file.config().architecture, folder.config().architecture);
+        let (in_file, in_folder) = (&file.config().spec, &folder.config().spec);
+        if ["granite", "olmo2"].contains(&&*name) {
+            assert_eq!(in_file, in_folder, "{name}");
+        }
+        assert_eq!(
+            without_layer_types(in_file),
+            without_layer_types(in_folder),
+            "{name}"
+        );
+        if name == "phi3" {
+            let rotary = |spec: &DecoderSpec| {
+                let attention = &spec.layers[0].attention;
+                let rotary = attention.rotary.as_ref().unwrap().frequencies(512);
+                (rotary, attention.window)
+            };
+            let (found, expected) = (rotary(in_file), rotary(in_folder));
+            assert_eq!(found.1, expected.1);
+            assert_eq!(found.0.magnitude, expected.0.magnitude);
+            let pairs = found.0.frequencies.iter().zip(&expected.0.frequencies);
+            for (found, expected) in pairs {
+                assert!((found / expected - 1.0).abs() < 1e-6, "{found}, {expected}");
+            }
+        }
+        let (found, expected) = (file.weights().unwrap(), folder.weights().unwrap());
+        let (found, expected) = (tensors(&found), tensors(&expected));
+        assert_eq!(found.len(), expected.len(), "{name}");
+        for ((what, found), (_, expected)) in found.iter().zip(&expected) {
+            assert_eq!(found.shape, expected.shape, "{name}: {what}");
+            for (found, expected) in vector(found).into_iter().zip(vector(expected)) {
+                // Matrices are rounded to f16.
+                let tolerance = expected.abs() / 1024.0 + 1e-7;
+                assert!(
+                    (found - expected).abs() <= tolerance,
+                    "{name}: {what} has {found}, expected {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// A spec without what GGUF files cannot say of these models: which layers have windows or RoPE, and
+/// scales of attention that differ from those of the published models.
+fn without_layer_types(spec: &DecoderSpec) -> DecoderSpec {
+    let mut spec = spec.clone();
+    for layer in &mut spec.layers {
+        layer.attention.rotary = None;
+        layer.attention.window = None;
+        layer.attention.scale = 1.0;
+    }
+    spec
+}
+
+fn tensors(weights: &DecoderWeights) -> Vec<(String, &Tensor)> {
+    let ends = [
+        Some(&weights.embed),
+        weights.positions.as_ref(),
+        Some(&weights.norm),
+        weights.norm_bias.as_ref(),
+        weights.lm_head.as_ref(),
+    ];
+    let ends = ends
+        .into_iter()
+        .flatten()
+        .map(|tensor| ("end".to_owned(), tensor));
+    let layers = weights
+        .layers
+        .iter()
+        .enumerate()
+        .flat_map(|(index, layer)| {
+            let tensors = layer.iter();
+            tensors.map(move |(tensor, values)| (format!("{index}.{tensor}"), values))
+        });
+    ends.chain(layers).collect()
+}
+
 fn folders() -> Vec<PathBuf> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let entries = fs::read_dir(golden).unwrap();
