@@ -2,14 +2,16 @@
 
 use alloc::vec::Vec;
 
+use crate::kv_cache::FoundPrefix;
 use crate::page_forecast::PageDemand;
+use crate::page_table::PageTables;
 use crate::patience::Patient;
-use crate::prefix_tree::{KnownPath, PrefixMatch};
-use crate::request_state::{RequestIndex, Stage};
+use crate::prefix_tree::KnownPath;
+use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, PageCopy, PageId, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
+    AdmissionError, PageCopy, PrefillAdmissionPolicy, Request, Scheduler, SchedulerConfig,
     SchedulingPolicy, StepId,
 };
 
@@ -45,7 +47,7 @@ impl SchedulerConfig {
                 max_model_len: self.max_model_len,
             });
         }
-        let needed_pages = (num_tokens as u32).div_ceil(self.page_size);
+        let needed_pages = self.num_least_pages(num_tokens as u32);
         let num_pages = self.num_pages - self.max_pinned_pages;
         if needed_pages > num_pages {
             return Err(AdmissionError::PoolExceeded {
@@ -63,8 +65,7 @@ impl SchedulerConfig {
                 limit: step_limit,
             });
         }
-        let pool_len = u64::from(num_pages) * u64::from(self.page_size);
-        let max_len = pool_len
+        let max_len = u64::from(self.max_len_in(num_pages))
             .min(self.max_model_len.into())
             .min(u64::from(step_limit) + 1);
         Ok(asked.unwrap_or((max_len - u64::from(num_prompt_tokens)) as u32))
@@ -110,7 +111,7 @@ pub(crate) enum Held {
 /// What starting a waiting request in this step would take.
 pub(crate) struct Candidate {
     pub index: RequestIndex,
-    pub matched: PrefixMatch,
+    pub found: FoundPrefix,
     num_matched_tokens: u32,
     pub num_uncached_tokens: u32,
     /// Pages that are available now and are not any more once the request has started.
@@ -269,6 +270,7 @@ impl Scheduler {
         }
         let candidate = self.candidate(index, plan)?;
         let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
+        let chunk = chunk.min(self.requests[index].num_rows_at_once);
         let has_room_for_facts =
             !self.requests[index].request.exports_kv || self.holds.has_room_for_facts();
         if chunk == 0 || !has_room_for_facts || !self.has_pages_for(&candidate) {
@@ -314,46 +316,50 @@ impl Scheduler {
         index: RequestIndex,
         plan: &mut StepPlan,
     ) -> Result<Candidate, Held> {
-        let mut matched = PrefixMatch::default();
         let state = &self.requests[index];
+        let mut found = FoundPrefix::default();
         if self.spills.has(state.request.id) {
-            matched.pages = self.ready_prefix(index, state.num_rows());
+            let pages = self.ready_prefix(index, state.num_rows());
+            found = FoundPrefix::of_one_group(pages, None);
         } else if self.config.enable_prefix_caching {
-            matched = self.match_waiting(index, plan.batch.step);
-            if let Some(leader) = self.leader_of(&self.requests[index], &matched) {
+            found = self.find_waiting(index, plan.batch.step);
+            if let Some(leader) = self.leader_of(&self.requests[index], &found) {
                 plan.round.num_followers += 1;
-                self.follow(index, leader, matched.pages.len());
+                self.follow(index, leader, found.num_pages);
                 return Err(Held::ByLeader);
             }
         }
+        if found.tables.num_groups() < self.config.kv_groups.len() {
+            found.tables = PageTables::new(self.config.kv_groups.len());
+        }
         self.expect_output(index);
+        let state = &mut self.requests[index];
+        state.num_rows_at_once = self.config.num_rows_at_once(state.num_known_tokens());
         let state = &self.requests[index];
         // A cached page is available until the request locks it.
         let is_cached = |page| !self.kv.is_locked(page);
-        let num_pages = state.num_known_tokens().div_ceil(self.config.page_size) as usize;
-        let num_fresh_pages = num_pages - matched.pages.len();
-        // The locked pages of a path come before the others.
-        let num_in_use = matched.pages.partition_point(|&page| !is_cached(page));
+        let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
+        let num_pages = self.num_first_pages(state, &found);
         let mut candidate = Candidate {
             index,
             num_matched_tokens: 0,
             num_uncached_tokens: 0,
-            num_new_pages: num_fresh_pages + matched.pages.len() - num_in_use,
-            demand: self.page_demand(state, num_pages as u32, num_in_use as u32),
-            matched,
+            num_new_pages: num_pages - num_in_use,
+            demand: self.page_demand(state, num_pages as u32, num_shared as u32),
+            found,
         };
-        if let Some((donor, _)) = candidate.matched.donor
+        if let Some((donor, _)) = candidate.found.donor
             && is_cached(donor)
         {
             candidate.num_new_pages += 1;
             if !self.has_pages_for(&candidate) {
                 // The request can compute those rows itself, in a page that it takes anyway.
                 candidate.num_new_pages -= 1;
-                candidate.matched.donor = None;
+                candidate.found.donor = None;
             }
         }
-        let num_rows = candidate.matched.donor.map_or(0, |(_, num_rows)| num_rows);
-        let num_whole_pages = candidate.matched.pages.len() as u32;
+        let num_rows = candidate.found.donor.map_or(0, |(_, num_rows)| num_rows);
+        let num_whole_pages = candidate.found.num_pages as u32;
         candidate.num_matched_tokens = num_whole_pages * self.config.page_size + num_rows;
         candidate.num_uncached_tokens =
             self.requests[index].num_known_tokens() - candidate.num_matched_tokens;
@@ -362,13 +368,39 @@ impl Scheduler {
 
     /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
     /// often, so it remembers what was found.
-    pub(crate) fn match_waiting(&mut self, index: RequestIndex, step: StepId) -> PrefixMatch {
+    pub(crate) fn find_waiting(&mut self, index: RequestIndex, step: StepId) -> FoundPrefix {
         let state = &mut self.requests[index];
         // The last token is always computed, because its logits are needed.
         let tokens = &state.tokens[..state.tokens.len() - 1];
         let namespace = &state.request.namespace;
         let known = &mut state.known_path;
-        self.kv.rematch_prefix(namespace, tokens, step, known)
+        self.kv.find_prefix(namespace, tokens, step, known)
+    }
+
+    /// How many of the pages found for a candidate are in use, and how many others go on holding when
+    /// it ends.
+    fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
+        if !self.config.has_kv_groups() {
+            // The locked pages of a path come before the others.
+            let num_in_use = { found.only() }.partition_point(|&page| self.kv.is_locked(page));
+            return (num_in_use, num_in_use);
+        }
+        let (mut num_in_use, mut num_shared) = (0, 0);
+        for (group, table) in self.config.kv_groups.iter().zip(found.iter()) {
+            let in_use = table.pages.iter().filter(|&&page| self.kv.is_locked(page));
+            let count = in_use.count();
+            num_in_use += count;
+            num_shared += if group.window.is_none() { count } else { 0 };
+        }
+        (num_in_use, num_shared)
+    }
+
+    /// The pages that a request holds when it starts: those that were found, and those to fill.
+    fn num_first_pages(&self, state: &RequestState, found: &FoundPrefix) -> usize {
+        let first_len = |group| self.config.first_table_len(state, found.num_pages, group);
+        let tables = found.tables.iter().enumerate();
+        let num_pages = tables.map(|(group, table)| first_len(group) - table.num_gone);
+        num_pages.sum()
     }
 
     fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
@@ -381,10 +413,26 @@ impl Scheduler {
             hits.num_resumed_tokens += num_matched_tokens;
             return;
         }
-        let PrefixMatch { pages, donor } = &candidate.matched;
-        let from_step = |&&page: &&PageId| self.kv.filled_by(page) == Some(step);
+        let FoundPrefix {
+            tables,
+            path,
+            donor,
+            ..
+        } = &candidate.found;
         // On a path, the pages that this step fills come after those of earlier steps.
-        let num_shared_pages = pages.iter().rev().take_while(from_step).count() as u64;
+        let num_shared_pages = match self.config.has_kv_groups() {
+            true => {
+                let places = path.iter().rev();
+                let made_by = places.map(|&place| self.kv.place_made_by(place));
+                made_by.take_while(|made_by| *made_by == Some(step)).count()
+            }
+            false => {
+                let pages = tables.only().iter().rev();
+                let filled_by = pages.map(|&page| self.kv.filled_by(page));
+                { filled_by.take_while(|filled_by| *filled_by == Some(step)) }.count()
+            }
+        };
+        let num_shared_pages = num_shared_pages as u64;
         let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
         let num_copied_tokens = donor.map_or(0, |(_, num_rows)| u64::from(num_rows));
         hits.num_shared_tokens += num_shared_tokens;
@@ -392,21 +440,23 @@ impl Scheduler {
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
     }
 
-    /// Takes a request out of the queue and gives it all pages of its known tokens.
+    /// Takes a request out of the queue and gives it the pages that it starts with.
     pub(crate) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
-        let index = candidate.index;
+        let Candidate { index, found, .. } = candidate;
+        let index = *index;
         self.stop_waiting(index);
         let state = &mut self.requests[index];
-        for &page in &candidate.matched.pages {
+        for page in found.tables.pages() {
             self.kv.lock(page);
         }
-        if let Some((donor, _)) = candidate.matched.donor {
+        self.kv.follow_path(&found.path);
+        if let Some((donor, _)) = found.donor {
             self.kv.lock(donor);
             state.donor = Some((donor, plan.batch.step));
         }
-        let num_matched_pages = candidate.matched.pages.len();
         state.due_step = None;
-        state.table.clone_from(&candidate.matched.pages);
+        let mut tables = found.tables.clone();
+        state.path.clone_from(&found.path);
         state.known_path = KnownPath::default();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket));
         if self.config.scheduling_policy != SchedulingPolicy::Fcfs {
@@ -414,15 +464,16 @@ impl Scheduler {
             let max = &mut self.counters.max_passed_over;
             *max = num_passed_over.max(*max);
         }
-        let num_pages = state.num_known_tokens().div_ceil(self.config.page_size) as usize;
-        let has_pages = self
-            .kv
-            .try_allocate(num_pages - num_matched_pages, &mut state.table);
+        let config = &self.config;
+        let has_pages = self.kv.try_extend(&mut tables, |group| {
+            config.first_table_len(state, found.num_pages, group)
+        });
+        state.tables = tables;
         assert!(
             has_pages,
             "fewer pages are free than were counted for a candidate"
         );
-        state.num_published_pages = num_matched_pages as u32;
+        state.num_published_pages = found.num_pages as u32;
         state.num_shared_pages = candidate.demand.num_shared_pages;
         state.num_computed_tokens = candidate.num_matched_tokens;
         state.num_scheduled_tokens = candidate.num_matched_tokens;
@@ -434,7 +485,7 @@ impl Scheduler {
             self.count_hits(&candidate, plan.batch.step);
         }
         self.take_pages(&candidate, plan);
-        let Candidate { index, matched, .. } = candidate;
+        let Candidate { index, found, .. } = candidate;
         let now_us = self.now_us();
         let slot = self.free_slots.pop().expect("has_room_to_start");
         let state = &mut self.requests[index];
@@ -443,9 +494,9 @@ impl Scheduler {
         state.prefill_end = state.num_known_tokens();
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
-        plan.extend_table(state, slot, 0);
-        if let Some((from, num_rows)) = matched.donor {
-            let to = state.table[matched.pages.len()];
+        plan.start_tables(state, slot);
+        if let Some((from, num_rows)) = found.donor {
+            let to = state.tables.only()[found.num_pages];
             plan.copy_rows(PageCopy { from, to, num_rows });
         }
 

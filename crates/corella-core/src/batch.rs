@@ -48,7 +48,10 @@ pub struct SlotStart {
     pub masked_until_min_tokens: Arc<[TokenId]>,
 }
 
-/// A change of a slot's page table: `pages` are its entries from `first` on.
+/// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a
+/// group with a window, a slot's table may begin with entries that are never given. They are behind
+/// the window, and so are, later, entries whose pages the slot has given back without a word: no query
+/// reads them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -58,7 +61,7 @@ pub struct PageTableDelta {
     pub pages: Range<u32>,
 }
 
-/// Copies K and V of the first `num_rows` positions of a page, in all layers.
+/// Copies K and V of the first `num_rows` positions of a page, in all layers of its KV group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageCopy {
     pub from: PageId,

@@ -49,14 +49,16 @@ impl Scheduler {
     fn make_room_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];
-            let num_rows = state.table.len() as u32 * self.config.page_size;
+            let num_entries = state.tables.len();
+            let num_rows = num_entries as u32 * self.config.page_size;
             if state.num_scheduled_tokens < num_rows {
                 return true;
             }
-            if self.kv.try_allocate(1, &mut state.table) {
-                self.forecast.note_taken(1, state.is_length_known);
+            if self.kv.try_extend(&mut state.tables, |_| num_entries + 1) {
+                let num_pages = self.config.kv_groups.len();
+                self.forecast.note_taken(num_pages, state.is_length_known);
                 let slot = state.slot.expect("a running request has no slot");
-                plan.extend_table(state, slot, state.table.len() - 1);
+                plan.extend_tables(state, slot, |_, _| num_entries);
                 return true;
             }
             plan.is_short_of_pages = true;

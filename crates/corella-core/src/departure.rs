@@ -91,8 +91,10 @@ impl Scheduler {
         self.num_leaving -= 1;
         let state = &mut self.requests[index];
         let donor = state.donor.take().map(|(page, _)| page);
-        self.kv
-            .unlock_all(donor.into_iter().chain(state.table.drain(..)));
+        let pages = state.tables.take_pages();
+        self.kv.unlock_all(donor.into_iter().chain(pages));
+        self.leave_path(index);
+        let state = &mut self.requests[index];
         if let Some(slot) = state.slot.take() {
             self.released_slots.push(slot);
             self.free_slots.push(slot);
@@ -122,17 +124,20 @@ impl Scheduler {
         if !self.config.enable_prefix_caching {
             return;
         }
+        if self.config.has_kv_groups() {
+            return self.publish_in_groups(index, state.num_computed_tokens, last_returned);
+        }
         let num_rows = state.num_computed_tokens as usize;
         let page_size = self.config.page_size as usize;
         let stays_locked = state.num_spill_pages + state.num_exporting_pages > 0;
         let first = state.num_published_pages as usize;
         let mut parent = match first.checked_sub(1) {
-            Some(before) => Parent::Page(state.table[before]),
+            Some(before) => Parent::Page(state.tables.only()[before]),
             None => Parent::Root(&state.request.namespace),
         };
         for at in first..num_rows.div_ceil(page_size) {
             let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
-            let page = state.table[at];
+            let page = state.tables.only()[at];
             let published = self.kv.publish(parent, tokens, page, last_returned);
             if published.is_err() && stays_locked {
                 return;

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use crate::group_cache::PlaceId;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step_plan::{InflightSpan, InflightStep};
 use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, SlotId, StepId};
@@ -13,12 +14,16 @@ type Drawn = (SlotId, Sample);
 struct UndefinedPages {
     /// Indexed by page.
     is_undefined: Vec<bool>,
+    /// With KV groups, the places of such pages: a request may have read one that it has given back
+    /// since.
+    places: BTreeSet<PlaceId>,
 }
 
 impl UndefinedPages {
     fn new(num_pages: u32) -> Self {
         Self {
             is_undefined: alloc::vec![false; num_pages as usize],
+            places: BTreeSet::new(),
         }
     }
 
@@ -175,6 +180,7 @@ impl Scheduler {
                     speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
                 self.append_tokens(index, samples);
+                self.give_back_pages(index);
             }
             Stage::Waiting | Stage::Receiving | Stage::Arrived => {
                 unreachable!("a step names a request without a slot")
@@ -263,8 +269,11 @@ impl Scheduler {
         step: StepId,
         undefined: &mut UndefinedPages,
     ) {
+        if self.config.has_kv_groups() {
+            return self.unpublish_places(index, step, undefined);
+        }
         let state = &mut self.requests[index];
-        let published = &state.table[..state.num_published_pages as usize];
+        let published = &state.tables.only()[..state.num_published_pages as usize];
         let is_defined = |&page: &PageId| {
             self.kv
                 .filled_by(page)
@@ -283,12 +292,38 @@ impl Scheduler {
         state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
     }
 
+    /// Does the same with KV groups. Another request's page at one of those places, filled as late,
+    /// is taken out too.
+    fn unpublish_places(
+        &mut self,
+        index: RequestIndex,
+        step: StepId,
+        undefined: &mut UndefinedPages,
+    ) {
+        let state = &mut self.requests[index];
+        let places = self.kv.forget_filled_since(&state.path, step);
+        let first = places.first();
+        let num_defined = state.path.iter().position(|place| Some(place) == first);
+        let rest = state
+            .path
+            .split_off(num_defined.unwrap_or(state.path.len()));
+        state.num_published_pages = state.path.len() as u32;
+        let num_rows = state.num_published_pages * self.config.page_size;
+        state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
+        self.kv.leave_path(&rest);
+        undefined.places.extend(places);
+    }
+
     fn reads_any(&self, index: RequestIndex, undefined: &UndefinedPages) -> bool {
         let state = &self.requests[index];
+        if self.config.has_kv_groups() {
+            return { state.path.iter() }.any(|place| undefined.places.contains(place));
+        }
         let donor = state.donor.map(|(page, _)| page);
         let spilled = self.spills.source(state.request.id);
-        let mut read = state.table.iter().chain(&donor).chain(spilled);
-        read.any(|&page| undefined.contains(page))
+        let others = donor.into_iter().chain(spilled.iter().copied());
+        let mut read = state.tables.pages().chain(others);
+        read.any(|page| undefined.contains(page))
     }
 
     /// Sends a request back to the queue without its KV and without what steps in flight compute for

@@ -2,7 +2,7 @@
 //! share.
 
 use crate::Scheduler;
-use crate::prefix_tree::PrefixMatch;
+use crate::kv_cache::FoundPrefix;
 use crate::request_state::{RequestIndex, RequestState};
 
 impl Scheduler {
@@ -10,10 +10,10 @@ impl Scheduler {
     pub(crate) fn leader_of(
         &self,
         state: &RequestState,
-        matched: &PrefixMatch,
+        found: &FoundPrefix,
     ) -> Option<RequestIndex> {
         let page_size = self.config.page_size as usize;
-        let frontier = matched.pages.len();
+        let frontier = found.num_pages;
         let next_page = frontier * page_size..(frontier + 1) * page_size;
         if next_page.end > state.tokens.len() - 1 {
             return None;
@@ -23,10 +23,18 @@ impl Scheduler {
             leader.num_published_pages as usize == frontier
                 && next_page.end <= leader.prefill_end as usize
                 && leader.tokens[next_page.clone()] == state.tokens[next_page.clone()]
-                && leader.table[..frontier] == matched.pages[..]
+                && self.leads_on(leader, found)
                 && leader.request.namespace == state.request.namespace
         };
         self.prefilling.iter().copied().find(leads)
+    }
+
+    /// Whether what a leader has published begins with what was found.
+    fn leads_on(&self, leader: &RequestState, found: &FoundPrefix) -> bool {
+        match self.config.has_kv_groups() {
+            true => leader.path[..found.num_pages] == found.path,
+            false => leader.tables.only()[..found.num_pages] == *found.tables.only(),
+        }
     }
 
     /// Takes a waiting request out of the queue until `leader` has published all pages that the two

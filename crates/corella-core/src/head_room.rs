@@ -96,15 +96,36 @@ impl Scheduler {
     ) -> PageDemand {
         let num_rows = state.num_rows();
         let num_final_rows = state.num_prompt_tokens + state.expected_output - 1;
+        let (num_final_pages, num_window_pages) = match self.config.has_kv_groups() {
+            false => (state.num_expected_pages, 0),
+            true => {
+                let num_pages = self.num_group_pages(state, num_final_rows);
+                let num_full_pages = self.config.num_full_pages(num_final_rows);
+                (num_pages, num_pages.saturating_sub(num_full_pages))
+            }
+        };
         PageDemand {
             num_rows,
             num_steps: num_final_rows.saturating_sub(num_rows),
             num_held_pages,
-            num_final_pages: state.num_expected_pages.max(num_held_pages),
+            num_final_pages: num_final_pages.max(num_held_pages),
+            num_window_pages,
             num_shared_pages,
             num_kept_pages: self.num_kept_pages(state, num_held_pages),
             is_certain: state.is_length_known,
         }
+    }
+
+    /// The most pages of all groups that a request holds until it has `num_rows` rows. In groups with
+    /// a window that may be while it prefills.
+    fn num_group_pages(&self, state: &RequestState, num_rows: u32) -> u32 {
+        let config = &self.config;
+        let num_pages = config.num_pages_of(num_rows, config.max_inflight_steps);
+        let num_prefill_pages = match state.stage == Stage::Waiting || state.is_prefilling() {
+            true => config.num_pages_of(state.num_known_tokens(), state.num_rows_at_once),
+            false => 0,
+        };
+        num_pages.max(num_prefill_pages).min(config.num_pages)
     }
 
     /// Pages beyond those that it holds which a rule that does not go by time keeps for a request.
@@ -126,14 +147,18 @@ impl Scheduler {
                 1 + share.max(returning)
             }
         };
-        let num_pages = (state.num_rows() + num_kept_rows).div_ceil(self.config.page_size);
+        let num_rows = state.num_rows() + num_kept_rows;
+        let num_pages = match self.config.has_kv_groups() {
+            false => num_rows.div_ceil(self.config.page_size),
+            true => self.num_group_pages(state, num_rows),
+        };
         num_pages.saturating_sub(num_held_pages)
     }
 
     /// The demand of a running request. The pages that it found in the prefix tree count as shared.
     /// Others may also share pages that it has published itself; the forecast ignores that.
     pub(crate) fn demand_of_running(&self, state: &RequestState) -> PageDemand {
-        let num_held_pages = state.table.len() as u32;
+        let num_held_pages = state.tables.num_pages() as u32;
         self.page_demand(state, num_held_pages, state.num_shared_pages)
     }
 
@@ -155,7 +180,8 @@ impl Scheduler {
     pub(crate) fn stop_counting(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         if let Some(contribution) = state.contribution.take() {
-            self.forecast.remove(&contribution, state.table.len());
+            self.forecast
+                .remove(&contribution, state.tables.num_pages());
         }
     }
 
@@ -169,7 +195,7 @@ impl Scheduler {
         let running = self.running.iter().copied();
         let counted = running.chain(self.receipts.iter());
         let counted = counted.map(|index| &self.requests[index]);
-        let kept = counted.map(|state| self.num_kept_pages(state, state.table.len() as u32));
+        let kept = counted.map(|state| self.num_kept_pages(state, state.tables.num_pages() as u32));
         let num_pages = kept.map(|num_pages| num_pages as usize).sum();
         self.forecast.keep_pages(num_pages);
     }

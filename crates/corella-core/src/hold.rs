@@ -169,7 +169,7 @@ impl Scheduler {
     /// A request that exports its KV has taken its pages: they count as held from now on.
     pub(crate) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
-        let num_pages = state.table.len();
+        let num_pages = state.tables.num_pages();
         let holds = &mut self.holds;
         let num_held_pages = holds.num_pages + holds.num_exporting_pages + num_pages;
         if num_held_pages > self.config.max_held_pages as usize {
@@ -202,7 +202,7 @@ impl Scheduler {
                 step,
                 first_row,
                 end_row,
-                pages: state.table[first..end].to_vec(),
+                pages: state.tables.only()[first..end].to_vec(),
             });
         }
     }
@@ -218,7 +218,7 @@ impl Scheduler {
         self.holds.num_exporting_pages -= num_pages;
         state.request.exports_kv = false;
         let request = state.request.id;
-        let pages = core::mem::take(&mut state.table);
+        let pages = state.tables.take_pages();
         self.holds.facts.push_back(KvFact::ExportEnded {
             request,
             num_rows: state.num_computed_tokens.min(state.num_exported_rows),

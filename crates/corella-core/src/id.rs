@@ -35,8 +35,8 @@ id! {
     StepId(u64)
 }
 id! {
-    /// A group of layers that share a page table. Models with one kind of attention have only group
-    /// 0.
+    /// A KV group, by its index in [`SchedulerConfig::kv_groups`](crate::SchedulerConfig::kv_groups).
+    /// Models with one kind of attention have only group 0.
     KvGroupId(u8)
 }
 id! {

@@ -17,6 +17,8 @@ impl Scheduler {
         self.check_spills();
         self.check_forecast();
         self.kv.check_invariants();
+        let paths = self.requests.iter().map(|state| &state.path[..]);
+        self.kv.check_places(paths);
     }
 
     /// A page has one lock for each table, each hold and each copy to or from host memory that names
@@ -25,7 +27,7 @@ impl Scheduler {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
             let donor = state.donor.map(|(page, _)| page);
-            for &page in state.table.iter().chain(&donor) {
+            for page in state.tables.pages().chain(donor) {
                 *locks.entry(page).or_default() += 1;
             }
         }
@@ -61,7 +63,7 @@ impl Scheduler {
             );
             let num_drafts = state.drafts.len() as u32;
             assert!(
-                state.num_scheduled_tokens + num_drafts <= state.table.len() as u32 * page_size,
+                state.num_scheduled_tokens + num_drafts <= state.tables.len() as u32 * page_size,
                 "request {id} computes rows that its table does not hold"
             );
             assert!(
@@ -84,7 +86,9 @@ impl Scheduler {
             );
             match state.stage {
                 Stage::Waiting => assert!(
-                    state.slot.is_none() && state.table.is_empty() && state.num_inflight_steps == 0,
+                    state.slot.is_none()
+                        && state.tables.is_empty()
+                        && state.num_inflight_steps == 0,
                     "request {id} waits, but holds a slot or pages, or is in flight"
                 ),
                 Stage::Receiving | Stage::Arrived => assert!(
@@ -100,9 +104,13 @@ impl Scheduler {
                     );
                 }
             }
-            for (at, &page) in state.table.iter().enumerate() {
-                let is_path =
-                    self.kv.page_before(page) == at.checked_sub(1).map(|b| state.table[b]);
+            if self.config.has_kv_groups() {
+                self.check_windows(state);
+                continue;
+            }
+            let table = state.tables.only();
+            for (at, &page) in table.iter().enumerate() {
+                let is_path = self.kv.page_before(page) == at.checked_sub(1).map(|b| table[b]);
                 let is_published = at < state.num_published_pages as usize;
                 assert!(
                     !is_published || (self.kv.filled_by(page).is_some() && is_path),
@@ -139,6 +147,31 @@ impl Scheduler {
         );
         let ranks = self.running.iter().map(|&index| self.requests[index].rank);
         assert!(ranks.is_sorted(), "the running set is not sorted by rank");
+    }
+
+    /// With KV groups, a running request holds the pages that coming queries read, and no others.
+    fn check_windows(&self, state: &RequestState) {
+        let id = state.request.id;
+        assert_eq!(
+            state.path.len(),
+            state.num_published_pages as usize,
+            "request {id}: the path and the published pages"
+        );
+        if !state.is_running() {
+            return;
+        }
+        assert_eq!(
+            state.tables.num_groups(),
+            self.config.kv_groups.len(),
+            "request {id} has another number of page tables than there are groups"
+        );
+        for (group, table) in self.config.kv_groups.iter().zip(state.tables.iter()) {
+            let first = group.first_page_read(state.num_computed_tokens, self.config.page_size);
+            assert_eq!(
+                table.num_gone, first as usize,
+                "request {id} holds a page behind the window of {group:?}, or lacks one within it"
+            );
+        }
     }
 
     fn check_receipts(&self) {
@@ -210,7 +243,7 @@ impl Scheduler {
             let contribution = state.contribution.as_ref();
             let contribution =
                 contribution.unwrap_or_else(|| panic!("request {id} is not counted"));
-            (contribution, state.table.len())
+            (contribution, state.tables.num_pages())
         });
         self.forecast.check_invariants(counted);
         for state in self.requests.iter() {

@@ -4,8 +4,10 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use crate::group_cache::{GroupCache, PlaceId};
 use crate::kv_event::{KvEvent, KvWatch};
 use crate::page_pool::PagePool;
+use crate::page_table::PageTables;
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::{Namespace, PageId, StepId, TokenId};
 
@@ -18,16 +20,18 @@ use crate::{Namespace, PageId, StepId, TokenId};
 /// The scheduler has one; benchmarks and trace replays drive one on its own.
 ///
 /// The published pages of a table are a path from a root of the tree. So the page before a locked
-/// page is locked as well, and all cached pages can be evicted leaf by leaf.
+/// page is locked as well, and all cached pages can be evicted leaf by leaf. With KV groups, the tree
+/// holds places instead of pages, and `groups` has the pages at those places.
 #[derive(Debug)]
 pub struct KvCache {
     pool: PagePool,
-    tree: PrefixTree,
+    pub(crate) tree: PrefixTree,
+    pub(crate) groups: Option<Box<GroupCache>>,
     /// Advances each time a table is released.
-    clock: u64,
+    pub(crate) clock: u64,
     /// The time at which each page's last lock was removed.
     last_used: Vec<u64>,
-    /// Cached leaves of the tree, least recently used first.
+    /// Cached leaves of the tree, least recently used first. With KV groups, all cached pages.
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
@@ -40,11 +44,42 @@ pub struct KvCache {
     watch: Option<Box<KvWatch>>,
 }
 
+/// What the cache has of a token sequence.
+#[derive(Debug, Default)]
+pub(crate) struct FoundPrefix {
+    /// The number of pages that the tokens found would fill in a group without a window.
+    pub num_pages: usize,
+    /// The pages that queries behind those tokens read.
+    pub tables: PageTables,
+    /// The places of the tokens found, with KV groups.
+    pub path: Vec<PlaceId>,
+    /// A page whose first rows continue the match, and how many of its rows do. They can be copied.
+    pub donor: Option<(PageId, u32)>,
+}
+
+impl From<PrefixMatch> for FoundPrefix {
+    fn from(PrefixMatch { pages, donor }: PrefixMatch) -> Self {
+        Self::of_one_group(pages, donor)
+    }
+}
+
+impl FoundPrefix {
+    pub fn of_one_group(pages: Vec<PageId>, donor: Option<(PageId, u32)>) -> Self {
+        Self {
+            num_pages: pages.len(),
+            tables: PageTables::of_one_group(pages),
+            path: Vec::new(),
+            donor,
+        }
+    }
+}
+
 impl KvCache {
     pub fn new(num_pages: u32, page_size: u32) -> Self {
         Self {
             pool: PagePool::new(num_pages),
             tree: PrefixTree::new(num_pages, page_size),
+            groups: None,
             clock: 0,
             last_used: alloc::vec![0; num_pages as usize],
             evictable: BTreeSet::new(),
@@ -136,6 +171,25 @@ impl KvCache {
         true
     }
 
+    /// Extends each group's table to the number of entries that `end` says. If there are not enough
+    /// pages for all, returns false and changes nothing.
+    pub(crate) fn try_extend(
+        &mut self,
+        tables: &mut PageTables,
+        end: impl Fn(usize) -> usize,
+    ) -> bool {
+        let missing = tables.iter().enumerate();
+        let missing = missing.map(|(group, table)| end(group).saturating_sub(table.len()));
+        if missing.sum::<usize>() > self.num_available() {
+            return false;
+        }
+        for (group, table) in tables.iter_mut().enumerate() {
+            let num_pages = end(group).saturating_sub(table.len());
+            self.try_allocate(num_pages, &mut table.pages);
+        }
+        true
+    }
+
     pub fn lock(&mut self, page: PageId) {
         if self.pool.lock(page) == 1 {
             self.num_cached -= 1;
@@ -151,7 +205,7 @@ impl KvCache {
             if self.pool.unlock(page) > 0 {
                 continue;
             }
-            if self.tree.contains(page) {
+            if self.is_kept(page) {
                 self.num_cached += 1;
                 self.mark_used(page, self.clock);
             } else {
@@ -197,8 +251,19 @@ impl KvCache {
         result
     }
 
+    /// Whether a page stays when no table names it any more.
+    fn is_kept(&self, page: PageId) -> bool {
+        match &self.groups {
+            None => self.tree.contains(page),
+            Some(groups) => groups.is_kept(page),
+        }
+    }
+
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
-        self.tree.filled_by(page)
+        match &self.groups {
+            None => self.tree.filled_by(page),
+            Some(groups) => groups.filled_by(page),
+        }
     }
 
     /// Removes a page and all that follow it from the prefix tree, pinned or not. Tables that name
@@ -220,9 +285,14 @@ impl KvCache {
         }
     }
 
-    /// Starts a subscription to what the tree holds, beginning with what it holds now.
+    /// Starts a subscription to what the tree holds, beginning with what it holds now. With KV groups
+    /// there are no events but that of the beginning.
     pub fn watch(&mut self, salt: u64) {
         let mut watch = KvWatch::new(salt, self.pool.num_pages());
+        if self.groups.is_some() {
+            self.watch = Some(Box::new(watch));
+            return;
+        }
         for page in self.tree.whole_pages() {
             if let (Some(parent), Some(filled_by)) = (self.tree.parent(page), self.filled_by(page))
             {
@@ -252,11 +322,15 @@ impl KvCache {
         })
     }
 
-    fn evict_one(&mut self) {
+    pub(crate) fn evict_one(&mut self) {
         let (_, page) = self
             .evictable
             .pop_first()
             .expect("pages are cached, but no cached leaf is listed for eviction");
+        if self.groups.is_some() {
+            self.forget_page(page);
+            return;
+        }
         let mut evicted = core::mem::take(&mut self.evicted);
         self.unpublish(page, &mut evicted);
         evicted.clear();
@@ -276,23 +350,40 @@ impl KvCache {
                     self.pool.free(page);
                 }
             } else if !self.is_locked(page) {
-                self.evictable
-                    .remove(&(self.last_used[page.0 as usize], page));
-                self.num_cached -= 1;
-                self.pool.free(page);
+                self.free_cached(page);
             }
         }
     }
 
-    fn mark_used(&mut self, page: PageId, clock: u64) {
+    /// Frees a page that was cached and is kept no longer.
+    pub(crate) fn free_cached(&mut self, page: PageId) {
+        self.evictable
+            .remove(&(self.last_used[page.0 as usize], page));
+        self.num_cached -= 1;
+        self.pool.free(page);
+    }
+
+    pub(crate) fn mark_used(&mut self, page: PageId, clock: u64) {
+        let time = match &self.groups {
+            None => clock,
+            Some(groups) => groups.time(page, clock),
+        };
         let last_used = &mut self.last_used[page.0 as usize];
         self.evictable.remove(&(*last_used, page));
-        *last_used = clock;
+        *last_used = time;
         self.note_leaf(page);
     }
 
+    /// Whether a page can be evicted alone, if it is cached.
+    fn is_leaf(&self, page: PageId) -> bool {
+        match &self.groups {
+            None => self.tree.is_leaf(page),
+            Some(groups) => groups.is_kept(page),
+        }
+    }
+
     fn note_leaf(&mut self, page: PageId) {
-        if !self.is_locked(page) && self.tree.is_leaf(page) {
+        if !self.is_locked(page) && self.is_leaf(page) {
             self.evictable
                 .insert((self.last_used[page.0 as usize], page));
         }
@@ -319,7 +410,7 @@ impl KvCache {
         let mut num_pinned = 0;
         for page in (0..self.pool.num_pages() as u32).map(PageId) {
             let is_locked = self.is_locked(page);
-            let is_cached = !is_locked && self.tree.contains(page);
+            let is_cached = !is_locked && self.is_kept(page);
             let num_states = usize::from(is_free[page.0 as usize])
                 + usize::from(is_locked)
                 + usize::from(is_cached);
@@ -327,7 +418,7 @@ impl KvCache {
             num_cached += usize::from(is_cached);
             let is_pinned = self.is_pinned(page);
             num_pinned += usize::from(is_pinned);
-            let is_kept = is_locked && self.tree.contains(page);
+            let is_kept = is_locked && self.is_kept(page);
             assert!(
                 !is_pinned || is_kept,
                 "page {page} is pinned, but not in the tree"
@@ -335,9 +426,12 @@ impl KvCache {
             let key = (self.last_used[page.0 as usize], page);
             assert_eq!(
                 self.evictable.contains(&key),
-                is_cached && self.tree.is_leaf(page),
+                is_cached && self.is_leaf(page),
                 "page {page} is listed for eviction and no cached leaf, or the reverse"
             );
+            if self.groups.is_some() {
+                continue;
+            }
             if let (true, Some(before)) = (is_cached, self.page_before(page)) {
                 assert!(
                     self.last_used[before.0 as usize] >= key.0 || self.is_locked(before),
@@ -365,6 +459,9 @@ impl KvCache {
         let Some(watch) = &self.watch else {
             return;
         };
+        if self.groups.is_some() {
+            return;
+        }
         for page in (0..self.pool.num_pages() as u32).map(PageId) {
             let tokens = self
                 .tree

@@ -567,7 +567,7 @@ impl Pair {
 }
 
 /// A pseudorandom number below `bound`, by SplitMix64.
-fn below(state: &mut u64, bound: u64) -> u64 {
+pub(crate) fn below(state: &mut u64, bound: u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

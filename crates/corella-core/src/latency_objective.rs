@@ -4,7 +4,8 @@
 use alloc::collections::BTreeSet;
 use core::fmt;
 
-use crate::prefix_tree::PrefixMatch;
+use crate::kv_cache::FoundPrefix;
+use crate::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, RequestState};
 use crate::{
     AdmissionError, FinishReason, PrefillAdmissionPolicy, Request, RequestError, Scheduler,
@@ -76,8 +77,10 @@ impl Scheduler {
         if self.config.enable_prefix_caching {
             let tokens = &request.prompt[..request.prompt.len() - 1];
             let namespace = &request.namespace;
-            num_cached =
-                self.num_tokens_of(&self.kv.match_prefix(namespace, tokens, self.next_step));
+            let known = &mut KnownPath::default();
+            let step = self.next_step;
+            let found = self.kv.find_prefix(namespace, tokens, step, known);
+            num_cached = self.num_tokens_of(&found);
         }
         let num_tokens = num_before + request.prompt.len() as u64 - num_cached;
         let expected = Expected {
@@ -102,8 +105,8 @@ impl Scheduler {
             // only now.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
-                let matched = self.match_waiting(index, self.next_step);
-                num_cached = self.num_tokens_of(&matched);
+                let found = self.find_waiting(index, self.next_step);
+                num_cached = self.num_tokens_of(&found);
             }
             let state = &self.requests[index];
             let expected = self.expected(state, num_cached, tpot_us);
@@ -174,8 +177,8 @@ impl Scheduler {
         }
     }
 
-    fn num_tokens_of(&self, matched: &PrefixMatch) -> u64 {
-        matched.pages.len() as u64 * u64::from(self.config.page_size)
+    fn num_tokens_of(&self, found: &FoundPrefix) -> u64 {
+        found.num_pages as u64 * u64::from(self.config.page_size)
     }
 
     /// The time per output token of one more request: a decode step, times the steps until each

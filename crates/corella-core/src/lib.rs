@@ -21,6 +21,9 @@ mod departure;
 mod draft_length;
 mod feedback;
 mod follower;
+mod group_cache;
+#[cfg(test)]
+mod group_cache_model;
 mod head_room;
 mod hold;
 mod id;
@@ -29,12 +32,14 @@ mod kv_cache;
 #[cfg(test)]
 mod kv_cache_model;
 mod kv_event;
+mod kv_group;
 mod latency_objective;
 mod log_buckets;
 mod output_length;
 mod pace;
 mod page_forecast;
 mod page_pool;
+mod page_table;
 mod patience;
 mod peer;
 mod peer_table;
@@ -55,6 +60,7 @@ mod stats;
 mod step_plan;
 mod suffix_index;
 mod waiting_queue;
+mod window;
 
 pub use batch::{
     Batch, BatchOutput, InputToken, Logprobs, PageCopy, PageTableDelta, Sample, SlotStart, Span,
@@ -65,6 +71,7 @@ pub use id::{
 };
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
+pub use kv_group::KvGroup;
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use peer::{PeerFacts, ReservationId};
 pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};

@@ -18,6 +18,8 @@ pub(crate) struct PageDemand {
     pub num_held_pages: u32,
     /// Pages that the request is expected to hold when it ends, and no fewer than it holds now.
     pub num_final_pages: u32,
+    /// Those of them that do not become more with its rows, because they are behind windows.
+    pub num_window_pages: u32,
     /// Pages that others go on holding when the request ends.
     pub num_shared_pages: u32,
     /// Pages that are kept for the request by a rule that does not go by time.
@@ -42,6 +44,7 @@ pub(crate) struct Contribution {
     /// The request's rows less the turns of the clock.
     first_rows: i64,
     num_final_pages: i64,
+    num_window_pages: i64,
     num_shared_pages: i64,
     is_certain: bool,
     /// When the request has this many rows, it is counted anew.
@@ -71,6 +74,8 @@ const MARGIN_DIVISOR: u64 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct PageForecast {
     page_size: i64,
+    /// KV groups whose pages become more with the rows of a request.
+    num_growing_groups: i64,
     /// Whether pages that one request gives back count for the others. If not, the pages kept for
     /// the requests are simply added up.
     is_timed: bool,
@@ -97,6 +102,7 @@ struct Cohort {
     num_requests: i64,
     first_rows: i64,
     num_final_pages: i64,
+    num_window_pages: i64,
     num_shared_pages: i64,
 }
 
@@ -122,14 +128,16 @@ impl Cohort {
         self.num_requests += sign;
         self.first_rows += sign * request.first_rows;
         self.num_final_pages += sign * request.num_final_pages;
+        self.num_window_pages += sign * request.num_window_pages;
         self.num_shared_pages += sign * request.num_shared_pages;
     }
 }
 
 impl PageForecast {
-    pub fn new(page_size: u32, is_timed: bool) -> Self {
+    pub fn new(page_size: u32, num_growing_groups: u32, is_timed: bool) -> Self {
         Self {
             page_size: page_size.into(),
+            num_growing_groups: num_growing_groups.into(),
             is_timed,
             clock: 0,
             num_turn_rows: 0,
@@ -155,6 +163,14 @@ impl PageForecast {
         self.num_held_pages += num_pages as i64;
         if !is_certain {
             self.uncertain.num_held_pages += num_pages as i64;
+        }
+    }
+
+    /// Notes that a request has given back pages.
+    pub fn note_given_back(&mut self, num_pages: usize, is_certain: bool) {
+        self.num_held_pages -= num_pages as i64;
+        if !is_certain {
+            self.uncertain.num_held_pages -= num_pages as i64;
         }
     }
 
@@ -232,6 +248,7 @@ impl PageForecast {
             window_end: end | ((1 << window_bits) - 1),
             first_rows: i64::from(demand.num_rows) - self.clock as i64,
             num_final_pages: demand.num_final_pages.into(),
+            num_window_pages: demand.num_window_pages.into(),
             num_shared_pages: demand.num_shared_pages.into(),
             is_certain: demand.is_certain,
             max_rows: demand.num_rows + num_uncounted_rows,
@@ -298,12 +315,14 @@ impl PageForecast {
             later.num_requests -= cohort.num_requests;
             later.first_rows -= cohort.first_rows;
             later.num_final_pages -= cohort.num_final_pages;
+            later.num_window_pages -= cohort.num_window_pages;
             // On average half of a request's last page is free.
             let num_rows = later.first_rows + later.num_requests * (at as i64 + self.page_size / 2);
             // The other requests hold at most their final pages, so these hold at least the rest.
             let num_others_pages = self.total.num_final_pages - later.num_final_pages;
             let num_held_now = (self.num_held_pages - num_others_pages).max(0);
-            let num_later_pages = (num_rows / self.page_size)
+            let num_row_pages = num_rows * self.num_growing_groups / self.page_size;
+            let num_later_pages = (num_row_pages + later.num_window_pages)
                 .max(num_held_now)
                 .min(later.num_final_pages);
             let num_pages = num_later_pages + num_left_pages - self.num_held_pages;
@@ -321,7 +340,11 @@ impl PageForecast {
     pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
         let mut again = Self {
             clock: self.clock,
-            ..Self::new(self.page_size as u32, self.is_timed)
+            ..Self::new(
+                self.page_size as u32,
+                self.num_growing_groups as u32,
+                self.is_timed,
+            )
         };
         for (request, num_held_pages) in requests {
             let at = self.cohort_at(request.window_end);
@@ -356,6 +379,7 @@ mod tests {
             num_steps,
             num_held_pages: num_pages,
             num_final_pages,
+            num_window_pages: 0,
             num_shared_pages: 0,
             num_kept_pages: num_final_pages - num_pages,
             is_certain: true,
@@ -363,7 +387,7 @@ mod tests {
     }
 
     fn forecast(requests: &[(u32, u32)], is_timed: bool) -> PageForecast {
-        let mut forecast = PageForecast::new(PAGE_SIZE, is_timed);
+        let mut forecast = PageForecast::new(PAGE_SIZE, 1, is_timed);
         for &request in requests {
             forecast.add(&demand(request));
         }
@@ -428,7 +452,7 @@ mod tests {
     #[test]
     fn time_shifts_nothing() {
         for requests in loads().take(100) {
-            let mut kept = PageForecast::new(PAGE_SIZE, true);
+            let mut kept = PageForecast::new(PAGE_SIZE, 1, true);
             let count = |forecast: &mut PageForecast, request| forecast.add(&demand(request));
             let mut counted: Vec<_> = { requests.iter() }
                 .map(|&request| (request, count(&mut kept, request)))
@@ -549,7 +573,7 @@ mod tests {
             is_certain: false,
             ..demand((4, 48))
         };
-        let mut forecast = PageForecast::new(PAGE_SIZE, true);
+        let mut forecast = PageForecast::new(PAGE_SIZE, 1, true);
         forecast.add(&uncertain);
         assert_eq!(forecast.peak(), 12);
         for _ in 1..9 {

@@ -32,6 +32,13 @@ impl Scheduler {
         tokens: &[TokenId],
     ) -> Result<usize, PinError> {
         let num_pages = tokens.len() / self.config.page_size as usize;
+        if self.config.has_kv_groups() && num_pages > 0 {
+            return Err(PinError::TooMany {
+                num_pages,
+                num_pinned: 0,
+                limit: self.config.max_pinned_pages,
+            });
+        }
         let mut pages = self
             .kv
             .match_prefix(namespace, tokens, self.next_step)

@@ -25,7 +25,8 @@ const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 /// its pages.
 ///
 /// Callers name positions in the tree by page. A page knows its place, so callers need no node ids,
-/// and splitting a node does not invalidate anything that they hold.
+/// and splitting a node does not invalidate anything that they hold. With KV groups, callers number
+/// positions instead of pages (`group_cache.rs`).
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
@@ -150,6 +151,11 @@ impl PrefixTree {
             places: alloc::vec![None; num_pages as usize],
             num_insertions: 0,
         }
+    }
+
+    /// Makes room for a page whose number is the next.
+    pub fn add_page_number(&mut self) {
+        self.places.push(None);
     }
 
     /// Finds the longest match, to the token. Only pages filled before `step` lend rows.

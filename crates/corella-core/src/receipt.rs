@@ -18,6 +18,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use crate::page_table::PageTables;
 use crate::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, Stage};
 use crate::step_plan::StepPlan;
@@ -94,12 +95,17 @@ impl Scheduler {
     /// taken until [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any
     /// more.
     ///
-    /// [`AdmissionError::NoRoom`] says that another node may have room.
+    /// [`AdmissionError::NoRoom`] says that another node may have room, and
+    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
+    /// be received yet.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
+        if self.config.has_kv_groups() {
+            return Err(AdmissionError::NoDecodeNode);
+        }
         let max_tokens = self.config.check_request(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
         let index = self.insert_state(state);
@@ -130,9 +136,9 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let num_matched_pages = matched.len() as u32;
         let num_cached_rows = num_matched_pages * self.config.page_size;
-        state.table = matched;
+        state.tables = PageTables::of_one_group(matched);
         let num_left = (num_pages - num_matched_pages) as usize;
-        let has_pages = self.kv.try_allocate(num_left, &mut state.table);
+        let has_pages = self.kv.try_allocate(num_left, state.tables.only_mut());
         assert!(
             has_pages,
             "fewer pages are free than were counted for a reservation"
@@ -143,7 +149,7 @@ impl Scheduler {
         state.num_computed_tokens = num_cached_rows;
         state.num_scheduled_tokens = num_cached_rows;
         state.prefill_end = num_rows;
-        let pages = state.table.clone();
+        let pages = state.tables.only().to_vec();
         self.begin_receiving(index, deadline_us);
         self.counters.num_reservations += 1;
         Ok(Reservation {
@@ -275,7 +281,7 @@ impl Scheduler {
         self.receipts.by_deadline.remove(&(deadline_us, index));
         self.stop_counting(index);
         let state = &mut self.requests[index];
-        let pages = core::mem::take(&mut state.table);
+        let pages = state.tables.take_pages();
         self.kv.unlock_all(pages);
         state.stage = Stage::Waiting;
         state.num_computed_tokens = 0;
@@ -297,7 +303,7 @@ impl Scheduler {
         self.receipts
             .by_deadline
             .remove(&(state.receipt_deadline_us, index));
-        let pages = core::mem::take(&mut state.table);
+        let pages = state.tables.take_pages();
         state.num_computed_tokens = 0;
         state.num_published_pages = 0;
         let request = state.request.id;
@@ -337,11 +343,11 @@ impl Scheduler {
     fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];
-            let num_rows = state.table.len() as u32 * self.config.page_size;
+            let num_rows = state.tables.len() as u32 * self.config.page_size;
             if state.num_scheduled_tokens < num_rows {
                 return true;
             }
-            if self.kv.try_allocate(1, &mut state.table) {
+            if self.kv.try_allocate(1, state.tables.only_mut()) {
                 self.forecast.note_taken(1, state.is_length_known);
                 return true;
             }
@@ -372,7 +378,7 @@ impl Scheduler {
         state.prefill_end = state.num_scheduled_tokens;
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
-        plan.extend_table(state, slot, 0);
+        plan.start_tables(state, slot);
         let rank = state.rank;
         self.note_admitted(index);
         let requests = &self.requests;

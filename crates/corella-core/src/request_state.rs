@@ -4,7 +4,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
+use crate::group_cache::PlaceId;
 use crate::page_forecast::Contribution;
+use crate::page_table::PageTables;
 use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
 use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
@@ -83,13 +85,18 @@ pub(crate) struct RequestState {
 
     pub stage: Stage,
     pub slot: Option<SlotId>,
-    pub table: Vec<PageId>,
+    pub tables: PageTables,
     /// How many pages at the beginning of its table were already in the prefix tree when it took
-    /// its slot.
+    /// its slot. With KV groups, those of groups without a window.
     pub num_shared_pages: u32,
     /// How many pages at the beginning of its table are in the prefix tree, as a path from the
     /// root.
     pub num_published_pages: u32,
+    /// The places of those pages in the prefix tree, with KV groups. What is published at a place may
+    /// be another request's page of the same tokens.
+    pub path: Vec<PlaceId>,
+    /// With KV groups, the most rows that may be in flight while it prefills.
+    pub num_rows_at_once: u32,
     /// The time by which its KV must have arrived, while it is receiving.
     pub receipt_deadline_us: u64,
     /// Whether its prompt was computed on another node. It is never computed here.
@@ -186,9 +193,11 @@ impl RequestState {
             started_step: StepId(0),
             stage: Stage::Waiting,
             slot: None,
-            table: Vec::new(),
+            tables: PageTables::default(),
             num_shared_pages: 0,
             num_published_pages: 0,
+            path: Vec::new(),
+            num_rows_at_once: u32::MAX,
             receipt_deadline_us: 0,
             came_with_kv: false,
             num_spill_pages: 0,

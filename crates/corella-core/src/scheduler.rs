@@ -8,6 +8,7 @@
 //! * `scheduling_policy.rs` orders the waiting queue, and has the policies `priority` and `lpm`
 //! * `patience.rs` sees that no request is passed over for ever
 //! * `follower.rs` holds back requests whose prefix another one is computing
+//! * `window.rs` takes and gives back pages where the model has KV groups
 //! * `head_room.rs` says how many pages a request is expected to need
 //! * `latency_objective.rs` refuses or ends requests that would be too late
 //! * `speculation.rs` fills what is left of a step with drafts
@@ -123,7 +124,7 @@ impl Scheduler {
             receipts: Receipts::default(),
             holds: Holds::default(),
             spills: Spills::default(),
-            kv: KvCache::new(config.num_pages, config.page_size),
+            kv: config.new_kv_cache(),
             free_slots: (0..config.max_num_seqs).rev().map(SlotId).collect(),
             released_slots: Vec::new(),
             inflight: VecDeque::new(),
@@ -136,7 +137,11 @@ impl Scheduler {
             num_queued_requests: 0,
             num_queued_tokens: 0,
             output_lengths: OutputLengths::new(),
-            forecast: PageForecast::new(config.page_size, is_timed),
+            forecast: PageForecast::new(
+                config.page_size,
+                config.num_groups_without_window(),
+                is_timed,
+            ),
             head_room_share: config.head_room.first_share(),
             deadlines: Deadlines::default(),
             counters: SchedulerStats::default(),
@@ -253,7 +258,12 @@ impl Scheduler {
             }
         }
         self.start_arrived(&mut plan);
-        self.continue_prefills(&mut plan);
+        loop {
+            self.continue_prefills(&mut plan);
+            if !self.make_room_for_prompt(&plan) {
+                break;
+            }
+        }
         self.admit_waiting(&mut plan);
         self.fill_up_prefills(&mut plan);
         self.plan_drafts(&mut plan);
@@ -261,7 +271,7 @@ impl Scheduler {
     }
 
     /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
-    /// admission.
+    /// admission, except those behind windows.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
         let prefills = self.prefilling.clone();
         for &index in &prefills {
@@ -271,7 +281,10 @@ impl Scheduler {
             if chunk == 0 {
                 break;
             }
-            self.plan_span(index, chunk, plan);
+            let chunk = self.take_window_pages(index, chunk, plan);
+            if chunk > 0 {
+                self.plan_span(index, chunk, plan);
+            }
         }
         for index in prefills {
             // The forecast's clock has advanced, although these requests have not decoded.
@@ -287,7 +300,7 @@ impl Scheduler {
         }
         for at in 0..plan.entries.len() {
             let index = plan.entries[at].index;
-            let state = &mut self.requests[index];
+            let state = &self.requests[index];
             if !state.is_prefilling() {
                 continue;
             }
@@ -296,6 +309,11 @@ impl Scheduler {
             if num_tokens == 0 {
                 return;
             }
+            let num_tokens = self.take_window_pages(index, num_tokens, plan);
+            if num_tokens == 0 {
+                continue;
+            }
+            let state = &mut self.requests[index];
             plan.lengthen_span(at, state, num_tokens);
             self.note_prefilled(index);
             self.publish_filled_pages(index, plan.batch.step);
@@ -335,19 +353,30 @@ impl Scheduler {
         let page_size = self.config.page_size as usize;
         let state = &mut self.requests[index];
         let num_rows = state.num_scheduled_tokens.min(state.num_known_tokens());
+        if self.config.has_kv_groups() {
+            self.publish_in_groups(index, num_rows, step);
+            return self.let_go_of_published(index);
+        }
         for at in state.num_published_pages as usize..num_rows as usize / page_size {
             let parent = match at.checked_sub(1) {
-                Some(before) => Parent::Page(state.table[before]),
+                Some(before) => Parent::Page(state.tables.only()[before]),
                 None => Parent::Root(&state.request.namespace),
             };
             let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
-            let published = self.kv.publish(parent, tokens, state.table[at], step);
+            let page = state.tables.only()[at];
+            let published = self.kv.publish(parent, tokens, page, step);
             if published.is_err() {
                 // Followers will find that other page.
                 return self.let_go_of_followers(index, u32::MAX);
             }
             state.num_published_pages += 1;
         }
+        self.let_go_of_published(index);
+    }
+
+    /// Puts those followers of a request back into the queue that find all that they wait for.
+    fn let_go_of_published(&mut self, index: RequestIndex) {
+        let state = &self.requests[index];
         let num_pages = match state.is_prefilling() {
             true => state.num_published_pages,
             false => u32::MAX,

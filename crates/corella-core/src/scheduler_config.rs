@@ -2,13 +2,18 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt;
+
+use crate::KvGroup;
 
 /// Limits and policies. Fields that name no unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
     pub num_pages: u32,
     pub page_size: u32,
+    /// The model's KV groups, at least one. They take their pages from one pool.
+    pub kv_groups: Vec<KvGroup>,
     pub max_model_len: u32,
     /// The number of slots, and so of requests that hold KV at the same time.
     pub max_num_seqs: u32,
@@ -151,6 +156,7 @@ impl SchedulerConfig {
         Self {
             num_pages,
             page_size,
+            kv_groups: alloc::vec![KvGroup::default()],
             max_model_len,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
@@ -200,6 +206,7 @@ impl SchedulerConfig {
                 return Err(ConfigError(format!("{name} must be at least 1")));
             }
         }
+        self.validate_kv_groups()?;
         if self.max_inflight_steps < self.num_pipeline_stages {
             return Err(ConfigError(format!(
                 "max_inflight_steps is {}: {} pipeline stages need a step each",

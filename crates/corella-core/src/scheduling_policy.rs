@@ -3,11 +3,12 @@
 
 use core::cmp::Reverse;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::admission::{Candidate, Held, MAX_FOLLOWERS};
 use crate::page_forecast::PageForecast;
+use crate::page_table::PageTables;
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step_plan::{StepBudget, StepPlan};
 use crate::waiting_queue::WaitingRank;
@@ -159,30 +160,31 @@ impl Scheduler {
             .take_while(|(_, state)| state.rank.priority > priority)
             .filter(|(_, state)| may_go(state))
             .collect();
-        let held = victims.iter().map(|(_, state)| state.table.len());
+        let held = victims.iter().map(|(_, state)| state.tables.num_pages());
         if candidate.num_new_pages > self.kv.num_available() + held.sum::<usize>() {
             return None;
         }
-        let num_pages_won = self.num_pages_won(&victims, &candidate.matched.pages);
+        let num_pages_won = self.num_pages_won(&victims, &candidate.found.tables);
         // This step's decodes come first, and may each begin a page.
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
         let num_begun = running().filter(|(_, state)| begins_page(state)).count();
+        let num_groups = self.config.kv_groups.len();
         let nobody_gone = VictimRoom {
             num_slots: self.free_slots.len() as i64 - self.spills.num_restoring() as i64,
             num_available: self.kv.num_available(),
-            num_begun,
+            num_begun: num_begun * num_groups,
             forecast: self.forecast.clone(),
         };
         let preempt = |room: &mut VictimRoom, at: usize| {
             let state = victims[at].1;
-            let num_held_pages = state.table.len();
+            let num_held_pages = state.tables.num_pages();
             let num_kept_pages = self.num_kept_pages(state, num_held_pages as u32);
             if let Some(contribution) = &state.contribution {
                 room.forecast.remove(contribution, num_held_pages);
                 room.forecast.drop_kept_pages(num_kept_pages as usize);
             }
             room.num_available += num_pages_won[at];
-            room.num_begun -= usize::from(begins_page(state));
+            room.num_begun -= usize::from(begins_page(state)) * num_groups;
             room.num_slots += 1;
         };
         // Most attempts are in vain, so the first question is whether all would be enough.
@@ -208,11 +210,15 @@ impl Scheduler {
     fn num_pages_won(
         &self,
         victims: &[(RequestIndex, &RequestState)],
-        matched: &[PageId],
+        matched: &PageTables,
     ) -> Vec<usize> {
+        if self.config.has_kv_groups() {
+            return self.num_group_pages_won(victims, matched);
+        }
+        let matched = matched.only();
         let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
         let mut num_won = |state: &RequestState| {
-            let table = &state.table;
+            let table = state.tables.only();
             let is_same = |(left, right): &(&PageId, &PageId)| left == right;
             let same = matched.iter().zip(table).take_while(is_same);
             let num_matched = same.count();
@@ -233,6 +239,25 @@ impl Scheduler {
             table.len() - num_shared_pages + shared.filter(is_won).count()
         };
         victims.iter().map(|(_, state)| num_won(state)).collect()
+    }
+
+    /// The same with KV groups, where pages of a path may be locked in any order.
+    fn num_group_pages_won(
+        &self,
+        victims: &[(RequestIndex, &RequestState)],
+        matched: &PageTables,
+    ) -> Vec<usize> {
+        let matched: BTreeSet<_> = matched.pages().collect();
+        let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
+        let mut is_won = |page: &PageId| {
+            let num_won = num_locks_won.entry(*page).or_default();
+            *num_won += 1;
+            *num_won == self.kv.num_locks(*page) && !matched.contains(page)
+        };
+        let pages = victims.iter().map(|(_, state)| state.tables.pages());
+        pages
+            .map(|pages| pages.filter(&mut is_won).count())
+            .collect()
     }
 
     /// The budget that a starting request has once all running requests except `victims`, which are
@@ -271,10 +296,10 @@ impl Scheduler {
                 *matched_rows = Reverse(num_known);
                 continue;
             }
-            let matched = self.match_waiting(*index, plan.batch.step);
-            let num_whole = matched.pages.len() * page_size;
+            let found = self.find_waiting(*index, plan.batch.step);
+            let num_whole = found.num_pages * page_size;
             num_compared += page_size + num_whole.saturating_sub(num_known);
-            let num_copied = matched.donor.map_or(0, |(_, num_rows)| num_rows as usize);
+            let num_copied = found.donor.map_or(0, |(_, num_rows)| num_rows as usize);
             *matched_rows = Reverse(num_whole + num_copied);
         }
         by_prefix.sort_by_key(|&(matched_rows, _)| matched_rows);

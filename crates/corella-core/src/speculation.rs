@@ -251,16 +251,18 @@ impl Scheduler {
         }
         let page_size = self.config.page_size;
         let num_rows = state.num_scheduled_tokens + state.drafts.len() as u32;
-        let num_pages = (num_rows.div_ceil(page_size) as usize).saturating_sub(state.table.len());
+        let first_new = state.tables.len();
+        let num_entries = (num_rows.div_ceil(page_size) as usize).saturating_sub(first_new);
+        let num_pages = num_entries * self.config.kv_groups.len();
         if num_pages > 0 {
             let num_others_pages = self.forecast.peak().saturating_sub(num_own_pages);
             let has_pages = !plan.is_short_of_pages
                 && num_others_pages + num_pages <= self.kv.num_available()
                 && (self.waiting.len() == 0 || num_pages <= num_own_pages);
-            let first_new = state.table.len();
-            if has_pages && self.kv.try_allocate(num_pages, &mut state.table) {
+            let end = first_new + num_entries;
+            if has_pages && self.kv.try_extend(&mut state.tables, |_| end) {
                 let slot = state.slot.expect("a request in a step has no slot");
-                plan.extend_table(state, slot, first_new);
+                plan.extend_tables(state, slot, |_, _| first_new);
                 let num_kept_pages = num_pages.min(demand.num_kept_pages as usize);
                 self.forecast.drop_kept_pages(num_kept_pages);
                 self.forecast.note_taken(num_pages, state.is_length_known);

@@ -262,7 +262,7 @@ impl Scheduler {
     /// KV cannot be kept.
     pub(crate) fn reserve_spill(&mut self, index: RequestIndex) -> bool {
         let state = &mut self.requests[index];
-        let num_pages = state.table.len();
+        let num_pages = state.tables.num_pages();
         let has_room = self.spills.num_pages + num_pages <= self.config.max_spilled_pages as usize;
         // Half a prompt is quickly computed again, and exported pages stay where they are.
         if !has_room || state.is_prefilling() || state.request.exports_kv {
@@ -284,8 +284,9 @@ impl Scheduler {
         }
         debug_assert_eq!(state.num_computed_tokens, state.num_rows());
         let num_pages = state.num_computed_tokens.div_ceil(self.config.page_size);
-        let rest = state.table.split_off(num_pages as usize);
-        let pages = core::mem::replace(&mut state.table, rest);
+        let table = state.tables.only_mut();
+        let rest = table.split_off(num_pages as usize);
+        let pages = core::mem::replace(table, rest);
         let request = state.request.id;
         let spill = Spill {
             stage: SpillStage::Storing,
@@ -351,8 +352,8 @@ impl Scheduler {
         let spill = self.spills.by_request.get_mut(&request);
         let spill = spill.expect("a stored request has a record");
         spill.stage = SpillStage::Restoring;
-        let first_page = candidate.matched.pages.len();
-        let pages = &state.table[first_page..spill.num_pages as usize];
+        let first_page = candidate.found.num_pages;
+        let pages = &state.tables.only()[first_page..spill.num_pages as usize];
         self.spills.tasks.push_back(SpillTask::Restore {
             request,
             first_page: first_page as u32,

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::admission::AdmissionRound;
+use crate::page_table::PageTable;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
@@ -105,16 +106,33 @@ impl StepPlan {
         self.batch.started.push(start);
     }
 
-    /// Announces the pages of a request's table from entry `first` on.
-    pub fn extend_table(&mut self, state: &RequestState, slot: SlotId, first: usize) {
-        let start = self.batch.pages.len() as u32;
-        self.batch.pages.extend(&state.table[first..]);
-        self.batch.tables.push(PageTableDelta {
-            slot,
-            group: KvGroupId(0),
-            first: first as u32,
-            pages: start..self.batch.pages.len() as u32,
-        });
+    /// Announces the page tables of a request that takes a slot.
+    pub fn start_tables(&mut self, state: &RequestState, slot: SlotId) {
+        self.extend_tables(state, slot, |_, table| table.num_gone);
+    }
+
+    /// Announces the pages of a request's tables from the entry on that `first` says.
+    pub fn extend_tables(
+        &mut self,
+        state: &RequestState,
+        slot: SlotId,
+        first: impl Fn(usize, &PageTable) -> usize,
+    ) {
+        for (group, table) in state.tables.iter().enumerate() {
+            let first = first(group, table);
+            if first >= table.len() {
+                continue;
+            }
+            let start = self.batch.pages.len() as u32;
+            let pages = &table.pages[first - table.num_gone..];
+            self.batch.pages.extend(pages);
+            self.batch.tables.push(PageTableDelta {
+                slot,
+                group: KvGroupId(group as u8),
+                first: first as u32,
+                pages: start..self.batch.pages.len() as u32,
+            });
+        }
     }
 
     pub fn copy_rows(&mut self, copy: PageCopy) {

@@ -8,6 +8,7 @@
 //! ```text
 //! config pages=16 page=4 budget=10   the limits, before anything else; show=pages also prints
 //!                                    what happens to pages
+//! config groups=full,w8              two KV groups, the second with a window of 8 positions
 //! add a prompt=12 max=4              request a, with a prompt of 12 tokens that no other has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1 and c2 of one call
@@ -48,7 +49,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact,
+    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
     LatencyObjectives, LostKv, Namespace, PageId, PrefillAdmissionPolicy, Request, RequestId,
     Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span,
     Speculation, SpillTask, StoppingCriteria, TokenId,
@@ -147,6 +148,13 @@ impl World {
             match key {
                 "pages" => config.num_pages = number(),
                 "page" => config.page_size = number(),
+                "groups" => {
+                    let group = |word: &str| KvGroup {
+                        window: word.strip_prefix('w').map(|window| window.parse().unwrap()),
+                    };
+                    config.kv_groups = value.split(',').map(group).collect();
+                    config.max_held_pages = 0;
+                }
                 "context" => config.max_model_len = number(),
                 "seqs" => config.max_num_seqs = number(),
                 "budget" => config.max_num_batched_tokens = number(),
@@ -583,8 +591,12 @@ impl World {
             let name = &self.names[&self.slots[&delta.slot]];
             let pages = batch.delta_pages(delta).iter();
             let pages: Vec<_> = pages.map(|page| page.to_string()).collect();
+            let group = match delta.group.0 {
+                0 => String::new(),
+                group => format!(" group {group}"),
+            };
             self.say(&format!(
-                "  table {name}[{}..] = {}",
+                "  table {name}{group}[{}..] = {}",
                 delta.first,
                 pages.join(" ")
             ));

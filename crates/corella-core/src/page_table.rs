@@ -1,0 +1,107 @@
+//! The page tables of a request: one for each KV group.
+
+use alloc::vec::Vec;
+
+use crate::PageId;
+
+/// The pages of one group, in order of their positions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PageTable {
+    /// Entries at the beginning that the request has given back, or never had, because they are
+    /// behind the group's window.
+    pub num_gone: usize,
+    /// The entries behind those.
+    pub pages: Vec<PageId>,
+}
+
+impl PageTable {
+    /// The number of entries, including those that are gone.
+    pub fn len(&self) -> usize {
+        self.num_gone + self.pages.len()
+    }
+
+    pub fn page(&self, at: usize) -> Option<PageId> {
+        self.pages.get(at.checked_sub(self.num_gone)?).copied()
+    }
+}
+
+/// The table of the first group stands apart, so that a model with one group needs no list of
+/// tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PageTables {
+    first: PageTable,
+    others: Vec<PageTable>,
+}
+
+impl PageTables {
+    pub fn new(num_groups: usize) -> Self {
+        Self {
+            first: PageTable::default(),
+            others: alloc::vec![PageTable::default(); num_groups - 1],
+        }
+    }
+
+    /// The tables of a model with one group.
+    pub fn of_one_group(pages: Vec<PageId>) -> Self {
+        let first = PageTable { num_gone: 0, pages };
+        Self {
+            first,
+            others: Vec::new(),
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &PageTable> {
+        core::iter::once(&self.first).chain(&self.others)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut PageTable> {
+        core::iter::once(&mut self.first).chain(&mut self.others)
+    }
+
+    pub fn num_groups(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// The pages of the only group.
+    pub fn only(&self) -> &[PageId] {
+        debug_assert!(self.others.is_empty() && self.first.num_gone == 0);
+        &self.first.pages
+    }
+
+    pub fn only_mut(&mut self) -> &mut Vec<PageId> {
+        debug_assert!(self.others.is_empty() && self.first.num_gone == 0);
+        &mut self.first.pages
+    }
+
+    /// All pages that the tables name.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.iter().flat_map(|table| &table.pages).copied()
+    }
+
+    /// The number of pages that the tables name.
+    pub fn num_pages(&self) -> usize {
+        let others = self.others.iter().map(|table| table.pages.len());
+        self.first.pages.len() + others.sum::<usize>()
+    }
+
+    /// The number of entries that all tables have. Those of groups with a window are shorter than
+    /// the others while a prompt is being read.
+    pub fn len(&self) -> usize {
+        let others = self.others.iter().map(PageTable::len);
+        others.fold(self.first.len(), usize::min)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.num_pages() == 0
+    }
+
+    /// Empties the tables and returns the pages that they named.
+    pub fn take_pages(&mut self) -> Vec<PageId> {
+        for table in &mut self.others {
+            self.first.pages.append(&mut table.pages);
+            table.num_gone = 0;
+        }
+        self.first.num_gone = 0;
+        core::mem::take(&mut self.first.pages)
+    }
+}
