@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use corella_core::{Batch, KvGroupId, PageId, SlotId, Span, StepId};
+use corella_core::{Batch, KvGroup, KvGroupId, PageId, SlotId, Span, StepId};
 
 /// What the batches so far have claimed, and which of their steps have not returned.
 pub struct BatchCheck {
     page_size: usize,
+    groups: Vec<KvGroup>,
     num_starts: u64,
     slots: BTreeMap<SlotId, Tenancy>,
     unfinished: VecDeque<UnfinishedStep>,
@@ -33,9 +34,10 @@ struct UnfinishedStep {
 }
 
 impl BatchCheck {
-    pub fn new(page_size: u32) -> Self {
+    pub fn new(page_size: u32, groups: &[KvGroup]) -> Self {
         Self {
             page_size: page_size as usize,
+            groups: groups.to_vec(),
             num_starts: 0,
             slots: BTreeMap::new(),
             unfinished: VecDeque::new(),
@@ -52,7 +54,7 @@ impl BatchCheck {
             .and_then(|()| self.check_spans(batch));
         let read = batch.spans.iter().filter_map(|span| {
             let slot = self.slots.get(&span.slot)?;
-            Some(slot.pages_read().map(|page| (page, slot.start)))
+            Some(self.pages_read(span, slot).map(|page| (page, slot.start)))
         });
         let step = UnfinishedStep {
             step: batch.step,
@@ -157,6 +159,20 @@ impl BatchCheck {
         Ok(())
     }
 
+    /// The pages that a span reads: of each group, those that its window reaches.
+    fn pages_read<'a>(
+        &'a self,
+        span: &Span,
+        slot: &'a Tenancy,
+    ) -> impl Iterator<Item = PageId> + 'a {
+        let (start, page_size) = (span.start, self.page_size as u32);
+        slot.tables.iter().flat_map(move |(group, table)| {
+            let group = self.groups.get(group.0 as usize).copied();
+            let first = group.unwrap_or_default().first_page_read(start, page_size);
+            table.iter().skip(first as usize).copied().flatten()
+        })
+    }
+
     /// Checks that no unfinished step reads a page that is written, but for those of the writer.
     fn check_fence(&self, page: PageId, writer: Option<u64>) -> Result<(), String> {
         for step in &self.unfinished {
@@ -167,13 +183,6 @@ impl BatchCheck {
             }
         }
         Ok(())
-    }
-}
-
-impl Tenancy {
-    /// The pages that the slot's spans read.
-    fn pages_read(&self) -> impl Iterator<Item = PageId> + '_ {
-        self.tables.values().flatten().copied().flatten()
     }
 }
 
@@ -193,7 +202,7 @@ mod tests {
 
     /// Two slots that share page 0 and have a page of their own, each in an unfinished step.
     fn two_steps() -> (BatchCheck, BatchBuilder) {
-        let mut check = BatchCheck::new(4);
+        let mut check = BatchCheck::new(4, &[KvGroup::default()]);
         let mut batch = BatchBuilder::new(0);
         for slot in [0, 1] {
             batch
@@ -283,5 +292,28 @@ mod tests {
         check.submit(&batch.build()).unwrap();
         check.end_step();
         assert!(check.check_write(PageId(1)).is_ok());
+    }
+
+    #[test]
+    fn pages_behind_a_window_are_anybodys() {
+        let groups = [KvGroup { window: Some(3) }];
+        let mut check = BatchCheck::new(4, &groups);
+        let mut batch = BatchBuilder::new(0);
+        batch
+            .start(0, 8, &GREEDY)
+            .pages(0, 0, &[0, 1, 2])
+            .span(0, 0, &[1; 9], true);
+        check.submit(&batch.build()).unwrap();
+        check.end_step();
+        // The query at position 9 reads from position 7 on, and that at 10 from 8 on.
+        batch.span(0, 9, &[1], true);
+        check.submit(&batch.build()).unwrap();
+        assert!(check.check_write(PageId(0)).is_ok());
+        assert!(check.check_write(PageId(1)).is_err());
+        check.end_step();
+        batch.span(0, 10, &[1], true);
+        check.submit(&batch.build()).unwrap();
+        assert!(check.check_write(PageId(1)).is_ok());
+        assert!(check.check_write(PageId(2)).is_err());
     }
 }

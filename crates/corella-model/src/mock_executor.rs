@@ -66,7 +66,7 @@ impl MockExecutor {
             kv: Arc::new(MockKv::new(&config)),
             slots: Vec::new(),
             inflight: VecDeque::new(),
-            check: BatchCheck::new(config.page_size),
+            check: BatchCheck::new(config.page_size, &[KvGroup::default()]),
             clock: StepClock::start(),
             lost: false,
             logits: Vec::new(),

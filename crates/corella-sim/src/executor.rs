@@ -1,7 +1,7 @@
 //! An executor that computes nothing and distrusts every batch.
 //!
-//! A row of a page holds a hash of its namespace and of all tokens up to it, and a drawn token is a
-//! function of the rows that its span can see. If a span reads a row that holds anything but its
+//! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn
+//! token is a function of the rows that its span can see: in each KV group, those behind its window. If a span reads a row that holds anything but its
 //! own history, a real model would draw another token than in a lone run, so the executor panics.
 //! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
 //! not emit it. What steps in flight forbid is checked as the mock executor does (`BatchCheck`).
@@ -28,16 +28,22 @@ pub struct CheckingExecutor {
     /// The hash that precedes each request's first row.
     roots: BTreeMap<RequestId, u64>,
     pages: Vec<Vec<Row>>,
+    /// The start of the slot that wrote to each page last.
+    writers: Vec<u64>,
     slots: BTreeMap<SlotId, Slot>,
     drawn: BTreeMap<(StepId, SlotId), TokenId>,
     check: BatchCheck,
+    num_started: u64,
     inflight: VecDeque<Inflight>,
 }
 
 struct Slot {
+    /// The number of this start, among all starts of slots.
+    start: u64,
     request: RequestId,
     root: Row,
-    table: Vec<PageId>,
+    /// The page table of each KV group. Entries that were never given are behind its window.
+    tables: Vec<Vec<Option<PageId>>>,
     /// The hash after each token of the history.
     history: Vec<Row>,
     num_cached_tokens: usize,
@@ -68,9 +74,11 @@ impl CheckingExecutor {
             alphabet,
             roots,
             pages: vec![page; config.num_pages as usize],
+            writers: vec![0; config.num_pages as usize],
             slots: BTreeMap::new(),
             drawn: BTreeMap::new(),
-            check: BatchCheck::new(config.page_size),
+            check: BatchCheck::new(config.page_size, &config.kv_groups),
+            num_started: 0,
             inflight: VecDeque::new(),
         }
     }
@@ -210,15 +218,17 @@ impl CheckingExecutor {
                 row
             });
             let slot = Slot {
+                start: self.num_started,
                 request: start.request,
                 root,
-                table: Vec::new(),
+                tables: vec![Vec::new(); self.config.kv_groups.len()],
                 history: history.collect(),
                 num_cached_tokens: start.cached_tokens.len(),
                 num_prompt_tokens: start.num_prompt_tokens as usize,
                 min_tokens: start.min_tokens as usize,
                 masked: start.masked_until_min_tokens.clone(),
             };
+            self.num_started += 1;
             self.slots.insert(start.slot, slot);
         }
     }
@@ -229,12 +239,17 @@ impl CheckingExecutor {
                 .slots
                 .get_mut(&delta.slot)
                 .expect("a page table changes whose slot was never started");
+            let group = delta.group.0 as usize;
+            let table = &mut slot.tables[group];
+            if table.is_empty() && self.config.kv_groups[group].window.is_some() {
+                table.resize(delta.first as usize, None);
+            }
             assert_eq!(
-                slot.table.len(),
+                table.len(),
                 delta.first as usize,
                 "a page table changes other than by growing"
             );
-            slot.table.extend(batch.delta_pages(delta));
+            table.extend(batch.delta_pages(delta).iter().copied().map(Some));
         }
     }
 
@@ -249,6 +264,7 @@ impl CheckingExecutor {
 
     fn write_span(&mut self, batch: &Batch, span: &Span, fails: bool) {
         let slot = &self.slots[&span.slot];
+        let start = slot.start;
         assert_eq!(
             span.start as usize,
             slot.history.len(),
@@ -271,9 +287,13 @@ impl CheckingExecutor {
             let position = slot.history.len();
             slot.history.push(row);
             let page_size = self.config.page_size as usize;
-            let page = slot.table[position / page_size];
+            let pages = slot.pages_of(position / page_size);
             let at = position % page_size;
-            self.pages[page.0 as usize][at] = if fails { None } else { row };
+            for (group, page) in pages.into_iter().enumerate() {
+                let row = in_group(row, group);
+                self.pages[page.0 as usize][at] = if fails { None } else { row };
+                self.writers[page.0 as usize] = start;
+            }
         }
     }
 
@@ -281,8 +301,14 @@ impl CheckingExecutor {
         let slot = &self.slots[&slot];
         let page_size = self.config.page_size as usize;
         for position in slot.num_cached_tokens..slot.history.len() {
-            let page = slot.table[position / page_size];
-            self.pages[page.0 as usize][position % page_size] = None;
+            let pages = slot
+                .tables
+                .iter()
+                .filter_map(|table| table[position / page_size]);
+            // A page that fell out of a window may be somebody else's by now.
+            for page in pages.filter(|page| self.writers[page.0 as usize] == slot.start) {
+                self.pages[page.0 as usize][position % page_size] = None;
+            }
         }
     }
 
@@ -296,8 +322,9 @@ impl CheckingExecutor {
         let num_rejected = span.num_drafts as usize + 1 - num_drawn;
         let num_tokens = slot.history.len() - num_rejected;
         for position in num_tokens..slot.history.len() {
-            let page = slot.table[position / page_size];
-            self.pages[page.0 as usize][position % page_size] = None;
+            for page in slot.pages_of(position / page_size) {
+                self.pages[page.0 as usize][position % page_size] = None;
+            }
         }
         slot.history.truncate(num_tokens);
     }
@@ -307,32 +334,37 @@ impl CheckingExecutor {
     fn attend(&self, batch: &Batch, span: &Span) -> Vec<TokenId> {
         let history = &self.slots[&span.slot].history;
         let mut num_tokens = history.len() - span.num_drafts as usize;
-        let mut drawn = vec![self.draw_behind(span.slot, num_tokens)];
+        let mut drawn = vec![self.draw_behind(span, num_tokens)];
         for draft in batch.span_drafts(span) {
             if drawn.last().copied().map(InputToken::Known) != Some(*draft) {
                 break;
             }
             num_tokens += 1;
-            drawn.push(self.draw_behind(span.slot, num_tokens));
+            drawn.push(self.draw_behind(span, num_tokens));
         }
         drawn
     }
 
-    fn draw_behind(&self, slot: SlotId, num_tokens: usize) -> TokenId {
-        let slot = &self.slots[&slot];
+    fn draw_behind(&self, span: &Span, num_tokens: usize) -> TokenId {
+        let slot = &self.slots[&span.slot];
         let page_size = self.config.page_size as usize;
         let history = &slot.history[..num_tokens];
-        let mut is_defined = true;
-        for (position, &expected) in history.iter().enumerate() {
-            let page = slot.table[position / page_size];
-            let row = self.pages[page.0 as usize][position % page_size];
-            match (row, expected) {
-                (Some(row), Some(expected)) => assert_eq!(
-                    row, expected,
-                    "request {} reads a foreign row at position {position}, page {page}",
-                    slot.request
-                ),
-                _ => is_defined = false,
+        // What the span reads may go back to rows that were undefined and have been given up.
+        let mut is_defined = history.last().is_some_and(Option::is_some);
+        for (group, kv_group) in self.config.kv_groups.iter().enumerate() {
+            let first = kv_group.first_row_read(span.start) as usize;
+            for (position, &expected) in history.iter().enumerate().skip(first) {
+                let page = slot.page(group, position / page_size);
+                let row = self.pages[page.0 as usize][position % page_size];
+                match (row, in_group(expected, group)) {
+                    (Some(row), Some(expected)) => assert_eq!(
+                        row, expected,
+                        "request {} reads a foreign row at position {position}, page {page} of \
+                         group {group}",
+                        slot.request
+                    ),
+                    _ => is_defined = false,
+                }
             }
         }
         if !is_defined {
@@ -347,6 +379,27 @@ impl CheckingExecutor {
         };
         draw(last, self.alphabet, masked)
     }
+}
+
+impl Slot {
+    fn page(&self, group: usize, at: usize) -> PageId {
+        let page = self.tables[group].get(at).copied().flatten();
+        page.unwrap_or_else(|| {
+            let request = self.request;
+            panic!("request {request} has no page {at} in group {group} within its window")
+        })
+    }
+
+    /// The pages of all groups at one entry of the tables.
+    fn pages_of(&self, at: usize) -> Vec<PageId> {
+        let groups = 0..self.tables.len();
+        groups.map(|group| self.page(group, at)).collect()
+    }
+}
+
+/// The row of a group: groups have different layers.
+fn in_group(row: Row, group: usize) -> Row {
+    row.map(|row| row.wrapping_add(group as u64))
 }
 
 /// The hash before the first row of a namespace. An adapter changes the rows of equal tokens. A

@@ -1,7 +1,7 @@
 //! The load of one run, made from a seed.
 
 use corella_core::{
-    FinishReason, HeadRoom, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request,
+    FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request,
     RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria,
     TokenId,
 };
@@ -164,6 +164,10 @@ impl Writer {
         };
         if spill.once_in(2) {
             config.max_spilled_pages = 1 + spill.below(2 * u64::from(config.num_pages)) as u32;
+        }
+        let mut groups = Random(seed ^ 0x6709);
+        if groups.once_in(3) {
+            split_layers(&mut config, &mut groups);
         }
         let traffic = random.pick(&[
             Traffic::Steady,
@@ -336,9 +340,13 @@ impl Writer {
     /// The number of rows that one request can fill.
     fn max_len(&self) -> u64 {
         let config = &self.config;
+        let has_no_window = |group: &KvGroup| group.window.is_none();
+        let num_growing_groups = config.kv_groups.iter().filter(|group| has_no_window(group));
+        let num_rows = config.num_pages * config.page_size;
+        let num_rows = num_rows.checked_div(num_growing_groups.count() as u32);
         config
             .max_model_len
-            .min(config.num_pages * config.page_size)
+            .min(num_rows.unwrap_or(u32::MAX))
             .into()
     }
 
@@ -435,6 +443,21 @@ fn roomy_config(random: &mut Random) -> SchedulerConfig {
     config.long_prefill_token_threshold = random.pick(&[0, 0, 8, 32]);
     vary(&mut config, random);
     config
+}
+
+/// Gives the model one to three KV groups, most of them with windows. There are as many more pages,
+/// and what groups do not have yet is off.
+fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
+    let num_groups = 1 + random.below(3) as u32;
+    let max_window = u64::from(config.page_size) * 6;
+    let groups = (0..num_groups).map(|_| KvGroup {
+        window: (!random.once_in(3)).then(|| 1 + random.below(max_window) as u32),
+    });
+    config.kv_groups = groups.collect();
+    config.num_pages *= num_groups;
+    config.max_held_pages = 0;
+    config.max_spilled_pages = 0;
+    config.max_pinned_pages = 0;
 }
 
 fn vary(config: &mut SchedulerConfig, random: &mut Random) {

@@ -176,6 +176,9 @@ impl<'a> Simulation<'a> {
         }
         let stats = self.scheduler.stats();
         self.totals.take_stats(&stats);
+        if self.load.config.has_kv_groups() {
+            self.totals.num_window_hit_tokens = stats.num_prefix_hit_tokens;
+        }
         self.totals.num_events = self.num_events;
         self.totals.num_failed_copies = self.host.num_failed();
         if !self.host.is_empty() || stats.num_spilled_pages > 0 {

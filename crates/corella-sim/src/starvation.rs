@@ -175,7 +175,8 @@ impl Checker for NoStarvation {
         let bound = num_round_steps + self.config.max_inflight_steps as usize;
         // Without a free page some requests must wait for others to leave; nothing is admitted
         // meanwhile.
-        let has_pages = step.stats.num_free_pages + step.stats.num_cached_pages > 0;
+        let num_available = step.stats.num_free_pages + step.stats.num_cached_pages;
+        let has_pages = num_available >= self.config.kv_groups.len();
         for (id, waiting) in &mut self.requests {
             if in_step.contains(id) || !has_pages {
                 waiting.num_missed_steps = 0;

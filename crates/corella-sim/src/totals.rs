@@ -26,6 +26,8 @@ pub struct Totals {
     pub num_failed_copies: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
+    /// Those behind windows.
+    pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
     pub num_resets: u64,
     pub num_kv_events: u64,
@@ -61,6 +63,7 @@ impl Totals {
         self.num_failed_copies += run.num_failed_copies;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
+        self.num_window_hit_tokens += run.num_window_hit_tokens;
         self.num_row_copies += run.num_row_copies;
         self.num_resets += run.num_resets;
         self.num_kv_events += run.num_kv_events;
@@ -115,6 +118,7 @@ impl Totals {
             ),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
+            ("prefix hits behind windows", self.num_window_hit_tokens),
             ("row copies", self.num_row_copies),
             ("cache resets", self.num_resets),
             ("KV events", self.num_kv_events),
