@@ -411,6 +411,7 @@ impl Scheduler {
 
     /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
     /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
+    /// With KV groups there are no events of pages yet.
     pub fn watch_kv(&mut self, salt: u64) {
         self.kv.watch(salt);
     }

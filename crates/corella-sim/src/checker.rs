@@ -12,6 +12,7 @@ use crate::lateness::Lateness;
 use crate::load::{Answer, Load, NEVER};
 use crate::starvation::NoStarvation;
 use crate::step_budget::{Drafts, StepLimits};
+use crate::window_bound::WindowBound;
 
 pub type Verdict = Result<(), String>;
 
@@ -75,6 +76,7 @@ pub fn all(load: &Load) -> Vec<Box<dyn Checker>> {
         Box::new(StepLimits::new(load)),
         Box::new(Drafts::new(load)),
         Box::new(Lateness::new(load)),
+        Box::new(WindowBound::new(load)),
     ]
 }
 

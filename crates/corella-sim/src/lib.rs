@@ -18,6 +18,7 @@ mod simulation;
 mod starvation;
 mod step_budget;
 mod totals;
+mod window_bound;
 
 pub use load::{Load, Station};
 pub use pair::{PairLoad, PairTotals, simulate_pair};

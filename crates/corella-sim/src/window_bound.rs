@@ -1,0 +1,65 @@
+//! Checks that pages which fell out of a window are given back.
+
+use std::collections::BTreeMap;
+
+use corella_core::{RequestId, SchedulerConfig};
+
+use crate::checker::{Checker, Planned, Verdict, ensure};
+use crate::load::{Answer, Load};
+
+/// Requests hold no more pages than their windows and the rows in flight reach over, however long
+/// they have become.
+pub struct WindowBound {
+    config: SchedulerConfig,
+    /// The tokens that each request has in the end.
+    lengths: BTreeMap<RequestId, u32>,
+}
+
+impl WindowBound {
+    pub fn new(load: &Load) -> Self {
+        Self {
+            config: load.config.clone(),
+            lengths: BTreeMap::new(),
+        }
+    }
+
+    /// The pages that a request with `num_rows` rows holds at most.
+    fn num_pages(&self, num_rows: u32) -> usize {
+        let config = &self.config;
+        let num_step_rows = match config.enable_chunked_prefill {
+            true => config.max_prefill_tokens.max(1 + config.max_draft_tokens),
+            false => num_rows,
+        };
+        // What a step has computed counts as in flight until it has returned.
+        let num_rows_at_once = num_step_rows.saturating_mul(config.max_inflight_steps);
+        let groups = config.kv_groups.iter();
+        let num_pages = groups.map(|group| {
+            let num_rows = num_rows + config.max_draft_tokens;
+            group.num_pages(num_rows, num_rows_at_once, config.page_size) as usize
+        });
+        num_pages.sum()
+    }
+}
+
+impl Checker for WindowBound {
+    fn rule(&self) -> &'static str {
+        "what fell out of a window is given back"
+    }
+
+    fn queued(&mut self, answer: &Answer) {
+        let num_tokens = answer.request.prompt.len() + answer.output.len();
+        self.lengths.insert(answer.request.id, num_tokens as u32);
+    }
+
+    fn planned(&mut self, step: &Planned<'_>) -> Verdict {
+        if !self.config.has_kv_groups() {
+            return Ok(());
+        }
+        let holders = step.slots.values();
+        let bound: usize = holders.map(|id| self.num_pages(self.lengths[id])).sum();
+        let num_pages = step.stats.num_in_use_pages;
+        ensure(num_pages <= bound, || {
+            format!("{num_pages} pages are in use, of which windows allow {bound}")
+        })
+    }
+}
