@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, KvGroup, StepId, TokenId};
 use corella_model::{
     DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
     KvPages, StepWaker, TokenMask, WeightFormat,
@@ -110,6 +110,7 @@ impl CpuExecutor {
             page_size: config.page_size,
             format: config.kv_format,
             page_bytes: kv_page_bytes(&spec, config.page_size, config.kv_format),
+            groups: vec![KvGroup::default()],
         };
         let limits = SlotLimits {
             max_num_seqs: config.max_num_seqs,

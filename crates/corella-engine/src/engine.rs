@@ -103,6 +103,12 @@ impl Engine {
                 page_size: limits.page_size,
             });
         }
+        if layout.groups != limits.kv_groups {
+            return Err(EngineError::Config(ConfigError(format!(
+                "kv_groups are {:?}, and the executor has {:?}",
+                limits.kv_groups, layout.groups
+            ))));
+        }
         let is_drafting = matches!(limits.speculation, Speculation::Draft { .. });
         if is_drafting != draft_model.is_some() {
             return Err(EngineError::Config(ConfigError(

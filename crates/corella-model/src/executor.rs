@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use corella_core::{Batch, BatchOutput, SlotId, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId, TokenId};
 
 use crate::{KvFormat, KvPages};
 
@@ -73,6 +73,11 @@ pub struct KvLayout {
     pub format: KvFormat,
     /// K and V of all layers, with their scales.
     pub page_bytes: usize,
+    /// The groups of layers that have page tables of their own. The scheduler must have the same. A
+    /// batch's table of a group without a window has no gaps. Behind a window, the entries before
+    /// those that a slot starts with are never given, and those that coming queries do not read may
+    /// be other requests' pages by then: an executor reads neither.
+    pub groups: Vec<KvGroup>,
 }
 
 /// For the start-up line and `/version`.

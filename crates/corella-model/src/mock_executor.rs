@@ -1,17 +1,17 @@
 //! An executor without a model that is honest about KV: what it draws depends on the whole
 //! history of a slot, and it reads that history back through the slot's pages.
 //!
-//! A row of a page records its token, its position and a hash of everything before it. A
-//! span that finds another row than its history calls for fails its step and says which, so
-//! wrong page handling cannot go unnoticed. The batch is checked just as strictly, also against the
-//! steps that have not returned (`batch_check.rs`).
+//! A row of a page records its token, its position and a hash of everything before it, and each KV
+//! group has rows of its own. A span that finds another row within a group's window than its history
+//! calls for fails its step and says which, so wrong page handling cannot go unnoticed. The batch is
+//! checked just as strictly, also against the steps that have not returned (`batch_check.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use corella_core::{
-    Batch, BatchOutput, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, Sample, SlotId,
+    Batch, BatchOutput, InputToken, KvGroup, PageCopy, PageId, PageTableDelta, Sample, SlotId,
     SlotStart, Span, StepId, TokenId,
 };
 
@@ -54,7 +54,8 @@ struct Begun {
 
 struct Slot {
     sequence: Sequence,
-    table: Vec<PageId>,
+    /// The page table of each KV group. Entries that were never given are behind its window.
+    tables: Vec<Vec<Option<PageId>>>,
     drawn: Option<(StepId, TokenId)>,
     /// Holds results of a failed step.
     undefined: bool,
@@ -66,7 +67,7 @@ impl MockExecutor {
             kv: Arc::new(MockKv::new(&config)),
             slots: Vec::new(),
             inflight: VecDeque::new(),
-            check: BatchCheck::new(config.page_size, &[KvGroup::default()]),
+            check: BatchCheck::new(config.page_size, &config.kv_groups),
             clock: StepClock::start(),
             lost: false,
             logits: Vec::new(),
@@ -116,7 +117,7 @@ impl MockExecutor {
         }
         self.slots[index] = Some(Slot {
             sequence: Sequence::new(&self.config, start.clone()),
-            table: Vec::new(),
+            tables: vec![Vec::new(); self.config.kv_groups.len()],
             drawn: None,
             undefined: false,
         });
@@ -124,16 +125,23 @@ impl MockExecutor {
     }
 
     fn update_table(&mut self, delta: &PageTableDelta, pages: &[PageId]) -> Result<(), String> {
-        let PageTableDelta { slot, first, .. } = *delta;
-        if delta.group != KvGroupId(0) {
-            return Err(format!("slot {slot} has no KV group {}", delta.group));
-        }
+        let PageTableDelta {
+            slot, group, first, ..
+        } = *delta;
+        let group = group.0 as usize;
+        let Some(KvGroup { window }) = self.config.kv_groups.get(group) else {
+            return Err(format!("slot {slot} has no KV group {group}"));
+        };
         if let Some(page) = pages.iter().find(|page| page.0 >= self.config.num_pages) {
             return Err(format!(
                 "slot {slot} is given page {page}, which does not exist"
             ));
         }
-        let table = &mut slot_mut(&mut self.slots, slot)?.table;
+        let table = &mut slot_mut(&mut self.slots, slot)?.tables[group];
+        if table.is_empty() && window.is_some() {
+            // The slot starts with cached tokens, and the pages before these are never read.
+            table.resize(first as usize, None);
+        }
         if first as usize > table.len() {
             return Err(format!(
                 "slot {slot} is given entry {first} of a page table of {}",
@@ -143,9 +151,9 @@ impl MockExecutor {
         for (offset, &page) in pages.iter().enumerate() {
             let entry = first as usize + offset;
             if entry < table.len() {
-                table[entry] = page;
+                table[entry] = Some(page);
             } else {
-                table.push(page);
+                table.push(Some(page));
             }
         }
         Ok(())
@@ -352,21 +360,40 @@ impl MockExecutor {
                 chain: slot.sequence.chains[position],
             };
             let row = if slot.undefined { Row::UNDEFINED } else { row };
-            rows.push((row_index(slot, position, self.config.page_size)?, row));
+            for group in 0..self.config.kv_groups.len() {
+                let index = row_index(slot, group, position, self.config.page_size)?;
+                rows.push((index, row.in_group(group)));
+            }
         }
         Ok(())
     }
 
     /// Reads every row up to the end of the span.
     fn attend(&mut self, span: &Span, len: usize, precedes_bad_news: bool) -> Result<(), String> {
+        for group in 0..self.config.kv_groups.len() {
+            self.attend_in_group(group, span, len, precedes_bad_news)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the rows of a group that are behind its window for any position of the span.
+    fn attend_in_group(
+        &mut self,
+        group: usize,
+        span: &Span,
+        len: usize,
+        precedes_bad_news: bool,
+    ) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
-        for position in 0..span.start as usize + len {
-            let index = row_index(slot, position, self.config.page_size)?;
+        let first = self.config.kv_groups[group].first_row_read(span.start) as usize;
+        for position in first..span.start as usize + len {
+            let index = row_index(slot, group, position, self.config.page_size)?;
             let expected = Row {
                 position: position as u32,
                 token: slot.sequence.tokens[position],
                 chain: slot.sequence.chains[position],
             };
+            let expected = expected.in_group(group);
             let is_other = |&(layer, row): &(usize, Row)| row != expected.in_layer(layer);
             let layers = 0..self.kv.num_layers();
             let mut rows = layers.map(|layer| (layer, self.kv.load(layer, index)));
@@ -382,8 +409,8 @@ impl MockExecutor {
                      layer {layer}, which {}",
                     span.slot,
                     expected.token,
-                    position % size,
-                    slot.table[position / size],
+                    index % size,
+                    index / size,
                     row.describe()
                 ));
             }
@@ -424,8 +451,10 @@ impl MockExecutor {
         }
         let slot = slot_mut(&mut self.slots, span.slot)?;
         for position in num_tokens..end {
-            let index = row_index(slot, position, self.config.page_size)?;
-            self.kv.store_in_all_layers(index, Row::REJECTED);
+            for group in 0..self.config.kv_groups.len() {
+                let index = row_index(slot, group, position, self.config.page_size)?;
+                self.kv.store_in_all_layers(index, Row::REJECTED);
+            }
         }
         slot.sequence.truncate(num_tokens);
         Ok(())
@@ -447,7 +476,7 @@ impl MockExecutor {
                 logprobs: None,
             })
         } else {
-            let last = row_index(slot, num_tokens - 1, self.config.page_size)?;
+            let last = row_index(slot, 0, num_tokens - 1, self.config.page_size)?;
             let chain = self.kv.load(0, last).chain;
             let mask = masks.iter().find(|mask| mask.slot == slot_id);
             let allowed = mask.map(|mask| &mask.allowed[..]);
@@ -474,8 +503,10 @@ impl MockExecutor {
                 slot.sequence.push(&self.config, 0);
             }
             for position in span.start as usize..end {
-                if let Ok(index) = row_index(slot, position, self.config.page_size) {
-                    self.kv.store_in_all_layers(index, Row::UNDEFINED);
+                for group in 0..self.config.kv_groups.len() {
+                    if let Ok(index) = row_index(slot, group, position, self.config.page_size) {
+                        self.kv.store_in_all_layers(index, Row::UNDEFINED);
+                    }
                 }
             }
         }
@@ -505,14 +536,18 @@ fn slot_mut(slots: &mut [Option<Slot>], slot: SlotId) -> Result<&mut Slot, Strin
         .ok_or_else(|| format!("slot {slot} holds no request"))
 }
 
-fn row_index(slot: &Slot, position: usize, page_size: u32) -> Result<usize, String> {
+fn row_index(slot: &Slot, group: usize, position: usize, page_size: u32) -> Result<usize, String> {
     let size = page_size as usize;
-    match slot.table.get(position / size) {
-        Some(page) => Ok(page.0 as usize * size + position % size),
+    let (table, id) = (&slot.tables[group], slot.sequence.start.slot);
+    match table.get(position / size) {
+        Some(Some(page)) => Ok(page.0 as usize * size + position % size),
+        Some(None) => Err(format!(
+            "position {position} of slot {id} is read, and its page in KV group {group} was never \
+             given"
+        )),
         None => Err(format!(
-            "position {position} of slot {} is beyond its {} pages",
-            slot.sequence.start.slot,
-            slot.table.len()
+            "position {position} of slot {id} is beyond its {} pages",
+            table.len()
         )),
     }
 }

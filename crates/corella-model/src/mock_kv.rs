@@ -44,6 +44,18 @@ impl Row {
         }
     }
 
+    /// What a KV group holds of it: a row that is read from a page of another group is of another
+    /// history.
+    pub fn in_group(self, group: usize) -> Self {
+        if group == 0 || self.token == TokenId::MAX {
+            return self;
+        }
+        Self {
+            chain: mix(self.chain, (group as u64) << 32),
+            ..self
+        }
+    }
+
     /// What a layer holds of it: a row that is read from another layer is of another history.
     pub fn in_layer(self, layer: usize) -> Self {
         if layer == 0 || self.token == TokenId::MAX {

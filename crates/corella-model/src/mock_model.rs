@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_core::{Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
+use corella_core::{KvGroup, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
 
 use crate::generator::mix;
 use crate::{CostModel, SampleRequest, sample};
@@ -14,6 +14,8 @@ pub struct MockConfig {
     pub vocab_size: usize,
     pub num_pages: u32,
     pub page_size: u32,
+    /// Each group keeps every row, in pages of its own.
+    pub kv_groups: Vec<KvGroup>,
     /// Each layer keeps every row; a step stores the layers one after the other, evenly over its time.
     pub num_layers: u32,
     /// The model's weights, so to speak: two executors with the same seed are the same model.
@@ -81,6 +83,7 @@ impl MockConfig {
             vocab_size,
             num_pages,
             page_size,
+            kv_groups: vec![KvGroup::default()],
             num_layers: 1,
             seed: 0,
             cost: None,

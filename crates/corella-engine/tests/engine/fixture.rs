@@ -30,7 +30,10 @@ pub fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
 }
 
 pub fn model(limits: &SchedulerConfig) -> MockConfig {
-    MockConfig::new(VOCAB_SIZE, limits.num_pages, limits.page_size)
+    MockConfig {
+        kv_groups: limits.kv_groups.clone(),
+        ..MockConfig::new(VOCAB_SIZE, limits.num_pages, limits.page_size)
+    }
 }
 
 pub fn start(limits: SchedulerConfig, mock: MockConfig) -> Engine {

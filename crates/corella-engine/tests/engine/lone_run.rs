@@ -1,12 +1,18 @@
 //! A request gets the same tokens as when it runs alone.
 
-use corella_core::FinishReason;
+use corella_core::{FinishReason, KvGroup, SchedulerConfig};
+use corella_engine::{Engine, EngineConfig};
+use corella_model::MockExecutor;
 
 use crate::fixture::{finish, limits, model, start, submission};
 use crate::load::{Dice, requests_come_and_go};
 
 fn outputs_equal_lone_runs(max_inflight_steps: u32) {
-    let limits = limits(40, max_inflight_steps);
+    limited_outputs_equal_lone_runs(limits(40, max_inflight_steps));
+}
+
+fn limited_outputs_equal_lone_runs(limits: SchedulerConfig) {
+    let max_inflight_steps = limits.max_inflight_steps;
     let mock = model(&limits);
     let engine = start(limits, mock.clone());
     let dice = Dice(u64::from(max_inflight_steps));
@@ -22,6 +28,36 @@ fn concurrent_outputs_equal_lone_runs() {
 #[test]
 fn overlapped_outputs_equal_lone_runs() {
     outputs_equal_lone_runs(2);
+}
+
+/// Every page and row is checked by the mock: those that a window needs are there, and are those of
+/// the request's own history.
+#[test]
+fn windows_change_no_token() {
+    let windows = [
+        vec![None, Some(8)],
+        vec![Some(5)],
+        vec![Some(3), None, Some(12)],
+    ];
+    for (windows, max_inflight_steps) in windows.into_iter().zip([1, 2, 2]) {
+        let mut limits = limits(30 * windows.len() as u32, max_inflight_steps);
+        let group = |window| KvGroup { window };
+        limits.kv_groups = windows.into_iter().map(group).collect();
+        limits.max_held_pages = 0;
+        limited_outputs_equal_lone_runs(limits);
+    }
+}
+
+/// An executor that reads other pages than the scheduler gives would compute nonsense.
+#[test]
+fn other_kv_groups_than_the_executors_are_refused() {
+    let mut limits = limits(40, 1);
+    let mock = model(&limits);
+    limits.kv_groups = vec![KvGroup { window: Some(8) }];
+    limits.max_held_pages = 0;
+    let refused = Engine::start(EngineConfig::new(limits), Box::new(MockExecutor::new(mock)));
+    let error = refused.err().expect("the engine started").to_string();
+    assert!(error.contains("kv_groups"), "{error}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ impl Executor for MockExecutor {
             page_size: self.config.page_size,
             format: self.kv.geometry().format,
             page_bytes: self.kv.geometry().page_bytes(),
+            groups: self.config.kv_groups.clone(),
         }
     }
 
