@@ -145,7 +145,7 @@ impl PackedTensor {
             });
         Tensor {
             range: 0..parts.view.num_rows * packed.row_bytes(),
-            storage: Arc::new(Storage::Packed(packed)),
+            storage: Arc::new(Storage::Packed(Box::new(packed))),
             dtype: DType::Bf16,
             shape: vec![parts.view.num_rows, num_columns],
         }

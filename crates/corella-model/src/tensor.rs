@@ -114,7 +114,7 @@ pub enum Storage {
     /// The values of a block-quantised tensor, dequantised on demand.
     Blocks(BlockTensor),
     /// The values of a tensor of integers and scales, dequantised on demand.
-    Packed(PackedTensor),
+    Packed(Box<PackedTensor>),
     /// The values of a matrix that is stored column by column.
     Transposed(TransposedTensor),
 }
