@@ -201,7 +201,7 @@ impl Pair {
         !self.locks.contains_key(&entry.page)
     }
 
-    /// Of the pages that were used last together, the one with the longest path goes first.
+    /// Evicts pages. If several were used last together, the one with the longest path goes first.
     fn evict_for(&mut self, num_pages: usize) {
         while self.free.len() < num_pages {
             let entries = self.entries.iter();
