@@ -5,7 +5,9 @@ use std::io;
 use std::ops::Range;
 
 use corella_core::{PageId, TokenId};
-use corella_model::{DType, DecoderSpec, Hessian, KvFormat, LayerInput, LayerWeights, Tensor};
+use corella_model::{
+    DType, DecoderSpec, FeedForward, Hessian, KvFormat, LayerInput, LayerWeights, Tensor,
+};
 
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
@@ -55,6 +57,7 @@ impl LayerCalibration {
         isa: Option<Isa>,
     ) -> Result<Self, CpuError> {
         check_spec(spec)?;
+        check_calibrated(spec)?;
         let (isa, kernels) = choose_kernels(isa)?;
         let pool = ThreadPool::new(num_threads)
             .map_err(|error| CpuError(format!("cannot start the worker threads: {error}")))?;
@@ -68,6 +71,8 @@ impl LayerCalibration {
                 return Err(CpuError(format!("token {token} is not in the vocabulary")));
             }
             embed.read_row(token as usize, &mut scratch, row);
+            row.iter_mut()
+                .for_each(|value| *value *= spec.embedding_scale);
         }
         let mut spec = spec.clone();
         spec.layers.truncate(1);
@@ -115,12 +120,7 @@ impl LayerCalibration {
                 let pages: Vec<_> = pages.map(|page| PageId(page as u32)).collect();
                 layout.add_span(&vec![0; span.num_rows], span.start, &pages);
             }
-            layout.finish(
-                &self.spec.layers[0].attention,
-                forward.tile_rows(),
-                forward.attention_shape(),
-                self.pool.num_threads(),
-            );
+            forward.divide(&mut layout);
             let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
             let incoming: &[f32] = rows;
             self.pool
@@ -147,7 +147,31 @@ impl LayerCalibration {
             max_rows: MAX_ROWS,
             num_threads: self.pool.num_threads(),
             draws: false,
+            max_context: spec.max_position,
         })
+    }
+}
+
+/// Refuses models whose layers are not calibrated one like the other.
+fn check_calibrated(spec: &DecoderSpec) -> Result<(), CpuError> {
+    let first = &spec.layers[0];
+    let refused = [
+        (spec.learned_positions, "learned positions"),
+        (
+            spec.layers.iter().any(|layer| layer != first),
+            "layers of different kinds",
+        ),
+        (
+            matches!(first.feed_forward, FeedForward::Experts(_)),
+            "experts",
+        ),
+    ];
+    match refused.into_iter().find(|(is_refused, _)| *is_refused) {
+        Some((_, what)) => Err(CpuError(format!(
+            "the model has {what}, which calibration does not take yet; `--method nearest` rounds \
+             without it"
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -86,6 +86,12 @@ impl CpuExecutor {
                 spec.layers.len()
             )));
         }
+        if spec.learned_positions && config.max_model_len as usize > spec.max_position {
+            return Err(CpuError(format!(
+                "max_model_len is {}, but the model has learned {} positions",
+                config.max_model_len, spec.max_position
+            )));
+        }
         let (isa, kernels) = choose_kernels(config.isa)?;
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
         let cores = match config.pin_threads {
@@ -154,6 +160,7 @@ impl CpuExecutor {
                 max_rows: config.max_num_batched_tokens as usize,
                 num_threads: pool.num_threads(),
                 draws: stage + 1 == num_stages,
+                max_context: config.max_model_len as usize,
             })?;
             forward.profile = config.profile.clone();
             Ok(forward)

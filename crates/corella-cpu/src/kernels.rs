@@ -11,6 +11,7 @@
     reason = "an index names the same row or lane in several arrays"
 )]
 
+mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +28,7 @@ mod gemm;
 pub mod grouped;
 mod hadamard;
 mod isa;
+mod layer_norm;
 mod line_queue;
 mod peak;
 mod portable;

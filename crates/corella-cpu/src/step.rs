@@ -1,9 +1,14 @@
 //! One step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 
+mod activation_memory;
+mod expert_layer;
+mod expert_plan;
 mod forward;
 mod head_groups;
 mod layout;
+mod norm;
 mod profile;
+mod projection;
 mod rotary;
 mod slot;
 mod stage;

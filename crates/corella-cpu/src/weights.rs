@@ -4,30 +4,33 @@ mod format_plan;
 mod grouped_matrix;
 mod image_reader;
 mod lane;
+mod norm;
 mod packed_image;
+mod packed_layer;
 mod panel;
+mod spec_check;
 
 pub use self::format_plan::{FormatPlan, Role, StoredMatrices, StoredMatrix, weight_format};
 pub use self::lane::Lane;
+pub use self::norm::PackedNorm;
 pub use self::packed_image::PackedImage;
+pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
 pub use self::panel::PackedMatrix;
+pub use self::spec_check::check_spec;
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use corella_model::{
-    Activation, AttentionSpec, DType, DecoderSpec, DecoderWeights, FeedForward, LayerInput,
-    LayerSpec, LayerTensor, LayerWeights, NormKind, NormSpec, QkNorm, RotaryScaling, Tensor,
-    WeightFormat,
-};
+use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
 
 use crate::cpu_error::CpuError;
-use crate::kernels::{Form, Kernels};
+use crate::kernels::Kernels;
 use crate::system::ThreadPool;
 
 use self::image_reader::ImageReader;
 use self::lane::elements;
+use self::packed_layer::lanes;
 use self::panel::Packing;
 
 /// The weights of a model, or of one pipeline stage's layers.
@@ -40,7 +43,10 @@ pub struct PackedWeights {
 /// The weights before the first layer and after the last one.
 pub struct PackedEnds {
     pub embedding: Embedding,
-    pub norm: Vec<f32>,
+    /// What is added to the embedding of a token at each position, `[position][hidden_size]`, if
+    /// positions are learned.
+    pub positions: Option<Vec<f32>>,
+    pub norm: PackedNorm,
     /// The output head; also the embedding if the two are tied.
     pub head: PackedMatrix,
 }
@@ -51,21 +57,6 @@ pub enum Embedding {
     Tied,
     /// The checkpoint's own tensor, read in place.
     Own(Tensor),
-}
-
-/// The weights of one layer.
-pub struct PackedLayer {
-    pub attention_norm: Vec<f32>,
-    /// The projections to queries, keys and values.
-    pub qkv: PackedMatrix,
-    pub q_norm: Option<Vec<f32>>,
-    pub k_norm: Option<Vec<f32>>,
-    pub output: PackedMatrix,
-    pub mlp_norm: Vec<f32>,
-    /// The projections to gates and gated values: each panel has 16 gates, then the 16 values they
-    /// gate.
-    pub gate_up: PackedMatrix,
-    pub down: PackedMatrix,
 }
 
 impl PackedWeights {
@@ -89,14 +80,18 @@ impl PackedWeights {
             )));
         }
         let embedding_shape = [spec.vocab_size, spec.hidden_size];
-        weights
-            .embed
-            .check_shape("embed", &embedding_shape)
-            .map_err(CpuError)?;
-        weights
-            .norm
-            .check_shape("norm", &[spec.hidden_size])
-            .map_err(CpuError)?;
+        check_shape("embed", &weights.embed, &embedding_shape)?;
+        let hidden_shape = [spec.hidden_size];
+        check_shape("norm", &weights.norm, &hidden_shape)?;
+        let norm_bias = &weights.norm_bias;
+        let norm_bias = optional("norm_bias", norm_bias, spec.norm.has_bias(), &hidden_shape)?;
+        let norm = PackedNorm::new(spec.norm, &weights.norm, norm_bias);
+        let positions = optional(
+            "positions",
+            &weights.positions,
+            spec.learned_positions,
+            &[spec.max_position, spec.hidden_size],
+        )?;
         let head = match &weights.lm_head {
             _ if spec.tied_embeddings => &weights.embed,
             Some(head) => head,
@@ -106,8 +101,7 @@ impl PackedWeights {
                 )));
             }
         };
-        head.check_shape("lm_head", &embedding_shape)
-            .map_err(CpuError)?;
+        check_shape("lm_head", head, &embedding_shape)?;
         let stored = StoredMatrices::new(&weights.layers, head);
         let mut packer = Packer {
             plan: FormatPlan::new(format, &stored, kernels.tile_gemm.is_some())?,
@@ -127,7 +121,8 @@ impl PackedWeights {
             } else {
                 Embedding::Own(weights.embed.clone())
             },
-            norm: elements(&weights.norm),
+            positions: positions.map(elements),
+            norm,
             head: packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?,
         };
         Ok(Self {
@@ -157,7 +152,12 @@ impl PackedWeights {
         let layer = packer.layer(&spec.layers[0], spec.hidden_size, layer)?;
         let ends = PackedEnds {
             embedding: Embedding::Tied,
-            norm: Vec::new(),
+            positions: None,
+            norm: PackedNorm {
+                spec: spec.norm,
+                weight: Vec::new(),
+                bias: Vec::new(),
+            },
             head: packer.matrix(Role::Head, &[], spec.hidden_size)?,
         };
         Ok(Self {
@@ -189,27 +189,22 @@ impl PackedWeights {
             Embedding::Tied => 0,
             Embedding::Own(tensor) => tensor.num_bytes(),
         };
-        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding
-    }
-}
-
-impl PackedLayer {
-    /// The form of all of the layer's matrices, and of their input rows.
-    pub fn form(&self) -> Form {
-        self.qkv.form
-    }
-
-    /// The layer's matrices, in the order in which they are packed.
-    fn matrices(&self) -> [&PackedMatrix; 4] {
-        [&self.qkv, &self.output, &self.gate_up, &self.down]
-    }
-
-    pub fn has_groups(&self) -> bool {
-        self.matrices().into_iter().any(PackedMatrix::is_grouped)
+        let positions = self.ends.positions.as_deref().map_or(0, size_of_val);
+        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding + positions
     }
 }
 
 impl PackedEnds {
+    /// Adds what stands for a position, if positions are learned.
+    pub fn add_position(&self, position: usize, out: &mut [f32]) {
+        if let Some(positions) = &self.positions {
+            let row = &positions[position * out.len()..][..out.len()];
+            out.iter_mut()
+                .zip(row)
+                .for_each(|(out, value)| *out += value);
+        }
+    }
+
     /// The embedding of a token.
     pub fn embed(&self, token: usize, out: &mut [f32]) {
         match &self.embedding {
@@ -223,6 +218,9 @@ impl PackedEnds {
     }
 }
 
+/// A matrix `[out, in]` of the checkpoint with its bias.
+type Part<'a> = (&'a Tensor, Option<&'a Tensor>);
+
 struct Packer<'a> {
     plan: FormatPlan,
     /// The image of packed weights; `None` once it turned out to hold other weights.
@@ -232,78 +230,22 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    fn layer(
-        &mut self,
-        spec: &LayerSpec,
-        hidden: usize,
-        layer: &LayerWeights,
-    ) -> Result<PackedLayer, CpuError> {
-        layer.check(spec, hidden).map_err(CpuError)?;
-        let vector = |tensor| layer.get(tensor).map(elements);
-        let with_bias = |matrix: LayerTensor| {
-            let bias = matrix.bias().and_then(|bias| layer.get(bias));
-            (&layer[matrix], bias)
-        };
-        let (gate, up) = (with_bias(LayerTensor::GATE), with_bias(LayerTensor::UP));
-        let qkv = [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(with_bias);
-        let input_len = |input: LayerInput| input.len(spec, hidden);
-        Ok(PackedLayer {
-            attention_norm: elements(&layer[LayerTensor::AttentionNorm]),
-            qkv: self.matrix(Role::Projection, &qkv, hidden)?,
-            q_norm: vector(LayerTensor::QNorm),
-            k_norm: vector(LayerTensor::KNorm),
-            output: self.matrix(
-                Role::Projection,
-                &[with_bias(LayerTensor::O)],
-                input_len(LayerInput::AttentionOutput),
-            )?,
-            mlp_norm: elements(&layer[LayerTensor::MlpNorm]),
-            gate_up: self.pairs(gate, up, hidden)?,
-            down: self.matrix(
-                Role::Down,
-                &[with_bias(LayerTensor::DOWN)],
-                input_len(LayerInput::MlpOutput),
-            )?,
-        })
-    }
-
     /// Packs a matrix whose output channels are those of all parts, one after the other.
     fn matrix(
         &mut self,
         role: Role,
-        parts: &[(&Tensor, Option<&Tensor>)],
+        parts: &[Part<'_>],
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
-        let lanes = parts.iter().flat_map(|&(weight, bias)| {
-            (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
-        });
-        let lanes: Vec<_> = lanes.collect();
+        let lanes: Vec<_> = parts.iter().copied().flat_map(lanes).collect();
         self.pack(role, parts, &lanes, k)
-    }
-
-    /// Packs gate and up projections into common panels: 16 output channels of each in turn.
-    fn pairs(
-        &mut self,
-        gate: (&Tensor, Option<&Tensor>),
-        up: (&Tensor, Option<&Tensor>),
-        k: usize,
-    ) -> Result<PackedMatrix, CpuError> {
-        let num_outputs = gate.0.shape[0];
-        let lanes = (0..num_outputs).step_by(16).flat_map(|first| {
-            [gate, up].into_iter().flat_map(move |(weight, bias)| {
-                (first..first + 16)
-                    .map(move |row| (row < num_outputs).then_some(Lane { weight, bias, row }))
-            })
-        });
-        let lanes: Vec<_> = lanes.collect();
-        self.pack(Role::Projection, &[gate, up], &lanes, k)
     }
 
     /// Packs the rows of `parts` in the order of `lanes`, or reads what an earlier start packed.
     fn pack(
         &mut self,
         role: Role,
-        parts: &[(&Tensor, Option<&Tensor>)],
+        parts: &[Part<'_>],
         lanes: &[Option<Lane<'_>>],
         k: usize,
     ) -> Result<PackedMatrix, CpuError> {
@@ -335,117 +277,24 @@ fn out_of_memory(error: io::Error) -> CpuError {
     CpuError(format!("no memory for the weights: {error}"))
 }
 
-/// Refuses models that the forward pass cannot compute.
-pub fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
-    let Some(first) = spec.layers.first() else {
-        return Err(CpuError(String::from("the model has no layers")));
-    };
-    if spec.vocab_size == 0 || spec.hidden_size == 0 {
-        return Err(CpuError(String::from(
-            "vocab_size and hidden_size must not be 0",
-        )));
-    }
-    let refused = [
-        (spec.learned_positions, "learned positions"),
-        (spec.embedding_scale != 1.0, "scaled embeddings"),
-        (spec.norm.kind != NormKind::Rms, NOT_RMS),
-        (spec.logit_scale != 1.0, "scaled logits"),
-        (spec.logit_soft_cap.is_some(), "soft-capped logits"),
-    ];
-    if let Some((_, what)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
-        return Err(not_computed("the model", what));
-    }
-    for (index, layer) in spec.layers.iter().enumerate() {
-        check_layer(layer, &format!("layer {index}"))?;
-        if layer != first {
-            return Err(not_computed(
-                &format!("layer {index}"),
-                "another shape than layer 0",
-            ));
-        }
-    }
-    Ok(())
+fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {
+    tensor.check_shape(name, shape).map_err(CpuError)
 }
 
-const NOT_RMS: &str = "norms other than RMS norms";
-
-fn not_computed(who: &str, what: &str) -> CpuError {
-    CpuError(format!(
-        "{who} has {what}, which the CPU executor does not compute yet"
-    ))
-}
-
-fn check_layer(layer: &LayerSpec, name: &str) -> Result<(), CpuError> {
-    let attention = &layer.attention;
-    let wrong = |what: String| Err(CpuError(format!("{name}: {what}")));
-    if attention.num_kv_heads == 0 || !attention.num_heads.is_multiple_of(attention.num_kv_heads) {
-        return wrong(format!(
-            "{} query heads cannot share {} KV heads",
-            attention.num_heads, attention.num_kv_heads
-        ));
-    }
-    if attention.head_dim == 0 || !attention.head_dim.is_multiple_of(2) {
-        return wrong(format!(
-            "head_dim is {}; rotary embedding needs a positive even number",
-            attention.head_dim
-        ));
-    }
-    let mlp = match &layer.feed_forward {
-        FeedForward::Mlp(mlp) => mlp,
-        FeedForward::Experts(_) => return Err(not_computed(name, "experts")),
-    };
-    if mlp.intermediate_size == 0 {
-        return wrong(String::from("intermediate_size must not be 0"));
-    }
-    let norms = [layer.attention_norms, layer.feed_forward_norms];
-    let depends_on_context = attention.rotary.as_ref().is_some_and(|rotary| {
-        use RotaryScaling::{Dynamic, LongRope};
-        matches!(rotary.scaling, Dynamic { .. } | LongRope { .. })
-    });
-    let is_rms = |norm: &NormSpec| norm.kind == NormKind::Rms;
-    let usual_scale = AttentionSpec::usual_scale(attention.head_dim);
-    let refused = [
-        (attention.window.is_some(), "a sliding window"),
-        (attention.soft_cap.is_some(), "soft-capped attention"),
-        (attention.scale != usual_scale, "an unusual attention scale"),
-        (
-            matches!(attention.qk_norm, Some(QkNorm::Whole(_))),
-            "a norm over all heads together",
-        ),
-        (
-            matches!(attention.qk_norm, Some(QkNorm::Heads(norm)) if !is_rms(&norm)),
-            NOT_RMS,
-        ),
-        (
-            depends_on_context,
-            "rotary frequencies that depend on the context's length",
-        ),
-        (
-            norms.iter().any(|norms| norms.before.is_none()),
-            "a part whose input has no norm",
-        ),
-        (
-            norms.iter().any(|norms| norms.after.is_some()),
-            "a norm behind a part",
-        ),
-        (
-            !norms
-                .iter()
-                .filter_map(|norms| norms.before.as_ref())
-                .all(is_rms),
-            NOT_RMS,
-        ),
-        (layer.residual_scale != 1.0, "a scaled residual stream"),
-        (layer.is_parallel, "attention and MLP side by side"),
-        (!mlp.is_gated, "an MLP without gates"),
-        (
-            mlp.activation != Activation::Silu,
-            "an activation other than SiLU",
-        ),
-    ];
-    match refused.into_iter().find(|(is_refused, _)| *is_refused) {
-        Some((_, what)) => Err(not_computed(name, what)),
-        None => Ok(()),
+/// Checks a tensor that the model has only if it is `wanted`.
+fn optional<'a>(
+    name: &str,
+    tensor: &'a Option<Tensor>,
+    wanted: bool,
+    shape: &[usize],
+) -> Result<Option<&'a Tensor>, CpuError> {
+    match tensor {
+        Some(tensor) if wanted => check_shape(name, tensor, shape).map(|()| Some(tensor)),
+        None if wanted => Err(CpuError(format!("{name} is missing"))),
+        Some(_) => Err(CpuError(format!(
+            "the checkpoint has {name}, but the model does not use it"
+        ))),
+        None => Ok(None),
     }
 }
 
@@ -453,10 +302,10 @@ fn check_layer(layer: &LayerSpec, name: &str) -> Result<(), CpuError> {
 mod tests {
     use std::path::Path;
 
-    use corella_model::{Checkpoint, GroupedRow};
+    use corella_model::{Checkpoint, GroupedRow, LayerTensor};
 
     use super::*;
-    use crate::kernels::{Isa, kernels};
+    use crate::kernels::{Form, Isa, kernels};
 
     #[test]
     fn integers_of_a_checkpoint_are_not_rounded_again() {
@@ -469,7 +318,10 @@ mod tests {
             let packed =
                 PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool).unwrap();
             let layer = &packed.layers[0];
-            assert!(layer.down.hadamard, "{format:?}");
+            let PackedFeedForward::Mlp(mlp) = &layer.feed_forward else {
+                panic!("the model has no experts");
+            };
+            assert!(mlp.down.hadamard, "{format:?}");
             let weight = &weights.layers[0][LayerTensor::O];
             let mut row = vec![0.0; weight.shape[1]];
             let mut stored = GroupedRow::default();

@@ -198,6 +198,12 @@ impl AttentionSpec {
         (1.0 / (head_dim as f64).sqrt()) as f32
     }
 
+    /// The first position that a query sees.
+    pub fn first_seen(&self, position: usize) -> usize {
+        self.window
+            .map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
     /// The number of elements of all queries of a token.
     pub fn query_len(&self) -> usize {
         self.num_heads * self.head_dim

@@ -3,7 +3,7 @@
 //! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
 //! their other instructions, which takes about as long as the memory needs to answer.
 
-use corella_model::KvFormat;
+use corella_model::{AttentionSpec, KvFormat};
 
 use crate::kernels::{KEY_TILE, LineQueue};
 use crate::kv::{HeadPage, KvMemory, Side};
@@ -20,7 +20,7 @@ const MAX_AHEAD: usize = 192;
 pub struct KvFetch<'a> {
     kv: &'a KvMemory,
     layer: usize,
-    head_dim: usize,
+    spec: &'a AttentionSpec,
     spans: &'a Spans,
     tasks: &'a [AttentionTask],
     /// The index of the task whose positions `position..position + TURN` are in the queue.
@@ -33,28 +33,38 @@ impl<'a> KvFetch<'a> {
     pub fn new(
         kv: &'a KvMemory,
         layer: usize,
-        head_dim: usize,
+        spec: &'a AttentionSpec,
         spans: &'a Spans,
         tasks: &'a [AttentionTask],
     ) -> Self {
         let mut fetch = Self {
             kv,
             layer,
-            head_dim,
+            spec,
             spans,
             tasks,
             task: 0,
             position: 0,
             queue: LineQueue::new(1),
         };
+        fetch.position = fetch.first_position();
         fetch.fill();
         fetch
+    }
+
+    /// The first position, at the start of a tile, that the current task reads.
+    fn first_position(&self) -> usize {
+        self.tasks.get(self.task).map_or(0, |task| {
+            let first = self.spans[task.span].start + task.positions.start;
+            self.spec.first_seen(first) / KEY_TILE * KEY_TILE
+        })
     }
 
     /// Prefetches all that a task reads up to `position`, unless that is done already.
     pub fn reach(&mut self, task: usize, position: usize) {
         if self.task < task {
-            (self.task, self.position) = (task, 0);
+            self.task = task;
+            self.position = self.first_position();
             self.fill();
         }
         while self.task == task && self.position <= position && !self.queue.is_empty() {
@@ -67,7 +77,7 @@ impl<'a> KvFetch<'a> {
     pub fn lines(&mut self, task: usize, position: usize) -> &mut LineQueue {
         let limit = match self.task.saturating_sub(task) {
             0 => position + MAX_AHEAD,
-            1 => MAX_AHEAD / 2,
+            1 => self.first_position() + MAX_AHEAD / 2,
             _ => 0,
         };
         if self.queue.is_empty() && self.position + TURN < limit {
@@ -90,13 +100,13 @@ impl<'a> KvFetch<'a> {
             let end = span.start + task.positions.end;
             if self.position >= end {
                 self.task += 1;
-                self.position = 0;
+                self.position = self.first_position();
                 continue;
             }
             let kv = self.kv;
             let pages = self.spans.pages_of(span);
             let tiles = self.position..end.min(self.position + TURN);
-            let num_lines = self.head_dim * KEY_TILE * kv.format.size() / 64;
+            let num_lines = self.spec.head_dim * KEY_TILE * kv.format.size() / 64;
             for position in tiles.step_by(KEY_TILE) {
                 let at = HeadPage {
                     layer: self.layer,

@@ -105,16 +105,25 @@ impl AttentionPlan {
                 }
             }
         }
-        self.share_out(spans, shape, num_threads);
+        self.share_out(spans, spec, shape, num_threads);
     }
 
     /// Cuts the tasks into runs of about equal cost, one per worker.
-    fn share_out(&mut self, spans: &[StepSpan], shape: TaskShape, num_threads: usize) {
+    fn share_out(
+        &mut self,
+        spans: &[StepSpan],
+        spec: &AttentionSpec,
+        shape: TaskShape,
+        num_threads: usize,
+    ) {
         let cost = |task: &AttentionTask| {
             let Range { start, end } = task.positions;
-            let num_read = spans[task.span].start + end;
+            let (first, end_position) =
+                (spans[task.span].start + start, spans[task.span].start + end);
+            let num_read = end_position - spec.first_seen(first);
             // Twice the mean number of positions that a row of the task sees.
-            let num_seen = 2 * spans[task.span].start + start + end;
+            let most = spec.window.unwrap_or(usize::MAX);
+            let num_seen = first.min(most) + end_position.min(most);
             let num_rows = (end - start) * task.heads.len();
             (num_seen * num_rows + 2 * num_read * shape.read_cost) as u64
         };
@@ -135,5 +144,34 @@ impl AttentionPlan {
 
     pub fn tasks_of(&self, worker: usize) -> &[AttentionTask] {
         &self.tasks[self.bounds[worker]..self.bounds[worker + 1]]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_model::RotarySpec;
+
+    use super::super::span::Spans;
+    use super::*;
+
+    #[test]
+    fn with_a_window_late_rows_cost_no_more_than_early_ones() {
+        let mut spans = Spans::default();
+        for start in [10_000, 100, 100] {
+            spans.add(1, start, &[]);
+        }
+        let shape = TaskShape {
+            max_rows: 4,
+            min_rows: 4,
+            read_cost: 2,
+        };
+        let mut spec = AttentionSpec::plain(2, 1, 32, RotarySpec::plain(1e4, 32));
+        for (window, num_tasks) in [(None, 1), (Some(64), 2)] {
+            spec.window = window;
+            let mut plan = AttentionPlan::default();
+            plan.build(&spans, &spec, shape, 2);
+            assert_eq!(plan.tasks_of(0).len(), num_tasks, "{window:?}");
+            assert_eq!(plan.tasks_of(1).len(), 3 - num_tasks, "{window:?}");
+        }
     }
 }

@@ -18,6 +18,7 @@ pub enum Queries {
 }
 
 impl Queries {
+    /// Allocates queries for layers of up to as many heads as `spec` has.
     pub fn new(
         kernels: &Kernels,
         spec: &AttentionSpec,
@@ -30,11 +31,18 @@ impl Queries {
         })
     }
 
-    /// Applies norm and RoPE to one head of a row, and stores the result.
+    /// Applies norm and RoPE to one head of a row, and stores the result. `heads_of_group` heads of
+    /// the layer share a KV head.
     ///
     /// # Safety
     /// See [`NormRotate`]. Nobody else may use this head of the row during the call.
-    pub unsafe fn store(&self, kernels: &Kernels, from: NormRotate, row: usize, head: usize) {
+    pub unsafe fn store(
+        &self,
+        kernels: &Kernels,
+        from: NormRotate,
+        row: usize,
+        (head, heads_of_group): (usize, usize),
+    ) {
         // SAFETY: the caller promises as much.
         unsafe {
             match self {
@@ -44,20 +52,19 @@ impl Queries {
                 }
                 Self::Tiles(out) => {
                     let tiles = kernels.tile_attention.as_ref().expect("no tile attention");
-                    (tiles.norm_rotate_rounded)(from, out.ptr(row, head));
+                    (tiles.norm_rotate_rounded)(from, out.ptr(row, head, heads_of_group));
                 }
             }
         }
     }
 }
 
-/// bf16 queries, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
+/// bf16 queries with room for the layer of the most heads, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
 /// attention task are contiguous.
 pub struct TileQueries {
     region: Region,
     max_rows: usize,
     num_heads: usize,
-    heads_of_group: usize,
     head_dim: usize,
 }
 
@@ -68,17 +75,17 @@ impl TileQueries {
             region: Region::new(len * size_of::<u16>())?,
             max_rows,
             num_heads: spec.num_heads,
-            heads_of_group: spec.num_heads / spec.num_kv_heads,
             head_dim: spec.head_dim,
         })
     }
 
     /// Points to the first element of a row's head.
-    pub fn ptr(&self, row: usize, head: usize) -> *mut u16 {
+    pub fn ptr(&self, row: usize, head: usize, heads_of_group: usize) -> *mut u16 {
         assert!(row < self.max_rows && head < self.num_heads);
-        let (group, in_group) = (head / self.heads_of_group, head % self.heads_of_group);
-        let index = (group * self.max_rows + row) * self.heads_of_group + in_group;
-        // SAFETY: the assertion above keeps the index inside the region.
+        let (group, in_group) = (head / heads_of_group, head % heads_of_group);
+        let index = (group * self.max_rows + row) * heads_of_group + in_group;
+        assert!(index < self.max_rows * self.num_heads);
+        // SAFETY: the assertions above keep the index inside the region.
         unsafe {
             self.region
                 .as_ptr()

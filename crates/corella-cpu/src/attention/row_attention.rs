@@ -2,7 +2,8 @@
 //!
 //! Every row walks its sequence in blocks of 64 positions counted from position 0, with a running
 //! maximum and a running sum (online softmax). Rows of one task share the reads of K and V and
-//! nothing else, so prefill rows and decode rows go through the same arithmetic.
+//! nothing else, so prefill rows and decode rows go through the same arithmetic. Rows with a sliding
+//! window begin at the block of the first position that they see.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use super::span::StepSpan;
 
 /// Scratch of the f32 kernels, sized for `MAX_TILE_ROWS` query rows.
 pub struct RowScratch {
-    /// Queries, transposed to `[head_dim][row]` and multiplied by `1 / sqrt(head_dim)`.
+    /// Queries, transposed to `[head_dim][row]` and multiplied by the layer's scale.
     q: Vec<f32>,
     /// `[row][ATTENTION_BLOCK]`: scores, which the softmax replaces by weights.
     scores: [f32; MAX_TILE_ROWS * ATTENTION_BLOCK],
@@ -84,10 +85,14 @@ impl AttentionLayer<'_> {
         scratch.out.fill(0.0);
         let first_end = span.start + task.positions.start + 1;
         let last_end = span.start + task.positions.end;
+        // No row of the task sees what lies before.
+        let first_seen = self.spec.first_seen(first_end - 1);
+        let first_block = first_seen / ATTENTION_BLOCK * ATTENTION_BLOCK;
         let head_dim = self.spec.head_dim;
-        for block in (0..last_end).step_by(ATTENTION_BLOCK) {
+        for block in (first_block..last_end).step_by(ATTENTION_BLOCK) {
+            let start = block.max(first_seen);
             let end = last_end.min(block + ATTENTION_BLOCK);
-            self.list_block(task.kv_head, pages, block..end, scratch);
+            self.list_block(task.kv_head, pages, block, start..end, scratch);
             // SAFETY: `q` holds `head_dim * num_rows` elements. The groups point into KV memory,
             // which nobody writes during attention, and their offsets lie inside a block.
             unsafe {
@@ -102,7 +107,9 @@ impl AttentionLayer<'_> {
             }
             for row in 0..num_rows {
                 let row_end = first_end + row / task.heads.len();
+                let num_unseen = self.spec.first_seen(row_end - 1).saturating_sub(block);
                 let limit = row_end.saturating_sub(block).min(ATTENTION_BLOCK);
+                let limit = if num_unseen < limit { limit } else { 0 };
                 let scores = &mut scratch.scores[row * ATTENTION_BLOCK..][..ATTENTION_BLOCK];
                 let is_scaled = self.kv.format == KvFormat::Int8;
                 let [key_scales, value_scales] = &scratch.scales;
@@ -112,6 +119,12 @@ impl AttentionLayer<'_> {
                         .zip(key_scales)
                         .for_each(|(score, scale)| *score *= scale);
                 }
+                if let Some(cap) = self.spec.soft_cap {
+                    // SAFETY: the row has one block of scores.
+                    unsafe { (self.kernels.soft_cap)(scores.as_mut_ptr(), limit, 1.0, cap) };
+                }
+                let unseen = 0..num_unseen.min(limit);
+                scores[unseen.clone()].fill(f32::NEG_INFINITY);
                 // SAFETY: the row has one block of scores and 16 partial sums.
                 scratch.scale[row] = unsafe {
                     (self.kernels.softmax_block)(
@@ -121,6 +134,9 @@ impl AttentionLayer<'_> {
                         scratch.sums[row].as_mut_ptr(),
                     )
                 };
+                // The exponential function has a smallest result, about 1e-38, which is lost in the sum
+                // beside the largest weight, 1. But values that are not seen may be anything.
+                scores[unseen].fill(0.0);
                 if is_scaled {
                     let weights = scores[..limit].iter_mut();
                     weights
@@ -132,7 +148,7 @@ impl AttentionLayer<'_> {
             // `MAX_TILE_ROWS` rows of the given stride.
             unsafe {
                 (self.kernels.values.of(self.kv.format))(
-                    scratch.scores.as_ptr(),
+                    scratch.scores.as_ptr().add(start - block),
                     num_rows,
                     scratch.scale.as_ptr(),
                     &scratch.runs,
@@ -154,7 +170,7 @@ impl AttentionLayer<'_> {
     ) {
         let head_dim = self.spec.head_dim;
         let num_rows = task.positions.len() * task.heads.len();
-        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        let scale = self.spec.scale;
         for (r, (row, head)) in self.rows(task, span).enumerate() {
             // SAFETY: nobody writes queries during attention.
             let q = unsafe { queries.row(row) };
@@ -186,11 +202,12 @@ impl AttentionLayer<'_> {
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }
 
-    /// Lists where the keys and values of a block's positions lie, page by page.
+    /// Lists where the keys and values of some of a block's positions lie, page by page.
     fn list_block(
         &self,
         head: usize,
         pages: &[PageId],
+        block: usize,
         positions: Range<usize>,
         scratch: &mut RowScratch,
     ) {
@@ -208,7 +225,7 @@ impl AttentionLayer<'_> {
             };
             scratch.runs.push(self.kv.values(at, offset, num_positions));
             if self.kv.format == KvFormat::Int8 {
-                let first = position - positions.start;
+                let first = position - block;
                 for (side, scales) in Side::BOTH.into_iter().zip(&mut scratch.scales) {
                     let scales = &mut scales[first..first + num_positions];
                     self.kv.copy_scales(at, side, offset, scales);
@@ -217,7 +234,7 @@ impl AttentionLayer<'_> {
             for first in (0..num_positions).step_by(ATTENTION_LANES) {
                 let count = (num_positions - first).min(ATTENTION_LANES);
                 let mut group = self.kv.keys(at, offset + first, count);
-                group.offset = position + first - positions.start;
+                group.offset = position + first - block;
                 scratch.groups.push(group);
             }
             position += num_positions;

@@ -1,7 +1,8 @@
 //! Attention by matrix-tile instructions, with keys, values and queries in bf16.
 //!
 //! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256
-//! positions counted from position 0, and a softmax takes 64 of them at a time. The values of a
+//! positions counted from position 0, and a softmax takes 64 of them at a time. With a sliding window
+//! it begins at the 64 positions in which the task's first one lies. The values of a
 //! block are copied once for all tiles, because a tile of values holds 32 positions and a page may
 //! hold only 16. Keys are read from their pages, unless they are integers. For tasks of a few rows
 //! some processors have kernels that read keys and values from the pages (`in_place_attention`).
@@ -39,8 +40,7 @@ impl AttentionLayer<'_> {
             KvFormat::Int8 => kernels.int8_in_place,
             KvFormat::Float(_) => kernels.in_place,
         };
-        let head_dim = self.spec.head_dim;
-        let mut fetch = KvFetch::new(self.kv, self.layer, head_dim, self.spans, tasks);
+        let mut fetch = KvFetch::new(self.kv, self.layer, self.spec, self.spans, tasks);
         for (index, task) in tasks.iter().enumerate() {
             let span = &self.spans[task.span];
             let num_rows = task.positions.len() * task.heads.len();
@@ -52,7 +52,9 @@ impl AttentionLayer<'_> {
                 queries: queries.ptr(
                     span.first_row + task.positions.start,
                     task.kv_head * self.group_len() + task.heads.start,
+                    self.group_len(),
                 ),
+                first: self.spec.first_seen(span.start + task.positions.start),
                 end: span.start + task.positions.end,
                 has_one_tile: num_rows <= QUERY_TILE_ROWS,
                 in_place: in_place.filter(|_| num_rows <= IN_PLACE_ROWS),
@@ -75,8 +77,11 @@ impl AttentionLayer<'_> {
             ..=16 => TILE_SOFTMAX_BLOCK,
             _ => TILE_ATTENTION_BLOCK,
         };
-        for block in (0..work.end).step_by(block_len) {
-            let block = block..work.end.min(block + block_len);
+        let mut start = work.first / TILE_SOFTMAX_BLOCK * TILE_SOFTMAX_BLOCK;
+        while start < work.end {
+            let end = (start / block_len + 1) * block_len;
+            let block = start..work.end.min(end);
+            start = end;
             self.list_tiles(work, block.clone(), fetch, scratch);
             if !work.has_one_tile {
                 self.copy_values(work, block.clone(), fetch, scratch);
@@ -135,18 +140,21 @@ impl AttentionLayer<'_> {
             let seen = block.start..scratch.row_ends[rows.end - 1].min(block.end);
             RowTile { rows, seen }
         };
+        let sees_block = |tile: &RowTile, scratch: &TileScratch| {
+            !tile.seen.is_empty() && scratch.row_starts[tile.rows.start] < block.end
+        };
         // The previous tile, if its values are not added yet. It has as many rows as the current
         // one, so that the tile registers need no new configuration.
         let mut before: Option<RowTile> = None;
         let mut has_scores = false;
         for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
             let tile = tile_at(first, scratch);
-            if tile.seen.is_empty() {
+            if !sees_block(&tile, scratch) {
                 continue;
             }
             let next = (first + QUERY_TILE_ROWS < num_rows)
                 .then(|| tile_at(first + QUERY_TILE_ROWS, scratch))
-                .filter(|next| next.rows.len() == tile.rows.len());
+                .filter(|next| next.rows.len() == tile.rows.len() && sees_block(next, scratch));
             let num_softmaxes = tile.seen.len().div_ceil(TILE_SOFTMAX_BLOCK);
             for index in 0..num_softmaxes {
                 let start = block.start + index * TILE_SOFTMAX_BLOCK;
@@ -189,27 +197,84 @@ impl AttentionLayer<'_> {
 
     /// Turns the scores from position `start` on into weights, and computes the products listed in
     /// the scratch at the same time.
-    fn softmax(&self, tile: &RowTile, start: usize, scores: *const f32, scratch: &mut TileScratch) {
+    fn softmax(&self, tile: &RowTile, start: usize, scores: *mut f32, scratch: &mut TileScratch) {
+        static ONES: [f32; TILE_SOFTMAX_BLOCK] = [1.0; TILE_SOFTMAX_BLOCK];
         let head_dim = self.spec.head_dim;
         let first = start - tile.seen.start;
-        let scales = || { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
+        let [mut keys, values] =
+            { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
+        let mut scale = self.spec.scale;
+        let mut ends = &scratch.row_ends[tile.rows.clone()];
+        if self.spec.soft_cap.is_some() || scratch.row_starts[tile.rows.end - 1] > start {
+            // SAFETY: nobody else uses the tile's scores.
+            unsafe { self.shape_scores(tile, start, scores, scratch) };
+            ends = &scratch.block_ends[..tile.rows.len()];
+            keys = ONES.as_ptr();
+            if self.spec.soft_cap.is_some() {
+                scale = 1.0;
+            }
+        }
+        let scales = (self.kv.format == KvFormat::Int8).then_some([keys, values]);
+        let weights = scratch.weights_of(tile);
         // SAFETY: scores, weights and sums belong to this tile; the products' operands do not
         // overlap them.
         unsafe {
             (self.tile_kernels().softmax)(
                 TileSoftmax {
                     scores,
-                    scale: (1.0 / (head_dim as f64).sqrt()) as f32,
-                    scales: (self.kv.format == KvFormat::Int8).then(scales),
+                    scale,
+                    scales,
                     start,
-                    ends: &scratch.row_ends[tile.rows.clone()],
-                    weights: scratch.weights_of(tile),
+                    ends,
+                    weights,
                     rows: &mut scratch.rows[tile.rows.clone()],
                     head_dim,
                     out: scratch.out.add(tile.rows.start * head_dim),
                 },
                 &scratch.products,
             );
+        }
+    }
+
+    /// Does to scores what the softmax does not do itself: caps them, and hides positions before the
+    /// window. Scores in integers get their keys' scales before that. Sets `block_ends`.
+    ///
+    /// # Safety
+    /// Nobody else uses the scores of the tile meanwhile.
+    unsafe fn shape_scores(
+        &self,
+        tile: &RowTile,
+        start: usize,
+        scores: *mut f32,
+        scratch: &mut TileScratch,
+    ) {
+        let scales = &scratch.scales[0][start - tile.seen.start..][..TILE_SOFTMAX_BLOCK];
+        for (index, row) in tile.rows.clone().enumerate() {
+            // SAFETY: each row has one softmax block of scores.
+            let scores = unsafe {
+                let first = scores.add(index * TILE_SOFTMAX_BLOCK);
+                std::slice::from_raw_parts_mut(first, TILE_SOFTMAX_BLOCK)
+            };
+            if self.kv.format == KvFormat::Int8 {
+                let scores = scores.iter_mut();
+                scores
+                    .zip(scales)
+                    .for_each(|(score, scale)| *score *= scale);
+            }
+            if let Some(cap) = self.spec.soft_cap {
+                let (x, n) = (scores.as_mut_ptr(), scores.len());
+                // SAFETY: the row has as many scores.
+                unsafe { (self.kernels.soft_cap)(x, n, self.spec.scale, cap) };
+            }
+            let end = scratch.row_ends[row];
+            let num_unseen = scratch.row_starts[row].saturating_sub(start);
+            scratch.block_ends[index] =
+                match num_unseen < scores.len().min(end.saturating_sub(start)) {
+                    true => end,
+                    false => 0,
+                };
+            let num_unseen = num_unseen.min(scores.len());
+            scores[..num_unseen].fill(f32::NEG_INFINITY);
         }
     }
 
@@ -350,10 +415,12 @@ impl AttentionLayer<'_> {
         let num_products = head_dim / 32;
         let out = scratch.out.wrapping_add(tile.rows.start * head_dim);
         let at = |part: usize| part * num_products / num_parts;
+        let first_tile = tile.seen.start % TILE_ATTENTION_BLOCK / VALUE_TILE;
+        let weights = (scratch.weights_of(tile)).wrapping_add(first_tile * ROW_TILE_LEN);
         for dim in (at(part)..at(part + 1)).map(|index| index * 32) {
             let values = scratch.values.wrapping_add(dim * VALUE_TILE).cast::<u8>();
             let product = TileProduct {
-                a: scratch.weights_of(tile).cast(),
+                a: weights.cast(),
                 a_stride: VALUE_TILE * 2,
                 a_step: ROW_TILE_LEN * 2,
                 b: [values.cast_const(), values.wrapping_add(TILE_BYTES)],
@@ -375,7 +442,9 @@ impl AttentionLayer<'_> {
         let head_dim = self.spec.head_dim;
         for (r, (row, _)) in self.rows(task, span).enumerate() {
             scratch.rows[r] = RowSums::NONE;
-            scratch.row_ends[r] = span.start + row - span.first_row + 1;
+            let position = span.start + row - span.first_row;
+            scratch.row_starts[r] = self.spec.first_seen(position);
+            scratch.row_ends[r] = position + 1;
             let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
             let tile_start = tile * QUERY_TILE_ROWS * head_dim;
             for i in (0..head_dim).step_by(16) {

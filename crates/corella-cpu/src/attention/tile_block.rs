@@ -24,7 +24,9 @@ pub struct Work<'a> {
     pub pages: &'a [PageId],
     /// The query of the task's first row.
     pub queries: *const u16,
-    /// The number of positions that the task reads.
+    /// The first position that any row of the task sees.
+    pub first: usize,
+    /// The position behind the last one that the task reads.
     pub end: usize,
     pub has_one_tile: bool,
     /// The kernels that read keys and values from their pages, if the task has few enough rows.
@@ -59,8 +61,8 @@ impl AttentionLayer<'_> {
         scratch.keys.clear();
         scratch.page_values.clear();
         for (index, first) in tiles(&block).enumerate() {
-            // Positions past the end may have any keys: their weights are 0.
-            let page = self.head_page(work, first.min(block.end - 1));
+            // Positions before the window and past the end may have any keys: their weights are 0.
+            let page = self.head_page(work, first.max(work.first).min(block.end - 1));
             let offset = first % page_size;
             if self.kv.format == KvFormat::Int8 && first < block.end {
                 let len = KEY_TILE.min(block.end - first);
@@ -72,7 +74,11 @@ impl AttentionLayer<'_> {
             let from = self.kv.tile(Side::Keys, page, offset);
             if work.in_place.is_some() {
                 if first < block.end {
-                    let values = self.kv.tile(Side::Values, page, offset);
+                    // 0 times leftover memory may be NaN.
+                    let values = match first + KEY_TILE <= work.first {
+                        true => scratch.zeros,
+                        false => self.kv.tile(Side::Values, page, offset),
+                    };
                     scratch.page_values.push(values);
                 }
                 scratch.keys.push(from);
@@ -106,8 +112,11 @@ impl AttentionLayer<'_> {
         let head_dim = self.spec.head_dim;
         let page_size = self.kv.page_size();
         for (index, first) in tiles(&block).enumerate() {
-            let len = block.end.saturating_sub(first).min(KEY_TILE);
-            let page = self.head_page(work, first.min(block.end - 1));
+            let len = match first + KEY_TILE <= work.first {
+                true => 0,
+                false => block.end.saturating_sub(first).min(KEY_TILE),
+            };
+            let page = self.head_page(work, first.max(work.first).min(block.end - 1));
             let (tile, half) = (index / 2, index % 2);
             // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };

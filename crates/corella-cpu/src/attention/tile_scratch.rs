@@ -34,8 +34,14 @@ pub struct TileScratch {
     pub copied_keys: *mut u16,
     /// Running maximum and sum of each row.
     pub rows: Vec<RowSums>,
-    /// The number of positions that each row attends to.
+    /// The first position that each row attends to, ascending.
+    pub row_starts: Vec<usize>,
+    /// The number of positions up to the last one that each row attends to.
     pub row_ends: Vec<usize>,
+    /// The `row_ends` of one tile and softmax block: 0 for rows that see nothing of the block.
+    pub block_ends: [usize; QUERY_TILE_ROWS],
+    /// A tile of values that nobody sees.
+    pub zeros: *const u8,
     /// Scales of the current block's keys and values, used with int8 KV only.
     pub scales: [[f32; TILE_ATTENTION_BLOCK]; 2],
     /// The current block's tiles of keys, an even number.
@@ -68,10 +74,19 @@ impl TileScratch {
             2 * WEIGHTS_LEN * 2,
             TILE_ATTENTION_BLOCK * head_dim * 2,
             copied_keys,
+            KEY_TILE * head_dim * 2,
         ];
         let memory = Region::new(lens.iter().sum())?;
         let mut next = memory.as_ptr();
-        let [out, scores, next_scores, weights, values, copied_keys] = lens.map(|len| {
+        let [
+            out,
+            scores,
+            next_scores,
+            weights,
+            values,
+            copied_keys,
+            zeros,
+        ] = lens.map(|len| {
             let start = next;
             // SAFETY: the address is inside the region, or at its end.
             next = unsafe { next.add(len) };
@@ -86,7 +101,10 @@ impl TileScratch {
             values: values.cast(),
             copied_keys: copied_keys.cast(),
             rows: vec![RowSums::NONE; MAX_TASK_ROWS],
+            row_starts: vec![0; MAX_TASK_ROWS],
             row_ends: vec![0; MAX_TASK_ROWS],
+            block_ends: [0; QUERY_TILE_ROWS],
+            zeros,
             scales: [[0.0; TILE_ATTENTION_BLOCK]; 2],
             keys: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),
             page_values: Vec::with_capacity(TILE_ATTENTION_BLOCK / KEY_TILE),

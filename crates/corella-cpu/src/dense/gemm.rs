@@ -12,6 +12,8 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::{Range, RangeInclusive};
 
+use corella_model::Activation;
+
 use crate::kernels::grouped::{GroupedShape, GroupedTile};
 use crate::kernels::{
     FEW_ROWS, Form, Kernels, MAX_MATRIX_ROWS, NEXT_LINES, PANEL_LANES, Prefetch, TILE_K, TilePart,
@@ -30,11 +32,59 @@ use super::tiles::Tiles;
 pub enum Epilogue<'a> {
     /// `out[row][channel] = value`
     Store(&'a Buffer),
+    /// `out[row][channel] = cap * tanh(value * scale / cap)`, or only `value * scale` without a cap.
+    StoreShaped {
+        out: &'a Buffer,
+        scale: f32,
+        soft_cap: Option<f32>,
+    },
     /// `out[row][channel] += value`
     Add(&'a Buffer),
+    /// `out[row][channel] += value * scale`
+    AddScaled(&'a Buffer, f32),
     /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
     /// input of the next layer.
     SiluMul(&'a PackedRows),
+    /// Any activation function: of all lanes, or of gates as in `SiluMul`.
+    Activate {
+        out: &'a PackedRows,
+        activation: Activation,
+        is_gated: bool,
+    },
+}
+
+impl<'a> Epilogue<'a> {
+    /// Adds to `out` what is multiplied by `scale`.
+    pub fn add(out: &'a Buffer, scale: f32) -> Self {
+        match scale == 1.0 {
+            true => Self::Add(out),
+            false => Self::AddScaled(out, scale),
+        }
+    }
+
+    /// Stores logits.
+    pub fn logits(out: &'a Buffer, scale: f32, soft_cap: Option<f32>) -> Self {
+        match scale == 1.0 && soft_cap.is_none() {
+            true => Self::Store(out),
+            false => Self::StoreShaped {
+                out,
+                scale,
+                soft_cap,
+            },
+        }
+    }
+
+    /// Stores the input of a down projection.
+    pub fn activate(out: &'a PackedRows, activation: Activation, is_gated: bool) -> Self {
+        match (activation, is_gated) {
+            (Activation::Silu, true) => Self::SiluMul(out),
+            _ => Self::Activate {
+                out,
+                activation,
+                is_gated,
+            },
+        }
+    }
 }
 
 /// The size of a block of packed rows, which stays in the second-level cache while all panels of a
@@ -58,7 +108,7 @@ pub struct Part {
     pub taken: Range<usize>,
     /// The panels that belong to this part.
     pub panels: Range<usize>,
-    /// The panel whose outputs go to channel 0 of an `Epilogue::Store` or `Epilogue::Add` buffer.
+    /// The panel whose outputs go to channel 0 of the epilogue's rows.
     pub first_panel: usize,
     /// The number of blocks into which the tiles are cut. Units go through all panels of one block
     /// first.
@@ -410,15 +460,20 @@ impl Call<'_> {
         panel: usize,
     ) -> Option<(*const f32, usize, usize)> {
         match self.epilogue {
-            Epilogue::Store(out) | Epilogue::Add(out) => Some((
+            Epilogue::Store(out)
+            | Epilogue::StoreShaped { out, .. }
+            | Epilogue::Add(out)
+            | Epilogue::AddScaled(out, _) => Some((
                 out.lanes_ptr(rows, panel - self.first_panel),
                 out.stride(),
                 2,
             )),
             Epilogue::SiluMul(out) => {
-                let (first, stride) = out.wide_ptr(rows, panel * PANEL_LANES / 2)?;
+                let first = (panel - self.first_panel) * PANEL_LANES / 2;
+                let (first, stride) = out.wide_ptr(rows, first)?;
                 Some((first, stride, 1))
             }
+            Epilogue::Activate { .. } => None,
         }
     }
 
@@ -434,22 +489,43 @@ impl Call<'_> {
                 }
             }
         }
+        match self.epilogue {
+            Epilogue::StoreShaped {
+                scale,
+                soft_cap: None,
+                ..
+            }
+            | Epilogue::AddScaled(_, scale) => {
+                let values = values.iter_mut().flat_map(|values| &mut values.0);
+                values.for_each(|value| *value *= scale);
+            }
+            Epilogue::StoreShaped {
+                scale,
+                soft_cap: Some(cap),
+                ..
+            } => {
+                let values = values.as_mut_ptr().cast::<f32>();
+                // SAFETY: there are `PANEL_LANES` values of each row.
+                unsafe { (self.kernels.soft_cap)(values, rows.len() * PANEL_LANES, scale, cap) };
+            }
+            _ => {}
+        }
         let from = values.as_ptr().cast();
         match self.epilogue {
-            Epilogue::Store(out) => {
+            Epilogue::Store(out) | Epilogue::StoreShaped { out, .. } => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 for (i, values) in values.iter().enumerate() {
                     // SAFETY: each panel's channels of a row belong to one worker.
                     unsafe { *to.add(i * out.stride()).cast::<[f32; PANEL_LANES]>() = values.0 };
                 }
             }
-            Epilogue::Add(out) => {
+            Epilogue::Add(out) | Epilogue::AddScaled(out, _) => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 // SAFETY: each panel's channels of a row belong to one worker.
                 unsafe { (self.kernels.add_lanes)(from, rows.len(), to, out.stride()) };
             }
             Epilogue::SiluMul(out) => {
-                let first = panel * PANEL_LANES / 2;
+                let first = (panel - self.first_panel) * PANEL_LANES / 2;
                 let num_lanes = (PANEL_LANES / 2).min(out.k - first);
                 if let Some(tiles) = &self.tile_rows
                     && num_lanes == PANEL_LANES / 2
@@ -478,6 +554,38 @@ impl Call<'_> {
                     unsafe { out.write(self.kernels, &rows, row, first, products) };
                 }
             }
+            Epilogue::Activate {
+                out,
+                activation,
+                is_gated,
+            } => self.activate(panel, rows, values, out, (activation, is_gated)),
+        }
+    }
+
+    /// Applies an activation function to a tile's outputs and writes them as rows of the next layer.
+    fn activate(
+        &self,
+        panel: usize,
+        rows: Range<usize>,
+        values: &mut [Lanes],
+        out: &PackedRows,
+        (activation, is_gated): (Activation, bool),
+    ) {
+        const GATES: usize = PANEL_LANES / 2;
+        let num_lanes = if is_gated { GATES } else { PANEL_LANES };
+        let first = (panel - self.first_panel) * num_lanes;
+        for (row, Lanes(values)) in rows.clone().zip(values) {
+            // SAFETY: the row has as many values.
+            unsafe { (self.kernels.activate)(activation, values.as_mut_ptr(), num_lanes) };
+            if is_gated {
+                let (gates, gated) = values.split_at_mut(GATES);
+                for (gate, value) in gates.iter_mut().zip(gated) {
+                    *gate *= *value;
+                }
+            }
+            let values = &values[..num_lanes.min(out.k - first)];
+            // SAFETY: each panel's channels of a row belong to one worker.
+            unsafe { out.write(self.kernels, &rows, row, first, values) };
         }
     }
 }

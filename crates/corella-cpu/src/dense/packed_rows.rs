@@ -3,6 +3,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use corella_model::int8_scale;
 
@@ -15,11 +16,11 @@ use super::buffer::Buffer;
 
 /// Input rows of a dense layer, in the layout that its GEMM reads.
 pub struct PackedRows {
-    region: Region,
+    region: Arc<Region>,
     form: Form,
     max_rows: usize,
     pub k: usize,
-    quantised: Option<Quantised>,
+    quantised: Option<Arc<Quantised>>,
 }
 
 /// What rows in `Form::Int8` need besides their integers.
@@ -40,24 +41,37 @@ impl PackedRows {
         let num_sums = max_rows * num_chunks(k);
         let quantised = match form {
             Form::Columns | Form::MatrixTiles => None,
-            Form::Int8 => Some(Quantised {
+            Form::Int8 => Some(Arc::new(Quantised {
                 wide: Buffer::new(max_rows, k)?,
                 scales: Region::new(max_rows * size_of::<f32>())?,
                 row_sums: Region::new(max_rows * size_of::<i32>())?,
                 sums: for_groups
                     .then(|| Region::new(num_sums * size_of::<i32>()))
                     .transpose()?,
-            }),
+            })),
         };
         let mut packed = Self {
-            region: Region::new(0)?,
+            region: Arc::new(Region::new(0)?),
             form,
             max_rows,
             k,
             quantised,
         };
-        packed.region = Region::new(max_rows * packed.row_bytes())?;
+        packed.region = Arc::new(Region::new(max_rows * packed.row_bytes())?);
         Ok(packed)
+    }
+
+    /// The same memory for shorter rows. What either of the two writes overwrites what the other
+    /// has.
+    pub fn shortened(&self, k: usize) -> Self {
+        assert!(k <= self.k);
+        Self {
+            region: Arc::clone(&self.region),
+            form: self.form,
+            max_rows: self.max_rows,
+            k,
+            quantised: self.quantised.clone(),
+        }
     }
 
     pub fn form(&self) -> Form {

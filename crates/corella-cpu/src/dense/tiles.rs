@@ -2,17 +2,25 @@
 
 use std::ops::Range;
 
-/// The division of a step's rows into tiles: as few tiles as possible, of sizes as equal as
+/// The division of consecutive rows into tiles: as few tiles as possible, of sizes as equal as
 /// possible.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tiles {
+    first_row: usize,
     num_rows: usize,
     num_tiles: usize,
 }
 
 impl Tiles {
+    /// The division of a step's rows.
     pub fn new(num_rows: usize, tile_rows: usize) -> Self {
+        Self::of_rows(0..num_rows, tile_rows)
+    }
+
+    pub fn of_rows(rows: Range<usize>, tile_rows: usize) -> Self {
+        let num_rows = rows.len();
         Self {
+            first_row: rows.start,
             num_rows,
             num_tiles: num_rows.div_ceil(tile_rows),
         }
@@ -27,11 +35,12 @@ impl Tiles {
     }
 
     pub fn rows(&self, tile: usize) -> Range<usize> {
-        tile * self.num_rows / self.num_tiles..(tile + 1) * self.num_rows / self.num_tiles
+        let at = |tile: usize| self.first_row + tile * self.num_rows / self.num_tiles;
+        at(tile)..at(tile + 1)
     }
 
     pub fn tile_of(&self, row: usize) -> usize {
-        ((row + 1) * self.num_tiles - 1) / self.num_rows
+        ((row - self.first_row + 1) * self.num_tiles - 1) / self.num_rows
     }
 }
 
@@ -43,8 +52,9 @@ mod tests {
     fn tiles_cover_all_rows_within_the_limit() {
         for tile_rows in [1, 4, 6, 14] {
             for num_rows in 1..200 {
-                let tiles = Tiles::new(num_rows, tile_rows);
-                let mut next = 0;
+                let first_row = num_rows % 3;
+                let tiles = Tiles::of_rows(first_row..first_row + num_rows, tile_rows);
+                let mut next = first_row;
                 for tile in 0..tiles.len() {
                     let rows = tiles.rows(tile);
                     assert_eq!(rows.start, next);
@@ -52,7 +62,7 @@ mod tests {
                     assert!(rows.clone().all(|row| tiles.tile_of(row) == tile));
                     next = rows.end;
                 }
-                assert_eq!(next, num_rows);
+                assert_eq!(next, first_row + num_rows);
             }
         }
     }

@@ -5,6 +5,8 @@ pub mod grouped;
 
 use std::arch::x86_64::*;
 
+use corella_model::Activation;
+
 use self::attention::{scores, softmax_block, values};
 use super::{
     BF16, ByFormat, ByKvFormat, F16, F32, FEW_ROWS, INT8, INT8_TILE_K, Int8Rows, Kernels,
@@ -31,10 +33,14 @@ pub const KERNELS: Kernels = Kernels {
     scale_rows,
     sum_of_squares,
     weigh,
+    moments,
+    weigh_centred,
     norm_rotate,
     round,
     add_lanes,
     silu_mul,
+    activate,
+    soft_cap,
     scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,

@@ -402,6 +402,37 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
+        unsafe fn moments(x: *const f32, n: usize) -> [f32; 2] {
+            // SAFETY: the caller promises as much.
+            unsafe { super::layer_norm::moments(x, n) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn weigh_centred(
+            x: *const f32,
+            weight: *const f32,
+            bias: *const f32,
+            mean_and_scale: [f32; 2],
+            n: usize,
+            out: *mut f32,
+        ) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::layer_norm::weigh_centred(x, weight, bias, mean_and_scale, n, out) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn activate(activation: Activation, x: *mut f32, n: usize) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::activation::activate(activation, x, n) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn soft_cap(x: *mut f32, n: usize, scale: f32, cap: f32) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::activation::soft_cap(x, n, scale, cap) }
+        }
+
+        $(#[target_feature(enable = $features)])?
         unsafe fn norm_rotate(head: super::NormRotate, out: *mut f32) {
             // SAFETY: the caller promises as much.
             unsafe {

@@ -17,3 +17,22 @@ pub const COEFFICIENTS: [f32; 6] = [
     1.0 / 6.0,
     0.5,
 ];
+
+/// The exponential function with separate roundings of products and sums.
+#[inline(always)]
+pub fn exp_lane(x: f32) -> f32 {
+    // `clamp` keeps a NaN.
+    let x = x.clamp(MIN, MAX);
+    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let n = x * LOG2_E + ROUND - ROUND;
+    let r = x - n * LN_2_HIGH;
+    let r = r - n * LN_2_LOW;
+    let mut p = COEFFICIENTS[0];
+    for c in &COEFFICIENTS[1..] {
+        p = p * r + c;
+    }
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+}

@@ -4,6 +4,7 @@
 mod attention;
 mod grouped;
 
+use corella_model::Activation;
 use half::{bf16, f16};
 
 use self::attention::{scores, softmax_block, values};
@@ -11,7 +12,8 @@ use super::{
     BF16, ByFormat, ByKvFormat, F16, F32, INT8, INT8_TILE_K, Int8Rows, Kernels, PANEL_LANES,
     Prefetch, QuantiseRow, element_size,
     elementwise::{self, elementwise},
-    exp, sum_lanes, with_rows,
+    exp::exp_lane,
+    sum_lanes, with_rows,
 };
 
 pub static KERNELS: Kernels = Kernels {
@@ -33,10 +35,14 @@ pub static KERNELS: Kernels = Kernels {
     scale_rows,
     sum_of_squares,
     weigh,
+    moments,
+    weigh_centred,
     norm_rotate,
     round,
     add_lanes,
     silu_mul,
+    activate,
+    soft_cap,
     scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,
@@ -214,24 +220,6 @@ unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {
             out[l] = gate[l] / (1.0 + exp_lane(-gate[l])) * up[l];
         }
     }
-}
-
-#[inline]
-fn exp_lane(x: f32) -> f32 {
-    // `clamp` keeps a NaN.
-    let x = x.clamp(exp::MIN, exp::MAX);
-    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
-    const ROUND: f32 = 12_582_912.0;
-    let n = x * exp::LOG2_E + ROUND - ROUND;
-    let r = x - n * exp::LN_2_HIGH;
-    let r = r - n * exp::LN_2_LOW;
-    let mut p = exp::COEFFICIENTS[0];
-    for c in &exp::COEFFICIENTS[1..] {
-        p = p * r + c;
-    }
-    p = p * r + 1.0;
-    p = p * r + 1.0;
-    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
 }
 
 unsafe fn peak(iterations: usize) -> f32 {

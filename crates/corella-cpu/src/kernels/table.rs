@@ -1,6 +1,6 @@
 //! The table of functions that each instruction set fills in.
 
-use corella_model::{DType, KvFormat};
+use corella_model::{Activation, DType, KvFormat};
 
 use super::elementwise::{NormRotate, QuantiseRow};
 use super::form::{Form, TILE_K};
@@ -61,6 +61,17 @@ pub struct Kernels {
     pub sum_of_squares: unsafe fn(x: *const f32, n: usize) -> f32,
     /// `out[i] = x[i] * scale * weight[i]`; `out` may be `x`.
     pub weigh: unsafe fn(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32),
+    /// The mean and the variance of a row, for layer norms.
+    pub moments: unsafe fn(x: *const f32, n: usize) -> [f32; 2],
+    /// `out[i] = (x[i] - mean) * scale * weight[i] + bias[i]`.
+    pub weigh_centred: unsafe fn(
+        x: *const f32,
+        weight: *const f32,
+        bias: *const f32,
+        mean_and_scale: [f32; 2],
+        n: usize,
+        out: *mut f32,
+    ),
     /// Applies norm and RoPE to one head; `out` may be the input.
     pub norm_rotate: unsafe fn(NormRotate, out: *mut f32),
     /// Rounds to bf16, ties to even.
@@ -71,6 +82,10 @@ pub struct Kernels {
     /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`. Rows of `x` have 32 elements,
     /// rows of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
+    /// Applies an activation function in place.
+    pub activate: unsafe fn(activation: Activation, x: *mut f32, n: usize),
+    /// `x[i] = cap * tanh(x[i] * scale / cap)`.
+    pub soft_cap: unsafe fn(x: *mut f32, n: usize, scale: f32, cap: f32),
     pub scores: ByKvFormat<Scores>,
     /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`; all but the first
     /// `limit` weights are 0. Updates the running maximum and the 16 running sums, and returns the

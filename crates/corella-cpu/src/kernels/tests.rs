@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::*;
 
+mod elementwise;
 mod gemm;
 mod grouped;
 mod row_attention;

@@ -4,42 +4,57 @@
 //! output channels of its own, and reads only what was written before the first of the two.
 
 use std::io;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    Activation, AttentionSpec, BranchNorms, DecoderSpec, KvFormat, LayerInput, NormSpec, QkNorm,
+    AttentionSpec, DecoderSpec, FeedForward, KvFormat, LayerInput, LayerSpec, MlpSpec, RotarySpec,
 };
 
-use crate::attention::{AttentionLayer, AttentionScratch, Queries, TaskShape};
+use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
 use crate::cpu_error::CpuError;
-use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Part, Tiles, gemm, shared_gemm};
-use crate::kernels::{Form, Kernels, NormRotate, PANEL_LANES, TILE_K};
-use crate::kv::{HeadPage, KvMemory, Rows, Side};
+use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
+use crate::kernels::{Kernels, PANEL_LANES};
+use crate::kv::KvMemory;
 use crate::system::Worker;
-use crate::weights::{PackedLayer, PackedMatrix, PackedWeights};
+use crate::weights::{
+    PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm, PackedWeights,
+};
 
-use super::head_groups::HeadGroups;
+use super::activation_memory::{Activations, Sizes, divide_alike};
+use super::expert_plan::ExpertPlan;
 use super::layout::StepLayout;
 use super::profile::{Operation, Profile, Walk};
 use super::rotary::Rotary;
 
-/// The number of elements of a row that are normalised and packed at a time.
-const NORM_CHUNK: usize = 256;
-
 pub struct Forward {
-    spec: DecoderSpec,
-    kernels: &'static Kernels,
+    pub(super) spec: DecoderSpec,
+    pub(super) kernels: &'static Kernels,
     /// The number of rows in a tile of the layers' GEMMs.
-    tile_rows: usize,
+    pub(super) tile_rows: usize,
     /// The number of rows in a tile of the head's GEMM.
     head_tile_rows: usize,
     weights: PackedWeights,
-    rotary: Rotary,
+    /// The different kinds of RoPE.
+    rotaries: Vec<Rotary>,
+    /// For each kind of attention that divides into other tasks, a layer that has it.
+    attention_kinds: Vec<usize>,
+    pub(super) layers: Vec<LayerPlace>,
     pub kv: Arc<KvMemory>,
-    activations: Activations,
-    scratch: Vec<Mutex<AttentionScratch>>,
+    pub(super) activations: Activations,
+    pub(super) scratch: Vec<Mutex<Scratch>>,
     pub profile: Option<Arc<Profile>>,
+}
+
+/// Which of the things that layers share a layer uses.
+pub struct LayerPlace {
+    pub rotary: usize,
+    attention_kind: usize,
+}
+
+/// The memory in which one worker computes what the others do not see.
+pub struct Scratch {
+    attention: AttentionScratch,
+    experts: ExpertPlan,
 }
 
 /// Looks at the inputs of the dense layers, after the barrier that completes them and before they
@@ -50,23 +65,6 @@ pub trait Observer: Sync {
 
 impl Observer for () {
     fn observe(&self, _: LayerInput, _: &PackedRows, _: Tiles, _: &Worker<'_>) {}
-}
-
-/// Activation buffers, allocated once for the largest step.
-struct Activations {
-    /// The residual stream, `[rows][hidden_size]`.
-    hidden: Buffer,
-    /// The cosines and sines of RoPE for each row's position.
-    angles: Buffer,
-    normed: PackedRows,
-    /// For each worker, the queries, keys and values of one group of heads.
-    heads: Vec<Buffer>,
-    queries: Queries,
-    attended: PackedRows,
-    gated: PackedRows,
-    /// The final norm's output, for one block of the rows that are sampled.
-    head_input: PackedRows,
-    logits: Buffer,
 }
 
 /// What a forward pass is built from, in a stage of the pipeline and for calibration.
@@ -83,6 +81,8 @@ pub struct ForwardParts {
     pub num_threads: usize,
     /// Whether logits are computed.
     pub draws: bool,
+    /// The longest context that is computed, on which some kinds of RoPE depend.
+    pub max_context: usize,
 }
 
 impl Forward {
@@ -110,54 +110,53 @@ impl Forward {
             max_rows,
             num_threads,
             draws,
+            max_context,
             ..
         } = parts;
-        // `check_spec` refuses layers of different shapes.
-        let layer = &spec.layers[0];
-        let attention = &layer.attention;
-        let groups = HeadGroups::new(attention);
-        // The stride differs from that of the angles: a load whose address equals a recent store's
-        // in the low 12 bits waits for that store (4K aliasing).
-        let heads_len = groups.num_lanes() + PANEL_LANES;
-        let heads = (0..num_threads).map(|_| Buffer::new(max_rows, heads_len));
         let head_form = weights.ends.head.form;
         let head_tile_rows = kernels.rows_at_once(head_form);
         let form = weights.layers.first().map_or(head_form, PackedLayer::form);
-        let tile_rows = kernels.rows_at_once(form);
-        let packed = |k| {
-            PackedRows::new(
-                max_rows,
-                k,
-                form,
-                weights.layers.iter().any(PackedLayer::has_groups),
-            )
+        let (mut rotaries, mut kinds, mut layers) = (Vec::new(), Vec::new(), Vec::new());
+        for layer in &spec.layers {
+            let attention = &layer.attention;
+            let alike = |&index: &usize| divide_alike(&spec.layers[index].attention, attention);
+            let attention_kind = index_or_add(&mut kinds, alike, layers.len());
+            let rotary = attention.rotary.as_ref();
+            let is_it = |other: &Option<&RotarySpec>| *other == rotary;
+            layers.push(LayerPlace {
+                rotary: index_or_add(&mut rotaries, is_it, rotary),
+                attention_kind,
+            });
+        }
+        let sizes = Sizes {
+            max_rows,
+            logit_rows: if draws { logit_rows(head_tile_rows) } else { 0 },
+            num_threads,
+            num_rotaries: rotaries.len(),
         };
-        let head_is_grouped = weights.ends.head.is_grouped();
-        let logit_rows = if draws { logit_rows(head_tile_rows) } else { 0 };
-        let activations = Activations {
-            hidden: Buffer::new(max_rows, spec.hidden_size)?,
-            angles: Buffer::new(max_rows, attention.head_dim)?,
-            normed: packed(spec.hidden_size)?,
-            heads: heads.collect::<io::Result<_>>()?,
-            queries: Queries::new(kernels, attention, &kv, max_rows)?,
-            attended: packed(attention.query_len())?,
-            gated: packed(layer.feed_forward.mlp().intermediate_size)?,
-            head_input: PackedRows::new(logit_rows, spec.hidden_size, head_form, head_is_grouped)?,
-            logits: Buffer::new(logit_rows, spec.vocab_size)?,
-        };
+        let activations = Activations::new(&spec, kernels, &weights, &kv, sizes)?;
+        let head_dim = spec.layers[0].attention.head_dim;
+        let scratch = (0..num_threads).map(|_| {
+            Ok(Mutex::new(Scratch {
+                attention: AttentionScratch::new(kernels, &kv, head_dim)?,
+                experts: ExpertPlan::default(),
+            }))
+        });
         Ok(Self {
-            rotary: Rotary::new(attention, spec.max_position),
-            scratch: (0..num_threads)
-                .map(|_| AttentionScratch::new(kernels, &kv, attention.head_dim).map(Mutex::new))
-                .collect::<io::Result<_>>()?,
-            spec,
+            rotaries: (rotaries.iter())
+                .map(|rotary| Rotary::new(*rotary, max_context))
+                .collect(),
+            attention_kinds: kinds,
+            layers,
+            scratch: scratch.collect::<io::Result<_>>()?,
             kernels,
-            tile_rows,
+            tile_rows: kernels.rows_at_once(form),
             head_tile_rows,
             weights,
             kv,
             activations,
             profile: None,
+            spec,
         })
     }
 
@@ -174,8 +173,12 @@ impl Forward {
         self.tile_rows
     }
 
-    pub fn attention_shape(&self) -> TaskShape {
-        TaskShape::new(self.kernels, &self.kv)
+    /// Divides the rows of a layout, and the work among the workers. Call it after the last span.
+    pub fn divide(&self, layout: &mut StepLayout) {
+        let kinds = self.attention_kinds.iter();
+        let kinds = kinds.map(|&layer| &self.spec.layers[layer].attention);
+        let shape = TaskShape::new(self.kernels, &self.kv);
+        layout.finish(kinds, self.tile_rows, shape, self.scratch.len());
     }
 
     /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
@@ -199,8 +202,26 @@ impl Forward {
         self.enter(layout, incoming, worker);
         barrier_after(Operation::Embed, walk);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(layout, index, layer, walk, &mut scratch, observer);
-            self.mlp(layout, index, layer, walk, observer);
+            self.attention(layout, index, layer, walk, &mut scratch.attention, observer);
+            match &layer.feed_forward {
+                PackedFeedForward::Mlp(mlp) => {
+                    self.mlp(layout, index, (layer, mlp), walk, observer);
+                }
+                PackedFeedForward::Experts(experts) => {
+                    let norms = &layer.feed_forward_norms;
+                    if !self.spec.layers[index].is_parallel {
+                        let norm = norms.before.as_ref();
+                        self.enter_experts(layout, norm, walk);
+                        if let Some(shared) = &experts.shared {
+                            let input = (&self.activations.normed, &shared.gate_up);
+                            self.normalise(norm, |r| r, layout.grid, input, worker);
+                        }
+                        barrier_after(Operation::Norm, walk);
+                    }
+                    let after = norms.after.as_ref();
+                    self.experts(layout, index, experts, after, &mut scratch.experts, walk);
+                }
+            }
         }
     }
 
@@ -211,11 +232,16 @@ impl Forward {
         let tiles = Tiles::new(rows.len(), self.head_tile_rows);
         let grid = Grid::new(tiles, self.scratch.len());
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
-        let norm = (self.spec.norm, &self.weights.ends.norm[..]);
-        let head = &self.weights.ends.head;
-        self.normalise(norm, |r| rows[r], grid, (&act.head_input, head), worker);
+        let (norm, head) = (&self.weights.ends.norm, &self.weights.ends.head);
+        self.normalise(
+            Some(norm),
+            |r| rows[r],
+            grid,
+            (&act.head_input, head),
+            worker,
+        );
         barrier_after(Operation::Norm, walk);
-        let out = Epilogue::Store(&act.logits);
+        let out = Epilogue::logits(&act.logits, self.spec.logit_scale, self.spec.logit_soft_cap);
         self.dense(Operation::Head, &act.head_input, grid, head, out, walk);
     }
 
@@ -242,22 +268,29 @@ impl Forward {
     }
 
     fn enter(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+        let ends = &self.weights.ends;
         for r in layout.grid.own_rows(worker.index()) {
             let row = &layout.rows[r];
             // SAFETY: the row belongs to this worker.
-            let (hidden, angles) = unsafe {
-                (
-                    self.activations.hidden.row_mut(r),
-                    self.activations.angles.row_mut(r),
-                )
-            };
+            let hidden = unsafe { self.activations.hidden.row_mut(r) };
             let hidden = &mut hidden[..self.spec.hidden_size];
             match incoming {
                 Some(rows) => hidden.copy_from_slice(&rows[r * hidden.len()..][..hidden.len()]),
-                None => self.weights.ends.embed(row.token as usize, hidden),
+                None => {
+                    ends.embed(row.token as usize, hidden);
+                    let scale = self.spec.embedding_scale;
+                    if scale != 1.0 {
+                        hidden.iter_mut().for_each(|value| *value *= scale);
+                    }
+                    ends.add_position(row.position, hidden);
+                }
             }
-            let angles = &mut angles[..self.spec.layers[0].attention.head_dim];
-            self.rotary.angles(row.position, angles);
+            for (rotary, angles) in self.rotaries.iter().zip(&self.activations.angles) {
+                // SAFETY: the row belongs to this worker.
+                let angles = unsafe { angles.row_mut(r) };
+                let head_dim = self.spec.layers[0].attention.head_dim;
+                rotary.angles(row.position, &mut angles[..head_dim]);
+            }
         }
     }
 
@@ -272,73 +305,121 @@ impl Forward {
     ) {
         let (act, grid) = (&self.activations, layout.grid);
         let worker = walk.worker;
-        let spec = &self.spec.layers[index];
-        let norm = input_norm(&spec.attention_norms, &layer.attention_norm);
-        let input = (&act.normed, &layer.qkv);
-        self.normalise(norm, |r| r, grid, input, worker);
+        let (spec, norms) = (&self.spec.layers[index], &layer.attention_norms);
+        let before = norms.before.as_ref();
+        self.normalise(before, |r| r, grid, (&act.normed, &layer.qkv), worker);
+        if spec.is_parallel && matches!(spec.feed_forward, FeedForward::Experts(_)) {
+            self.enter_experts(layout, before, walk);
+        }
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
         self.project(layout, index, layer, walk);
-        barrier_after(Operation::Rope, walk);
         // This is behind the barrier before which every worker's keys and values were written.
         if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
             self.kv.counter.advance(step, index + 1);
         }
+        let attended = &act.layers[index].attended;
         AttentionLayer {
             kernels: self.kernels,
             spec: &spec.attention,
             kv: &self.kv,
             layer: index,
             spans: &layout.spans,
-            plan: &layout.attention,
+            plan: &layout.attention[self.layers[index].attention_kind],
             queries: &act.queries,
-            out: &act.attended,
+            out: attended,
             tiles: grid.tiles,
         }
         .run(worker, scratch);
         let (flops, bytes) = self.attention_cost(layout, &spec.attention);
         walk.count(Operation::Attention, flops, bytes);
         barrier_after(Operation::Attention, walk);
-        self.complete(&act.attended, &layer.output, grid, walk);
-        observer.observe(
-            LayerInput::AttentionOutput,
-            &act.attended,
-            grid.tiles,
-            worker,
-        );
-        let out = Epilogue::Add(&act.hidden);
-        let (rows, weights) = (&act.attended, &layer.output);
-        self.dense(Operation::Output, rows, grid, weights, out, walk);
+        self.complete(attended, &layer.output, grid, walk);
+        observer.observe(LayerInput::AttentionOutput, attended, grid.tiles, worker);
+        let after = norms.after.as_ref();
+        let out = self.part_output(spec, after);
+        self.dense(Operation::Output, attended, grid, &layer.output, out, walk);
+        self.add_part(spec, after, grid, worker);
     }
 
     fn mlp(
         &self,
         layout: &StepLayout,
         index: usize,
-        layer: &PackedLayer,
+        (layer, mlp): (&PackedLayer, &PackedMlp),
         walk: &mut Walk<'_>,
         observer: &impl Observer,
     ) {
         let (act, grid) = (&self.activations, layout.grid);
-        let spec = &self.spec.layers[index];
-        let norm = input_norm(&spec.feed_forward_norms, &layer.mlp_norm);
-        let input = (&act.normed, &layer.gate_up);
-        self.normalise(norm, |r| r, grid, input, walk.worker);
-        barrier_after(Operation::Norm, walk);
-        observer.observe(LayerInput::Mlp, &act.normed, grid.tiles, walk.worker);
-        let out = match spec.feed_forward.mlp().activation {
-            Activation::Silu => Epilogue::SiluMul(&act.gated),
-            other => unreachable!("`check_spec` refuses {other:?}"),
-        };
-        let (rows, weights) = (&act.normed, &layer.gate_up);
-        self.dense(Operation::GateUp, rows, grid, weights, out, walk);
-        self.complete(&act.gated, &layer.down, grid, walk);
-        observer.observe(LayerInput::MlpOutput, &act.gated, grid.tiles, walk.worker);
-        let out = Epilogue::Add(&act.hidden);
-        self.dense(Operation::Down, &act.gated, grid, &layer.down, out, walk);
+        let (spec, norms) = (&self.spec.layers[index], &layer.feed_forward_norms);
+        if !spec.is_parallel {
+            let input = (&act.normed, &mlp.gate_up);
+            self.normalise(norms.before.as_ref(), |r| r, grid, input, walk.worker);
+            barrier_after(Operation::Norm, walk);
+        }
+        let after = norms.after.as_ref();
+        let out = self.part_output(spec, after);
+        let gated = &act.layers[index].gated;
+        let mlp = (spec.feed_forward.mlp(), mlp);
+        self.run_mlp(layout, mlp, gated, out, walk, observer);
+        self.add_part(spec, after, grid, walk.worker);
     }
 
-    fn dense(
+    /// Computes an MLP of the rows that have been normed.
+    pub(super) fn run_mlp(
+        &self,
+        layout: &StepLayout,
+        (spec, weights): (&MlpSpec, &PackedMlp),
+        gated: &PackedRows,
+        out: Epilogue<'_>,
+        walk: &mut Walk<'_>,
+        observer: &impl Observer,
+    ) {
+        let (rows, grid) = (&self.activations.normed, layout.grid);
+        observer.observe(LayerInput::Mlp, rows, grid.tiles, walk.worker);
+        let activated = Epilogue::activate(gated, spec.activation, spec.is_gated);
+        self.dense(
+            Operation::GateUp,
+            rows,
+            grid,
+            &weights.gate_up,
+            activated,
+            walk,
+        );
+        self.complete(gated, &weights.down, grid, walk);
+        observer.observe(LayerInput::MlpOutput, gated, grid.tiles, walk.worker);
+        self.dense(Operation::Down, gated, grid, &weights.down, out, walk);
+    }
+
+    /// Where the last dense layer of a layer's part leaves its outputs: in the residual stream, unless
+    /// a norm comes first.
+    fn part_output(&self, spec: &LayerSpec, after: Option<&PackedNorm>) -> Epilogue<'_> {
+        match after {
+            None => Epilogue::add(&self.activations.hidden, spec.residual_scale),
+            Some(_) => Epilogue::Store(self.branch()),
+        }
+    }
+
+    /// Adds to the residual stream what `part_output` has kept from it. Each worker adds to the rows
+    /// that it norms next, so this needs no barrier behind it.
+    fn add_part(
+        &self,
+        spec: &LayerSpec,
+        after: Option<&PackedNorm>,
+        grid: Grid,
+        worker: &Worker<'_>,
+    ) {
+        if let Some(norm) = after {
+            self.add_normed(self.branch(), norm, spec.residual_scale, grid, worker);
+        }
+    }
+
+    pub(super) fn branch(&self) -> &Buffer {
+        let branch = self.activations.branch.as_ref();
+        branch.expect("a part of a layer is stored, but there are no rows for it")
+    }
+
+    pub(super) fn dense(
         &self,
         operation: Operation,
         rows: &PackedRows,
@@ -352,7 +433,7 @@ impl Forward {
         barrier_after(operation, walk);
     }
 
-    fn count_dense(
+    pub(super) fn count_dense(
         &self,
         operation: Operation,
         rows: &PackedRows,
@@ -370,55 +451,12 @@ impl Forward {
         let row_bytes = 2 * spec.num_kv_heads * self.kv.format.row_bytes(spec.head_dim);
         layout.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
-            let pairs = (span.start + 1 + end) * span.num_rows / 2;
+            let num_unseen = spec.first_seen(span.start) + spec.first_seen(end - 1);
+            let pairs = (span.start + 1 + end - num_unseen) * span.num_rows / 2;
             let width = spec.num_heads * spec.head_dim;
-            (flops + 4 * width * pairs, bytes + end * row_bytes)
+            let num_read = end - spec.first_seen(span.start);
+            (flops + 4 * width * pairs, bytes + num_read * row_bytes)
         })
-    }
-
-    /// Writes the RMS norm of rows of the residual stream, as the dense layer with these weights
-    /// reads them.
-    fn normalise(
-        &self,
-        (norm, weight): (NormSpec, &[f32]),
-        row_of: impl Fn(usize) -> usize,
-        grid: Grid,
-        (out, weights): (&PackedRows, &PackedMatrix),
-        worker: &Worker<'_>,
-    ) {
-        for row in grid.own_rows(worker.index()) {
-            let tile = grid.tiles.rows(grid.tiles.tile_of(row));
-            // SAFETY: nobody writes the residual stream before the next barrier.
-            let x = unsafe { self.activations.hidden.row(row_of(row)) };
-            let x = &x[..weight.len()];
-            let scale = self.norm_scale(norm, x);
-            if let Some(tiles) = self.kernels.tile_gemm
-                && out.form() == Form::MatrixTiles
-                && x.len().is_multiple_of(TILE_K)
-            {
-                let to = out.row_ptr(&tile, row, 0);
-                let stride = tile.len() * TILE_K;
-                // SAFETY: the row, its weights and the output have the same length; the row belongs
-                // to this worker.
-                unsafe {
-                    (tiles.weigh)(x.as_ptr(), weight.as_ptr(), scale, x.len(), to, stride);
-                }
-                continue;
-            }
-            let mut values = [0.0; NORM_CHUNK];
-            for first in (0..x.len()).step_by(NORM_CHUNK) {
-                let len = NORM_CHUNK.min(x.len() - first);
-                let (x, weight) = (&x[first..][..len], &weight[first..][..len]);
-                // SAFETY: each pointer is to `len` elements; the row belongs to this worker.
-                unsafe {
-                    let to = values.as_mut_ptr();
-                    (self.kernels.weigh)(x.as_ptr(), weight.as_ptr(), scale, len, to);
-                    out.write(self.kernels, &tile, row, first, &values[..len]);
-                }
-            }
-            // SAFETY: the row has been written, and belongs to this worker.
-            unsafe { out.complete(self.kernels, &tile, row, weights) };
-        }
     }
 
     /// Completes rows to which several workers have contributed, if their form needs it.
@@ -433,138 +471,14 @@ impl Forward {
         }
         barrier_after(Operation::Quantise, walk);
     }
-
-    fn norm_scale(&self, norm: NormSpec, x: &[f32]) -> f32 {
-        // SAFETY: the pointer and the length are those of `x`.
-        let sum = unsafe { (self.kernels.sum_of_squares)(x.as_ptr(), x.len()) };
-        1.0 / (sum / x.len() as f32 + norm.eps).sqrt()
-    }
-
-    /// Projects to queries, keys and values, one group of heads at a time, while the group's rows
-    /// are in the cache. Applies norm and RoPE to queries and keys, and writes keys and values to
-    /// their pages.
-    fn project(&self, layout: &StepLayout, index: usize, layer: &PackedLayer, walk: &mut Walk<'_>) {
-        let spec = &self.spec.layers[index].attention;
-        let (act, weights) = (&self.activations, &layer.qkv);
-        let (worker, grid) = (walk.worker, layout.grid);
-        let groups = HeadGroups::new(spec);
-        let share_of = |owner| grid.share(owner, groups.len());
-        worker.take_shares(
-            |owner| share_of(owner).len(),
-            |owner, units| {
-                let first = share_of(owner).start;
-                for group in first + units.start..first + units.end {
-                    let mut panels = groups.panels(group);
-                    panels.end = panels.end.min(weights.num_panels);
-                    let next = (group + 1 < share_of(owner).end).then_some(panels.end);
-                    let taken = grid.tiles_of(owner);
-                    let mut part = Part::new(self.kernels, &act.normed, grid.tiles, taken, panels);
-                    part.first_panel = part.panels.start;
-                    let units = 0..part.num_units();
-                    let out = Epilogue::Store(&act.heads[worker.index()]);
-                    gemm(self.kernels, &act.normed, &part, units, next, weights, out);
-                    walk.note(Operation::Qkv);
-                    for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
-                        for (i, head) in groups.heads(group).enumerate() {
-                            let lane = i * spec.head_dim;
-                            self.store_heads(layout, index, layer, &run, head, (worker, lane));
-                        }
-                    }
-                    walk.note(Operation::Rope);
-                }
-            },
-        );
-        self.count_dense(Operation::Qkv, &act.normed, layout.grid, weights, walk);
-    }
-
-    /// Finishes one head of a run of rows. The head starts at `lane` of the worker's group of
-    /// heads.
-    fn store_heads(
-        &self,
-        layout: &StepLayout,
-        index: usize,
-        layer: &PackedLayer,
-        run: &Range<usize>,
-        head: usize,
-        (worker, lane): (&Worker<'_>, usize),
-    ) {
-        let spec = &self.spec.layers[index].attention;
-        let first = &layout.rows[run.start];
-        let page_size = self.kv.page_size();
-        let pages = layout.spans.pages_of(&layout.spans[first.span]);
-        let page = pages[first.position / page_size];
-        let at = |head| HeadPage {
-            layer: index,
-            page: page.0 as usize,
-            head,
-        };
-        let offset = first.position % page_size;
-        let act = &self.activations;
-        let heads = &act.heads[worker.index()];
-        // Without a norm, nothing reads the epsilon.
-        let eps = match spec.qk_norm {
-            Some(QkNorm::Heads(norm) | QkNorm::Whole(norm)) => norm.eps,
-            None => 0.0,
-        };
-        assert!(run.end <= layout.rows.len() && lane + spec.head_dim <= heads.stride());
-        // SAFETY: these heads belong to this worker.
-        let rows = unsafe {
-            Rows {
-                first: heads.row_ptr(run.start).add(lane),
-                stride: heads.stride(),
-                len: run.len(),
-            }
-        };
-        let row_head = |weight: &Option<Vec<f32>>, r: usize| {
-            let weight = weight.as_deref();
-            assert!(weight.is_none_or(|weight| weight.len() == spec.head_dim));
-            // SAFETY: the row belongs to the run, and angles are not written after the first
-            // barrier.
-            let (x, angles) = unsafe {
-                (
-                    rows.first.add((r - run.start) * rows.stride),
-                    act.angles.row(r).as_ptr(),
-                )
-            };
-            NormRotate {
-                x,
-                weight: weight.map_or(std::ptr::null(), <[f32]>::as_ptr),
-                eps,
-                angles,
-                head_dim: spec.head_dim,
-            }
-        };
-        if head < spec.num_heads {
-            for r in run.clone() {
-                let from = row_head(&layer.q_norm, r);
-                // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head)
-                // belongs to this worker.
-                unsafe { act.queries.store(self.kernels, from, r, head) };
-            }
-        } else if head < spec.num_heads + spec.num_kv_heads {
-            for r in run.clone() {
-                let from = row_head(&layer.k_norm, r);
-                // SAFETY: the same holds as for queries; these heads belong to this worker.
-                unsafe { (self.kernels.norm_rotate)(from, from.x.cast_mut()) };
-            }
-            let at = at(head - spec.num_heads);
-            // SAFETY: each position of a sequence is one row, and this head of it belongs to this
-            // worker. Shared pages are written only by the span that fills them.
-            unsafe { self.kv.write(self.kernels, Side::Keys, at, offset, rows) };
-        } else {
-            let at = at(head - spec.num_heads - spec.num_kv_heads);
-            // SAFETY: the same holds as for keys.
-            unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
-        }
-    }
 }
 
-/// The norm of the input of a layer's part, with its weights.
-fn input_norm<'a>(norms: &BranchNorms, weight: &'a [f32]) -> (NormSpec, &'a [f32]) {
-    let norm = norms
-        .before
-        .expect("`check_spec` refuses layers without it");
-    (norm, weight)
+/// The index of the first element that `is_it` accepts. If there is none, `other` is added.
+fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -> usize {
+    list.iter().position(is_it).unwrap_or_else(|| {
+        list.push(other);
+        list.len() - 1
+    })
 }
 
 /// The barrier behind an operation: every worker has done its part of it, so that all may read what

@@ -20,7 +20,8 @@ pub struct StepLayout {
     pub rows: Vec<StepRow>,
     pub spans: Spans,
     pub grid: Grid,
-    pub attention: AttentionPlan,
+    /// The plan of each kind of attention that the layers have.
+    pub attention: Vec<AttentionPlan>,
     pub samples: Vec<StepSample>,
 }
 
@@ -54,7 +55,7 @@ impl StepLayout {
         self.step = None;
         self.rows.clear();
         self.spans.clear();
-        self.attention.clear();
+        self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.samples.clear();
     }
 
@@ -124,10 +125,11 @@ impl StepLayout {
         self.rows.extend(rows);
     }
 
-    /// Divides the rows into tiles, and the work among the threads. Call it after the last span.
-    pub fn finish(
+    /// Divides the rows into tiles, and the work among the threads. `kinds` has an example of each
+    /// kind of attention. Call it after the last span.
+    pub fn finish<'a>(
         &mut self,
-        spec: &AttentionSpec,
+        kinds: impl ExactSizeIterator<Item = &'a AttentionSpec>,
         tile_rows: usize,
         attention: TaskShape,
         num_threads: usize,
@@ -135,6 +137,9 @@ impl StepLayout {
         let tiles = Tiles::new(self.rows.len(), tile_rows);
         self.grid = Grid::new(tiles, num_threads);
         self.attention
-            .build(&self.spans, spec, attention, num_threads);
+            .resize_with(kinds.len(), AttentionPlan::default);
+        for (plan, spec) in self.attention.iter_mut().zip(kinds) {
+            plan.build(&self.spans, spec, attention, num_threads);
+        }
     }
 }

@@ -15,14 +15,16 @@ pub enum Operation {
     Rope,
     Attention,
     Output,
+    Route,
     GateUp,
     Down,
+    Combine,
     Head,
     Draw,
 }
 
 impl Operation {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Embed,
         Self::Norm,
         Self::Quantise,
@@ -30,8 +32,10 @@ impl Operation {
         Self::Rope,
         Self::Attention,
         Self::Output,
+        Self::Route,
         Self::GateUp,
         Self::Down,
+        Self::Combine,
         Self::Head,
         Self::Draw,
     ];
@@ -45,8 +49,10 @@ impl Operation {
             Self::Rope => "rope, store",
             Self::Attention => "attention",
             Self::Output => "dense output",
+            Self::Route => "route to experts",
             Self::GateUp => "dense gate up",
             Self::Down => "dense down",
+            Self::Combine => "combine experts",
             Self::Head => "head",
             Self::Draw => "draw",
         }

@@ -1,14 +1,13 @@
 //! Rotary position embedding (RoPE), computed in f64 and rounded to f32.
 
-use corella_model::{AttentionSpec, RotaryFrequencies};
+use corella_model::{RotaryFrequencies, RotarySpec};
 
-/// The cosines and sines of a layer's RoPE.
+/// The cosines and sines of the layers that turn alike.
 pub struct Rotary(RotaryFrequencies);
 
 impl Rotary {
-    /// Angles for contexts of up to `max_context` tokens.
-    pub fn new(attention: &AttentionSpec, max_context: usize) -> Self {
-        let rotary = attention.rotary.as_ref();
+    /// Angles for contexts of up to `max_context` tokens. Without RoPE all of them are 0.
+    pub fn new(rotary: Option<&RotarySpec>, max_context: usize) -> Self {
         Self(match rotary {
             Some(rotary) => rotary.frequencies(max_context),
             None => RotaryFrequencies {

@@ -320,12 +320,7 @@ impl Stage {
         if self.plan.rows.is_empty() {
             return Ok(());
         }
-        self.plan.finish(
-            &self.forward.spec().layers[0].attention,
-            self.forward.tile_rows(),
-            self.forward.attention_shape(),
-            self.pool.num_threads(),
-        );
+        self.forward.divide(&mut self.plan);
         let incoming = (!self.is_first).then_some(rows);
         let (forward, plan) = (&self.forward, &self.plan);
         self.pool
@@ -493,6 +488,14 @@ impl Stage {
     fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
         if !(self.is_first && self.is_last()) {
             return Err(String::from("tokens are scored by one pipeline stage only"));
+        }
+        let spec = self.forward.spec();
+        if spec.learned_positions && tokens.len() > spec.max_position {
+            return Err(format!(
+                "{} tokens, but the model has learned {} positions",
+                tokens.len(),
+                spec.max_position
+            ));
         }
         let num_pages = tokens.len().div_ceil(self.forward.kv.page_size());
         if num_pages > self.forward.kv.num_pages() {

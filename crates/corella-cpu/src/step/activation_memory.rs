@@ -1,0 +1,136 @@
+//! The memory of a forward pass, allocated once for the largest step.
+
+use std::io;
+
+use corella_model::{AttentionSpec, DecoderSpec, FeedForward, LayerSpec};
+
+use crate::attention::Queries;
+use crate::dense::{Buffer, PackedRows};
+use crate::kernels::{Kernels, PANEL_LANES};
+use crate::kv::KvMemory;
+use crate::weights::{PackedLayer, PackedWeights};
+
+use super::expert_layer::ExpertRows;
+use super::head_groups::HeadGroups;
+use super::projection::is_normed_apart;
+
+pub struct Activations {
+    /// The residual stream, `[rows][hidden_size]`.
+    pub hidden: Buffer,
+    /// For each kind of RoPE, the cosines and sines of each row's position.
+    pub angles: Vec<Buffer>,
+    pub normed: PackedRows,
+    /// For each worker, the queries, keys and values of one group of heads.
+    pub heads: Vec<Buffer>,
+    /// The queries, keys and values of all heads, for layers that norm them across groups.
+    pub projected: Option<Buffer>,
+    pub queries: Queries,
+    /// What a layer's part computes, for parts with a norm behind them and for shared experts.
+    pub branch: Option<Buffer>,
+    pub experts: Option<ExpertRows>,
+    pub layers: Vec<LayerRows>,
+    /// The final norm's output, for one block of the rows that are sampled.
+    pub head_input: PackedRows,
+    pub logits: Buffer,
+}
+
+/// Rows whose length differs from layer to layer. All layers use the same memory.
+pub struct LayerRows {
+    pub attended: PackedRows,
+    /// The input of the down projection of the layer's MLP, or of its shared expert.
+    pub gated: PackedRows,
+    /// The input of the down projection of its experts.
+    pub expert_gated: Option<PackedRows>,
+}
+
+/// The sizes of a forward pass.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub max_rows: usize,
+    /// The number of rows whose logits are computed at once.
+    pub logit_rows: usize,
+    pub num_threads: usize,
+    pub num_rotaries: usize,
+}
+
+impl Activations {
+    pub fn new(
+        spec: &DecoderSpec,
+        kernels: &Kernels,
+        weights: &PackedWeights,
+        kv: &KvMemory,
+        sizes: Sizes,
+    ) -> io::Result<Self> {
+        let (max_rows, hidden) = (sizes.max_rows, spec.hidden_size);
+        let head = &weights.ends.head;
+        let form = weights.layers.first().map_or(head.form, PackedLayer::form);
+        let has_groups = weights.layers.iter().any(PackedLayer::has_groups);
+        let packed = |num_rows, k| PackedRows::new(num_rows, k, form, has_groups);
+        let most = |len: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(len).max();
+        let most = |len: &dyn Fn(&LayerSpec) -> usize| most(len).unwrap_or(0);
+        let attended = packed(max_rows, most(&|layer| layer.attention.query_len()))?;
+        let gated = packed(max_rows, most(&gated_len))?;
+        let experts = ExpertRows::new(spec, kernels, max_rows, packed)?;
+        let layers = spec.layers.iter().map(|layer| LayerRows {
+            attended: attended.shortened(layer.attention.query_len()),
+            gated: gated.shortened(gated_len(layer)),
+            expert_gated: experts.as_ref().and_then(|experts| experts.gated_of(layer)),
+        });
+        let layers = layers.collect();
+        let attention = &spec.layers[0].attention;
+        // The stride differs from that of the angles: a load whose address equals a recent store's
+        // in the low 12 bits waits for that store (4K aliasing).
+        let heads_len = HeadGroups::new(attention).num_lanes() + PANEL_LANES;
+        let heads = (0..sizes.num_threads).map(|_| Buffer::new(max_rows, heads_len));
+        let angles = (0..sizes.num_rotaries).map(|_| Buffer::new(max_rows, attention.head_dim));
+        let projected = spec.layers.iter().map(|layer| &layer.attention);
+        let projected = projected.filter(|attention| is_normed_apart(attention));
+        let projected = projected.map(|attention| attention.query_len() + 2 * attention.kv_len());
+        let most_heads = spec.layers.iter().map(|layer| &layer.attention);
+        let most_heads = most_heads.max_by_key(|attention| attention.num_heads);
+        let has_branch = spec.layers.iter().any(keeps_branch);
+        Ok(Self {
+            hidden: Buffer::new(max_rows, hidden)?,
+            angles: angles.collect::<io::Result<_>>()?,
+            normed: packed(max_rows, hidden)?,
+            heads: heads.collect::<io::Result<_>>()?,
+            projected: (projected.max())
+                .map(|len| Buffer::new(max_rows, len))
+                .transpose()?,
+            queries: Queries::new(kernels, most_heads.unwrap_or(attention), kv, max_rows)?,
+            branch: has_branch
+                .then(|| Buffer::new(max_rows, hidden))
+                .transpose()?,
+            experts,
+            layers,
+            head_input: PackedRows::new(sizes.logit_rows, hidden, head.form, head.is_grouped())?,
+            logits: Buffer::new(sizes.logit_rows, spec.vocab_size)?,
+        })
+    }
+}
+
+/// The number of elements in front of the down projection that all rows of a layer go through.
+fn gated_len(layer: &LayerSpec) -> usize {
+    match &layer.feed_forward {
+        FeedForward::Mlp(mlp) => mlp.intermediate_size,
+        FeedForward::Experts(experts) => {
+            let shared = experts.shared.as_ref();
+            shared.map_or(0, |shared| shared.mlp.intermediate_size)
+        }
+    }
+}
+
+/// Whether a part of the layer is stored before it is added to the residual stream.
+fn keeps_branch(layer: &LayerSpec) -> bool {
+    let norms = [&layer.attention_norms, &layer.feed_forward_norms];
+    let is_shared = |experts: &FeedForward| match experts {
+        FeedForward::Experts(experts) => experts.shared.is_some(),
+        FeedForward::Mlp(_) => false,
+    };
+    norms.into_iter().any(|norms| norms.after.is_some()) || is_shared(&layer.feed_forward)
+}
+
+/// Whether two layers have the same division of attention into tasks.
+pub fn divide_alike(a: &AttentionSpec, b: &AttentionSpec) -> bool {
+    (a.num_heads, a.num_kv_heads, a.window) == (b.num_heads, b.num_kv_heads, b.window)
+}

@@ -1,0 +1,339 @@
+//! The feed-forward part of layers with experts.
+
+use std::io;
+
+use corella_model::{DecoderSpec, ExpertSpec, FeedForward, LayerSpec};
+
+use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Part, Tiles, gemm};
+use crate::kernels::{Form, Kernels, PANEL_LANES};
+use crate::weights::{PackedExperts, PackedMatrix, PackedNorm};
+
+use super::activation_memory::LayerRows;
+use super::expert_plan::{Choices, ExpertPlan, choose, sigmoid};
+use super::forward::{Forward, barrier_after};
+use super::layout::StepLayout;
+use super::norm::RowNorm;
+use super::profile::{Operation, Walk};
+
+/// The memory of layers with experts.
+pub struct ExpertRows {
+    /// The layer's input, normed, in f32.
+    input: Buffer,
+    /// The same as the router reads it.
+    router_input: PackedRows,
+    /// The router's outputs, which become scores.
+    scores: Buffer,
+    choices: Choices,
+    /// The input rows, by expert.
+    gathered: PackedRows,
+    /// The inputs of down projections, as long as the longest.
+    gated: PackedRows,
+    /// The experts' outputs.
+    outputs: Buffer,
+}
+
+impl ExpertRows {
+    /// Allocates what layers with experts need, if there are any.
+    pub fn new(
+        spec: &DecoderSpec,
+        kernels: &Kernels,
+        max_rows: usize,
+        packed: impl Fn(usize, usize) -> io::Result<PackedRows>,
+    ) -> io::Result<Option<Self>> {
+        let most = |count: fn(&ExpertSpec) -> usize| {
+            let experts = spec.layers.iter().filter_map(experts_of);
+            experts.map(count).max().unwrap_or(0)
+        };
+        let num_experts = most(|experts| experts.num_experts);
+        if num_experts == 0 {
+            return Ok(None);
+        }
+        let per_token = most(|experts| experts.num_experts_per_token);
+        let (num_gathered, hidden) = (max_rows * per_token, spec.hidden_size);
+        let router_rows = max_rows.next_multiple_of(kernels.rows_at_once(Form::Columns));
+        Ok(Some(Self {
+            input: Buffer::new(max_rows, hidden)?,
+            router_input: PackedRows::new(router_rows, hidden, Form::Columns, false)?,
+            scores: Buffer::new(max_rows, num_experts + 1)?,
+            choices: Choices::new(max_rows, per_token)?,
+            gathered: packed(num_gathered, hidden)?,
+            gated: packed(
+                num_gathered,
+                most(|experts| experts.expert.intermediate_size),
+            )?,
+            outputs: Buffer::new(num_gathered, hidden)?,
+        }))
+    }
+
+    /// The inputs of a layer's down projections.
+    pub fn gated_of(&self, layer: &LayerSpec) -> Option<PackedRows> {
+        let experts = experts_of(layer)?;
+        Some(self.gated.shortened(experts.expert.intermediate_size))
+    }
+}
+
+fn experts_of(layer: &LayerSpec) -> Option<&ExpertSpec> {
+    match &layer.feed_forward {
+        FeedForward::Experts(experts) => Some(experts),
+        FeedForward::Mlp(_) => None,
+    }
+}
+
+/// What the experts of one layer read and write.
+struct ExpertLayer<'a> {
+    spec: &'a ExpertSpec,
+    weights: &'a PackedExperts,
+    rows: &'a ExpertRows,
+    layer_rows: &'a LayerRows,
+}
+
+impl Forward {
+    /// Writes the input of experts, so that the router reads it in f32 whatever the form of the rows
+    /// is that other dense layers read.
+    pub(super) fn enter_experts(
+        &self,
+        layout: &StepLayout,
+        norm: Option<&PackedNorm>,
+        walk: &Walk<'_>,
+    ) {
+        let rows = self.expert_rows();
+        let grid = self.router_grid(layout);
+        for row in layout.grid.own_rows(walk.worker.index()) {
+            let tile = grid.tiles.rows(grid.tiles.tile_of(row));
+            // SAFETY: nobody writes the residual stream before the next barrier, and the row of the
+            // input belongs to this worker.
+            let (x, input) = unsafe { (self.activations.hidden.row(row), rows.input.row_mut(row)) };
+            let x = &x[..self.spec.hidden_size];
+            RowNorm::new(self.kernels, norm, x).for_each_part(x, |first, values| {
+                input[first..][..values.len()].copy_from_slice(values);
+                // SAFETY: the row belongs to this worker.
+                unsafe {
+                    rows.router_input
+                        .write(self.kernels, &tile, row, first, values)
+                };
+            });
+        }
+    }
+
+    /// Computes the experts of a layer, whose input has been written before the last barrier.
+    pub(super) fn experts(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        weights: &PackedExperts,
+        after: Option<&PackedNorm>,
+        plan: &mut ExpertPlan,
+        walk: &mut Walk<'_>,
+    ) {
+        let spec = &self.spec.layers[index];
+        let layer = ExpertLayer {
+            spec: experts_of(spec).expect("the layer has experts"),
+            weights,
+            rows: self.expert_rows(),
+            layer_rows: &self.activations.layers[index],
+        };
+        self.route(layout, &layer, walk);
+        self.gather(layout, &layer, plan, walk);
+        self.run_experts(&layer, plan, walk);
+        self.run_shared(layout, &layer, walk);
+        self.combine(layout, &layer, plan, (after, spec.residual_scale), walk);
+    }
+
+    fn expert_rows(&self) -> &ExpertRows {
+        let rows = self.activations.experts.as_ref();
+        rows.expect("a layer has experts, but no rows for them")
+    }
+
+    fn router_grid(&self, layout: &StepLayout) -> Grid {
+        let tile_rows = self.kernels.rows_at_once(Form::Columns);
+        Grid::new(Tiles::new(layout.rows.len(), tile_rows), self.scratch.len())
+    }
+
+    /// Chooses the experts of all rows.
+    fn route(&self, layout: &StepLayout, layer: &ExpertLayer<'_>, walk: &mut Walk<'_>) {
+        let (rows, spec) = (layer.rows, layer.spec);
+        let (grid, out) = (self.router_grid(layout), Epilogue::Store(&rows.scores));
+        let router = &layer.weights.router;
+        self.dense(
+            Operation::Route,
+            &rows.router_input,
+            grid,
+            router,
+            out,
+            walk,
+        );
+        let bias = layer.weights.selection_bias.as_deref();
+        for row in layout.grid.own_rows(walk.worker.index()) {
+            // SAFETY: the scores are complete since the last barrier, and the row belongs to this
+            // worker.
+            let (scores, chosen) = unsafe {
+                (
+                    rows.scores.row_mut(row),
+                    rows.choices.row_mut(row, spec.num_experts_per_token),
+                )
+            };
+            choose(spec, &mut scores[..spec.num_experts], bias, chosen);
+        }
+        barrier_after(Operation::Route, walk);
+    }
+
+    /// Copies rows to their experts. Each worker makes the plan for itself, which takes less time
+    /// than waiting for it.
+    fn gather(
+        &self,
+        layout: &StepLayout,
+        layer: &ExpertLayer<'_>,
+        plan: &mut ExpertPlan,
+        walk: &mut Walk<'_>,
+    ) {
+        let (rows, per_token) = (layer.rows, layer.spec.num_experts_per_token);
+        // SAFETY: choices are complete since the last barrier.
+        let of_row = |row| unsafe { rows.choices.row(row, per_token) };
+        plan.build(layer.spec, layout.rows.len(), self.tile_rows, of_row);
+        for row in walk.worker.share(plan.num_rows()) {
+            let tiles = plan.expert_of(row).tiles;
+            let tile = tiles.rows(tiles.tile_of(row));
+            // SAFETY: the input is complete since the last barrier, and the gathered row belongs to
+            // this worker.
+            unsafe {
+                let x = &rows.input.row(plan.sources[row])[..self.spec.hidden_size];
+                rows.gathered.write(self.kernels, &tile, row, 0, x);
+                let weights = &layer.weights.experts.gate_up;
+                rows.gathered.complete(self.kernels, &tile, row, weights);
+            }
+        }
+        barrier_after(Operation::Route, walk);
+    }
+
+    fn run_experts(&self, layer: &ExpertLayer<'_>, plan: &ExpertPlan, walk: &mut Walk<'_>) {
+        let (rows, mlp) = (layer.rows, &layer.spec.expert);
+        let weights = &layer.weights.experts;
+        let gated = layer.layer_rows.expert_gated.as_ref();
+        let gated = gated.expect("a layer has experts, but no rows for them");
+        let num_experts = layer.spec.num_experts;
+        let out = Epilogue::activate(gated, mlp.activation, mlp.is_gated);
+        self.expert_gemm(
+            &rows.gathered,
+            plan,
+            (&weights.gate_up, num_experts),
+            out,
+            walk,
+        );
+        barrier_after(Operation::GateUp, walk);
+        if gated.needs_completion() {
+            for row in walk.worker.share(plan.num_rows()) {
+                let tiles = plan.expert_of(row).tiles;
+                let tile = tiles.rows(tiles.tile_of(row));
+                // SAFETY: the row was written before the last barrier, and belongs to this worker.
+                unsafe { gated.complete(self.kernels, &tile, row, &weights.down) };
+            }
+            barrier_after(Operation::Quantise, walk);
+        }
+        let out = Epilogue::Store(&rows.outputs);
+        self.expert_gemm(gated, plan, (&weights.down, num_experts), out, walk);
+        barrier_after(Operation::Down, walk);
+    }
+
+    /// Multiplies the rows of each expert by its part of the weights. Workers share the panels of all
+    /// active experts, so that each panel is read by one worker.
+    fn expert_gemm(
+        &self,
+        rows: &PackedRows,
+        plan: &ExpertPlan,
+        (weights, num_experts): (&PackedMatrix, usize),
+        out: Epilogue<'_>,
+        walk: &Walk<'_>,
+    ) {
+        let num_panels = weights.num_panels / num_experts;
+        let num_units = plan.experts.len() * num_panels;
+        let num_threads = self.scratch.len();
+        let at = |owner: usize| owner * num_units / num_threads;
+        walk.worker.take_shares(
+            |owner| at(owner + 1) - at(owner),
+            |owner, taken| {
+                let (mut unit, end) = (at(owner) + taken.start, at(owner) + taken.end);
+                while unit < end {
+                    let expert = &plan.experts[unit / num_panels];
+                    let first = unit % num_panels;
+                    let panels = first..num_panels.min(first + end - unit);
+                    unit += panels.len();
+                    let next = plan.experts.get(unit / num_panels).filter(|_| unit < end);
+                    let next = next.map(|next| next.expert * num_panels + unit % num_panels);
+                    let base = expert.expert * num_panels;
+                    let panels = base + panels.start..base + panels.end;
+                    let taken = 0..expert.tiles.len();
+                    let mut part = Part::new(self.kernels, rows, expert.tiles, taken, panels);
+                    part.first_panel = base;
+                    gemm(
+                        self.kernels,
+                        rows,
+                        &part,
+                        0..part.num_units(),
+                        next,
+                        weights,
+                        out,
+                    );
+                }
+            },
+        );
+        let flops = 2 * plan.num_rows() * rows.k * num_panels * PANEL_LANES;
+        let bytes = weights.num_bytes() / num_experts * plan.experts.len();
+        walk.count(
+            match out {
+                Epilogue::Store(_) => Operation::Down,
+                _ => Operation::GateUp,
+            },
+            flops,
+            bytes,
+        );
+    }
+
+    fn run_shared(&self, layout: &StepLayout, layer: &ExpertLayer<'_>, walk: &mut Walk<'_>) {
+        if let (Some(shared), Some(weights)) = (&layer.spec.shared, &layer.weights.shared) {
+            let out = Epilogue::Store(self.branch());
+            let gated = &layer.layer_rows.gated;
+            self.run_mlp(layout, (&shared.mlp, weights), gated, out, walk, &());
+        }
+    }
+
+    /// Adds the experts' outputs in the order of their ids, whatever other rows the step has.
+    fn combine(
+        &self,
+        layout: &StepLayout,
+        layer: &ExpertLayer<'_>,
+        plan: &ExpertPlan,
+        (after, residual_scale): (Option<&PackedNorm>, f32),
+        walk: &mut Walk<'_>,
+    ) {
+        let (rows, spec, hidden) = (layer.rows, layer.spec, self.spec.hidden_size);
+        let per_token = spec.num_experts_per_token;
+        for row in layout.grid.own_rows(walk.worker.index()) {
+            // The input is not needed any more, and has room for the sum.
+            // SAFETY: outputs and choices are complete since the last barrier; the row belongs to
+            // this worker.
+            unsafe {
+                let sum = &mut rows.input.row_mut(row)[..hidden];
+                sum.fill(0.0);
+                let places = &plan.places[row * per_token..][..per_token];
+                for (choice, &place) in rows.choices.row(row, per_token).iter().zip(places) {
+                    add_scaled(sum, &rows.outputs.row(place)[..hidden], choice.weight);
+                }
+                if let Some(shared) = &spec.shared {
+                    let weight = match shared.is_weighed {
+                        true => sigmoid(rows.scores.row(row)[spec.num_experts]),
+                        false => 1.0,
+                    };
+                    add_scaled(sum, &self.branch().row(row)[..hidden], weight);
+                }
+                self.add_to_row(row, after, residual_scale, sum);
+            }
+        }
+        walk.note(Operation::Combine);
+    }
+}
+
+fn add_scaled(sum: &mut [f32], x: &[f32], scale: f32) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum += x * scale;
+    }
+}

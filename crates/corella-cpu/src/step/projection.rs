@@ -1,0 +1,214 @@
+//! The projection to queries, keys and values, and what is done to them before attention: norms, RoPE,
+//! and the pages that they are written to.
+
+use std::ops::Range;
+
+use corella_model::{AttentionSpec, NormKind, QkNorm};
+
+use crate::dense::{Buffer, Epilogue, Part, gemm};
+use crate::kernels::NormRotate;
+use crate::kv::{HeadPage, Rows, Side};
+use crate::weights::{PackedLayer, PackedNorm};
+
+use super::forward::{Forward, barrier_after};
+use super::head_groups::HeadGroups;
+use super::layout::StepLayout;
+use super::norm::RowNorm;
+use super::profile::{Operation, Walk};
+
+/// Whether queries and keys are normed before the kernel that rotates them, which norms one head at a
+/// time by its root mean square.
+pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
+    match attention.qk_norm {
+        Some(QkNorm::Whole(_)) => true,
+        Some(QkNorm::Heads(norm)) => norm.kind != NormKind::Rms,
+        None => false,
+    }
+}
+
+impl Forward {
+    pub(super) fn project(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+    ) {
+        match is_normed_apart(&self.spec.layers[index].attention) {
+            true => self.project_whole(layout, index, layer, walk),
+            false => self.project_groups(layout, index, layer, walk),
+        }
+        barrier_after(Operation::Rope, walk);
+    }
+
+    /// Projects one group of heads at a time, while the group's rows are in the cache. Applies norm
+    /// and RoPE to queries and keys, and writes keys and values to their pages.
+    fn project_groups(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+    ) {
+        let spec = &self.spec.layers[index].attention;
+        let (act, weights) = (&self.activations, &layer.qkv);
+        let (worker, grid) = (walk.worker, layout.grid);
+        let groups = HeadGroups::new(spec);
+        let heads = &act.heads[worker.index()];
+        let share_of = |owner| grid.share(owner, groups.len());
+        worker.take_shares(
+            |owner| share_of(owner).len(),
+            |owner, units| {
+                let first = share_of(owner).start;
+                for group in first + units.start..first + units.end {
+                    let mut panels = groups.panels(group);
+                    panels.end = panels.end.min(weights.num_panels);
+                    let next = (group + 1 < share_of(owner).end).then_some(panels.end);
+                    let taken = grid.tiles_of(owner);
+                    let mut part = Part::new(self.kernels, &act.normed, grid.tiles, taken, panels);
+                    part.first_panel = part.panels.start;
+                    let units = 0..part.num_units();
+                    let out = Epilogue::Store(heads);
+                    gemm(self.kernels, &act.normed, &part, units, next, weights, out);
+                    walk.note(Operation::Qkv);
+                    for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
+                        for (i, head) in groups.heads(group).enumerate() {
+                            let from = (heads, i * spec.head_dim);
+                            let norms = (layer.q_norm.as_ref(), layer.k_norm.as_ref());
+                            self.store_head(layout, index, &run, head, from, norms);
+                        }
+                    }
+                    walk.note(Operation::Rope);
+                }
+            },
+        );
+        self.count_dense(Operation::Qkv, &act.normed, layout.grid, weights, walk);
+    }
+
+    /// Does what `project_groups` does, one after the other for all heads, because norms need them
+    /// all.
+    fn project_whole(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+    ) {
+        let spec = &self.spec.layers[index].attention;
+        let (worker, grid) = (walk.worker, layout.grid);
+        let projected = self.activations.projected.as_ref();
+        let projected = projected.expect("a layer has norms of its own, but no rows for them");
+        let (rows, out) = (&self.activations.normed, Epilogue::Store(projected));
+        self.dense(Operation::Qkv, rows, grid, &layer.qkv, out, walk);
+        for row in grid.own_rows(worker.index()) {
+            // SAFETY: the row is complete since the last barrier, and belongs to this worker.
+            let row = unsafe { projected.row_mut(row) };
+            let (queries, others) = row.split_at_mut(spec.query_len());
+            self.norm_in_place(layer.q_norm.as_ref(), queries);
+            self.norm_in_place(layer.k_norm.as_ref(), &mut others[..spec.kv_len()]);
+        }
+        barrier_after(Operation::Norm, walk);
+        let num_heads = spec.num_heads + 2 * spec.num_kv_heads;
+        let share_of = |owner| grid.share(owner, num_heads);
+        worker.take_shares(
+            |owner| share_of(owner).len(),
+            |owner, units| {
+                let first = share_of(owner).start;
+                for head in first + units.start..first + units.end {
+                    for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
+                        let from = (projected, head * spec.head_dim);
+                        self.store_head(layout, index, &run, head, from, (None, None));
+                    }
+                }
+            },
+        );
+    }
+
+    /// Norms as many elements at a time as the norm has weights.
+    fn norm_in_place(&self, norm: Option<&PackedNorm>, row: &mut [f32]) {
+        let Some(norm) = norm else {
+            return;
+        };
+        for part in row.chunks_exact_mut(norm.weight.len()) {
+            let row_norm = RowNorm::new(self.kernels, Some(norm), part);
+            row_norm.apply(part);
+        }
+    }
+
+    /// Finishes one head of a run of rows. The head starts at a lane of the given rows.
+    fn store_head(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        run: &Range<usize>,
+        head: usize,
+        (heads, lane): (&Buffer, usize),
+        (q_norm, k_norm): (Option<&PackedNorm>, Option<&PackedNorm>),
+    ) {
+        let spec = &self.spec.layers[index].attention;
+        let first = &layout.rows[run.start];
+        let page_size = self.kv.page_size();
+        let pages = layout.spans.pages_of(&layout.spans[first.span]);
+        let page = pages[first.position / page_size];
+        let at = |head| HeadPage {
+            layer: index,
+            page: page.0 as usize,
+            head,
+        };
+        let offset = first.position % page_size;
+        let act = &self.activations;
+        let all_angles = &act.angles[self.layers[index].rotary];
+        assert!(run.end <= layout.rows.len() && lane + spec.head_dim <= heads.stride());
+        // SAFETY: these heads belong to this worker.
+        let rows = unsafe {
+            Rows {
+                first: heads.row_ptr(run.start).add(lane),
+                stride: heads.stride(),
+                len: run.len(),
+            }
+        };
+        let row_head = |norm: Option<&PackedNorm>, r: usize| {
+            assert!(norm.is_none_or(|norm| norm.weight.len() == spec.head_dim));
+            // SAFETY: the row belongs to the run, and angles are not written after the first
+            // barrier.
+            let (x, angles) = unsafe {
+                (
+                    rows.first.add((r - run.start) * rows.stride),
+                    all_angles.row(r).as_ptr(),
+                )
+            };
+            NormRotate {
+                x,
+                weight: norm.map_or(std::ptr::null(), |norm| norm.weight.as_ptr()),
+                // Without a norm, nothing reads the epsilon.
+                eps: norm.map_or(0.0, |norm| norm.spec.eps),
+                angles,
+                head_dim: spec.head_dim,
+            }
+        };
+        if head < spec.num_heads {
+            let heads_of_group = spec.num_heads / spec.num_kv_heads;
+            for r in run.clone() {
+                let from = row_head(q_norm, r);
+                let to = (head, heads_of_group);
+                // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head)
+                // belongs to this worker.
+                unsafe { act.queries.store(self.kernels, from, r, to) };
+            }
+        } else if head < spec.num_heads + spec.num_kv_heads {
+            for r in run.clone() {
+                let from = row_head(k_norm, r);
+                // SAFETY: the same holds as for queries; these heads belong to this worker.
+                unsafe { (self.kernels.norm_rotate)(from, from.x.cast_mut()) };
+            }
+            let at = at(head - spec.num_heads);
+            // SAFETY: each position of a sequence is one row, and this head of it belongs to this
+            // worker. Shared pages are written only by the span that fills them.
+            unsafe { self.kv.write(self.kernels, Side::Keys, at, offset, rows) };
+        } else {
+            let at = at(head - spec.num_heads - spec.num_kv_heads);
+            // SAFETY: the same holds as for keys.
+            unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The weights of one layer, packed for the forward pass.
+
+use corella_model::{
+    ExpertSpec, FeedForward, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, QkNorm, Tensor,
+};
+
+use crate::cpu_error::CpuError;
+use crate::kernels::{Form, PANEL_LANES};
+
+use super::format_plan::Role;
+use super::lane::{Lane, elements};
+use super::norm::{PackedNorm, PackedNorms};
+use super::panel::{PackedMatrix, Packing};
+use super::{Packer, Part};
+
+pub struct PackedLayer {
+    pub attention_norms: PackedNorms,
+    /// The projections to queries, keys and values.
+    pub qkv: PackedMatrix,
+    pub q_norm: Option<PackedNorm>,
+    pub k_norm: Option<PackedNorm>,
+    pub output: PackedMatrix,
+    pub feed_forward_norms: PackedNorms,
+    pub feed_forward: PackedFeedForward,
+}
+
+pub enum PackedFeedForward {
+    Mlp(PackedMlp),
+    Experts(PackedExperts),
+}
+
+/// The matrices of an MLP, or of several MLPs of the same shape, one after the other. Each begins
+/// with a panel of its own.
+pub struct PackedMlp {
+    /// The projections to gates and gated values: each panel has 16 gates, then the 16 values they
+    /// gate. Without gates, the projection to the values alone.
+    pub gate_up: PackedMatrix,
+    pub down: PackedMatrix,
+}
+
+pub struct PackedExperts {
+    /// The projection to a score for each expert; behind them, the shared expert's if it is weighed.
+    pub router: PackedMatrix,
+    pub selection_bias: Option<Vec<f32>>,
+    pub experts: PackedMlp,
+    pub shared: Option<PackedMlp>,
+}
+
+impl PackedLayer {
+    /// The form of all of the layer's matrices, and of their input rows. Routers have their own.
+    pub fn form(&self) -> Form {
+        self.qkv.form
+    }
+
+    /// The layer's matrices, in the order in which they are packed.
+    pub fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
+        let (mlp, router, shared) = match &self.feed_forward {
+            PackedFeedForward::Mlp(mlp) => (mlp, None, None),
+            PackedFeedForward::Experts(experts) => (
+                &experts.experts,
+                Some(&experts.router),
+                experts.shared.as_ref(),
+            ),
+        };
+        let mlps = [mlp].into_iter().chain(shared);
+        let mlps = mlps.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        [&self.qkv, &self.output]
+            .into_iter()
+            .chain(router)
+            .chain(mlps)
+    }
+
+    pub fn has_groups(&self) -> bool {
+        self.matrices().any(PackedMatrix::is_grouped)
+    }
+}
+
+/// The matrices of one MLP.
+struct MlpParts<'a> {
+    gate: Option<Part<'a>>,
+    up: Part<'a>,
+    down: Part<'a>,
+}
+
+impl Packer<'_> {
+    pub(super) fn layer(
+        &mut self,
+        spec: &LayerSpec,
+        hidden: usize,
+        layer: &LayerWeights,
+    ) -> Result<PackedLayer, CpuError> {
+        layer.check(spec, hidden).map_err(CpuError)?;
+        let attention = &spec.attention;
+        let head_norm = |tensor| {
+            attention.qk_norm.map(|norm| {
+                let (QkNorm::Heads(norm) | QkNorm::Whole(norm)) = norm;
+                PackedNorm::of_layer(norm, layer, tensor)
+            })
+        };
+        let qkv =
+            [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|matrix| part(layer, matrix));
+        let output = part(layer, LayerTensor::O);
+        Ok(PackedLayer {
+            attention_norms: PackedNorms::new(
+                &spec.attention_norms,
+                layer,
+                [LayerTensor::AttentionNorm, LayerTensor::AttentionOutputNorm],
+            ),
+            qkv: self.matrix(Role::Projection, &qkv, hidden)?,
+            q_norm: head_norm(LayerTensor::QNorm),
+            k_norm: head_norm(LayerTensor::KNorm),
+            output: self.matrix(Role::Projection, &[output], attention.query_len())?,
+            feed_forward_norms: PackedNorms::new(
+                &spec.feed_forward_norms,
+                layer,
+                [LayerTensor::MlpNorm, LayerTensor::MlpOutputNorm],
+            ),
+            feed_forward: match &spec.feed_forward {
+                FeedForward::Mlp(spec) => {
+                    PackedFeedForward::Mlp(self.mlps(spec, hidden, layer, [Mlp::Only])?)
+                }
+                FeedForward::Experts(spec) => {
+                    PackedFeedForward::Experts(self.experts(spec, hidden, layer)?)
+                }
+            },
+        })
+    }
+
+    fn experts(
+        &mut self,
+        spec: &ExpertSpec,
+        hidden: usize,
+        layer: &LayerWeights,
+    ) -> Result<PackedExperts, CpuError> {
+        let shared = spec.shared.as_ref();
+        Ok(PackedExperts {
+            router: self.router(layer, hidden)?,
+            selection_bias: layer.get(LayerTensor::SelectionBias).map(elements),
+            experts: {
+                let experts = (0..spec.num_experts).map(Mlp::Expert);
+                self.mlps(&spec.expert, hidden, layer, experts)?
+            },
+            shared: shared
+                .map(|shared| self.mlps(&shared.mlp, hidden, layer, [Mlp::Shared]))
+                .transpose()?,
+        })
+    }
+
+    /// Packs what routes rows to experts, and behind it what weighs the shared expert. Rounding its
+    /// input would change which experts are chosen, so its rows are in f32, whatever the form of the
+    /// layer is.
+    fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, CpuError> {
+        let router = &layer[LayerTensor::Router];
+        let shared = layer.get(LayerTensor::SharedWeight).map(|weight| Tensor {
+            shape: vec![1, k],
+            ..weight.clone()
+        });
+        let parts = [Some(router), shared.as_ref()].into_iter().flatten();
+        let lanes: Vec<_> = parts.flat_map(|part| lanes((part, None))).collect();
+        let packing = Packing {
+            k,
+            dtype: router.dtype,
+            form: Form::Columns,
+            groups: None,
+            hadamard: false,
+        };
+        self.pack_or_read(&lanes, packing)
+    }
+
+    /// Packs MLPs of the same shape.
+    fn mlps(
+        &mut self,
+        spec: &MlpSpec,
+        hidden: usize,
+        layer: &LayerWeights,
+        mlps: impl IntoIterator<Item = Mlp>,
+    ) -> Result<PackedMlp, CpuError> {
+        let mlps = mlps.into_iter().map(|mlp| MlpParts {
+            gate: spec.is_gated.then(|| part(layer, LayerTensor::Gate(mlp))),
+            up: part(layer, LayerTensor::Up(mlp)),
+            down: part(layer, LayerTensor::Down(mlp)),
+        });
+        let mlps: Vec<_> = mlps.collect();
+        let ups: Vec<_> = mlps
+            .iter()
+            .flat_map(|mlp| mlp.gate.into_iter().chain([mlp.up]))
+            .collect();
+        let up_lanes = mlps.iter().flat_map(|mlp| match mlp.gate {
+            Some(gate) => whole_panels(pairs(gate, mlp.up)),
+            None => whole_panels(lanes(mlp.up).collect()),
+        });
+        let up_lanes: Vec<_> = up_lanes.collect();
+        let downs: Vec<_> = mlps.iter().map(|mlp| mlp.down).collect();
+        let down_lanes = mlps.iter().map(|mlp| lanes(mlp.down).collect());
+        let down_lanes: Vec<_> = down_lanes.flat_map(whole_panels).collect();
+        Ok(PackedMlp {
+            gate_up: self.pack(Role::Projection, &ups, &up_lanes, hidden)?,
+            down: self.pack(Role::Down, &downs, &down_lanes, spec.intermediate_size)?,
+        })
+    }
+}
+
+/// A matrix of a layer whose tensors were checked, with its bias.
+fn part(layer: &LayerWeights, matrix: LayerTensor) -> Part<'_> {
+    let bias = matrix.bias().and_then(|bias| layer.get(bias));
+    (&layer[matrix], bias)
+}
+
+/// The output channels of a matrix.
+pub(super) fn lanes<'a>((weight, bias): Part<'a>) -> impl Iterator<Item = Option<Lane<'a>>> {
+    (0..weight.shape[0]).map(move |row| Some(Lane { weight, bias, row }))
+}
+
+/// The output channels of gate and up projections in common panels: 16 of each in turn.
+fn pairs<'a>(gate: Part<'a>, up: Part<'a>) -> Vec<Option<Lane<'a>>> {
+    let num_outputs = gate.0.shape[0];
+    let lanes = (0..num_outputs).step_by(16).flat_map(|first| {
+        [gate, up].into_iter().flat_map(move |(weight, bias)| {
+            (first..first + 16)
+                .map(move |row| (row < num_outputs).then_some(Lane { weight, bias, row }))
+        })
+    });
+    lanes.collect()
+}
+
+/// Fills the last panel with channels that have no source.
+fn whole_panels(mut lanes: Vec<Option<Lane<'_>>>) -> Vec<Option<Lane<'_>>> {
+    lanes.resize_with(lanes.len().next_multiple_of(PANEL_LANES), || None);
+    lanes
+}

@@ -1,0 +1,111 @@
+//! Which models the forward pass computes. Whatever it does not compute is refused here, before any
+//! memory is allocated.
+
+use corella_model::{
+    AttentionSpec, DecoderSpec, ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormKind, QkNorm,
+};
+
+use crate::cpu_error::CpuError;
+
+/// Refuses models that the forward pass cannot compute.
+pub fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
+    let Some(first) = spec.layers.first() else {
+        return Err(CpuError(String::from("the model has no layers")));
+    };
+    if spec.vocab_size == 0 || spec.hidden_size == 0 {
+        return Err(CpuError(String::from(
+            "vocab_size and hidden_size must not be 0",
+        )));
+    }
+    check_cap(spec.logit_soft_cap).map_err(|problem| CpuError(format!("the logits: {problem}")))?;
+    for (index, layer) in spec.layers.iter().enumerate() {
+        let problem = |problem| CpuError(format!("layer {index}: {problem}"));
+        check_layer(layer).map_err(problem)?;
+        let kv_shape = |attention: &AttentionSpec| (attention.num_kv_heads, attention.head_dim);
+        if kv_shape(&layer.attention) != kv_shape(&first.attention) {
+            return Err(problem(String::from(
+                "its KV heads have another number or length than those of layer 0, which the CPU \
+                 executor does not compute yet",
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_layer(layer: &LayerSpec) -> Result<(), String> {
+    check_attention(&layer.attention)?;
+    match &layer.feed_forward {
+        FeedForward::Mlp(mlp) => check_mlp(mlp)?,
+        FeedForward::Experts(experts) => check_experts(experts)?,
+    }
+    if layer.is_parallel && layer.feed_forward_norms.before.is_some() {
+        return Err(String::from(
+            "attention and the feed-forward part are parallel, so they share the norm before them",
+        ));
+    }
+    Ok(())
+}
+
+fn check_attention(attention: &AttentionSpec) -> Result<(), String> {
+    if attention.num_kv_heads == 0 || !attention.num_heads.is_multiple_of(attention.num_kv_heads) {
+        return Err(format!(
+            "{} query heads cannot share {} KV heads",
+            attention.num_heads, attention.num_kv_heads
+        ));
+    }
+    if attention.head_dim == 0 || !attention.head_dim.is_multiple_of(2) {
+        return Err(format!(
+            "head_dim is {}; rotary embedding needs a positive even number",
+            attention.head_dim
+        ));
+    }
+    if let Some(rotary) = &attention.rotary
+        && rotary.num_dims > attention.head_dim
+    {
+        return Err(format!(
+            "{} elements of a head are rotated, but it has {}",
+            rotary.num_dims, attention.head_dim
+        ));
+    }
+    if attention.window == Some(0) {
+        return Err(String::from("a sliding window must not be 0"));
+    }
+    if let Some(QkNorm::Heads(norm) | QkNorm::Whole(norm)) = attention.qk_norm
+        && norm.kind == (NormKind::Layer { bias: true })
+    {
+        return Err(String::from(
+            "the norm of queries and keys has a bias, which the CPU executor does not compute yet",
+        ));
+    }
+    check_cap(attention.soft_cap)
+}
+
+fn check_mlp(mlp: &MlpSpec) -> Result<(), String> {
+    match mlp.intermediate_size {
+        0 => Err(String::from("intermediate_size must not be 0")),
+        _ => Ok(()),
+    }
+}
+
+fn check_experts(experts: &ExpertSpec) -> Result<(), String> {
+    check_mlp(&experts.expert)?;
+    if let Some(shared) = &experts.shared {
+        check_mlp(&shared.mlp)?;
+    }
+    match (1..=experts.num_experts).contains(&experts.num_experts_per_token) {
+        true => Ok(()),
+        false => Err(format!(
+            "a token cannot have {} of {} experts",
+            experts.num_experts_per_token, experts.num_experts
+        )),
+    }
+}
+
+fn check_cap(cap: Option<f32>) -> Result<(), String> {
+    match cap {
+        Some(cap) if cap.is_nan() || cap <= 0.0 => {
+            Err(format!("a soft cap of {cap} is not positive"))
+        }
+        _ => Ok(()),
+    }
+}

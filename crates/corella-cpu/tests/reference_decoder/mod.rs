@@ -1,0 +1,306 @@
+//! The forward pass of any decoder spec, plainly, in f64 and over a whole sequence at a time.
+
+use corella_model::{
+    Activation, AttentionSpec, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec, FeedForward,
+    LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec, QkNorm, Tensor,
+};
+
+type Row = Vec<f64>;
+
+/// The logits behind each token of a sequence.
+pub fn logits(
+    spec: &DecoderSpec,
+    weights: &DecoderWeights,
+    tokens: &[u32],
+    max_context: usize,
+) -> Vec<Row> {
+    let embed = Matrix::new(&weights.embed);
+    let mut x: Vec<Row> = tokens
+        .iter()
+        .map(|&token| scaled(embed.row(token as usize), spec.embedding_scale))
+        .collect();
+    if let Some(positions) = weights
+        .positions
+        .as_ref()
+        .filter(|_| spec.learned_positions)
+    {
+        let positions = Matrix::new(positions);
+        for (position, row) in x.iter_mut().enumerate() {
+            add(row, positions.row(position));
+        }
+    }
+    for (layer, tensors) in spec.layers.iter().zip(&weights.layers) {
+        run_layer(layer, tensors, &mut x, max_context);
+    }
+    let head = match spec.tied_embeddings {
+        true => embed,
+        false => Matrix::new(weights.lm_head.as_ref().unwrap()),
+    };
+    let logits = x.iter().map(|row| {
+        let row = norm(spec.norm, row, &weights.norm, weights.norm_bias.as_ref());
+        let logits = scaled(&head.times(&row), spec.logit_scale);
+        capped(logits, spec.logit_soft_cap)
+    });
+    logits.collect()
+}
+
+fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context: usize) {
+    let optional = |spec: Option<NormSpec>, row: &Row, tensor: LayerTensor| match spec {
+        Some(spec) => norm(spec, row, &layer[tensor], bias(layer, tensor)),
+        None => row.clone(),
+    };
+    let scale = f64::from(spec.residual_scale);
+    let norms = &spec.attention_norms;
+    let normed = x.iter();
+    let normed = normed.map(|row| optional(norms.before, row, LayerTensor::AttentionNorm));
+    let normed: Vec<Row> = normed.collect();
+    let attended = attention(&spec.attention, layer, &normed, max_context);
+    for (x, row) in x.iter_mut().zip(&attended) {
+        let row = optional(norms.after, row, LayerTensor::AttentionOutputNorm);
+        x.iter_mut().zip(row).for_each(|(x, y)| *x += scale * y);
+    }
+    let norms = &spec.feed_forward_norms;
+    for (x, normed) in x.iter_mut().zip(normed) {
+        let input = match spec.is_parallel {
+            true => normed,
+            false => optional(norms.before, x, LayerTensor::MlpNorm),
+        };
+        let row = match &spec.feed_forward {
+            FeedForward::Mlp(spec) => mlp(spec, layer, Mlp::Only, &input),
+            FeedForward::Experts(spec) => experts(spec, layer, &input),
+        };
+        let row = optional(norms.after, &row, LayerTensor::MlpOutputNorm);
+        x.iter_mut().zip(row).for_each(|(x, y)| *x += scale * y);
+    }
+}
+
+/// The bias of a matrix or a norm.
+fn bias(layer: &LayerWeights, tensor: LayerTensor) -> Option<&Tensor> {
+    layer.get(tensor.bias()?)
+}
+
+/// A matrix times a row, with its bias.
+fn dense(layer: &LayerWeights, matrix: LayerTensor, input: &Row) -> Row {
+    let output = Matrix::new(&layer[matrix]).times(input);
+    biased(output, bias(layer, matrix))
+}
+
+fn attention(
+    spec: &AttentionSpec,
+    layer: &LayerWeights,
+    input: &[Row],
+    max_context: usize,
+) -> Vec<Row> {
+    let project = |matrix| input.iter().map(move |row| dense(layer, matrix, row));
+    let mut q: Vec<Row> = project(LayerTensor::Q).collect();
+    let mut k: Vec<Row> = project(LayerTensor::K).collect();
+    let v: Vec<Row> = project(LayerTensor::V).collect();
+    let dim = spec.head_dim;
+    let frequencies = spec.rotary.as_ref().map(|r| r.frequencies(max_context));
+    for (rows, weight) in [(&mut q, LayerTensor::QNorm), (&mut k, LayerTensor::KNorm)] {
+        for (position, row) in rows.iter_mut().enumerate() {
+            let part_len = match spec.qk_norm {
+                Some(QkNorm::Whole(_)) => row.len(),
+                _ => dim,
+            };
+            if let Some(QkNorm::Heads(kind) | QkNorm::Whole(kind)) = spec.qk_norm {
+                for part in row.chunks_mut(part_len) {
+                    let normed = norm(kind, &part.to_vec(), &layer[weight], None);
+                    part.copy_from_slice(&normed);
+                }
+            }
+            let Some(rotary) = &frequencies else {
+                continue;
+            };
+            for head in row.chunks_mut(dim) {
+                for (i, frequency) in rotary.frequencies.iter().enumerate() {
+                    let (sin, cos) = (position as f64 * frequency).sin_cos();
+                    let (a, b) = (head[i], head[i + dim / 2]);
+                    head[i] = (a * cos - b * sin) * rotary.magnitude;
+                    head[i + dim / 2] = (b * cos + a * sin) * rotary.magnitude;
+                }
+            }
+        }
+    }
+    let rows = q.iter().enumerate().map(|(position, q)| {
+        let first = match spec.window {
+            Some(window) if position + 1 > window => position + 1 - window,
+            _ => 0,
+        };
+        let mut attended = vec![0.0; spec.num_heads * dim];
+        for head in 0..spec.num_heads {
+            let kv = head * spec.num_kv_heads / spec.num_heads * dim;
+            let q = &q[head * dim..][..dim];
+            let scores = k[first..=position].iter().map(|k| {
+                let score = dot(q, &k[kv..][..dim]) * f64::from(spec.scale);
+                capped(vec![score], spec.soft_cap)[0]
+            });
+            let weights = softmax(&scores.collect::<Row>());
+            for (v, weight) in v[first..=position].iter().zip(weights) {
+                let out = &mut attended[head * dim..][..dim];
+                out.iter_mut()
+                    .zip(&v[kv..])
+                    .for_each(|(out, v)| *out += weight * v);
+            }
+        }
+        dense(layer, LayerTensor::O, &attended)
+    });
+    rows.collect()
+}
+
+fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {
+    let up = dense(layer, LayerTensor::Up(which), input);
+    let inner: Row = match spec.is_gated {
+        true => {
+            let gate = dense(layer, LayerTensor::Gate(which), input);
+            let gates = gate.iter().map(|&x| activation(spec.activation, x));
+            gates.zip(up).map(|(gate, up)| gate * up).collect()
+        }
+        false => up.iter().map(|&x| activation(spec.activation, x)).collect(),
+    };
+    dense(layer, LayerTensor::Down(which), &inner)
+}
+
+fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row) -> Row {
+    let logits = dense(layer, LayerTensor::Router, input);
+    let scores: Row = match spec.scoring {
+        ExpertScoring::Softmax => softmax(&logits),
+        ExpertScoring::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
+    };
+    let ranks = biased(scores.clone(), layer.get(LayerTensor::SelectionBias));
+    let mut order: Vec<usize> = (0..spec.num_experts).collect();
+    order.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
+    order.truncate(spec.num_experts_per_token);
+    let sum: f64 = order.iter().map(|&expert| scores[expert]).sum();
+    let mut out = vec![0.0; input.len()];
+    for expert in order {
+        let weight = match spec.normalises {
+            true => scores[expert] / sum,
+            false => scores[expert],
+        };
+        let weight = weight * f64::from(spec.weight_scale);
+        let row = mlp(&spec.expert, layer, Mlp::Expert(expert), input);
+        out.iter_mut()
+            .zip(row)
+            .for_each(|(out, y)| *out += weight * y);
+    }
+    if let Some(shared) = &spec.shared {
+        let row = mlp(&shared.mlp, layer, Mlp::Shared, input);
+        let weight = match shared.is_weighed {
+            true => sigmoid(dot(&values(&layer[LayerTensor::SharedWeight]), input)),
+            false => 1.0,
+        };
+        out.iter_mut()
+            .zip(row)
+            .for_each(|(out, y)| *out += weight * y);
+    }
+    out
+}
+
+fn norm(spec: NormSpec, x: &Row, weight: &Tensor, bias: Option<&Tensor>) -> Row {
+    let n = x.len() as f64;
+    let mean = match spec.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer { .. } => x.iter().sum::<f64>() / n,
+    };
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let scale = 1.0 / (variance + f64::from(spec.eps)).sqrt();
+    let row = x
+        .iter()
+        .zip(values(weight))
+        .map(|(x, w)| (x - mean) * scale * w);
+    biased(row.collect(), bias)
+}
+
+fn activation(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x * sigmoid(x),
+        Activation::Gelu => x * normal_distribution(x),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        }
+    }
+}
+
+/// Φ(x), by the series `1/2 + φ(x) (x + x³/3 + x⁵/15 + …)`.
+fn normal_distribution(x: f64) -> f64 {
+    if x.abs() > 8.0 {
+        return if x > 0.0 { 1.0 } else { 0.0 };
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= x * x / (2 * n + 1) as f64;
+        sum += term;
+    }
+    0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn softmax(x: &[f64]) -> Row {
+    let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Row = x.iter().map(|x| (x - most).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
+fn capped(mut x: Row, cap: Option<f32>) -> Row {
+    if let Some(cap) = cap.map(f64::from) {
+        x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+    }
+    x
+}
+
+fn scaled(x: &[f64], scale: f32) -> Row {
+    x.iter().map(|x| x * f64::from(scale)).collect()
+}
+
+fn biased(mut x: Row, bias: Option<&Tensor>) -> Row {
+    if let Some(bias) = bias {
+        add(&mut x, &values(bias));
+    }
+    x
+}
+
+fn add(x: &mut [f64], y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+fn values(tensor: &Tensor) -> Row {
+    let values = tensor.bytes().as_chunks::<4>().0;
+    values
+        .iter()
+        .map(|&bytes| f64::from(f32::from_le_bytes(bytes)))
+        .collect()
+}
+
+/// A matrix `[out, in]`.
+struct Matrix {
+    values: Row,
+    num_columns: usize,
+}
+
+impl Matrix {
+    fn new(tensor: &Tensor) -> Self {
+        Self {
+            values: values(tensor),
+            num_columns: tensor.shape[1],
+        }
+    }
+
+    fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.num_columns..][..self.num_columns]
+    }
+
+    fn times(&self, x: &[f64]) -> Row {
+        let rows = self.values.chunks(self.num_columns);
+        rows.map(|row| dot(row, x)).collect()
+    }
+}
