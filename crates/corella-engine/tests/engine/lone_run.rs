@@ -34,13 +34,13 @@ fn overlapped_outputs_equal_lone_runs() {
 /// the request's own history.
 #[test]
 fn windows_change_no_token() {
-    let windows = [
-        vec![None, Some(8)],
-        vec![Some(5)],
-        vec![Some(3), None, Some(12)],
+    let models = [
+        (60, 1, vec![None, Some(8)]),
+        (60, 2, vec![Some(5), None]),
+        (80, 2, vec![Some(3), None, Some(12)]),
     ];
-    for (windows, max_inflight_steps) in windows.into_iter().zip([1, 2, 2]) {
-        let mut limits = limits(30 * windows.len() as u32, max_inflight_steps);
+    for (num_pages, max_inflight_steps, windows) in models {
+        let mut limits = limits(num_pages, max_inflight_steps);
         let group = |window| KvGroup { window };
         limits.kv_groups = windows.into_iter().map(group).collect();
         limits.max_held_pages = 0;
