@@ -200,7 +200,7 @@ FAMILIES = {
                 "rope_theta": 10000.0,
                 "partial_rotary_factor": 0.75,
                 "short_factor": [1.0, 1.1, 1.3],
-                "long_factor": [1.2, 1.9, 5.0],
+                "long_factor": [1.0, 1.9, 5.0],
                 "original_max_position_embeddings": ORIGINAL,
             },
         ),
