@@ -47,6 +47,7 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
                     );
                     run.check(&case.logits, F32_TOLERANCE, &name);
                     assert_eq!(run.tokens, case.tokens, "{name}");
+                    run.check_all(&case.logits_of_all, F32_TOLERANCE, &name);
                 }
             }
         }
@@ -171,8 +172,8 @@ enum Next {
 
 struct Run {
     tokens: Vec<TokenId>,
-    /// The log-probabilities at the first and at the last drawn token.
-    logprobs: [Vec<f32>; 2],
+    /// The log-probabilities at each drawn token.
+    logprobs: Vec<Vec<f32>>,
 }
 
 impl Model {
@@ -275,24 +276,39 @@ impl Model {
 
         let runs = samples.iter().map(|samples| Run {
             tokens: samples.iter().map(|sample| sample.token).collect(),
-            logprobs: [samples.first(), samples.last()]
-                .map(|sample| all_logprobs(sample.unwrap(), self.vocab_size)),
+            logprobs: samples
+                .iter()
+                .map(|sample| all_logprobs(sample, self.vocab_size))
+                .collect(),
         });
         self.cases.into_iter().zip(runs).collect()
     }
 }
 
 impl Run {
+    /// Compares the first and the last drawn token's.
     fn check(&self, logits: &[Vec<f32>; 2], tolerance: f32, name: &str) {
-        for (logits, actual) in logits.iter().zip(&self.logprobs) {
-            let largest = logits.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-            for (token, (expected, actual)) in log_softmax(logits).iter().zip(actual).enumerate() {
-                assert!(
-                    (expected - actual).abs() <= tolerance * largest,
-                    "{name}: token {token} has log-probability {actual}, expected {expected}"
-                );
-            }
+        let ends = [self.logprobs.first(), self.logprobs.last()];
+        for (logits, actual) in logits.iter().zip(ends) {
+            check(logits, actual.unwrap(), tolerance, name);
         }
+    }
+
+    fn check_all(&self, logits: &[Vec<f32>], tolerance: f32, name: &str) {
+        for (index, (logits, actual)) in logits.iter().zip(&self.logprobs).enumerate() {
+            let name = format!("{name}, drawn token {index}");
+            check(logits, actual, tolerance, &name);
+        }
+    }
+}
+
+fn check(logits: &[f32], logprobs: &[f32], tolerance: f32, name: &str) {
+    let largest = logits.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    for (token, (expected, actual)) in log_softmax(logits).iter().zip(logprobs).enumerate() {
+        assert!(
+            (expected - actual).abs() <= tolerance * largest,
+            "{name}: token {token} has log-probability {actual}, expected {expected}"
+        );
     }
 }
 
@@ -313,6 +329,8 @@ struct Case {
     tokens: Vec<TokenId>,
     /// The logits at the first and at the last drawn token.
     logits: [Vec<f32>; 2],
+    /// The logits at each drawn token, of models that have golden.f32.
+    logits_of_all: Vec<Vec<f32>>,
     /// The same with K and V rounded to bf16.
     logits_bf16_kv: [Vec<f32>; 2],
 }
@@ -331,9 +349,8 @@ fn log_softmax(logits: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// Folders with golden.f32 have families that the executor does not compute yet.
 fn folders() -> impl Iterator<Item = PathBuf> {
-    folders_of("golden").filter(|folder| !folder.join("golden.f32").is_file())
+    folders_of("golden")
 }
 
 fn quantised() -> impl Iterator<Item = PathBuf> {
@@ -359,17 +376,35 @@ fn read_cases(folder: &Path) -> Vec<Case> {
         let list = value.as_array().unwrap();
         list.iter().map(|number| number.as_f64().unwrap()).collect()
     };
-    let tokens = |value| numbers(value).iter().map(|&id| id as TokenId).collect();
-    let logits = |value| numbers(value).iter().map(|&x| x as f32).collect();
+    let ids = |value| -> Vec<TokenId> { numbers(value).iter().map(|&id| id as TokenId).collect() };
+    // The logits at all drawn tokens of all cases, one after the other.
+    let all = fs::read(folder.join("golden.f32")).unwrap_or_default();
+    let all: Vec<f32> = { all.as_chunks().0.iter() }
+        .map(|&bytes| f32::from_le_bytes(bytes))
+        .collect();
+    let mut all = &all[..];
     let cases = golden["cases"].as_array().unwrap();
+    let cases = cases.iter().map(|case| {
+        let tokens = ids(&case["tokens"]);
+        let logits = |key: &str| -> Vec<f32> {
+            let logits = numbers(&case[key]);
+            logits.iter().map(|&x| x as f32).collect()
+        };
+        let ends = ["prompt_logits", "final_logits"].map(logits);
+        let (vocab_size, mut logits_of_all) = (ends[0].len(), Vec::new());
+        while logits_of_all.len() < tokens.len() && !all.is_empty() {
+            logits_of_all.push(all[..vocab_size].to_vec());
+            all = &all[vocab_size..];
+        }
+        Case {
+            prompt: ids(&case["prompt"]),
+            tokens,
+            logits: ends,
+            logits_of_all,
+            logits_bf16_kv: ["prompt_logits_bf16_kv", "final_logits_bf16_kv"].map(logits),
+        }
+    });
+    let cases = cases.collect();
+    assert!(all.is_empty());
     cases
-        .iter()
-        .map(|case| Case {
-            prompt: tokens(&case["prompt"]),
-            tokens: tokens(&case["tokens"]),
-            logits: ["prompt_logits", "final_logits"].map(|key| logits(&case[key])),
-            logits_bf16_kv: ["prompt_logits_bf16_kv", "final_logits_bf16_kv"]
-                .map(|key| logits(&case[key])),
-        })
-        .collect()
 }

@@ -55,7 +55,7 @@ fn gelu(x: f32) -> f32 {
 /// `x * (1 + tanh(u)) / 2`, which is `x / (1 + exp(-2 u))`.
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
-    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
     let twice = TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x);
     x / (1.0 + exp_lane(-twice))
 }

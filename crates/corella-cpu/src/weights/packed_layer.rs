@@ -26,7 +26,7 @@ pub struct PackedLayer {
 
 pub enum PackedFeedForward {
     Mlp(PackedMlp),
-    Experts(PackedExperts),
+    Experts(Box<PackedExperts>),
 }
 
 /// The matrices of an MLP, or of several MLPs of the same shape, one after the other. Each begins
@@ -120,7 +120,7 @@ impl Packer<'_> {
                     PackedFeedForward::Mlp(self.mlps(spec, hidden, layer, [Mlp::Only])?)
                 }
                 FeedForward::Experts(spec) => {
-                    PackedFeedForward::Experts(self.experts(spec, hidden, layer)?)
+                    PackedFeedForward::Experts(Box::new(self.experts(spec, hidden, layer)?))
                 }
             },
         })
