@@ -170,6 +170,7 @@ def small(**changes):
 # One model for each family, by the name of its configuration class in Transformers, with settings for
 # which nothing that the family computes otherwise than Llama is without effect.
 FAMILIES = {
+    "cohere": ("CohereConfig", small(layer_norm_eps=1e-3, logit_scale=0.4, attention_bias=True, use_qk_norm=False)),
     "smollm3": (
         "SmolLM3Config",
         small(no_rope_layers=[1, 0, 1, 0], rope_parameters={"rope_type": "default", "rope_theta": 50000.0}),

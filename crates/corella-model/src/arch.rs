@@ -2,6 +2,7 @@
 //! `DecoderSpec` and says where its tensors are; nothing else knows a family by name.
 
 mod base;
+mod cohere;
 mod field;
 mod gemma;
 mod gpt2;
@@ -29,7 +30,8 @@ use serde_json::{Map, Value};
 use crate::{CheckpointError, DecoderSpec};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 14] = [
+const FAMILIES: [&Family; 15] = [
+    &cohere::COHERE,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
     &gemma::GEMMA3_MULTIMODAL,
