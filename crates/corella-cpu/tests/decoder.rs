@@ -407,8 +407,14 @@ fn executor(
     format: WeightFormat,
     kv_format: KvFormat,
 ) -> CpuExecutor {
+    // Steps here are too short to share, but experts are shared in a way of their own.
+    let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForward::Experts(_));
     let config = CpuConfig {
-        num_threads: 2,
+        num_threads: if spec.layers.iter().any(has_experts) {
+            2
+        } else {
+            1
+        },
         weight_format: Some(format),
         kv_format,
         num_pages: 200,
