@@ -40,6 +40,115 @@ fn gemma_2_with_windows_and_soft_caps() {
     check_all(&gemma_2(), 150);
 }
 
+/// What the executor is compared with must depend on each feature by more than the tolerances.
+/// Otherwise an executor without the feature would pass, too.
+#[test]
+fn every_feature_is_seen_in_the_logits() {
+    type Change = fn(&mut LayerSpec);
+    let everywhere = |spec: &DecoderSpec, change: Change| {
+        let mut spec = spec.clone();
+        spec.layers.iter_mut().for_each(change);
+        spec
+    };
+    let mut gemma = gemma_2();
+    gemma.learned_positions = true;
+    gemma.logit_scale = 0.5;
+    for layer in &mut gemma.layers {
+        layer.residual_scale = 0.5;
+        layer.attention.qk_norm = Some(QkNorm::Heads(NormSpec::rms(1e-5)));
+    }
+    let layers: [Change; 10] = [
+        |layer| layer.attention.window = None,
+        |layer| layer.attention.soft_cap = None,
+        |layer| layer.attention.scale = AttentionSpec::usual_scale(HEAD),
+        |layer| layer.attention.rotary = None,
+        |layer| layer.attention.qk_norm = None,
+        |layer| layer.attention_norms.before = None,
+        |layer| layer.attention_norms.after = None,
+        |layer| layer.feed_forward_norms.after = None,
+        |layer| layer.residual_scale = 1.0,
+        |layer| layer.is_parallel = true,
+    ];
+    for (index, change) in layers.into_iter().enumerate() {
+        assert_differ(
+            &gemma,
+            &everywhere(&gemma, change),
+            &format!("layer {index}"),
+        );
+    }
+    let models: [fn(&mut DecoderSpec); 5] = [
+        |spec| spec.learned_positions = false,
+        |spec| spec.embedding_scale = 1.0,
+        |spec| spec.logit_scale = 1.0,
+        |spec| spec.logit_soft_cap = None,
+        |spec| spec.norm.kind = NormKind::Layer { bias: false },
+    ];
+    for (index, change) in models.into_iter().enumerate() {
+        let mut other = gemma.clone();
+        change(&mut other);
+        assert_differ(&gemma, &other, &format!("model {index}"));
+    }
+    let mlps: [fn(&mut MlpSpec); 2] = [
+        |mlp| mlp.activation = Activation::Silu,
+        |mlp| mlp.is_gated = false,
+    ];
+    for (index, change) in mlps.into_iter().enumerate() {
+        let mut other = gemma.clone();
+        for layer in &mut other.layers {
+            if let FeedForward::Mlp(mlp) = &mut layer.feed_forward {
+                change(mlp);
+            }
+        }
+        assert_differ(&gemma, &other, &format!("MLP {index}"));
+    }
+    let with_experts = |experts: &ExpertSpec| {
+        let mut spec = llama(2);
+        for layer in &mut spec.layers {
+            layer.feed_forward = FeedForward::Experts(experts.clone());
+        }
+        spec
+    };
+    let mut all = experts(6, 3);
+    all.scoring = ExpertScoring::Sigmoid;
+    all.selection_bias = true;
+    all.weight_scale = 2.5;
+    all.shared = Some(SharedExpert {
+        mlp: all.expert.clone(),
+        is_weighed: true,
+    });
+    let routings: [fn(&mut ExpertSpec); 7] = [
+        |experts| experts.scoring = ExpertScoring::Softmax,
+        |experts| experts.selection_bias = false,
+        |experts| experts.normalises = false,
+        |experts| experts.weight_scale = 1.0,
+        |experts| experts.num_experts_per_token = 2,
+        |experts| experts.shared = None,
+        |experts| experts.shared.as_mut().unwrap().is_weighed = false,
+    ];
+    for (index, change) in routings.into_iter().enumerate() {
+        let mut other = all.clone();
+        change(&mut other);
+        let (a, b) = (with_experts(&all), with_experts(&other));
+        assert_differ(&a, &b, &format!("experts {index}"));
+    }
+}
+
+/// Checks that two specs give other logits with the same weights, those that the first one has.
+fn assert_differ(spec: &DecoderSpec, other: &DecoderSpec, what: &str) {
+    let weights = random_weights(spec, 7);
+    let tokens: Vec<TokenId> = (0..60).map(|i| (i * i + 3 * i) % VOCAB as u32).collect();
+    let [a, b] = [spec, other].map(|spec| {
+        let logits = reference_decoder::logits(spec, &weights, &tokens, spec.max_position);
+        (log_softmax(&logits[59]), largest(&logits[59]))
+    });
+    let differences = a.0.iter().zip(&b.0).map(|(a, b)| (a - b).abs());
+    let most = differences.fold(0.0, f64::max);
+    assert!(
+        most > 10.0 * F32_TOLERANCE * a.1,
+        "{what} makes no difference: {most}"
+    );
+}
+
 #[test]
 fn gemma_3_with_two_kinds_of_rope() {
     let mut spec = gemma_2();

@@ -167,7 +167,8 @@ fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row) -> Row {
         ExpertScoring::Softmax => softmax(&logits),
         ExpertScoring::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
     };
-    let ranks = biased(scores.clone(), layer.get(LayerTensor::SelectionBias));
+    let bias = layer.get(LayerTensor::SelectionBias);
+    let ranks = biased(scores.clone(), bias.filter(|_| spec.selection_bias));
     let mut order: Vec<usize> = (0..spec.num_experts).collect();
     order.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
     order.truncate(spec.num_experts_per_token);
