@@ -164,7 +164,7 @@ fn gguf_files() {
     fs::write(&file, &other).unwrap();
     let line = refusal(&["serve", name, "--port", "0"]);
     assert!(
-        line.contains("\"mamba\"; supported are llama, qwen2, qwen3"),
+        line.contains("\"mamba\"; supported are ") && line.contains(" llama, "),
         "{line}"
     );
     fs::remove_file(&file).unwrap();
