@@ -143,7 +143,7 @@ fn claims_all(_: &FileFields<'_>) -> Result<bool, CheckpointError> {
     Ok(true)
 }
 
-fn folder_names() -> [&'static str; FAMILIES.len()] {
+pub(crate) fn folder_names() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|family| family.architecture)
 }
 

@@ -210,7 +210,7 @@ fn a_decoder_is_found_in_a_larger_model() {
 #[test]
 fn an_unknown_name_is_answered_with_the_closest() {
     let answer = known(folder_names(), Some("Qwen3MoEForCausalLM"));
-    assert!(answer.starts_with("supported are CohereForCausalLM, GPT2LMHeadModel, "));
+    assert!(answer.starts_with("supported are "));
     assert!(
         answer.ends_with("; the closest is Qwen3MoeForCausalLM"),
         "{answer}"
