@@ -214,7 +214,6 @@ FAMILIES = {
             "eos_token_id": 2,
             "n_embd": 32,
             "n_head": 4,
-            "n_inner": 56,
             "n_layer": 4,
             "n_positions": 256,
             "layer_norm_epsilon": 1e-3,
@@ -255,6 +254,11 @@ FAMILIES = {
             mlp_only_layers=[1],
             intermediate_size=40,
         ),
+    ),
+    # llama.cpp has no layers without experts in this family.
+    "qwen3-moe-all": (
+        "Qwen3MoeConfig",
+        small(moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
     ),
     "mixtral": (
         "MixtralConfig",

@@ -5,21 +5,31 @@ use std::path::{Path, PathBuf};
 
 use corella_model::{Checkpoint, DecoderSpec, DecoderWeights, Tensor};
 
-/// The files have the names and the order of rows of llama.cpp's converter (`make_family.py`).
+/// Families whose files say everything that their folders say.
+const WHOLE: [&str; 4] = ["granite", "olmo2", "phi3-full", "qwen3-moe-all"];
+
+/// The files were written by llama.cpp's own converter (`make_family.py`).
 #[test]
 fn a_gguf_file_has_what_its_folder_has() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
     let entries = fs::read_dir(tests.join("gguf/family")).unwrap();
     let files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 8);
+    assert_eq!(files.len(), 11);
     for path in files {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let file = Checkpoint::open(&path).unwrap();
         let folder = Checkpoint::open(tests.join("golden").join(&name)).unwrap();
-        assert_eq!(file.config().architecture, folder.config().architecture);
+        let architecture = match &*name {
+            // The files of this family say that they are Llama.
+            "mistral" => "LlamaForCausalLM",
+            _ => folder.config().architecture.name(),
+        };
+        assert_eq!(file.config().architecture.name(), architecture);
         let (in_file, in_folder) = (&file.config().spec, &folder.config().spec);
-        if ["granite", "olmo2"].contains(&&*name) {
+        if WHOLE.contains(&&*name) {
             assert_eq!(in_file, in_folder, "{name}");
+        } else {
+            assert_ne!(in_file, in_folder, "{name}");
         }
         assert_eq!(
             without_layer_types(in_file),
@@ -46,8 +56,8 @@ fn a_gguf_file_has_what_its_folder_has() {
         for ((what, found), (_, expected)) in found.iter().zip(&expected) {
             assert_eq!(found.shape, expected.shape, "{name}: {what}");
             for (found, expected) in vector(found).into_iter().zip(vector(expected)) {
-                // Matrices are rounded to f16.
-                let tolerance = expected.abs() / 1024.0 + 1e-7;
+                // The converter adds one to Gemma's norm weights, which rounds them.
+                let tolerance = expected.abs() * 2e-7;
                 assert!(
                     (found - expected).abs() <= tolerance,
                     "{name}: {what} has {found}, expected {expected}"

@@ -18,7 +18,7 @@ pub const NUM_HEADS: Field = Field::new("num_attention_heads", "attention.head_c
 pub const NUM_KV_HEADS: Field = Field::new("num_key_value_heads", "attention.head_count_kv");
 pub const HEAD_DIM: Field = Field::new("head_dim", "attention.key_length");
 pub const INTERMEDIATE_SIZE: Field = Field::new("intermediate_size", "feed_forward_length");
-pub const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window");
+const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window");
 const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
 const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 
@@ -297,6 +297,15 @@ pub fn sliding_layers(
         .map(is_sliding)
         .collect::<Result<_, _>>()
         .map(Some)
+}
+
+/// Reads the size of windows. llama.cpp's converter writes 0 if there are none.
+pub fn try_window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
+    let is_file = matches!(fields.source(), Source::File(_));
+    match fields.try_number(WINDOW)? {
+        Some(0.0) if is_file => Ok(None),
+        _ => fields.try_size(WINDOW),
+    }
 }
 
 /// Gives layers a window, if it is shorter than the longest context.

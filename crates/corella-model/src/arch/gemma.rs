@@ -2,7 +2,7 @@
 //! and a sliding window in some layers. Gemma 2 has soft caps; Gemma 3 has a norm for each query and key
 //! head, and another RoPE in layers with a window.
 
-use super::base::{self, Base, WINDOW};
+use super::base::{self, Base};
 use super::field::{Field, Fields, FolderFields, Source};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored, rotary};
@@ -81,7 +81,7 @@ fn gemma2(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         layer.attention.soft_cap = attention_cap;
     }
     let types = base::sliding_layers(fields, spec.layers.len())?;
-    let window = fields.try_size(WINDOW)?.or(Some(4096));
+    let window = base::try_window(fields)?.or(Some(4096));
     base::set_windows(&mut spec, window, |index| match &types {
         Some(types) => types[index],
         None => index.is_multiple_of(2),
@@ -107,7 +107,7 @@ fn gemma3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         Some(types) => types[index],
         None => !(index + 1).is_multiple_of(pattern),
     };
-    let window = fields.try_size(WINDOW)?.or(Some(4096));
+    let window = base::try_window(fields)?.or(Some(4096));
     base::set_windows(&mut spec, window, is_local);
     let head_dim = spec.layers[0].attention.head_dim;
     let (mut local, mut global) = (RotarySpec::plain(LOCAL_THETA, head_dim), None);

@@ -1,7 +1,7 @@
 //! Mistral: Llama with a sliding window in every layer, unless the window is `null`. Its GGUF files say
 //! that they are Llama.
 
-use super::base::{self, Base, WINDOW};
+use super::base::{self, Base};
 use super::field::Fields;
 use super::{Family, Layout};
 use crate::{CheckpointError, DecoderSpec};
@@ -23,6 +23,6 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Base::LLAMA
     };
     let mut spec = base.spec(fields)?;
-    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
     Ok(spec)
 }

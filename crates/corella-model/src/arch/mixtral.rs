@@ -1,6 +1,6 @@
 //! Mixtral: Mistral with a mixture of experts. Its GGUF files say that they are Llama.
 
-use super::base::{self, Base, WINDOW};
+use super::base::{self, Base};
 use super::field::{Field, Fields};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored};
@@ -32,7 +32,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Base::LLAMA
     };
     let mut spec = base.spec(fields)?;
-    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
     let num_experts = base::num_experts(fields, NUM_EXPERTS)?;
     let num_experts_per_token = base::num_chosen(fields, NUM_EXPERTS_PER_TOKEN, num_experts)?;
     for layer in &mut spec.layers {

@@ -1,7 +1,7 @@
 //! Phi-3, Phi-3.5 and Phi-4-mini: Llama with fused matrices, LongRoPE, and perhaps rotation of only a
 //! part of each head.
 
-use super::base::{self, Base, WINDOW};
+use super::base::{self, Base};
 use super::field::Fields;
 use super::layout::{file_name, folder_name};
 use super::{Family, Layout, Stored};
@@ -31,7 +31,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Base::LLAMA
     };
     let mut spec = base.spec(fields)?;
-    base::set_windows(&mut spec, fields.try_size(WINDOW)?, |_| true);
+    base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
     Ok(spec)
 }
 

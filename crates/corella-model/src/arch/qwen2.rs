@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::base::{self, Base, Biases, WINDOW};
+use super::base::{self, Base, Biases};
 use super::field::{Field, Fields};
 use super::{Family, Layout};
 use crate::{CheckpointError, DecoderSpec};
@@ -46,7 +46,7 @@ pub fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Ch
     let first = fields.try_number(Field::of_folder("max_window_layers"))?;
     let first = first.map_or(28, |first| first as usize);
     let types = base::sliding_layers(fields, num_layers)?;
-    let window = fields.try_size(WINDOW)?.unwrap_or(DEFAULT_WINDOW);
+    let window = base::try_window(fields)?.unwrap_or(DEFAULT_WINDOW);
     base::set_windows(spec, Some(window), |index| match &types {
         Some(types) => types[index],
         None => index >= first,

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::base::{self, Base, WINDOW};
+use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
 use super::{Family, Layout, llama};
 use crate::{CheckpointError, DecoderSpec};
@@ -62,7 +62,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             .map(|layer| layer.attention.rotary.is_none())
             .collect();
         let types = base::sliding_layers(fields, num_layers)?.unwrap_or(without_rotary);
-        base::set_windows(&mut spec, fields.try_size(WINDOW)?, |index| types[index]);
+        base::set_windows(&mut spec, base::try_window(fields)?, |index| types[index]);
     }
     Ok(spec)
 }

@@ -98,6 +98,16 @@ fn windows_are_where_each_family_has_them() {
     );
 }
 
+#[test]
+fn the_inner_size_of_gpt2_is_four_times_the_outer_unless_it_is_given() {
+    let inner = |changes| {
+        let spec = spec("gpt2", changes);
+        spec.layers[0].feed_forward.mlp().intermediate_size
+    };
+    assert_eq!(inner(json!({ "n_inner": null })), 128);
+    assert_eq!(inner(json!({ "n_inner": 56 })), 56);
+}
+
 /// Gemma 3 as its makers published it, before Transformers 5 gave each type of layer an object.
 #[test]
 fn both_spellings_of_gemma3_are_read() {
