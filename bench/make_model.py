@@ -166,8 +166,64 @@ def gpt2():
     return config, generation, "gpt2", {"<|endoftext|>": 50256}
 
 
+def gemma2_2b():
+    config = {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "bos_token_id": 255997,
+        "cache_implementation": "hybrid",
+        "eos_token_id": 255999,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "initializer_range": 0.02,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "pad_token_id": 255997,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 256000,
+    }
+    tokens = {"<|endoftext|>": 255997, "<|im_start|>": 255998, "<|im_end|>": 255999}
+    generation = {"bos_token_id": 255997, "eos_token_id": [255999, 255997]}
+    return config, generation, "qwen", tokens
+
+
+def qwen3_moe():
+    """Qwen3-30B-A3B's layers, but 28 of them, and a quarter of the experts, so that it fits in 24 GB."""
+    config, generation, family, tokens = qwen3(
+        28, 2048, 6144, 32, 4, 128, 151936, 40960, (151643, 151644, 151645)
+    )
+    config |= {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    }
+    return config, generation, family, tokens
+
+
 SHAPES = {
     "qwen3-0.6b": qwen3_06b,
+    "gemma-2-2b": gemma2_2b,
+    "qwen3-moe": qwen3_moe,
     "llama-3.2-1b": llama32_1b,
     "gpt2": gpt2,
     "small-32k": small_32k,
@@ -187,22 +243,39 @@ def llama_tensors(config):
     hidden, ffn, head_dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
     query = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
+    is_gemma = config["model_type"] == "gemma2"
+    # Gemma's norms multiply by one more than their weights.
+    gain = "matrix" if is_gemma else "gain"
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (hidden,), "gain"
+        yield prefix + "input_layernorm.weight", (hidden,), gain
         yield prefix + "self_attn.q_proj.weight", (query, hidden), "matrix"
         yield prefix + "self_attn.k_proj.weight", (kv, hidden), "matrix"
         yield prefix + "self_attn.v_proj.weight", (kv, hidden), "matrix"
         yield prefix + "self_attn.o_proj.weight", (hidden, query), "matrix"
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             yield prefix + "self_attn.q_norm.weight", (head_dim,), "gain"
             yield prefix + "self_attn.k_norm.weight", (head_dim,), "gain"
-        yield prefix + "post_attention_layernorm.weight", (hidden,), "gain"
-        yield prefix + "mlp.gate_proj.weight", (ffn, hidden), "matrix"
-        yield prefix + "mlp.up_proj.weight", (ffn, hidden), "matrix"
-        yield prefix + "mlp.down_proj.weight", (hidden, ffn), "matrix"
-    yield "model.norm.weight", (hidden,), "gain"
+        yield prefix + "post_attention_layernorm.weight", (hidden,), gain
+        if is_gemma:
+            yield prefix + "pre_feedforward_layernorm.weight", (hidden,), gain
+            yield prefix + "post_feedforward_layernorm.weight", (hidden,), gain
+        if num_experts := config.get("num_experts"):
+            yield prefix + "mlp.gate.weight", (num_experts, hidden), "matrix"
+            for expert in range(num_experts):
+                yield from gated(f"{prefix}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+        else:
+            yield from gated(prefix + "mlp.", hidden, ffn)
+    yield "model.norm.weight", (hidden,), gain
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden), "matrix"
+
+
+def gated(prefix, hidden, ffn):
+    yield prefix + "gate_proj.weight", (ffn, hidden), "matrix"
+    yield prefix + "up_proj.weight", (ffn, hidden), "matrix"
+    yield prefix + "down_proj.weight", (hidden, ffn), "matrix"
 
 
 def gpt2_tensors(config):

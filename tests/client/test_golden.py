@@ -1,8 +1,42 @@
 """Greedy tokens over HTTP equal those of Hugging Face Transformers."""
 
+import concurrent.futures
+import json
+import signal
+import time
+
 import golden_model
 import pytest
 from server_process import ServerProcess
+
+# One model of each family whose layers differ from Llama's.
+FAMILIES = sorted(path.parent.name for path in golden_model.GOLDEN.glob("*/golden.f32"))
+PAGE_SIZE = 16
+NUM_PAGES = 15
+
+
+def kv_bytes(folder):
+    """Returns the size of a token's K and V in f32."""
+    config = json.loads((folder / "config.json").read_text())
+
+    def size(*names):
+        return next((config[name] for name in names if config.get(name)), None)
+
+    num_heads = size("num_attention_heads", "n_head")
+    head_dim = size("head_dim") or size("hidden_size", "n_embd") // num_heads
+    return 2 * 4 * size("num_hidden_layers", "n_layer") * (size("num_key_value_heads") or num_heads) * head_dim
+
+
+def greedy_text(server, case):
+    answer = server.client.completions.create(
+        model=server.model(),
+        prompt=case["prompt"],
+        max_tokens=len(case["tokens"]),
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage.prompt_tokens == len(case["prompt"])
+    return answer.choices[0].text
 
 
 @pytest.mark.parametrize(
@@ -17,12 +51,25 @@ def test_greedy_tokens(name, tmp_path):
         arguments += ["--isa", "portable"]
     with ServerProcess(*arguments) as server:
         for case in golden_model.cases(name):
-            answer = server.client.completions.create(
-                model=server.model(),
-                prompt=case["prompt"],
-                max_tokens=len(case["tokens"]),
-                temperature=0,
-                extra_body={"ignore_eos": True},
-            )
-            assert answer.choices[0].text == golden_model.text_of(case["tokens"])
-            assert answer.usage.prompt_tokens == len(case["prompt"])
+            assert greedy_text(server, case) == golden_model.text_of(case["tokens"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_tokens_through_preemption(name, tmp_path):
+    folder = golden_model.make(name, tmp_path)
+    cases = golden_model.cases(name)
+    longest = max(len(case["prompt"]) + len(case["tokens"]) for case in cases)
+    # The longest request fits, but not beside the others.
+    arguments = [folder, "--kv-cache-dtype", "f32", "--max-model-len", longest, "--max-prefill-tokens", 48]
+    arguments += ["--head-room", 0, "--kv-cache-memory", NUM_PAGES * PAGE_SIZE * kv_bytes(folder)]
+    with ServerProcess(*arguments) as server:
+        server.model()
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+            # All requests arrive before the first of them begins.
+            server.process.send_signal(signal.SIGSTOP)
+            texts = [pool.submit(greedy_text, server, case) for case in cases]
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGCONT)
+            texts = [text.result(timeout=60) for text in texts]
+        assert texts == [golden_model.text_of(case["tokens"]) for case in cases]
+        assert server.metric("corella_num_preemptions_total") > 0
