@@ -13,7 +13,7 @@ use std::fmt;
 use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 
 use crate::generator::uniform;
-use adjustment::adjust;
+use adjustment::{TokenCounts, adjust};
 use vector::{exp, ln};
 
 /// What a draw depends on besides the logits.
@@ -61,28 +61,44 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// Draws a token: masks, token rules, penalties, then greedy or temperature → top-k → top-p → min-p →
-/// draw, as in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
-/// Log-probabilities are those after masks, rules and penalties.
-pub fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, SampleError> {
-    let params = request.params;
-    adjust(logits, &request);
-    let max = finite_max(logits)?;
-    let token = if params.temperature > 0.0 {
-        let position = request.history.len() as u32;
-        let u = uniform(params.seed, params.choice, position);
-        if params.top_k == 0 {
-            draw_from_all(logits, max, params, u)
+/// Draws tokens, and keeps the memory that draws need. What it has drawn before changes nothing.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    counts: TokenCounts,
+}
+
+impl Sampler {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Draws a token: masks, token rules, penalties, then greedy or temperature → top-k → top-p → min-p →
+    /// draw, as in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
+    /// Log-probabilities are those after masks, rules and penalties.
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        request: SampleRequest<'_>,
+    ) -> Result<Sample, SampleError> {
+        let params = request.params;
+        adjust(logits, &request, &mut self.counts);
+        let max = finite_max(logits)?;
+        let token = if params.temperature > 0.0 {
+            let position = request.history.len() as u32;
+            let u = uniform(params.seed, params.choice, position);
+            if params.top_k == 0 {
+                draw_from_all(logits, max, params, u)
+            } else {
+                draw_from_leading(logits, max, params, u)
+            }
         } else {
-            draw_from_leading(logits, max, params, u)
-        }
-    } else {
-        first_equal(logits, max)
-    };
-    let logprobs = params
-        .logprobs
-        .map(|num_top| Box::new(log_probabilities(logits, max, token, num_top as usize)));
-    Ok(Sample { token, logprobs })
+            first_equal(logits, max)
+        };
+        let logprobs = params
+            .logprobs
+            .map(|num_top| Box::new(log_probabilities(logits, max, token, num_top as usize)));
+        Ok(Sample { token, logprobs })
+    }
 }
 
 fn finite_max(logits: &[f32]) -> Result<f32, SampleError> {

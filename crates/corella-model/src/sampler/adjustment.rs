@@ -5,14 +5,14 @@ use corella_core::{TokenId, TokenRules};
 use super::SampleRequest;
 
 /// Changes the logits in the order of vLLM: what must not be drawn, biases, penalties.
-pub fn adjust(logits: &mut [f32], request: &SampleRequest<'_>) {
+pub fn adjust(logits: &mut [f32], request: &SampleRequest<'_>, counts: &mut TokenCounts) {
     let params = request.params;
     mask(logits, request);
     if let Some(rules) = &params.rules {
         apply_rules(logits, rules, request.output());
     }
     if params.has_penalties() {
-        penalise(logits, request);
+        counts.penalise(logits, request);
     }
 }
 
@@ -60,31 +60,42 @@ fn forbid(logits: &mut [f32], token: TokenId) {
     }
 }
 
-fn penalise(logits: &mut [f32], request: &SampleRequest<'_>) {
-    const PENDING: u32 = 1 << 31;
-    let params = request.params;
-    let mut counts = vec![0u32; logits.len()];
-    for (position, &token) in request.history.iter().enumerate() {
-        if let Some(count) = counts.get_mut(token as usize) {
-            let is_output = position >= request.num_prompt_tokens as usize;
-            *count = (*count | PENDING) + u32::from(is_output);
+/// How often each token of a history occurs. The counters of a whole vocabulary are kept from draw to
+/// draw, all zero in between, because most draws would touch only a few of them.
+#[derive(Debug, Default)]
+pub struct TokenCounts(Vec<u32>);
+
+impl TokenCounts {
+    fn penalise(&mut self, logits: &mut [f32], request: &SampleRequest<'_>) {
+        const OCCURS: u32 = 1 << 31;
+        let params = request.params;
+        if self.0.len() < logits.len() {
+            self.0.resize(logits.len(), 0);
         }
-    }
-    for &token in request.history {
-        let token = token as usize;
-        if counts.get(token).is_none_or(|count| count & PENDING == 0) {
-            continue;
+        let counts = &mut self.0[..logits.len()];
+        for (position, &token) in request.history.iter().enumerate() {
+            if let Some(count) = counts.get_mut(token as usize) {
+                let is_output = position >= request.num_prompt_tokens as usize;
+                *count = (*count | OCCURS) + u32::from(is_output);
+            }
         }
-        counts[token] &= !PENDING;
-        let logit = &mut logits[token];
-        if *logit > 0.0 {
-            *logit /= params.repetition_penalty;
-        } else {
-            *logit *= params.repetition_penalty;
-        }
-        if counts[token] > 0 {
-            *logit -= params.frequency_penalty * counts[token] as f32;
-            *logit -= params.presence_penalty;
+        for &token in request.history {
+            let count = counts.get_mut(token as usize).map_or(0, std::mem::take);
+            // A token's first occurrence has taken its count.
+            if count == 0 {
+                continue;
+            }
+            let num_in_output = count & !OCCURS;
+            let logit = &mut logits[token as usize];
+            if *logit > 0.0 {
+                *logit /= params.repetition_penalty;
+            } else {
+                *logit *= params.repetition_penalty;
+            }
+            if num_in_output > 0 {
+                *logit -= params.frequency_penalty * num_in_output as f32;
+                *logit -= params.presence_penalty;
+            }
         }
     }
 }

@@ -26,6 +26,10 @@ fn request<'a>(params: &'a SamplingParams, history: &'a [TokenId]) -> SampleRequ
     }
 }
 
+fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, SampleError> {
+    Sampler::new().sample(logits, request)
+}
+
 fn draw(logits: &[f32], params: &SamplingParams, history: &[TokenId]) -> TokenId {
     sample(&mut logits.to_vec(), request(params, history))
         .unwrap()
@@ -456,6 +460,29 @@ fn extreme_temperatures_neither_panic_nor_draw_the_impossible() {
                 assert!(temperature > 1.0 || token == 7);
             }
         }
+    }
+}
+
+#[test]
+fn what_was_drawn_before_changes_nothing() {
+    let params = SamplingParams {
+        repetition_penalty: 1.5,
+        frequency_penalty: 0.75,
+        presence_penalty: 0.25,
+        logprobs: Some(20),
+        ..params(1.0)
+    };
+    let mut sampler = Sampler::new();
+    // Larger and smaller vocabularies in turn, with histories that know tokens beyond them.
+    for (seed, len) in [(1, 30), (2, 500), (3, 40), (4, 41), (5, 500)] {
+        let history: Vec<TokenId> = (0..60).map(|i| (i * i * seed as u32) % 45).collect();
+        let request = SampleRequest {
+            num_prompt_tokens: 20,
+            ..request(&params, &history)
+        };
+        let logits = noise(seed, len);
+        let again = sampler.sample(&mut logits.clone(), request);
+        assert_eq!(again, sample(&mut logits.clone(), request));
     }
 }
 
