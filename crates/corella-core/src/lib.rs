@@ -59,6 +59,7 @@ mod spill;
 mod stats;
 mod step_plan;
 mod suffix_index;
+mod token_rule;
 mod waiting_queue;
 mod window;
 
@@ -93,3 +94,4 @@ pub use scheduler_config::{
 pub use speculation::DraftRequest;
 pub use spill::SpillTask;
 pub use stats::{PrefixHits, SchedulerStats};
+pub use token_rule::TokenRules;

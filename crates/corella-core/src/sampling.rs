@@ -1,5 +1,9 @@
 //! Sampling parameters. The core only passes them on; executors read them.
 
+use alloc::sync::Arc;
+
+use crate::TokenRules;
+
 /// How a token is drawn. A draw is a pure function of the logits, these parameters and the
 /// position, so that batching, chunking and preemption cannot change it.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +29,8 @@ pub struct SamplingParams {
     pub choice: u32,
     /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
+    /// Shared by all choices of an API call, and by the steps that name them.
+    pub rules: Option<Arc<TokenRules>>,
 }
 
 impl SamplingParams {
@@ -39,6 +45,7 @@ impl SamplingParams {
         seed: 0,
         choice: 0,
         logprobs: None,
+        rules: None,
     };
 
     /// Whether the logits of a position depend on the tokens before it.

@@ -8,6 +8,8 @@ mod sampling;
 mod shared_pages;
 mod speculation;
 
+use std::sync::Arc;
+
 use corella_core::{Sample, SamplingParams, SlotId, StepId, TokenId};
 
 use crate::generator::mix;
@@ -66,6 +68,8 @@ pub fn run(
     suite.min_tokens_hold_end_tokens_back();
     suite.penalties_count_what_they_should();
     suite.masks_bind_their_slot_only(&expected);
+    suite.rules_are_masks_that_are_kept();
+    suite.biases_are_added();
     suite.log_probabilities_are_in_order(&expected);
     suite.drafts_change_nothing(&expected);
 }
@@ -152,7 +156,10 @@ impl Suite<'_> {
                 presence_penalty: 0.2,
                 ..drawn
             },
-            SamplingParams::GREEDY,
+            SamplingParams {
+                rules: Some(Arc::new(self.rules())),
+                ..SamplingParams::GREEDY
+            },
             SamplingParams {
                 temperature: 0.7,
                 top_p: 0.95,

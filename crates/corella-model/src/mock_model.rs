@@ -6,7 +6,7 @@ use std::time::Duration;
 use corella_core::{KvGroup, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
 
 use crate::generator::mix;
-use crate::{CostModel, SampleRequest, sample};
+use crate::{CostModel, SampleRequest, Sampler};
 
 /// The settings of a mock executor and its model.
 #[derive(Clone, Debug)]
@@ -172,7 +172,8 @@ impl MockConfig {
             masked_until_min_tokens: &sequence.start.masked_until_min_tokens,
             allowed,
         };
-        sample(logits, request).map_err(|error| format!("slot {}: {error}", sequence.start.slot))
+        let sampled = Sampler::new().sample(logits, request);
+        sampled.map_err(|error| format!("slot {}: {error}", sequence.start.slot))
     }
 }
 

@@ -4,6 +4,7 @@
 //! every machine: everything is done by IEEE additions, multiplications, divisions and comparisons
 //! in a fixed order, with an exponential and a logarithm of our own.
 
+mod adjustment;
 mod vector;
 
 use std::cmp::Ordering;
@@ -12,6 +13,7 @@ use std::fmt;
 use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 
 use crate::generator::uniform;
+use adjustment::{TokenCounts, adjust};
 use vector::{exp, ln};
 
 /// What a draw depends on besides the logits.
@@ -27,6 +29,14 @@ pub struct SampleRequest<'a> {
     pub masked_until_min_tokens: &'a [TokenId],
     /// A mask as in `TokenMask::allowed`; tokens beyond its end are not allowed.
     pub allowed: Option<&'a [u32]>,
+}
+
+impl SampleRequest<'_> {
+    /// The output so far.
+    fn output(&self) -> &[TokenId] {
+        let num_prompt_tokens = self.num_prompt_tokens as usize;
+        self.history.get(num_prompt_tokens..).unwrap_or_default()
+    }
 }
 
 /// Why nothing can be drawn from some logits.
@@ -51,83 +61,43 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// Draws a token: masks, penalties, then greedy or temperature → top-k → top-p → min-p → draw, as
-/// in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
-/// Log-probabilities are those after masks and penalties.
-pub fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, SampleError> {
-    let params = request.params;
-    mask(logits, &request);
-    if params.has_penalties() {
-        penalise(logits, &request);
-    }
-    let max = finite_max(logits)?;
-    let token = if params.temperature > 0.0 {
-        let position = request.history.len() as u32;
-        let u = uniform(params.seed, params.choice, position);
-        if params.top_k == 0 {
-            draw_from_all(logits, max, params, u)
-        } else {
-            draw_from_leading(logits, max, params, u)
-        }
-    } else {
-        first_equal(logits, max)
-    };
-    let logprobs = params
-        .logprobs
-        .map(|num_top| Box::new(log_probabilities(logits, max, token, num_top as usize)));
-    Ok(Sample { token, logprobs })
+/// Draws tokens, and keeps the memory that draws need. What it has drawn before changes nothing.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    counts: TokenCounts,
 }
 
-fn mask(logits: &mut [f32], request: &SampleRequest<'_>) {
-    let num_output_tokens = request
-        .history
-        .len()
-        .saturating_sub(request.num_prompt_tokens as usize);
-    if num_output_tokens < request.min_tokens as usize {
-        for &token in request.masked_until_min_tokens {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
+impl Sampler {
+    pub fn new() -> Self {
+        Self::default()
     }
-    if let Some(allowed) = request.allowed {
-        for (word, logits) in logits.chunks_mut(32).enumerate() {
-            let allowed = allowed.get(word).copied().unwrap_or(0);
-            for (bit, logit) in logits.iter_mut().enumerate() {
-                if allowed >> bit & 1 == 0 {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }
-        }
-    }
-}
 
-fn penalise(logits: &mut [f32], request: &SampleRequest<'_>) {
-    const PENDING: u32 = 1 << 31;
-    let params = request.params;
-    let mut counts = vec![0u32; logits.len()];
-    for (position, &token) in request.history.iter().enumerate() {
-        if let Some(count) = counts.get_mut(token as usize) {
-            let is_output = position >= request.num_prompt_tokens as usize;
-            *count = (*count | PENDING) + u32::from(is_output);
-        }
-    }
-    for &token in request.history {
-        let token = token as usize;
-        if counts.get(token).is_none_or(|count| count & PENDING == 0) {
-            continue;
-        }
-        counts[token] &= !PENDING;
-        let logit = &mut logits[token];
-        if *logit > 0.0 {
-            *logit /= params.repetition_penalty;
+    /// Draws a token: masks, token rules, penalties, then greedy or temperature → top-k → top-p → min-p →
+    /// draw, as in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
+    /// Log-probabilities are those after masks, rules and penalties.
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        request: SampleRequest<'_>,
+    ) -> Result<Sample, SampleError> {
+        let params = request.params;
+        adjust(logits, &request, &mut self.counts);
+        let max = finite_max(logits)?;
+        let token = if params.temperature > 0.0 {
+            let position = request.history.len() as u32;
+            let u = uniform(params.seed, params.choice, position);
+            if params.top_k == 0 {
+                draw_from_all(logits, max, params, u)
+            } else {
+                draw_from_leading(logits, max, params, u)
+            }
         } else {
-            *logit *= params.repetition_penalty;
-        }
-        if counts[token] > 0 {
-            *logit -= params.frequency_penalty * counts[token] as f32;
-            *logit -= params.presence_penalty;
-        }
+            first_equal(logits, max)
+        };
+        let logprobs = params
+            .logprobs
+            .map(|num_top| Box::new(log_probabilities(logits, max, token, num_top as usize)));
+        Ok(Sample { token, logprobs })
     }
 }
 

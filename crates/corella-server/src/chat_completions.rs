@@ -145,7 +145,8 @@ impl Endpoint for Chat {
         if fields.echo == Some(true) {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
-        let params = sampling.validate(&state.config, None, fields.logprobs(&state.config)?)?;
+        let logprobs = fields.logprobs(&state.config)?;
+        let params = sampling.validate(state, caller, None, logprobs)?;
         let prompt = PromptTokens {
             tokens: fields.tokenize(state, check, caller)?,
             echo: None,

@@ -65,7 +65,7 @@ impl Endpoint for Completion {
             .logprobs
             .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
             .transpose()?;
-        let params = sampling.validate(&state.config, Some(DEFAULT_MAX_TOKENS), logprobs)?;
+        let params = sampling.validate(state, caller, Some(DEFAULT_MAX_TOKENS), logprobs)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };

@@ -97,6 +97,9 @@ pub static BODY: FieldTable = FieldTable {
         "presence_penalty",
         "frequency_penalty",
         "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
         "seed",
         "max_tokens",
         "max_completion_tokens",
@@ -221,7 +224,6 @@ pub static BODY: FieldTable = FieldTable {
         refused("functions", is_empty),
         refused("function_call", |value| value == "none" || value == "auto"),
         refused("response_format", |value| value["type"] == "text"),
-        refused("logit_bias", is_empty),
         refused("modalities", |value| {
             value
                 .as_array()
@@ -245,8 +247,6 @@ pub static BODY: FieldTable = FieldTable {
         refused("use_beam_search", is_false),
         refused("length_penalty", is_one),
         refused("early_stopping", is_false),
-        refused("bad_words", is_empty),
-        refused("allowed_token_ids", is_empty),
         refused("logits_processors", is_empty),
         refused("guided_json", never),
         refused("guided_regex", never),

@@ -32,6 +32,7 @@ mod shutdown;
 mod sse;
 mod text_thread;
 mod token_logprob;
+mod token_rule;
 mod tokenization;
 
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};

@@ -1,5 +1,6 @@
 //! The fields that both generating endpoints share: sampling, stopping and reporting.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +13,9 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::serve_config::ServeConfig;
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+use crate::token_rule::TokenRuleFields;
 
 /// The fields as they were sent; `null` is the same as absent.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +32,9 @@ pub struct SamplingFields {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    allowed_token_ids: Option<Vec<TokenId>>,
+    bad_words: Option<Vec<String>>,
     seed: Option<i64>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
@@ -84,11 +91,13 @@ impl SamplingFields {
     /// Checks all fields. `default_max_tokens` and the checked `logprobs` come from the endpoint;
     /// without a default, `max_tokens` is what fits.
     pub fn validate(
-        self,
-        config: &ServeConfig,
+        mut self,
+        state: &ServerState,
+        caller: &Caller,
         default_max_tokens: Option<u32>,
         logprobs: Option<u32>,
     ) -> Result<GenerationParams, ApiError> {
+        let config = &state.config;
         let defaults = &config.generation_defaults;
         let num_choices = self.n.unwrap_or(1);
         if num_choices == 0 || num_choices > config.max_num_choices {
@@ -97,6 +106,12 @@ impl SamplingFields {
                 format!("must be between 1 and {}", config.max_num_choices),
             ));
         }
+        let stopping = self.stopping(config, default_max_tokens)?;
+        let rules = TokenRuleFields {
+            logit_bias: self.logit_bias.take(),
+            allowed_token_ids: self.allowed_token_ids.take(),
+            bad_words: self.bad_words.take(),
+        };
         let sampling = SamplingParams {
             temperature: self.temperature(defaults.temperature)?,
             top_k: self.top_k(defaults.top_k)?,
@@ -129,8 +144,8 @@ impl SamplingFields {
                 .unwrap_or_else(random_seed),
             choice: 0,
             logprobs,
+            rules: rules.checked(state, caller, &stopping)?,
         };
-        let stopping = self.stopping(config, default_max_tokens)?;
         let stream = self.stream.unwrap_or(false);
         if self.stream_options.is_some() && !stream {
             return Err(ApiError::invalid(

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use corella_core::session as core;
 use corella_core::{
     FinishReason, Incarnation, Logprobs, Namespace, RequestError, Sample, SamplingParams,
-    SessionId, StoppingCriteria,
+    SessionId, StoppingCriteria, TokenRules,
 };
 
 mod schema;
 
 pub use schema::{
     Abort, AbortKind, Allocate, Allocated, Body, DrawnToken, Empty, Envelope, Finish, FinishKind,
-    FirstToken, Hello, Key, KvShape, Load, RefusalKind, Refused, Sampling, Stopping, Tokens,
+    FirstToken, Hello, Key, KvShape, Load, RefusalKind, Refused, Rules, Sampling, Stopping,
+    TokenList, Tokens,
 };
 
 /// Where a prefill node's rows are loaded from.
@@ -264,6 +265,7 @@ impl From<core::Allocate> for Allocate {
                 seed: sampling.seed,
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
+                rules: sampling.rules.as_deref().map(Rules::from),
             }),
             stopping: Some(Stopping {
                 max_tokens: stopping.max_tokens,
@@ -287,6 +289,7 @@ impl TryFrom<Allocate> for core::Allocate {
     fn try_from(allocate: Allocate) -> Result<Self, WireError> {
         let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
         let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
+        let rules = sampling.rules.map(TokenRules::try_from);
         // Servers take no longer ones.
         let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
         let siblings = allocate
@@ -305,6 +308,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 seed: sampling.seed,
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
+                rules: rules.transpose()?.map(Arc::new),
             },
             stopping: StoppingCriteria {
                 max_tokens: stopping.max_tokens,
@@ -320,6 +324,38 @@ impl TryFrom<Allocate> for core::Allocate {
             remaining_us: allocate.remaining_us,
             siblings: siblings.transpose()?.map(SessionId),
             trace_id: trace_id.map(Into::into),
+        })
+    }
+}
+
+impl From<&TokenRules> for Rules {
+    fn from(rules: &TokenRules) -> Self {
+        let list = |tokens: &[u32]| TokenList {
+            tokens: tokens.to_vec(),
+        };
+        let (biased_tokens, biases) = rules.bias().iter().copied().unzip();
+        Self {
+            biased_tokens,
+            biases,
+            allowed: rules.allowed().map(list),
+            banned: rules.banned().iter().map(|banned| list(banned)).collect(),
+        }
+    }
+}
+
+impl TryFrom<Rules> for TokenRules {
+    type Error = WireError;
+
+    fn try_from(rules: Rules) -> Result<Self, WireError> {
+        if rules.biased_tokens.len() != rules.biases.len() {
+            return Err(WireError("the number of biases"));
+        }
+        let bias = rules.biased_tokens.into_iter().zip(rules.biases).collect();
+        let banned = rules.banned.into_iter().map(|banned| banned.tokens);
+        let made = Self::new().with_bias(bias).with_banned(banned.collect());
+        Ok(match rules.allowed {
+            Some(allowed) => made.with_allowed(allowed.tokens),
+            None => made,
         })
     }
 }

@@ -1,6 +1,8 @@
 //! Tokens of a pair are those of the lone run.
 
-use corella_core::{FinishReason, SamplingParams, TokenId};
+use std::sync::Arc;
+
+use corella_core::{FinishReason, SamplingParams, TokenId, TokenRules};
 
 use crate::fixture::*;
 
@@ -19,8 +21,24 @@ impl Numbers {
 }
 
 fn sampling(numbers: &mut Numbers) -> SamplingParams {
-    match numbers.below(3) {
+    match numbers.below(4) {
         0 => SamplingParams::GREEDY,
+        // Rules matter for the tokens of both nodes: the first one is drawn by the prefill node.
+        3 => SamplingParams {
+            rules: Some(Arc::new(
+                TokenRules::new()
+                    .with_allowed((0..50).filter(|token| token % 5 != 2).collect())
+                    .with_banned(
+                        (0..50)
+                            .flat_map(|a| [vec![a, a], vec![a, 49 - a]])
+                            .collect(),
+                    )
+                    .with_bias((0..50).map(|token| (token, (token % 3) as f32)).collect()),
+            )),
+            temperature: 1.0,
+            seed: numbers.below(1000),
+            ..SamplingParams::GREEDY
+        },
         1 => SamplingParams {
             temperature: 1.0,
             seed: numbers.below(1000),

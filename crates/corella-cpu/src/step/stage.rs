@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
-use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
+use corella_model::{ExecutorError, Sampler, StepWaker, TokenMask};
 
 use crate::kv::PageCommit;
 use crate::system::ThreadPool;
@@ -81,6 +81,8 @@ pub struct Stage {
     commands: Receiver<Command>,
     output: Output,
     plan: StepLayout,
+    /// One for each worker.
+    samplers: Vec<Mutex<Sampler>>,
     /// Commands that came while a step waited for something else.
     postponed: VecDeque<Command>,
     /// The newest step of which the first stage knows what the last one drew.
@@ -114,6 +116,7 @@ impl Stage {
         Self {
             commit: forward.kv.page_commit(),
             forward,
+            samplers: (0..pool.num_threads()).map(|_| Mutex::default()).collect(),
             pool,
             slots,
             max_num_batched_tokens,
@@ -375,7 +378,8 @@ impl Stage {
         masks: &[TokenMask],
     ) -> Result<Vec<Result<Sample, String>>, String> {
         let (forward, slots) = (&self.forward, &self.slots);
-        let draw = |index: usize| {
+        let samplers = &self.samplers;
+        let draw = |sampler: &mut Sampler, index: usize| {
             let id = block[index].slot;
             let mask = masks.iter().find(|mask| mask.slot == id);
             let allowed = mask.map(|mask| &*mask.allowed);
@@ -384,17 +388,20 @@ impl Stage {
                 .sample_request(block[index].num_tokens, allowed);
             // SAFETY: each index is drawn by one worker.
             let logits = unsafe { forward.logits_mut(index) };
-            sample(logits, request).map_err(|error| error.to_string())
+            let sampled = sampler.sample(logits, request);
+            sampled.map_err(|error| error.to_string())
         };
         let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
         let (profile, is_prefill) = (self.forward.profile.as_deref(), self.plan.is_prefill());
         self.pool.run(&|worker| {
             let mut walk = Walk::new(worker, profile, is_prefill);
+            let sampler = samplers[worker.index()].lock();
+            let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
             for index in worker.share(block.len()) {
                 let mut result = results[index]
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner);
-                *result = Some(draw(index));
+                *result = Some(draw(&mut sampler, index));
             }
             barrier_after(Operation::Draw, &mut walk);
         })?;

@@ -1,6 +1,8 @@
 //! Random requests from a seed.
 
-use corella_core::{FinishReason, SamplingParams, TokenId};
+use std::sync::Arc;
+
+use corella_core::{FinishReason, SamplingParams, TokenId, TokenRules};
 use corella_engine::{Engine, EngineStats, StreamEvent};
 use corella_model::MockConfig;
 
@@ -85,6 +87,17 @@ impl Dice {
             sampling.temperature = 1.0;
             sampling.seed = self.roll(1000) as u64;
             sampling.logprobs = Some(2);
+            if sampling.seed.is_multiple_of(3) {
+                let vocabulary = 0..VOCAB_SIZE as TokenId;
+                let rules = TokenRules::new()
+                    .with_banned(vocabulary.clone().map(|token| vec![token, token]).collect())
+                    .with_bias(
+                        vocabulary
+                            .map(|token| (token, (token % 2) as f32))
+                            .collect(),
+                    );
+                sampling.rules = Some(Arc::new(rules));
+            }
         }
         sampling
     }

@@ -1,8 +1,10 @@
 //! Conformance rules about sampling.
 
-use corella_core::{Sample, SamplingParams, TokenId};
+use std::sync::Arc;
 
-use super::driver::Plan;
+use corella_core::{Sample, SamplingParams, TokenId, TokenRules};
+
+use super::driver::{Plan, Script};
 use super::{NUM_LOGPROBS, Suite, assert_same, token_ids};
 
 impl Suite<'_> {
@@ -142,6 +144,110 @@ impl Suite<'_> {
         assert_same("beside a masked one", &expected[3], &free.samples);
     }
 
+    /// Rules of all kinds, under which most tokens may still be drawn.
+    pub fn rules(&self) -> TokenRules {
+        let vocabulary = 0..self.vocab_size as TokenId;
+        let allowed = vocabulary.clone().filter(|token| token % 8 != 3);
+        let banned = vocabulary.clone().map(|token| vec![token, token]);
+        let bias = vocabulary.filter(|token| token % 5 == 0);
+        TokenRules::new()
+            .with_allowed(allowed.collect())
+            .with_banned(banned.chain([vec![1], vec![2]]).collect())
+            .with_bias(bias.map(|token| (token, 0.5)).collect())
+    }
+
+    /// Checks what may be drawn against masks that are made by hand before each draw.
+    pub fn rules_are_masks_that_are_kept(&self) {
+        let kinds = [
+            SamplingParams::GREEDY,
+            SamplingParams {
+                temperature: 2.0,
+                frequency_penalty: 0.3,
+                ..SamplingParams::GREEDY
+            },
+        ];
+        for (seed, kind) in (30..).zip(kinds) {
+            let free = self.script(seed, self.page_size + 2, kind);
+            let drawn = token_ids(&self.alone(&free));
+            // All tokens that the model draws by itself are banned somewhere.
+            let allowed = |token| token != drawn[0];
+            let pairs: Vec<_> = drawn.windows(2).map(<[_]>::to_vec).collect();
+            let vocabulary = 0..self.vocab_size as TokenId;
+            let rules = TokenRules::new()
+                .with_allowed(vocabulary.clone().filter(|&token| allowed(token)).collect())
+                .with_banned([&pairs[..], &[vec![drawn[1]], vec![drawn[2]; 2]]].concat());
+            let may_follow = |output: &[TokenId], token: TokenId| {
+                let completes =
+                    |pair: &[TokenId]| output.last() == Some(&pair[0]) && token == pair[1];
+                let is_banned = token == drawn[1]
+                    || completes(&[drawn[2]; 2])
+                    || pairs.iter().any(|pair| completes(pair));
+                allowed(token) && !is_banned
+            };
+            let mut driver = self.driver();
+            let mut masked = driver.begin(0, &free);
+            while !masked.is_done() {
+                driver.advance(&mut masked, usize::MAX);
+                let output = &masked.tokens[free.prompt.len()..];
+                let mask: Vec<_> = { vocabulary.clone() }
+                    .filter(|&token| may_follow(output, token))
+                    .collect();
+                driver.allow_only(0, self.vocab_size, &mask);
+                driver.step(&mut [&mut masked]);
+            }
+            assert_ne!(
+                token_ids(&masked.samples),
+                drawn,
+                "the masks change something"
+            );
+            let script = with_rules(&free, rules);
+            let deep = Plan {
+                depth: 2,
+                ..Plan::WHOLE
+            };
+            for plan in [Plan::WHOLE, deep] {
+                let actual = self.driver().play(std::slice::from_ref(&script), &plan);
+                assert_same("with rules instead of masks", &masked.samples, &actual[0]);
+            }
+        }
+    }
+
+    /// Compares greedy draws with the largest sum of log-probability and bias.
+    pub fn biases_are_added(&self) {
+        let bias = |token: TokenId| (token % 7) as f32 * 0.75 - 2.0;
+        let vocabulary = 0..self.vocab_size as TokenId;
+        let rules = TokenRules::new().with_bias(vocabulary.map(|t| (t, bias(t))).collect());
+        let mut free = self.script(32, 9, SamplingParams::GREEDY);
+        let script = with_rules(&free, rules);
+        let drawn = token_ids(&self.alone(&script));
+        assert_ne!(
+            drawn,
+            token_ids(&self.alone(&free)),
+            "the biases change something"
+        );
+        free.num_tokens = 1;
+        free.sampling.logprobs = Some(self.vocab_size as u32);
+        for token in drawn {
+            let sample = self.alone(&free).remove(0);
+            let top = sample.logprobs.expect("asked for").top;
+            let sums = top
+                .iter()
+                .map(|&(token, logprob)| (logprob + bias(token), token));
+            let (best, _) = sums
+                .clone()
+                .fold((f32::MIN, 0), |a, b| if b.0 > a.0 { b } else { a });
+            let (of_drawn, _) = { sums }
+                .find(|sum| sum.1 == token)
+                .expect("it has a probability");
+            // Log-probabilities are rounded, so that two tokens that are as close may change places.
+            assert!(
+                best - of_drawn < 1e-4,
+                "token {token} has {of_drawn}, another {best}"
+            );
+            free.prompt.push(token);
+        }
+    }
+
     pub fn log_probabilities_are_in_order(&self, expected: &[Vec<Sample>]) {
         for sample in expected.iter().flatten() {
             let logprobs = sample
@@ -169,4 +275,10 @@ impl Suite<'_> {
             assert_eq!(top[0].0, sample.token, "greedy draws the most likely token");
         }
     }
+}
+
+fn with_rules(script: &Script, rules: TokenRules) -> Script {
+    let mut script = script.clone();
+    script.sampling.rules = Some(Arc::new(rules));
+    script
 }

@@ -230,7 +230,7 @@ unsafe impl KvPages for BrokenPages {
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 34] = [
+    let cases: [(&str, Fault); 36] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -342,6 +342,22 @@ fn whatever_is_broken_is_found() {
         (
             "top-k of one",
             Fault::Batch(|batch| change_sampling(batch, |p| p.top_k = 0)),
+        ),
+        (
+            "rules instead of masks",
+            Fault::Batch(|batch| change_sampling(batch, |p| p.rules = None)),
+        ),
+        (
+            "the biases change something",
+            Fault::Batch(|batch| {
+                change_sampling(batch, |p| {
+                    let rules = p
+                        .rules
+                        .take()
+                        .map(|rules| (*rules).clone().with_bias(Vec::new()));
+                    p.rules = rules.map(Arc::new);
+                });
+            }),
         ),
         (
             "min_tokens",

@@ -1,5 +1,9 @@
 //! Compares the sampler with naive statements of what it must do.
 
+use std::sync::Arc;
+
+use corella_core::TokenRules;
+
 use super::*;
 
 const NO_HISTORY: [TokenId; 0] = [];
@@ -20,6 +24,10 @@ fn request<'a>(params: &'a SamplingParams, history: &'a [TokenId]) -> SampleRequ
         masked_until_min_tokens: &[],
         allowed: None,
     }
+}
+
+fn sample(logits: &mut [f32], request: SampleRequest<'_>) -> Result<Sample, SampleError> {
+    Sampler::new().sample(logits, request)
 }
 
 fn draw(logits: &[f32], params: &SamplingParams, history: &[TokenId]) -> TokenId {
@@ -134,30 +142,42 @@ fn truncation_keeps_what_sorting_would() {
         ..params(1.5)
     };
     let cases = [
-        SamplingParams { top_k: 7, ..all },
-        SamplingParams { top_p: 0.6, ..all },
-        SamplingParams { min_p: 0.2, ..all },
+        SamplingParams {
+            top_k: 7,
+            ..all.clone()
+        },
+        SamplingParams {
+            top_p: 0.6,
+            ..all.clone()
+        },
+        SamplingParams {
+            min_p: 0.2,
+            ..all.clone()
+        },
         SamplingParams {
             top_k: 40,
             top_p: 0.8,
-            ..all
+            ..all.clone()
         },
         SamplingParams {
             top_p: 0.9,
             min_p: 0.1,
-            ..all
+            ..all.clone()
         },
         SamplingParams {
             top_k: 40,
             top_p: 0.95,
             min_p: 0.3,
-            ..all
+            ..all.clone()
         },
-        SamplingParams { top_p: 0.0, ..all },
+        SamplingParams {
+            top_p: 0.0,
+            ..all.clone()
+        },
         SamplingParams {
             top_k: 100_000,
             top_p: 0.999,
-            ..all
+            ..all.clone()
         },
     ];
     let logits = noise(8, 500);
@@ -441,4 +461,113 @@ fn extreme_temperatures_neither_panic_nor_draw_the_impossible() {
             }
         }
     }
+}
+
+#[test]
+fn what_was_drawn_before_changes_nothing() {
+    let params = SamplingParams {
+        repetition_penalty: 1.5,
+        frequency_penalty: 0.75,
+        presence_penalty: 0.25,
+        logprobs: Some(20),
+        ..params(1.0)
+    };
+    let mut sampler = Sampler::new();
+    // Larger and smaller vocabularies in turn, with histories that know tokens beyond them.
+    for (seed, len) in [(1, 30), (2, 500), (3, 40), (4, 41), (5, 500)] {
+        let history: Vec<TokenId> = (0..60).map(|i| (i * i * seed as u32) % 45).collect();
+        let request = SampleRequest {
+            num_prompt_tokens: 20,
+            ..request(&params, &history)
+        };
+        let logits = noise(seed, len);
+        let again = sampler.sample(&mut logits.clone(), request);
+        assert_eq!(again, sample(&mut logits.clone(), request));
+    }
+}
+
+/// What rules must make of logits, said for each token alone.
+fn ruled_by_hand(logits: &[f32], rules: &TokenRules, output: &[TokenId]) -> Vec<f32> {
+    let ruled = |(token, &logit): (usize, &f32)| {
+        let token = token as TokenId;
+        let is_allowed = rules
+            .allowed()
+            .is_none_or(|allowed| allowed.contains(&token));
+        let completes = |sequence: &Vec<TokenId>| {
+            let text: Vec<TokenId> = output.iter().copied().chain([token]).collect();
+            text.len() >= sequence.len() && text[text.len() - sequence.len()..] == sequence[..]
+        };
+        let biases = rules.bias().iter().filter(|bias| bias.0 == token);
+        match is_allowed && !rules.banned().iter().any(completes) {
+            true => logit + biases.map(|bias| bias.1).sum::<f32>(),
+            false => f32::NEG_INFINITY,
+        }
+    };
+    logits.iter().enumerate().map(ruled).collect()
+}
+
+#[test]
+fn rules_are_what_they_say_of_each_token() {
+    const LEN: usize = 70;
+    let rules = [
+        TokenRules::new().with_allowed(vec![69, 3, 4, 0, 31, 3, 70, 10_000]),
+        TokenRules::new().with_allowed(vec![5]),
+        TokenRules::new().with_banned(vec![
+            vec![9],
+            vec![1, 2],
+            vec![3, 1, 2, 4],
+            vec![70],
+            vec![2, 70],
+        ]),
+        TokenRules::new().with_bias(vec![(2, 1.5), (4, -100.0), (69, 0.25), (70, 5.0)]),
+        TokenRules::new()
+            .with_allowed((0..60).collect())
+            .with_banned(vec![vec![2, 4], vec![8]])
+            .with_bias(vec![(8, 100.0), (65, 100.0), (7, 2.5)]),
+    ];
+    // The prompt ends with the beginning of a banned sequence, which is not part of the output.
+    let history: [TokenId; 8] = [6, 3, 1, 1, 3, 1, 2, 1];
+    for rules in rules {
+        for (temperature, num_tokens) in [0.0, 2.0]
+            .into_iter()
+            .flat_map(|t| (3..9).map(move |n| (t, n)))
+        {
+            let plain = SamplingParams {
+                logprobs: Some(LEN as u32),
+                repetition_penalty: 1.5,
+                frequency_penalty: 0.25,
+                ..params(temperature)
+            };
+            let ruled = SamplingParams {
+                rules: Some(Arc::new(rules.clone())),
+                ..plain.clone()
+            };
+            let logits = noise(num_tokens as u64, LEN);
+            let draw = |logits: &[f32], params: &SamplingParams| {
+                let request = SampleRequest {
+                    num_prompt_tokens: 3,
+                    ..request(params, &history[..num_tokens])
+                };
+                sample(&mut logits.to_vec(), request).unwrap()
+            };
+            let by_hand = ruled_by_hand(&logits, &rules, &history[3..num_tokens]);
+            assert_eq!(draw(&logits, &ruled), draw(&by_hand, &plain), "{rules:?}");
+            assert_ne!(draw(&logits, &ruled), draw(&logits, &plain), "{rules:?}");
+        }
+    }
+}
+
+#[test]
+fn rules_that_leave_nothing_are_an_error() {
+    let rules = TokenRules::new()
+        .with_allowed(vec![7, 8])
+        .with_banned(vec![vec![7], vec![8, 8]])
+        .with_bias(vec![(7, 100.0)]);
+    let params = SamplingParams {
+        rules: Some(Arc::new(rules)),
+        ..SamplingParams::GREEDY
+    };
+    let draw = |history: &[TokenId]| sample(&mut noise(1, 20), request(&params, history));
+    assert_eq!(draw(&[8, 1]).unwrap().token, 8);
+    assert_eq!(draw(&[1, 8]), Err(SampleError::NothingAllowed));
 }

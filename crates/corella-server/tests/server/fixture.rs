@@ -111,7 +111,7 @@ impl Setup {
 pub struct TestServer {
     pub address: SocketAddr,
     pub engine: Engine,
-    mock: Arc<MockConfig>,
+    pub mock: Arc<MockConfig>,
     pub tokenizer: Tokenizer,
     shutdown: ShutdownSender,
     server: JoinHandle<std::io::Result<DrainReport>>,

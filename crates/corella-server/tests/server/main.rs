@@ -11,4 +11,5 @@ mod limit;
 mod metric;
 mod service;
 mod speculation;
+mod token_rule;
 mod validation;

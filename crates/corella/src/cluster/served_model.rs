@@ -8,7 +8,8 @@ use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_engine::Engine;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
-const PROTOCOL: (u32, u32) = (1, 0);
+/// Version 2 knows rules about single tokens, which a node that skipped them would break.
+const PROTOCOL: (u32, u32) = (2, 0);
 
 pub struct ServedModel {
     pub engine: Engine,

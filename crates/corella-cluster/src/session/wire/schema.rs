@@ -142,7 +142,7 @@ pub struct Allocate {
     pub trace_id: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct Sampling {
     #[prost(float, tag = "1")]
     pub temperature: f32,
@@ -164,6 +164,31 @@ pub struct Sampling {
     pub choice: u32,
     #[prost(uint32, optional, tag = "10")]
     pub logprobs: Option<u32>,
+    #[prost(message, optional, tag = "11")]
+    pub rules: Option<Rules>,
+}
+
+/// Rules about single tokens.
+#[derive(Clone, PartialEq, Message)]
+pub struct Rules {
+    /// Tokens with a bias, and their biases, which are as many.
+    #[prost(uint32, repeated, tag = "1")]
+    pub biased_tokens: Vec<u32>,
+    #[prost(float, repeated, tag = "2")]
+    pub biases: Vec<f32>,
+    /// The only tokens that may be drawn. Absent when all may be, since a list that is empty looks the
+    /// same as none.
+    #[prost(message, optional, tag = "3")]
+    pub allowed: Option<TokenList>,
+    /// Sequences that must not appear in the output.
+    #[prost(message, repeated, tag = "4")]
+    pub banned: Vec<TokenList>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TokenList {
+    #[prost(uint32, repeated, tag = "1")]
+    pub tokens: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -67,6 +67,12 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             seed: u64::MAX,
             choice: 3,
             logprobs: Some(0),
+            rules: Some(Arc::new(
+                TokenRules::new()
+                    .with_bias(vec![(3, -100.0), (u32::MAX, 0.5)])
+                    .with_allowed(Vec::new())
+                    .with_banned(vec![vec![1], vec![2, 3, 2]]),
+            )),
         },
         stopping: StoppingCriteria {
             max_tokens: Some(9),
@@ -191,6 +197,22 @@ fn what_a_peer_leaves_out_is_named() {
     let missing = |body| from_prefill(body).unwrap_err().to_string();
     let allocate = Body::Allocate(Allocate::default());
     assert_eq!(missing(allocate), "how to sample is missing or wrong");
+    let allocate = Body::Allocate(Allocate {
+        sampling: Some(Sampling {
+            rules: Some(Rules {
+                biased_tokens: vec![1, 2],
+                biases: vec![0.5],
+                ..Rules::default()
+            }),
+            ..Sampling::default()
+        }),
+        stopping: Some(Stopping::default()),
+        ..Allocate::default()
+    });
+    assert_eq!(
+        missing(allocate),
+        "the number of biases is missing or wrong"
+    );
     let first = Body::FirstToken(FirstToken::default());
     assert_eq!(missing(first), "the first token is missing or wrong");
     let hello = Body::Hello(Hello::default());

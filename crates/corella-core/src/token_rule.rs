@@ -1,0 +1,94 @@
+//! What a request says about single tokens: which it prefers, which it allows, and which sequences it
+//! bans.
+
+use alloc::vec::Vec;
+
+use crate::TokenId;
+
+/// Changes of logits by token. They are part of how a token is drawn, like penalties, so that steps in
+/// flight, drafts and preemption need not know them. Tokens beyond the vocabulary have no effect.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenRules {
+    /// Added to the logits of these tokens.
+    bias: Vec<(TokenId, f32)>,
+    /// In ascending order, without repetitions.
+    allowed: Option<Vec<TokenId>>,
+    /// None of them is empty.
+    banned: Vec<Vec<TokenId>>,
+}
+
+impl TokenRules {
+    /// Rules that change nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds something to the logits of these tokens. It does not make a token drawable that is
+    /// not allowed, or is banned.
+    pub fn with_bias(mut self, bias: Vec<(TokenId, f32)>) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Lets only these tokens be drawn.
+    pub fn with_allowed(mut self, mut allowed: Vec<TokenId>) -> Self {
+        allowed.sort_unstable();
+        allowed.dedup();
+        self.allowed = Some(allowed);
+        self
+    }
+
+    /// Lets none of these sequences appear in the output: the last token of a sequence is not drawn
+    /// while the output ends with the tokens before it. Empty sequences are left out.
+    pub fn with_banned(mut self, mut banned: Vec<Vec<TokenId>>) -> Self {
+        banned.retain(|sequence| !sequence.is_empty());
+        self.banned = banned;
+        self
+    }
+
+    pub fn bias(&self) -> &[(TokenId, f32)] {
+        &self.bias
+    }
+
+    /// The only tokens that may be drawn, in ascending order. `None` means all.
+    pub fn allowed(&self) -> Option<&[TokenId]> {
+        self.allowed.as_deref()
+    }
+
+    /// The sequences that must not appear in the output.
+    pub fn banned(&self) -> &[Vec<TokenId>] {
+        &self.banned
+    }
+
+    /// The tokens that must not follow this output.
+    pub fn banned_after<'a>(&'a self, output: &'a [TokenId]) -> impl Iterator<Item = TokenId> + 'a {
+        self.banned.iter().filter_map(move |sequence| {
+            let (&last, before) = sequence.split_last()?;
+            output.ends_with(before).then_some(last)
+        })
+    }
+
+    /// Whether they change nothing.
+    pub fn is_empty(&self) -> bool {
+        self.bias.is_empty() && self.allowed.is_none() && self.banned.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn a_sequence_bans_its_last_token_behind_the_others() {
+        let rules = TokenRules::new().with_banned(vec![vec![7], vec![1, 2, 3], vec![2, 4], vec![]]);
+        let banned = |output: &[TokenId]| rules.banned_after(output).collect::<Vec<_>>();
+        assert_eq!(rules.banned().len(), 3);
+        assert_eq!(banned(&[]), [7]);
+        assert_eq!(banned(&[2]), [7, 4]);
+        assert_eq!(banned(&[1, 2]), [7, 3, 4]);
+        assert_eq!(banned(&[1, 2, 1]), [7]);
+        assert_eq!(banned(&[9, 1, 2]), [7, 3, 4]);
+    }
+}

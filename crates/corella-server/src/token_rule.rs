@@ -1,0 +1,155 @@
+//! The fields about single tokens: `logit_bias`, `allowed_token_ids` and `bad_words`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use corella_core::{StoppingCriteria, TokenId, TokenRules};
+
+use crate::api_error::ApiError;
+use crate::sampling_fields::check_token_ids;
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+
+/// The fields as they were sent.
+#[derive(Debug, Default)]
+pub struct TokenRuleFields {
+    /// By token id, as a string, since JSON has no other keys.
+    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    pub bad_words: Option<Vec<String>>,
+}
+
+/// OpenAI documents no limit; a request carries these to every node that draws for it.
+const MAX_BIASES: usize = 1024;
+const MAX_ALLOWED_TOKEN_IDS: usize = 16_384;
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_BYTES: usize = 128;
+
+impl TokenRuleFields {
+    /// Checks the fields and tokenises the bad words. `None` means that all tokens are equal.
+    pub fn checked(
+        self,
+        state: &ServerState,
+        caller: &Caller,
+        stopping: &StoppingCriteria,
+    ) -> Result<Option<Arc<TokenRules>>, ApiError> {
+        let vocab_size = state.config.vocab_size;
+        let bias = biases(self.logit_bias.unwrap_or_default(), vocab_size)?;
+        let banned = banned_sequences(self.bad_words.unwrap_or_default(), state, caller)?;
+        let mut rules = TokenRules::new().with_bias(bias).with_banned(banned);
+        if let Some(allowed) = self.allowed_token_ids {
+            check_allowed(&allowed, vocab_size)?;
+            rules = rules.with_allowed(allowed);
+            check_that_some_are_left(&rules, stopping)?;
+        }
+        Ok((!rules.is_empty()).then(|| Arc::new(rules)))
+    }
+}
+
+fn biases(
+    fields: BTreeMap<String, f32>,
+    vocab_size: usize,
+) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    if fields.len() > MAX_BIASES {
+        return Err(ApiError::invalid(
+            "logit_bias",
+            format!("at most {MAX_BIASES} tokens are allowed"),
+        ));
+    }
+    let bias = |(token, bias): (String, f32)| {
+        let id = token.parse::<TokenId>().ok();
+        let id = id.filter(|&id| (id as usize) < vocab_size).ok_or_else(|| {
+            ApiError::invalid(
+                "logit_bias",
+                format!("`{token:.20}` is not a token id of the vocabulary of {vocab_size}"),
+            )
+        })?;
+        match (-100.0..=100.0).contains(&bias) {
+            true => Ok((id, bias)),
+            false => Err(ApiError::invalid(
+                format!("logit_bias.{id}"),
+                format!("must be between -100 and 100, not {bias}"),
+            )),
+        }
+    };
+    // Several spellings of an id, such as 7 and 07, are one token.
+    let biases: BTreeMap<_, _> = fields.into_iter().map(bias).collect::<Result<_, _>>()?;
+    Ok(biases.into_iter().collect())
+}
+
+fn check_allowed(allowed: &[TokenId], vocab_size: usize) -> Result<(), ApiError> {
+    const FIELD: &str = "allowed_token_ids";
+    if allowed.is_empty() {
+        return Err(ApiError::invalid(
+            FIELD,
+            "must have at least one token; leave it out to allow all",
+        ));
+    }
+    if allowed.len() > MAX_ALLOWED_TOKEN_IDS {
+        return Err(ApiError::invalid(
+            FIELD,
+            format!("at most {MAX_ALLOWED_TOKEN_IDS} are allowed"),
+        ));
+    }
+    check_token_ids(FIELD, allowed, vocab_size)
+}
+
+/// Each word as it is at the beginning of a text and behind a space, as in vLLM. vLLM leaves out the
+/// second unless it is as long as the first and begins otherwise; here, none of them appears.
+fn banned_sequences(
+    words: Vec<String>,
+    state: &ServerState,
+    caller: &Caller,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    if words.len() > MAX_BAD_WORDS {
+        return Err(ApiError::invalid(
+            "bad_words",
+            format!("at most {MAX_BAD_WORDS} are allowed"),
+        ));
+    }
+    let mut banned = Vec::with_capacity(2 * words.len());
+    for (index, word) in words.iter().enumerate() {
+        let field = format!("bad_words[{index}]");
+        let bare = word.trim_start_matches(' ');
+        if bare.is_empty() || word.len() > MAX_BAD_WORD_BYTES {
+            return Err(ApiError::invalid(
+                field,
+                format!("must have between 1 and {MAX_BAD_WORD_BYTES} bytes, and not only spaces"),
+            ));
+        }
+        for text in [bare, &format!(" {bare}")] {
+            let tokens = state.encode(&field, text, false, caller)?;
+            if !banned.contains(&tokens) {
+                banned.push(tokens);
+            }
+        }
+    }
+    Ok(banned)
+}
+
+/// Refuses rules that leave nothing to draw from the start. Words of several tokens may still do so
+/// later, which ends the request with an error.
+fn check_that_some_are_left(
+    rules: &TokenRules,
+    stopping: &StoppingCriteria,
+) -> Result<(), ApiError> {
+    let allowed = rules.allowed().unwrap_or_default();
+    let is_banned = |token: &TokenId| rules.banned().iter().any(|banned| banned == &[*token]);
+    let mut left = allowed.iter().filter(|token| !is_banned(token)).peekable();
+    if left.peek().is_none() {
+        return Err(ApiError::invalid(
+            "allowed_token_ids",
+            "bad_words leave none of these tokens",
+        ));
+    }
+    let ends = |token: &TokenId| {
+        stopping.end_token_ids.contains(token) || stopping.stop_token_ids.contains(token)
+    };
+    if stopping.min_tokens > 0 && left.all(ends) {
+        return Err(ApiError::invalid(
+            "allowed_token_ids",
+            "leaves only tokens that end the text, which min_tokens holds back",
+        ));
+    }
+    Ok(())
+}
