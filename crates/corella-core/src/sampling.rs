@@ -1,4 +1,5 @@
-//! Sampling parameters. The core only passes them on; executors read them.
+//! Sampling parameters. The core passes them on to executors, and itself reads only whether
+//! log-probabilities of the prompt are wanted.
 
 /// How a token is drawn. A draw is a pure function of the logits, these parameters and the
 /// position, so that batching, chunking and preemption cannot change it.
@@ -25,6 +26,9 @@ pub struct SamplingParams {
     pub choice: u32,
     /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
+    /// Report the log-probability of every token of the prompt but the first, and of this many
+    /// alternatives to each.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl SamplingParams {
@@ -39,6 +43,7 @@ impl SamplingParams {
         seed: 0,
         choice: 0,
         logprobs: None,
+        prompt_logprobs: None,
     };
 
     /// Whether the logits of a position depend on the tokens before it.

@@ -4,6 +4,7 @@
 //! log-probabilities bit for bit. A broken rule panics and says which request, which token.
 
 mod driver;
+mod prompt_logprobs;
 mod sampling;
 mod shared_pages;
 mod speculation;
@@ -67,6 +68,7 @@ pub fn run(
     suite.penalties_count_what_they_should();
     suite.masks_bind_their_slot_only(&expected);
     suite.log_probabilities_are_in_order(&expected);
+    suite.prompts_are_scored_as_draws_are(&expected);
     suite.drafts_change_nothing(&expected);
 }
 

@@ -4,6 +4,7 @@
 //! every machine: everything is done by IEEE additions, multiplications, divisions and comparisons
 //! in a fixed order, with an exponential and a logarithm of our own.
 
+mod score;
 mod vector;
 
 use std::cmp::Ordering;
@@ -13,6 +14,8 @@ use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 
 use crate::generator::uniform;
 use vector::{exp, ln};
+
+pub use score::score;
 
 /// What a draw depends on besides the logits.
 #[derive(Clone, Copy, Debug)]

@@ -129,6 +129,7 @@ impl SamplingFields {
                 .unwrap_or_else(random_seed),
             choice: 0,
             logprobs,
+            prompt_logprobs: None,
         };
         let stopping = self.stopping(config, default_max_tokens)?;
         let stream = self.stream.unwrap_or(false);

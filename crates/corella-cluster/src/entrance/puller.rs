@@ -428,6 +428,7 @@ impl Answer {
         self.relay.send(StreamEvent::Output(RequestOutput {
             request: self.relay.id(),
             sample: None,
+            prompt_logprobs: Vec::new(),
             finish: Some(FinishReason::Error(error)),
             num_prompt_tokens: 0,
             num_cached_tokens: 0,

@@ -494,6 +494,7 @@ impl Node {
         client.relay.send(StreamEvent::Output(RequestOutput {
             request: client.relay.id(),
             sample: event.sample,
+            prompt_logprobs: Vec::new(),
             finish,
             num_prompt_tokens: event.num_prompt_tokens,
             num_cached_tokens: event.num_cached_tokens,

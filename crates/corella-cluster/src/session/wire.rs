@@ -305,6 +305,8 @@ impl TryFrom<Allocate> for core::Allocate {
                 seed: sampling.seed,
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
+                // A request that wants them has no session.
+                prompt_logprobs: None,
             },
             stopping: StoppingCriteria {
                 max_tokens: stopping.max_tokens,

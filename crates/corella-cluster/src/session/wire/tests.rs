@@ -67,6 +67,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             seed: u64::MAX,
             choice: 3,
             logprobs: Some(0),
+            prompt_logprobs: None,
         },
         stopping: StoppingCriteria {
             max_tokens: Some(9),
