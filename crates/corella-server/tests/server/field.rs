@@ -107,7 +107,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("bad_words", "[\"x\"]", "[]"),
     ("allowed_token_ids", "[1]", "[]"),
     ("logits_processors", "[\"x\"]", "[]"),
-    ("prompt_logprobs", "1", ""),
     ("prompt_embeds", "\"x\"", ""),
     ("truncate_prompt_tokens", "5", ""),
     ("guided_json", "{}", ""),
