@@ -28,11 +28,13 @@ impl SchedulerConfig {
             return Err(AdmissionError::EmptyPrompt);
         }
         let asked = request.stopping.max_tokens;
-        if asked == Some(0) {
+        let is_scored = request.sampling.prompt_logprobs.is_some();
+        if asked == Some(0) && !is_scored {
             return Err(AdmissionError::ZeroMaxTokens);
         }
         let num_output_tokens = request.output.len() as u32;
-        if asked.is_some_and(|max_tokens| num_output_tokens >= max_tokens) {
+        let is_complete = |max_tokens| num_output_tokens >= max_tokens && num_output_tokens > 0;
+        if asked.is_some_and(is_complete) {
             return Err(AdmissionError::OutputComplete {
                 num_output_tokens,
                 max_tokens: asked.unwrap_or_default(),
@@ -58,7 +60,9 @@ impl SchedulerConfig {
             });
         }
         let step_limit = self.max_unchunked_tokens();
-        if num_tokens - 1 > u64::from(step_limit) {
+        // The last token takes no row, unless it is the prompt's because nothing is drawn.
+        let num_rows = (num_tokens - 1).max(num_prompt_tokens.into());
+        if num_rows > u64::from(step_limit) {
             return Err(AdmissionError::StepExceeded {
                 num_prompt_tokens,
                 max_tokens,
@@ -370,8 +374,7 @@ impl Scheduler {
     /// often, so it remembers what was found.
     pub(crate) fn find_waiting(&mut self, index: RequestIndex, step: StepId) -> FoundPrefix {
         let state = &mut self.requests[index];
-        // The last token is always computed, because its logits are needed.
-        let tokens = &state.tokens[..state.tokens.len() - 1];
+        let tokens = &state.tokens[..state.max_cached_tokens()];
         let namespace = &state.request.namespace;
         let known = &mut state.known_path;
         self.kv.find_prefix(namespace, tokens, step, known)

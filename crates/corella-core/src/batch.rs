@@ -77,16 +77,52 @@ pub struct Span {
     pub start: u32,
     /// The tokens to compute, as a range of `Batch::tokens`.
     pub tokens: Range<u32>,
-    /// Whether a token is drawn behind the last position. False for every chunk of a prompt except
-    /// the last.
-    pub sample: bool,
+    pub yields: Yield,
     /// How many tokens at the end of the span are drafts: guesses of what will be drawn. A span
-    /// with drafts also samples. A token is drawn behind the last token that is not a draft, and,
+    /// with drafts also draws. A token is drawn behind the last token that is not a draft, and,
     /// as long as the token drawn is the next draft, behind that draft as well: one token, and one
     /// more for each draft that holds. A slot with a token mask draws only one. Whatever the
     /// rejected drafts leave in the pages is void; the slot's next span overwrites it, and is
     /// planned after this one has returned.
     pub num_drafts: u32,
+}
+
+/// What a step returns of a span. It computes the K and V of every span.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Yield {
+    /// Nothing, as of every chunk of a prompt except the last.
+    #[default]
+    Nothing,
+    /// A token that is drawn behind the last position.
+    Draw,
+    /// Log-probabilities of tokens that are known, and a draw behind the last position where `draws`
+    /// says so. How many alternatives come with them is among the slot's sampling parameters.
+    Logprobs {
+        /// The positions of the tokens: from the span's second to the one behind its end, because a
+        /// token is as likely as the logits of the position before it say.
+        positions: Range<u32>,
+        /// The token behind the end of the span, if that is one of `positions`.
+        next: Option<TokenId>,
+        draws: bool,
+    },
+}
+
+impl Yield {
+    pub fn draws(&self) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Draw => true,
+            Self::Logprobs { draws, .. } => *draws,
+        }
+    }
+
+    /// The number of tokens whose log-probabilities are returned.
+    pub fn num_logprobs(&self) -> usize {
+        match self {
+            Self::Nothing | Self::Draw => 0,
+            Self::Logprobs { positions, .. } => positions.len(),
+        }
+    }
 }
 
 /// A token to compute.
@@ -125,12 +161,15 @@ impl Batch {
     }
 }
 
-/// What a step drew. Each span that samples has an entry in either `samples` or `undrawn`, in the
-/// order of the spans. A span with drafts may have several samples, one after the other.
+/// What a step returns. A span that yields something has what it yields in `samples`, `logprobs` or
+/// both, or else one entry in `undrawn`. Each of the three is in the order of the spans. A span with
+/// drafts may have several samples, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
+    /// The log-probabilities that a span yields, in the order of its positions.
+    pub logprobs: Vec<(SlotId, Vec<PromptLogprob>)>,
     /// Spans whose logits no token can be drawn from, for example because of NaN, and the reason.
     /// Bad logits behind an accepted draft are not listed: the span then ends with what was drawn
     /// before.
@@ -149,4 +188,13 @@ pub struct Logprobs {
     pub token: f32,
     /// The most likely tokens, in descending order.
     pub top: Vec<(TokenId, f32)>,
+}
+
+/// How likely a token of the prompt is behind the tokens before it, whatever the sampling parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptLogprob {
+    pub token: TokenId,
+    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id.
+    pub rank: u32,
+    pub logprobs: Logprobs,
 }

@@ -6,7 +6,10 @@ use alloc::vec::Vec;
 use crate::group_cache::PlaceId;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step_plan::{InflightSpan, InflightStep};
-use crate::{BatchOutput, FinishReason, PageId, RequestError, Sample, Scheduler, SlotId, StepId};
+use crate::{
+    BatchOutput, FinishReason, PageId, PromptLogprob, RequestError, Sample, Scheduler, SlotId,
+    StepId,
+};
 
 type Drawn = (SlotId, Sample);
 
@@ -39,29 +42,31 @@ impl UndefinedPages {
 }
 
 impl Scheduler {
-    /// Takes in the tokens that the oldest step in flight drew.
+    /// Takes in what the oldest step in flight returns.
     ///
     /// # Panics
     /// Panics when `output` does not belong to that step. Steps return in order, with one sample
-    /// for each span that samples and for each of its drafts that holds, or the reason why nothing
-    /// was drawn.
+    /// for each span that draws and for each of its drafts that holds, and all log-probabilities of
+    /// each span that yields them, or the reason why a span has neither.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut undrawn = output.undrawn.iter().peekable();
         let mut failed = Vec::new();
         for span in &returned.spans {
-            let is_its = |(slot, _): &&(SlotId, _)| span.sample && *slot == span.slot;
+            let yields = span.draws || span.num_logprobs > 0;
+            let is_its = |(slot, _): &&(SlotId, _)| yields && *slot == span.slot;
             if let Some((_, reason)) = undrawn.next_if(is_its) {
                 failed.push((span, &**reason));
             }
         }
         assert!(
             undrawn.next().is_none(),
-            "the executor gives a reason for a span that does not sample"
+            "the executor gives a reason for a span that yields nothing"
         );
         self.handle_undrawn(&failed, returned.step);
         let mut failed = failed.iter().peekable();
         let mut samples = &output.samples[..];
+        let mut logprobs = output.logprobs.iter();
         for span in &returned.spans {
             if failed
                 .next_if(|(other, _)| other.slot == span.slot)
@@ -69,20 +74,28 @@ impl Scheduler {
             {
                 continue;
             }
-            let (own, others) = match span.sample {
+            let (own, others) = match span.draws {
                 true => self.split_samples(span, samples),
                 false => (&[][..], samples),
             };
             samples = others;
-            self.update_request(span, own, returned.step);
+            let scored = match span.num_logprobs {
+                0 => &[][..],
+                _ => logprobs_of(span, logprobs.next()),
+            };
+            self.update_request(span, (scored, own), returned.step);
         }
         assert!(
+            logprobs.next().is_none(),
+            "the executor returns log-probabilities of a span that yields none"
+        );
+        assert!(
             samples.is_empty(),
-            "the executor returns a sample for a span that does not sample"
+            "the executor returns a sample for a span that does not draw"
         );
     }
 
-    /// Splits off the samples of a span that samples; the others belong to the spans behind it.
+    /// Splits off the samples of a span that draws; the others belong to the spans behind it.
     fn split_samples<'a>(
         &self,
         span: &InflightSpan,
@@ -93,7 +106,7 @@ impl Scheduler {
         let num_own = own.take(1 + drafts.len()).count();
         assert!(
             num_own > 0,
-            "the executor returns no sample for a span that samples, or returns them out of order"
+            "the executor returns no sample for a span that draws, or returns them out of order"
         );
         let (own, others) = samples.split_at(num_own);
         let held = own.iter().zip(drafts);
@@ -166,7 +179,12 @@ impl Scheduler {
         }
     }
 
-    fn update_request(&mut self, span: &InflightSpan, samples: &[Drawn], step: StepId) {
+    fn update_request(
+        &mut self,
+        span: &InflightSpan,
+        (logprobs, samples): (&[PromptLogprob], &[Drawn]),
+        step: StepId,
+    ) {
         let index = span.index;
         self.forget_span(span, step);
         let state = &mut self.requests[index];
@@ -179,7 +197,15 @@ impl Scheduler {
                 {
                     speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
-                self.append_tokens(index, samples);
+                state.num_scored_tokens += span.num_logprobs;
+                let is_last = state.max_tokens == 0 && span.end == state.num_prompt_tokens;
+                if !logprobs.is_empty() {
+                    self.emit_logprobs(index, logprobs);
+                }
+                match is_last {
+                    true => self.finish(index, FinishReason::Length, None),
+                    false => self.append_tokens(index, samples),
+                }
                 self.give_back_pages(index);
             }
             Stage::Waiting | Stage::Receiving | Stage::Arrived => {
@@ -362,7 +388,7 @@ impl Scheduler {
     fn forget_span(&mut self, span: &InflightSpan, step: StepId) {
         let state = &mut self.requests[span.index];
         state.num_inflight_steps -= 1;
-        state.num_inflight_samples -= u32::from(span.sample);
+        state.num_inflight_samples -= u32::from(span.draws);
         if span.num_drafts > 0 {
             state.drafts.clear();
         }
@@ -378,5 +404,20 @@ impl Scheduler {
         if is_drained {
             self.release(index);
         }
+    }
+}
+
+/// The log-probabilities that a span yields.
+fn logprobs_of<'a>(
+    span: &InflightSpan,
+    returned: Option<&'a (SlotId, Vec<PromptLogprob>)>,
+) -> &'a [PromptLogprob] {
+    match returned {
+        Some((slot, logprobs))
+            if *slot == span.slot && logprobs.len() == span.num_logprobs as usize =>
+        {
+            logprobs
+        }
+        _ => panic!("the executor returns other log-probabilities than the spans yield"),
     }
 }

@@ -15,7 +15,7 @@ impl Scheduler {
         let page_size = self.config.page_size as usize;
         let frontier = found.num_pages;
         let next_page = frontier * page_size..(frontier + 1) * page_size;
-        if next_page.end > state.tokens.len() - 1 {
+        if next_page.end > state.max_cached_tokens() {
             return None;
         }
         let leads = |&leader: &RequestIndex| {
@@ -47,8 +47,7 @@ impl Scheduler {
     ) {
         let page_size = self.config.page_size as usize;
         let (ahead, state) = (&self.requests[leader], &self.requests[index]);
-        // A follower computes its last token itself, for its logits.
-        let end = (ahead.prefill_end as usize).min(state.tokens.len() - 1);
+        let end = (ahead.prefill_end as usize).min(state.max_cached_tokens());
         let known = num_matched_pages * page_size..end;
         let theirs = ahead.tokens[known.clone()].chunks_exact(page_size);
         let ours = state.tokens[known].chunks_exact(page_size);

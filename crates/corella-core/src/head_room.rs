@@ -243,6 +243,7 @@ mod tests {
         scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples: vec![(batch.spans[0].slot, sample)],
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         });
         let index = scheduler.index_of[&RequestId(0)];

@@ -264,10 +264,11 @@ mod tests {
                 token: 7,
                 logprobs: None,
             };
-            let drawing = batch.spans.iter().filter(|span| span.sample);
+            let drawing = batch.spans.iter().filter(|span| span.yields.draws());
             scheduler.update_from_output(&BatchOutput {
                 step: batch.step,
                 samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+                logprobs: Vec::new(),
                 undrawn: Vec::new(),
             });
             scheduler.check_invariants();

@@ -71,6 +71,12 @@ impl Scheduler {
                 "request {id} has published rows of tokens that are not known"
             );
             assert!(
+                state.num_scored_tokens <= state.num_prompt_tokens
+                    && (state.num_computed_tokens < state.num_scored_tokens
+                        || state.num_scored_tokens == state.num_prompt_tokens),
+                "request {id} has rows behind which log-probabilities are missing"
+            );
+            assert!(
                 state.num_output_tokens() <= state.max_tokens,
                 "request {id} has more output than it may"
             );

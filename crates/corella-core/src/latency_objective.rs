@@ -74,7 +74,8 @@ impl Scheduler {
             false => num_begun,
         };
         let mut num_cached = 0;
-        if self.config.enable_prefix_caching {
+        let takes_hits = request.sampling.prompt_logprobs.is_none();
+        if self.config.enable_prefix_caching && takes_hits {
             let tokens = &request.prompt[..request.prompt.len() - 1];
             let namespace = &request.namespace;
             let known = &mut KnownPath::default();
@@ -308,7 +309,7 @@ mod tests {
     }
 
     fn output(batch: &Batch) -> BatchOutput {
-        let drawing = batch.spans.iter().filter(|span| span.sample);
+        let drawing = batch.spans.iter().filter(|span| span.yields.draws());
         let sample = Sample {
             token: 1,
             logprobs: None,
@@ -316,6 +317,7 @@ mod tests {
         BatchOutput {
             step: batch.step,
             samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         }
     }

@@ -97,13 +97,14 @@ impl Scheduler {
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room, and
     /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
-    /// be received yet.
+    /// be received yet, or because log-probabilities of the prompt are wanted, which only the node that
+    /// computes it has.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if self.config.has_kv_groups() {
+        if self.config.has_kv_groups() || request.sampling.prompt_logprobs.is_some() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;

@@ -6,7 +6,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::{LatencyObjectives, MissedObjective, RequestId, Sample, SamplingParams, TokenId};
+use crate::{
+    LatencyObjectives, MissedObjective, PromptLogprob, RequestId, Sample, SamplingParams, TokenId,
+};
 
 /// A request for one generated sequence.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +53,8 @@ impl Request {
 /// When a request ends. Checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
-    /// The most output tokens; `None` allows as many as context and pool hold.
+    /// The most output tokens; `None` allows as many as context and pool hold. 0 is for requests that
+    /// want no more than log-probabilities of their prompt.
     pub max_tokens: Option<u32>,
     /// End and stop tokens cannot be drawn before this many output tokens have been.
     pub min_tokens: u32,
@@ -95,8 +98,12 @@ pub struct Namespace {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestOutput {
     pub request: RequestId,
-    /// The new token. Absent only in a terminal event that brings none.
+    /// The new token. Absent only in a terminal event, and in one that brings log-probabilities of
+    /// the prompt.
     pub sample: Option<Sample>,
+    /// Log-probabilities of the prompt's next tokens. The first token has none, and every other comes
+    /// once, in order, before the first sample.
+    pub prompt_logprobs: Vec<PromptLogprob>,
     pub finish: Option<FinishReason>,
     pub num_prompt_tokens: u32,
     /// Prompt tokens whose KV came from the prefix cache at first admission.

@@ -9,7 +9,7 @@ use crate::page_forecast::Contribution;
 use crate::page_table::PageTables;
 use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
-use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId};
+use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId, Yield};
 
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
 const GOLDEN_SHARE: u32 = 0x9e37_79b9;
@@ -65,6 +65,9 @@ pub(crate) struct RequestState {
     /// The known tokens: the prompt, then the output that has returned.
     pub tokens: Vec<TokenId>,
     pub num_prompt_tokens: u32,
+    /// The number of tokens at the beginning of the prompt whose log-probabilities have been emitted
+    /// or are not wanted. The first token has none.
+    pub num_scored_tokens: u32,
     /// Positions whose KV is in the pages, from prefix hits or from steps that have returned.
     pub num_computed_tokens: u32,
     /// Computed positions, and those that steps in flight will add.
@@ -181,6 +184,10 @@ impl RequestState {
             rank,
             masked_until_min_tokens,
             num_prompt_tokens,
+            num_scored_tokens: match request.sampling.prompt_logprobs {
+                Some(_) => 1,
+                None => num_prompt_tokens,
+            },
             tokens,
             num_computed_tokens: 0,
             num_scheduled_tokens: 0,
@@ -234,6 +241,33 @@ impl RequestState {
     /// Rows that its tokens need: the last token needs none.
     pub fn num_rows(&self) -> u32 {
         self.num_total_tokens() - 1
+    }
+
+    /// How many of its tokens may come from the prefix cache, or be awaited from a leader. The last
+    /// one is always computed, because its logits are needed, and so are those before a token whose
+    /// log-probability is wanted.
+    pub fn max_cached_tokens(&self) -> usize {
+        let last = self.tokens.len() - 1;
+        match self.num_scored_tokens < self.num_prompt_tokens {
+            true => last.min(self.num_scored_tokens as usize - 1),
+            false => last,
+        }
+    }
+
+    /// What a step returns if it computes the known tokens `start..end`, or one token behind them.
+    pub fn yields(&self, start: u32, end: u32) -> Yield {
+        let draws = end == self.num_total_tokens() && self.max_tokens > 0;
+        let positions =
+            (start + 1).max(self.num_scored_tokens)..(end + 1).min(self.num_prompt_tokens);
+        match (positions.is_empty(), draws) {
+            (true, false) => Yield::Nothing,
+            (true, true) => Yield::Draw,
+            (false, _) => Yield::Logprobs {
+                next: (positions.end == end + 1).then(|| self.tokens[end as usize]),
+                positions,
+                draws,
+            },
+        }
     }
 
     pub fn is_running(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Sampling parameters. The core only passes them on; executors read them.
+//! Sampling parameters. The core passes them on to executors, and itself reads only whether
+//! log-probabilities of the prompt are wanted.
 
 use alloc::sync::Arc;
 
@@ -31,6 +32,9 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// Shared by all choices of an API call, and by the steps that name them.
     pub rules: Option<Arc<TokenRules>>,
+    /// Report the log-probability of every token of the prompt but the first, and of this many
+    /// alternatives to each.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl SamplingParams {
@@ -46,6 +50,7 @@ impl SamplingParams {
         choice: 0,
         logprobs: None,
         rules: None,
+        prompt_logprobs: None,
     };
 
     /// Whether the logits of a position depend on the tokens before it.

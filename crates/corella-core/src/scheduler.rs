@@ -37,8 +37,9 @@ use crate::spill::Spills;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, Request, RequestId,
-    RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId, StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, PromptLogprob, Request,
+    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
+    StepId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -467,18 +468,34 @@ impl Scheduler {
         sample: Option<Sample>,
         finish: Option<FinishReason>,
     ) {
-        let now_us = self.now_us;
+        let output = self.output(index, sample, finish);
+        self.outputs.push_back(output);
+    }
+
+    pub(crate) fn emit_logprobs(&mut self, index: RequestIndex, logprobs: &[PromptLogprob]) {
+        let mut output = self.output(index, None, None);
+        output.prompt_logprobs = logprobs.to_vec();
+        self.outputs.push_back(output);
+    }
+
+    fn output(
+        &self,
+        index: RequestIndex,
+        sample: Option<Sample>,
+        finish: Option<FinishReason>,
+    ) -> RequestOutput {
         let state = &self.requests[index];
-        let waited_us = now_us.saturating_sub(state.request.arrival_us);
-        self.outputs.push_back(RequestOutput {
+        let waited_us = self.now_us.saturating_sub(state.request.arrival_us);
+        RequestOutput {
             request: state.request.id,
             sample,
+            prompt_logprobs: Vec::new(),
             finish,
             num_prompt_tokens: state.num_prompt_tokens,
             num_cached_tokens: state.num_cached_tokens.unwrap_or(0),
             num_output_tokens: state.num_output_tokens(),
             queue_us: state.queue_us.unwrap_or(waited_us),
-        });
+        }
     }
 
     pub(crate) fn now_us(&self) -> u64 {
@@ -501,16 +518,21 @@ mod tests {
     fn run(scheduler: &mut Scheduler) -> Vec<(RequestId, Option<FinishReason>)> {
         let mut ends = Vec::new();
         while let Some(batch) = scheduler.schedule(0) {
-            let samples = batch.spans.iter().filter(|span| span.sample).map(|span| {
-                let sample = Sample {
-                    token: 7,
-                    logprobs: None,
-                };
-                (span.slot, sample)
-            });
+            let samples = batch
+                .spans
+                .iter()
+                .filter(|span| span.yields.draws())
+                .map(|span| {
+                    let sample = Sample {
+                        token: 7,
+                        logprobs: None,
+                    };
+                    (span.slot, sample)
+                });
             scheduler.update_from_output(&BatchOutput {
                 step: batch.step,
                 samples: samples.collect(),
+                logprobs: Vec::new(),
                 undrawn: Vec::new(),
             });
             while let Some(output) = scheduler.poll_output() {

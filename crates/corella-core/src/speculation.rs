@@ -205,7 +205,7 @@ impl Scheduler {
             return;
         }
         let is_decode = |plan: &StepPlan, at: usize| {
-            plan.batch.spans[at].sample && plan.batch.spans[at].tokens.len() == 1
+            plan.batch.spans[at].yields.draws() && plan.batch.spans[at].tokens.len() == 1
         };
         let at_all = 0..plan.entries.len();
         let mut num_decodes = at_all.clone().filter(|&at| is_decode(plan, at)).count() as u32;

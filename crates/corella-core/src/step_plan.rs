@@ -45,7 +45,8 @@ pub(crate) struct InflightSpan {
     pub slot: SlotId,
     /// The position behind the span's last token that is not a draft.
     pub end: u32,
-    pub sample: bool,
+    pub draws: bool,
+    pub num_logprobs: u32,
     pub num_drafts: u32,
 }
 
@@ -162,24 +163,26 @@ impl StepPlan {
             };
             self.batch.tokens.push(token);
         }
-        let sample = end == state.num_total_tokens();
-        self.batch.spans.push(Span {
-            slot,
-            start,
-            tokens: first..self.batch.tokens.len() as u32,
-            sample,
-            num_drafts: 0,
-        });
+        let yields = state.yields(start, end);
+        let draws = yields.draws();
         self.entries.push(InflightSpan {
             index,
             slot,
             end,
-            sample,
+            draws,
+            num_logprobs: yields.num_logprobs() as u32,
+            num_drafts: 0,
+        });
+        self.batch.spans.push(Span {
+            slot,
+            start,
+            tokens: first..self.batch.tokens.len() as u32,
+            yields,
             num_drafts: 0,
         });
         state.num_scheduled_tokens = end;
         state.num_inflight_steps += 1;
-        if sample {
+        if draws {
             state.num_inflight_samples += 1;
             state.last_sample_step = self.batch.step;
         }
@@ -193,18 +196,18 @@ impl StepPlan {
         let known = known.iter().copied().map(InputToken::Known);
         let behind = self.batch.spans[at].tokens.end as usize;
         self.batch.tokens.splice(behind..behind, known);
-        let sample = end == state.num_total_tokens();
         let span = &mut self.batch.spans[at];
         span.tokens.end += num_tokens;
-        span.sample = sample;
+        span.yields = state.yields(span.start, end);
+        let (draws, num_logprobs) = (span.yields.draws(), span.yields.num_logprobs() as u32);
         for later in &mut self.batch.spans[at + 1..] {
             later.tokens = later.tokens.start + num_tokens..later.tokens.end + num_tokens;
         }
         let entry = &mut self.entries[at];
-        (entry.end, entry.sample) = (end, sample);
+        (entry.end, entry.draws, entry.num_logprobs) = (end, draws, num_logprobs);
         self.budget.take_prefill(num_tokens);
         state.num_scheduled_tokens = end;
-        if sample {
+        if draws {
             state.num_inflight_samples += 1;
             state.last_sample_step = self.batch.step;
         }

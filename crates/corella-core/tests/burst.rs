@@ -55,16 +55,21 @@ fn request(id: u64) -> Request {
 fn work_off(scheduler: &mut Scheduler) -> BTreeMap<RequestId, u32> {
     let mut num_outputs = BTreeMap::new();
     while let Some(batch) = scheduler.schedule(0) {
-        let samples = batch.spans.iter().filter(|span| span.sample).map(|span| {
-            let sample = Sample {
-                token: span.start,
-                logprobs: None,
-            };
-            (span.slot, sample)
-        });
+        let samples = batch
+            .spans
+            .iter()
+            .filter(|span| span.yields.draws())
+            .map(|span| {
+                let sample = Sample {
+                    token: span.start,
+                    logprobs: None,
+                };
+                (span.slot, sample)
+            });
         scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples: samples.collect(),
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {

@@ -26,6 +26,8 @@
 //! run                                plan and return steps until nothing is left
 //! pin xyxy                           pin the full pages of a prefix
 //! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
+//! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` yields
+//!                                    those of tokens 1 to 5, and `told` says when they are emitted
 //! add g prompt=4 export=on           another node wants the KV of its prompt
 //! facts                              what that node is told since it last asked
 //! release g                          nobody reads g's pages any more
@@ -50,9 +52,9 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
-    LatencyObjectives, LostKv, Namespace, PageId, PrefillAdmissionPolicy, Request, RequestId,
-    Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Span,
-    Speculation, SpillTask, StoppingCriteria, TokenId,
+    LatencyObjectives, Logprobs, LostKv, Namespace, PageId, PrefillAdmissionPolicy, PromptLogprob,
+    Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
+    SlotId, Span, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
 };
 use line_diff::line_diff;
 
@@ -483,6 +485,7 @@ impl World {
         let mut until_us = u64::MAX;
         let mut output = Vec::new();
         let mut exports_kv = false;
+        let mut prompt_logprobs = None;
         let mut prompt = Vec::new();
         let mut stopping = StoppingCriteria::default();
         let mut namespace = Namespace::default();
@@ -493,6 +496,7 @@ impl World {
             match key {
                 "until" => until_us = value.parse().unwrap(),
                 "drawn" => output = value.chars().map(TokenId::from).collect(),
+                "scored" => prompt_logprobs = (value == "on").then_some(0),
                 "export" => exports_kv = value == "on",
                 "prompt" => {
                     prompt = match value.parse() {
@@ -521,6 +525,7 @@ impl World {
                 exports_kv,
                 sampling: SamplingParams {
                     choice,
+                    prompt_logprobs,
                     ..SamplingParams::GREEDY
                 },
                 stopping: stopping.clone(),
@@ -563,7 +568,10 @@ impl World {
                 let letters = drafts(&batch, span).map(letter);
                 write!(line, "~{}", letters.collect::<String>()).unwrap();
             }
-            if span.sample {
+            if let Yield::Logprobs { positions, .. } = &span.yields {
+                write!(line, "?{positions:?}").unwrap();
+            }
+            if span.yields.draws() {
                 line.push('*');
             }
             line.push(',');
@@ -616,7 +624,8 @@ impl World {
         }
         let batch = self.inflight.remove(0);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
-        for span in batch.spans.iter().filter(|span| span.sample) {
+        let mut logprobs = Vec::new();
+        for span in batch.spans.iter().filter(|s| s.yields != Yield::Nothing) {
             // A slot is not given to another request before this step has returned.
             let name = self.names[&self.slots[&span.slot]].clone();
             let asked = words.iter().find_map(|word| {
@@ -625,6 +634,16 @@ impl World {
             });
             if asked == Some("NaN") {
                 undrawn.push((span.slot, "the logits are NaN".into()));
+                continue;
+            }
+            if let Yield::Logprobs {
+                positions, next, ..
+            } = &span.yields
+            {
+                let of = |position| logprob(&batch, span, *next, position);
+                logprobs.push((span.slot, positions.clone().map(of).collect()));
+            }
+            if !span.yields.draws() {
                 continue;
             }
             let mut asked = asked.unwrap_or_default().chars().map(TokenId::from);
@@ -647,15 +666,26 @@ impl World {
         self.scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples,
+            logprobs,
             undrawn,
         });
         self.print_outputs();
     }
 
-    /// Prints how requests have ended.
+    /// Prints how requests have ended, and which log-probabilities they got.
     fn print_outputs(&mut self) {
         while let Some(output) = self.scheduler.poll_output() {
             let name = &self.names[&output.request];
+            if let [first, ..] = &output.prompt_logprobs[..] {
+                let positions: Vec<_> = output.prompt_logprobs.iter().map(|it| it.rank).collect();
+                let end = first.rank + positions.len() as u32;
+                assert!(
+                    positions.into_iter().eq(first.rank..end),
+                    "{name} is told out of order"
+                );
+                self.say(&format!("{name} is told {}..{end}", first.rank));
+                continue;
+            }
             let Some(finish) = output.finish else {
                 continue;
             };
@@ -730,4 +760,24 @@ fn letter(token: TokenId) -> char {
     char::from_u32(token)
         .filter(char::is_ascii_graphic)
         .unwrap_or('?')
+}
+
+/// A log-probability that bears its token's position as rank.
+fn logprob(batch: &Batch, span: &Span, next: Option<TokenId>, position: u32) -> PromptLogprob {
+    let own = batch
+        .span_tokens(span)
+        .get((position - span.start) as usize);
+    let token = match own {
+        Some(InputToken::Known(token)) => *token,
+        Some(InputToken::FromStep { .. }) => panic!("a token of a prompt is not known"),
+        None => next.expect("the token behind the span is not given"),
+    };
+    PromptLogprob {
+        token,
+        rank: position,
+        logprobs: Logprobs {
+            token: 0.0,
+            top: Vec::new(),
+        },
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, KvGroup, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, KvGroup, StepId};
 use corella_model::{
     DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
     KvPages, StepWaker, TokenMask, WeightFormat,
@@ -48,7 +48,6 @@ pub struct CpuExecutor {
     info: ExecutorInfo,
     kv_layout: KvLayout,
     kv_pages: Arc<PipelinePages>,
-    vocab_size: usize,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
     waker: Arc<OnceLock<StepWaker>>,
@@ -180,7 +179,6 @@ impl CpuExecutor {
                 config.num_pages,
                 kv.collect(),
             )),
-            vocab_size: spec.vocab_size,
             commands,
             results,
             waker: Arc::default(),
@@ -276,17 +274,6 @@ impl Executor for CpuExecutor {
 
     fn kv_pages(&self) -> Arc<dyn KvPages> {
         Arc::clone(&self.kv_pages) as _
-    }
-
-    fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
-        if let Some(token) = tokens.iter().find(|&&t| t as usize >= self.vocab_size) {
-            return Err(format!("token {token} is not in the vocabulary"));
-        }
-        let (sender, receiver) = sync_channel(1);
-        let lost = |error: ExecutorError| error.to_string();
-        self.send(Command::Score(tokens.to_vec(), sender))
-            .map_err(lost)?;
-        receiver.recv().map_err(|_| self::lost().to_string())?
     }
 }
 

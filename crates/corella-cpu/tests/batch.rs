@@ -133,7 +133,25 @@ fn impossible_batches_fail_alone() {
     let mut builder = BatchBuilder::new(0);
     let greedy = sampling();
     type Make<'a> = &'a dyn Fn(&mut BatchBuilder);
-    let impossible: [(&str, Make); 11] = [
+    let impossible: [(&str, Make); 14] = [
+        ("cannot score the tokens 0..1", &|b| {
+            b.start(1, 2, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 0, &[5, 6], true)
+                .logprobs(0..1, None);
+        }),
+        ("cannot score the tokens 1..3", &|b| {
+            b.start(1, 2, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 0, &[5, 6], true)
+                .logprobs(1..3, None);
+        }),
+        ("beyond the vocabulary", &|b| {
+            b.start(1, 3, &greedy)
+                .pages(1, 0, &[3])
+                .span(1, 0, &[5, 6], false)
+                .logprobs(1..3, Some(60_000));
+        }),
         ("has not been started", &|b| {
             b.span(1, 0, &[5], true);
         }),
@@ -197,7 +215,8 @@ fn impossible_batches_fail_alone() {
     assert_eq!(play_on(&mut executor, &mut builder, 16, &prompt), expected);
 }
 
-/// A token whose embedding is NaN fails alone, beside a request that does not use it.
+/// A token whose embedding is NaN fails alone, beside a request that does not use it. It does so where
+/// a token is drawn and where the prompt is scored. What is returned of a span is whole or nothing.
 #[test]
 fn a_row_without_numbers_fails_alone() {
     a_row_without_numbers_fails_alone_in(None);
@@ -230,7 +249,13 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     let mut executor = build(weights);
     let mut builder = BatchBuilder::new(0);
     builder.start(3, 2, &sampling()).pages(3, 0, &[15]);
-    builder.span(3, 0, &[5, BAD], true);
+    builder.span(3, 0, &[5, BAD], true).logprobs(1..2, None);
+    builder.start(2, 4, &sampling()).pages(2, 0, &[14]);
+    builder
+        .span(2, 0, &[BAD, 5, 6], false)
+        .logprobs(1..4, Some(7));
+    builder.start(1, 3, &sampling()).pages(1, 0, &[13]);
+    builder.span(1, 0, &[5, 6], false).logprobs(1..3, Some(7));
     builder
         .start(0, prompt.len(), &sampling())
         .pages(0, 0, &[0, 1]);
@@ -238,8 +263,10 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     let output = run(&mut executor, &builder.build()).unwrap();
     assert_eq!(output.samples.len(), 1);
     assert_eq!(output.samples[0].1.token, expected[0].0);
-    assert_eq!(output.undrawn.len(), 1);
-    assert_eq!(output.undrawn[0].0.0, 3);
+    let undrawn: Vec<_> = output.undrawn.iter().map(|(slot, _)| slot.0).collect();
+    assert_eq!(undrawn, [3, 2]);
+    let scored: Vec<_> = output.logprobs.iter().map(|(slot, _)| slot.0).collect();
+    assert_eq!(scored, [1]);
     // A step that was planned before the failure was known still runs.
     builder.span_from_step(3, 2, output.step.0);
     builder.span(0, prompt.len(), &[expected[0].0], true);

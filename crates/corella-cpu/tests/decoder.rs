@@ -5,7 +5,7 @@ mod held_isa;
 mod random_model;
 mod reference_decoder;
 
-use corella_core::{Sample, SamplingParams, TokenId};
+use corella_core::{PromptLogprob, Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa};
 use corella_model::{
     Activation, AttentionSpec, BatchBuilder, BranchNorms, DType, DecoderSpec, DecoderWeights,
@@ -475,18 +475,82 @@ fn check(
         for run in &runs[1..] {
             assert_eq!(run, &runs[0], "{isa}, {format:?}, {kv_format:?}");
         }
-        let scores = executor(spec, &weights, isa, format, kv_format).score(&tokens);
-        for (position, score) in scores.unwrap().into_iter().enumerate() {
-            let logits = &logits[position];
-            let expected = log_softmax(logits)[tokens[position + 1] as usize];
-            let error = (expected - f64::from(score)).abs();
-            let most = largest(logits);
-            assert!(
-                error <= tolerance(isa) * most,
-                "{isa}, {format:?}, {kv_format:?}: score {position} is {score}, not {expected}"
-            );
+        let scores = [7, 64, len].map(|chunk| {
+            let mut executor = executor(spec, &weights, isa, format, kv_format);
+            scores(&mut executor, &tokens, chunk)
+        });
+        let name = format!("{isa}, {format:?}, {kv_format:?}");
+        check_scores(&scores[0], &tokens, &logits, tolerance(isa), &name);
+        for others in &scores[1..] {
+            assert_eq!(others, &scores[0], "{name}");
         }
     }
+}
+
+/// Compares each token's log-probability, its rank and the most likely tokens with logits.
+fn check_scores(
+    scores: &[PromptLogprob],
+    tokens: &[TokenId],
+    logits: &[Vec<f64>],
+    tolerance: f64,
+    name: &str,
+) {
+    assert_eq!(scores.len(), tokens.len() - 1, "{name}");
+    for ((score, &token), logits) in scores.iter().zip(&tokens[1..]).zip(logits) {
+        assert_eq!(score.token, token, "{name}");
+        let expected = log_softmax(logits);
+        let most_error = tolerance * largest(logits);
+        let own = [(token, score.logprobs.token)];
+        for &(token, logprob) in score.logprobs.top.iter().chain(&own) {
+            let expected = expected[token as usize];
+            let error = (expected - f64::from(logprob)).abs();
+            assert!(
+                error <= most_error,
+                "{name}: token {token} has {logprob}, not {expected}"
+            );
+        }
+        // Tokens that are about as likely may come in another order.
+        let own = expected[token as usize];
+        let num_above = |bound: f64| expected.iter().filter(|&&other| other > bound).count();
+        let ranks = 1 + num_above(own + 2.0 * most_error)..=num_above(own - 2.0 * most_error);
+        assert!(
+            ranks.contains(&(score.rank as usize)),
+            "{name}: token {token} has rank {}, not one of {ranks:?}",
+            score.rank
+        );
+        let best = score.logprobs.top[0].0 as usize;
+        let most = expected.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        assert!(expected[best] >= most - 2.0 * most_error, "{name}: {best}");
+    }
+}
+
+/// The log-probabilities of all tokens but the first, computed in chunks.
+fn scores(executor: &mut CpuExecutor, tokens: &[TokenId], chunk: usize) -> Vec<PromptLogprob> {
+    let sampling = SamplingParams {
+        prompt_logprobs: Some(3),
+        ..SamplingParams::GREEDY
+    };
+    let pages: Vec<u32> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
+    let mut builder = BatchBuilder::new(0);
+    builder
+        .start(0, tokens.len(), &sampling)
+        .pages(0, 0, &pages);
+    let mut scores = Vec::new();
+    for start in (0..tokens.len()).step_by(chunk) {
+        let end = tokens.len().min(start + chunk);
+        let next = tokens.get(end).copied();
+        builder.span(0, start, &tokens[start..end], false);
+        let positions = start + 1..end + usize::from(next.is_some());
+        if !positions.is_empty() {
+            builder.logprobs(positions.start as u32..positions.end as u32, next);
+        }
+        let batch = builder.build();
+        executor.submit(batch.clone()).unwrap();
+        executor.sample(batch.step, Vec::new()).unwrap();
+        let output = executor.wait().unwrap();
+        scores.extend(output.logprobs.into_iter().flat_map(|(_, scores)| scores));
+    }
+    scores
 }
 
 fn compare(logits: &[f64], logprobs: &[f32], tolerance: f64, name: &str) {

@@ -6,7 +6,7 @@ mod held_isa;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use corella_core::{Sample, SamplingParams, TokenId};
+use corella_core::{PromptLogprob, Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
 use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat, WeightFormat};
 use held_isa::{held_isa, isas};
@@ -49,6 +49,33 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
                     assert_eq!(run.tokens, case.tokens, "{name}");
                     run.check_all(&case.logits_of_all, F32_TOLERANCE, &name);
                 }
+            }
+        }
+    }
+}
+
+/// What Transformers draws has, as a part of a prompt, the log-probability that its logits say.
+#[test]
+fn prompts_are_scored_by_the_golden_logits() {
+    let isa = held_isa().unwrap_or_else(detect_isa);
+    for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
+        let model = Model::open(&folder, isa, DType::F32.into());
+        for (case, scored) in model.score(19) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            let last = case.tokens.len() - 1;
+            let ends = [(0, &case.logits[0]), (last, &case.logits[1])];
+            for (drawn, logits) in ends.into_iter().chain((0..).zip(&case.logits_of_all)) {
+                // The first token of a prompt has no log-probability.
+                let scored = &scored[case.prompt.len() + drawn - 1];
+                assert_eq!(scored.token, case.tokens[drawn], "{name}");
+                let expected = log_softmax(logits)[scored.token as usize];
+                let largest = logits.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let error = (scored.logprobs.token - expected).abs();
+                assert!(
+                    error <= F32_TOLERANCE * largest,
+                    "{name}, {drawn}: {scored:?}"
+                );
+                assert_eq!(scored.rank, 1, "{name}, {drawn}");
             }
         }
     }
@@ -282,6 +309,47 @@ impl Model {
                 .collect(),
         });
         self.cases.into_iter().zip(runs).collect()
+    }
+}
+
+impl Model {
+    /// Scores each prompt with the golden tokens behind it, all in the same steps, in chunks.
+    fn score(mut self, chunk: usize) -> Vec<(Case, Vec<PromptLogprob>)> {
+        let sampling = SamplingParams {
+            prompt_logprobs: Some(0),
+            ..SamplingParams::GREEDY
+        };
+        let whole = |case: &Case| [&case.prompt[..], &case.tokens[..]].concat();
+        let prompts: Vec<Vec<TokenId>> = self.cases.iter().map(whole).collect();
+        let mut builder = BatchBuilder::new(0);
+        let mut first_page = 0;
+        for ((slot, case), prompt) in (0..).zip(&self.cases).zip(&prompts) {
+            let pages: Vec<u32> = (first_page..first_page + case.num_pages()).collect();
+            first_page += case.num_pages();
+            builder.start(slot, prompt.len(), &sampling);
+            builder.pages(slot, 0, &pages);
+        }
+        let mut scored: Vec<Vec<PromptLogprob>> = prompts.iter().map(|_| Vec::new()).collect();
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        for start in (0..longest - 1).step_by(chunk) {
+            for (slot, prompt) in (0..).zip(&prompts) {
+                let end = prompt.len().min(start + chunk);
+                let next = prompt.get(end).copied();
+                let last = end as u32 + u32::from(next.is_some());
+                if start + 1 < prompt.len() {
+                    builder
+                        .span(slot, start, &prompt[start..end], false)
+                        .logprobs(start as u32 + 1..last, next);
+                }
+            }
+            let batch = builder.build();
+            self.executor.submit(batch.clone()).unwrap();
+            self.executor.sample(batch.step, Vec::new()).unwrap();
+            for (slot, logprobs) in self.executor.wait().unwrap().logprobs {
+                scored[slot.0 as usize].extend(logprobs);
+            }
+        }
+        self.cases.into_iter().zip(scored).collect()
     }
 }
 

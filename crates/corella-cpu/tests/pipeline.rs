@@ -230,7 +230,11 @@ impl Run {
                 let is_chunk = |len: usize| len > 1;
                 let lens = || batch.spans.iter().map(|span| span.tokens.len());
                 self.num_mixed_steps += usize::from(lens().any(is_chunk) && lens().any(|n| n == 1));
-                self.num_chunks += batch.spans.iter().filter(|span| !span.sample).count();
+                self.num_chunks += batch
+                    .spans
+                    .iter()
+                    .filter(|span| !span.yields.draws())
+                    .count();
                 self.in_flight.push_back(batch.step);
                 self.executor.submit(Arc::clone(&batch)).unwrap();
                 self.executor.sample(batch.step, Vec::new()).unwrap();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, InputToken, KvGroupId, PageId, PageTableDelta, RequestId,
-    SlotId, SlotStart, Span, StepId, TokenId,
+    SlotId, SlotStart, Span, StepId, TokenId, Yield,
 };
 use corella_model::{Executor, ExecutorError};
 
@@ -295,7 +295,7 @@ impl Drafter {
         });
     }
 
-    fn add_span(&mut self, slot: SlotId, tokens: &[TokenId], sample: bool) {
+    fn add_span(&mut self, slot: SlotId, tokens: &[TokenId], draws: bool) {
         let sequence = self.sequences[slot.0 as usize].as_mut();
         let sequence = sequence.expect("a slot that draws has no sequence");
         let first = self.batch.tokens.len() as u32;
@@ -305,7 +305,7 @@ impl Drafter {
             slot,
             start: sequence.tokens.len() as u32,
             tokens: first..self.batch.tokens.len() as u32,
-            sample,
+            yields: if draws { Yield::Draw } else { Yield::Nothing },
             num_drafts: 0,
         });
         sequence.tokens.extend_from_slice(tokens);

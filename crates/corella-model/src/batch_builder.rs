@@ -1,10 +1,11 @@
 //! Builds batches by hand, for tests of executors and of whatever reads batches.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use corella_core::{
     Batch, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, RequestId, SamplingParams,
-    SlotId, SlotStart, Span, StepId, TokenId,
+    SlotId, SlotStart, Span, StepId, TokenId, Yield,
 };
 
 /// Assembles batches step by step. Ids are plain numbers here and get their types in the batch.
@@ -90,16 +91,16 @@ impl BatchBuilder {
     }
 
     /// Adds a span of known tokens from position `start` on.
-    pub fn span(&mut self, slot: u32, start: usize, tokens: &[TokenId], sample: bool) -> &mut Self {
+    pub fn span(&mut self, slot: u32, start: usize, tokens: &[TokenId], draws: bool) -> &mut Self {
         self.inputs(
             slot,
             start,
             tokens.iter().copied().map(InputToken::Known),
-            sample,
+            draws,
         )
     }
 
-    /// Adds a span that samples, with drafts behind its tokens.
+    /// Adds a span that draws, with drafts behind its tokens.
     pub fn span_with_drafts(
         &mut self,
         slot: u32,
@@ -110,6 +111,19 @@ impl BatchBuilder {
         self.span(slot, start, &[tokens, drafts].concat(), true);
         if let Some(span) = self.batch.spans.last_mut() {
             span.num_drafts = drafts.len() as u32;
+        }
+        self
+    }
+
+    /// Makes the newest span yield the log-probabilities of the tokens at `positions`, of which `next`
+    /// is the one behind its end.
+    pub fn logprobs(&mut self, positions: Range<u32>, next: Option<TokenId>) -> &mut Self {
+        if let Some(span) = self.batch.spans.last_mut() {
+            span.yields = Yield::Logprobs {
+                positions,
+                next,
+                draws: span.yields.draws(),
+            };
         }
         self
     }
@@ -128,7 +142,7 @@ impl BatchBuilder {
         slot: u32,
         start: usize,
         inputs: impl IntoIterator<Item = InputToken>,
-        sample: bool,
+        draws: bool,
     ) -> &mut Self {
         let begin = self.batch.tokens.len() as u32;
         self.batch.tokens.extend(inputs);
@@ -136,7 +150,7 @@ impl BatchBuilder {
             slot: SlotId(slot),
             start: start as u32,
             tokens: begin..self.batch.tokens.len() as u32,
-            sample,
+            yields: if draws { Yield::Draw } else { Yield::Nothing },
             num_drafts: 0,
         });
         self

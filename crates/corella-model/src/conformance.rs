@@ -4,6 +4,7 @@
 //! log-probabilities bit for bit. A broken rule panics and says which request, which token.
 
 mod driver;
+mod prompt_logprobs;
 mod sampling;
 mod shared_pages;
 mod speculation;
@@ -71,6 +72,7 @@ pub fn run(
     suite.rules_are_masks_that_are_kept();
     suite.biases_are_added();
     suite.log_probabilities_are_in_order(&expected);
+    suite.prompts_are_scored_as_draws_are(&expected);
     suite.drafts_change_nothing(&expected);
 }
 

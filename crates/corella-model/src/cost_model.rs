@@ -47,7 +47,7 @@ impl CostModel {
 
 #[cfg(test)]
 mod tests {
-    use corella_core::{InputToken, SlotId, Span};
+    use corella_core::{InputToken, SlotId, Span, Yield};
 
     use super::*;
 
@@ -63,7 +63,7 @@ mod tests {
             slot: SlotId(slot),
             start,
             tokens,
-            sample: true,
+            yields: Yield::Draw,
             num_drafts: 0,
         };
         // Positions 0..3 attend to 1 + 2 + 3 tokens, position 9 attends to 10.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId, TokenId};
+use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId};
 
 use crate::{KvFormat, KvPages};
 
@@ -46,12 +46,6 @@ pub trait Executor: Send {
 
     /// The KV memory, for threads that fetch pages or bring them while steps run.
     fn kv_pages(&self) -> Arc<dyn KvPages>;
-
-    /// The log-probability of each token but the first behind those before it. Only while nothing
-    /// runs: it uses the KV pool as its own. `Err` says why these tokens have none.
-    fn score(&mut self, _tokens: &[TokenId]) -> Result<Vec<f32>, String> {
-        Err(format!("{} computes no logits", self.info().device))
-    }
 }
 
 /// Tells whoever waits for a step that it may have returned.

@@ -70,5 +70,5 @@ pub use quantize::{
     Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,
 };
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
-pub use sampler::{SampleError, SampleRequest, Sampler};
+pub use sampler::{SampleError, SampleRequest, Sampler, score};
 pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};

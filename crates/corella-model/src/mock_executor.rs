@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use corella_core::{
     Batch, BatchOutput, InputToken, KvGroup, PageCopy, PageId, PageTableDelta, Sample, SlotId,
-    SlotStart, Span, StepId, TokenId,
+    SlotStart, Span, StepId, TokenId, Yield,
 };
 
 use crate::mock_executor::step_time::{StepClock, StepTime};
@@ -277,6 +277,7 @@ impl MockExecutor {
             && let Some(&(slot, _)) = output.samples.first()
         {
             output.samples.retain(|(other, _)| *other != slot);
+            output.logprobs.retain(|(other, _)| *other != slot);
             output.undrawn.push((slot, "a fault was injected".into()));
         }
         Ok(output)
@@ -289,15 +290,26 @@ impl MockExecutor {
     ) -> Result<BatchOutput, String> {
         let (batch, precedes_bad_news) = (&*inflight.batch, inflight.precedes_bad_news);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
         for span in &batch.spans {
             self.attend(span, batch.span_tokens(span).len(), precedes_bad_news)?;
-            if span.sample {
+            if let Yield::Logprobs {
+                positions, next, ..
+            } = &span.yields
+            {
+                let scored = self.score_span(span, positions.clone(), *next)?;
+                logprobs.push((span.slot, scored));
+            }
+            if span.yields.draws() {
                 self.draw_span(batch, span, masks, &mut samples, &mut undrawn)?;
             }
         }
+        let is_whole = |slot| undrawn.iter().all(|&(other, _)| other != slot);
+        logprobs.retain(|&(slot, _)| is_whole(slot));
         Ok(BatchOutput {
             step: batch.step,
             samples,
+            logprobs,
             undrawn,
         })
     }
@@ -312,8 +324,8 @@ impl MockExecutor {
     ) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         let drafts = batch.span_drafts(span).iter();
-        let is_odd =
-            span.num_drafts > 0 && (!span.sample || span.num_drafts as usize == span.tokens.len());
+        let is_odd = span.num_drafts > 0
+            && (!span.yields.draws() || span.num_drafts as usize == span.tokens.len());
         if is_odd || { drafts }.any(|input| matches!(input, InputToken::FromStep { .. })) {
             return Err(format!(
                 "the drafts of slot {} are not known tokens behind a token to draw from",
@@ -553,6 +565,7 @@ fn row_index(slot: &Slot, group: usize, position: usize, page_size: u32) -> Resu
 }
 
 mod face;
+mod scoring;
 mod step_time;
 mod step_timer;
 #[cfg(test)]

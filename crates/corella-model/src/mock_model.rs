@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_core::{KvGroup, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId};
+use corella_core::{
+    KvGroup, PromptLogprob, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
+};
 
 use crate::generator::mix;
-use crate::{CostModel, SampleRequest, Sampler};
+use crate::{CostModel, SampleRequest, Sampler, score};
 
 /// The settings of a mock executor and its model.
 #[derive(Clone, Debug)]
@@ -103,16 +105,7 @@ impl MockConfig {
         sampling: &SamplingParams,
         num_tokens: usize,
     ) -> Vec<TokenId> {
-        let start = SlotStart {
-            slot: SlotId(0),
-            request: Default::default(),
-            sampling: sampling.clone(),
-            num_prompt_tokens: prompt.len() as u32,
-            cached_tokens: prompt.to_vec(),
-            min_tokens: 0,
-            masked_until_min_tokens: Arc::new([]),
-        };
-        let mut sequence = Sequence::new(self, start);
+        let mut sequence = Sequence::new(self, self.lone_start(prompt, sampling));
         let mut logits = Vec::new();
         for _ in 0..num_tokens {
             let chain = sequence.chains.last().copied().unwrap_or(0);
@@ -130,6 +123,30 @@ impl MockConfig {
         mix(before, u64::from(token) << 32 | position as u64)
     }
 
+    /// The log-probabilities that a prompt must get, for all its tokens but the first.
+    pub fn lone_prompt_logprobs(&self, prompt: &[TokenId], num_top: usize) -> Vec<PromptLogprob> {
+        let sequence = Sequence::new(self, self.lone_start(prompt, &SamplingParams::GREEDY));
+        let mut logits = Vec::new();
+        let score = |(at, &token): (usize, &TokenId)| {
+            let chain = sequence.chains[at];
+            self.fill_logits(&sequence, at + 1, chain, &mut logits);
+            score(&logits, token, num_top).expect("a lone prompt has logits")
+        };
+        prompt.iter().skip(1).enumerate().map(score).collect()
+    }
+
+    fn lone_start(&self, prompt: &[TokenId], sampling: &SamplingParams) -> SlotStart {
+        SlotStart {
+            slot: SlotId(0),
+            request: Default::default(),
+            sampling: sampling.clone(),
+            num_prompt_tokens: prompt.len() as u32,
+            cached_tokens: prompt.to_vec(),
+            min_tokens: 0,
+            masked_until_min_tokens: Arc::new([]),
+        }
+    }
+
     /// Draws the token that follows the first `num_tokens` tokens of a sequence.
     pub(crate) fn draw(
         &self,
@@ -139,6 +156,27 @@ impl MockConfig {
         allowed: Option<&[u32]>,
         logits: &mut Vec<f32>,
     ) -> Result<Sample, String> {
+        self.fill_logits(sequence, num_tokens, chain, logits);
+        let request = SampleRequest {
+            params: &sequence.start.sampling,
+            history: &sequence.tokens[..num_tokens],
+            num_prompt_tokens: sequence.start.num_prompt_tokens,
+            min_tokens: sequence.start.min_tokens,
+            masked_until_min_tokens: &sequence.start.masked_until_min_tokens,
+            allowed,
+        };
+        let sampled = Sampler::new().sample(logits, request);
+        sampled.map_err(|error| format!("slot {}: {error}", sequence.start.slot))
+    }
+
+    /// Computes the logits behind the first `num_tokens` tokens of a sequence.
+    pub(crate) fn fill_logits(
+        &self,
+        sequence: &Sequence,
+        num_tokens: usize,
+        chain: u64,
+        logits: &mut Vec<f32>,
+    ) {
         let logit = |token: TokenId| (mix(chain, u64::from(token)) >> 40) as f32 / (1 << 21) as f32;
         logits.clear();
         logits.resize(self.vocab_size, f32::NEG_INFINITY);
@@ -159,21 +197,12 @@ impl MockConfig {
             logits[history[from] as usize] = 100.0;
         }
         if let Some(end) = &self.end {
-            let num_output = num_tokens as u32 + 1 - sequence.start.num_prompt_tokens;
+            let num_output =
+                (num_tokens as u32 + 1).saturating_sub(sequence.start.num_prompt_tokens);
             let ends = chance(u64::MAX) < end.probability
                 || end.at_output.is_some_and(|at| num_output >= at);
             logits[end.token as usize] = if ends { 1000.0 } else { f32::NEG_INFINITY };
         }
-        let request = SampleRequest {
-            params: &sequence.start.sampling,
-            history,
-            num_prompt_tokens: sequence.start.num_prompt_tokens,
-            min_tokens: sequence.start.min_tokens,
-            masked_until_min_tokens: &sequence.start.masked_until_min_tokens,
-            allowed,
-        };
-        let sampled = Sampler::new().sample(logits, request);
-        sampled.map_err(|error| format!("slot {}: {error}", sequence.start.slot))
     }
 }
 

@@ -5,6 +5,7 @@
 //! in a fixed order, with an exponential and a logarithm of our own.
 
 mod adjustment;
+mod score;
 mod vector;
 
 use std::cmp::Ordering;
@@ -15,6 +16,8 @@ use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
 use crate::generator::uniform;
 use adjustment::{TokenCounts, adjust};
 use vector::{exp, ln};
+
+pub use score::score;
 
 /// What a draw depends on besides the logits.
 #[derive(Clone, Copy, Debug)]

@@ -17,6 +17,7 @@ use crate::metrics::CallTimer;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::GenerationParams;
+use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
 use crate::text_thread::Caller;
@@ -54,6 +55,9 @@ pub struct ResponseObject<'a, C> {
     usage: Option<Option<&'a Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfer_params: Option<&'a Value>,
+    /// Only in answers of `/v1/chat/completions`, as in vLLM: completions have them in each choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs<'a>>,
 }
 
 impl ResponseHead {
@@ -71,6 +75,7 @@ impl ResponseHead {
             choices,
             usage,
             kv_transfer_params: self.kv_transfer_params.as_ref(),
+            prompt_logprobs: None,
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::{SamplingFields, check_logprobs};
+use crate::scored_prompt::PromptLogprobs;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
@@ -125,7 +126,10 @@ impl ChatFields {
     }
 }
 
-struct Chat;
+struct Chat {
+    /// The number of alternatives in `prompt_logprobs`.
+    prompt_logprobs: Option<u32>,
+}
 
 impl Endpoint for Chat {
     type Encoder = ChatChunks;
@@ -146,16 +150,18 @@ impl Endpoint for Chat {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
         let logprobs = fields.logprobs(&state.config)?;
-        let params = sampling.validate(state, caller, None, logprobs)?;
+        let params = sampling.validate(state, caller, None, logprobs, false)?;
         let prompt = PromptTokens {
             tokens: fields.tokenize(state, check, caller)?,
             echo: None,
         };
         Ok(Call {
             prompts: vec![prompt],
+            format: Self {
+                prompt_logprobs: params.prompt_logprobs,
+            },
             params,
             model,
-            format: Self,
         })
     }
 
@@ -178,14 +184,24 @@ impl Endpoint for Chat {
         self,
         state: &ServerState,
         head: ResponseHead,
-        choices: Vec<ChoiceDelta>,
+        mut choices: Vec<ChoiceDelta>,
         usage: Usage,
     ) -> Response {
+        // All choices have the same prompt.
+        let prompt = choices.first_mut().and_then(|choice| choice.prompt.take());
+        let prompt_logprobs = self.prompt_logprobs.zip(prompt);
+        let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
+            tokenizer: &state.text.tokenizer,
+            prompt,
+            num_top: num_top as usize,
+        });
         let choices: Vec<_> = choices
             .into_iter()
             .map(|choice| ChatChoice::new(&state.text.tokenizer, choice))
             .collect();
-        json_response(&head.object("chat.completion", &choices, Some(Some(&usage))))
+        let mut object = head.object("chat.completion", &choices, Some(Some(&usage)));
+        object.prompt_logprobs = prompt_logprobs;
+        json_response(&object)
     }
 }
 

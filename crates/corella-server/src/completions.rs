@@ -17,6 +17,7 @@ use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::{SamplingFields, check_logprobs, check_num_tokens, check_token_ids};
+use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
@@ -45,7 +46,14 @@ struct CompletionFields {
     add_special_tokens: Option<bool>,
 }
 
-struct Completion;
+/// What an answer has of its prompt: the number of alternatives to each token.
+#[derive(Clone, Copy)]
+struct Completion {
+    /// Among the `logprobs` of an echoed prompt.
+    echoed: Option<u32>,
+    /// In `prompt_logprobs`.
+    prompt_logprobs: Option<u32>,
+}
 
 impl Endpoint for Completion {
     type Encoder = CompletionChunks;
@@ -65,7 +73,8 @@ impl Endpoint for Completion {
             .logprobs
             .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
             .transpose()?;
-        let params = sampling.validate(state, caller, Some(DEFAULT_MAX_TOKENS), logprobs)?;
+        let echo = fields.echo.unwrap_or(false);
+        let params = sampling.validate(state, caller, Some(DEFAULT_MAX_TOKENS), logprobs, echo)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };
@@ -81,23 +90,20 @@ impl Endpoint for Completion {
                 ),
             ));
         }
-        let echo = fields.echo.unwrap_or(false);
-        if echo && logprobs.is_some() {
-            return Err(ApiError::invalid(
-                "echo",
-                "log-probabilities of prompt tokens are not supported; leave out echo or logprobs",
-            ));
-        }
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()
             .map(|prompt| tokenize(state, prompt, echo, add_special_tokens, caller))
             .collect::<Result<_, _>>()?;
+        let format = Self {
+            echoed: logprobs.filter(|_| echo),
+            prompt_logprobs: params.prompt_logprobs,
+        };
         Ok(Call {
             prompts,
             params,
             model,
-            format: Self,
+            format,
         })
     }
 
@@ -111,6 +117,7 @@ impl Endpoint for Completion {
         CompletionChunks {
             state: state.clone(),
             head,
+            format: self,
             text_offsets: vec![0; num_choices],
             include_usage,
         }
@@ -125,7 +132,7 @@ impl Endpoint for Completion {
     ) -> Response {
         let choices: Vec<_> = choices
             .into_iter()
-            .map(|choice| CompletionChoice::new(&state.text.tokenizer, choice, &mut 0))
+            .map(|choice| CompletionChoice::new(&state.text.tokenizer, self, choice, &mut 0))
             .collect();
         json_response(&head.object(OBJECT, &choices, Some(Some(&usage))))
     }
@@ -157,19 +164,40 @@ fn tokenize(
 }
 
 #[derive(Serialize)]
-struct CompletionChoice {
+struct CompletionChoice<'a> {
     index: usize,
     text: String,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs<'a>>,
 }
 
-impl CompletionChoice {
+impl<'a> CompletionChoice<'a> {
     /// `text_offset` counts the characters of the choice up to this delta.
-    fn new(tokenizer: &Tokenizer, delta: ChoiceDelta, text_offset: &mut usize) -> Self {
-        let logprobs = (!delta.logprobs.is_empty())
-            .then(|| CompletionLogprobs::new(tokenizer, &delta.logprobs, text_offset));
+    fn new(
+        tokenizer: &'a Tokenizer,
+        format: Completion,
+        delta: ChoiceDelta,
+        text_offset: &mut usize,
+    ) -> Self {
+        let echoed = format.echoed.zip(delta.prompt.as_ref());
+        let logprobs = (echoed.is_some() || !delta.logprobs.is_empty()).then(|| {
+            let mut logprobs = CompletionLogprobs::default();
+            if let Some((num_top, prompt)) = echoed {
+                let num_top = num_top as usize;
+                logprobs.push_prompt(tokenizer, prompt, num_top, &delta.text, text_offset);
+            }
+            logprobs.push_output(tokenizer, &delta.logprobs, text_offset);
+            logprobs
+        });
+        let prompt_logprobs = format.prompt_logprobs.zip(delta.prompt);
+        let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
+            tokenizer,
+            prompt,
+            num_top: num_top as usize,
+        });
         let (finish_reason, stop_reason) = delta.finish.map_or((None, None), |finish| {
             (Some(finish.reason), finish.stop_reason)
         });
@@ -179,6 +207,7 @@ impl CompletionChoice {
             logprobs,
             finish_reason,
             stop_reason,
+            prompt_logprobs,
         }
     }
 }
@@ -186,12 +215,13 @@ impl CompletionChoice {
 struct CompletionChunks {
     state: Arc<ServerState>,
     head: ResponseHead,
+    format: Completion,
     text_offsets: Vec<usize>,
     include_usage: bool,
 }
 
 impl CompletionChunks {
-    fn push(&self, choices: &[CompletionChoice], usage: Option<&Usage>, events: &mut Events) {
+    fn push(&self, choices: &[CompletionChoice<'_>], usage: Option<&Usage>, events: &mut Events) {
         let usage = self.include_usage.then_some(usage);
         events.push(&self.head.object(OBJECT, choices, usage));
     }
@@ -200,7 +230,8 @@ impl CompletionChunks {
 impl ChunkEncoder for CompletionChunks {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         let text_offset = &mut self.text_offsets[delta.index];
-        let choice = CompletionChoice::new(&self.state.text.tokenizer, delta, text_offset);
+        let tokenizer = &self.state.text.tokenizer;
+        let choice = CompletionChoice::new(tokenizer, self.format, delta, text_offset);
         self.push(&[choice], None, events);
     }
 

@@ -114,6 +114,7 @@ pub static BODY: FieldTable = FieldTable {
         "tpot_slo_ms",
         "cache_salt",
         "logprobs",
+        "prompt_logprobs",
         "echo",
         "add_special_tokens",
     ],
@@ -243,7 +244,6 @@ pub static BODY: FieldTable = FieldTable {
         instead("max_output_tokens", "use max_completion_tokens"),
         // vLLM.
         refused("prompt_embeds", never),
-        refused("prompt_logprobs", never),
         refused("use_beam_search", is_false),
         refused("length_penalty", is_one),
         refused("early_stopping", is_false),

@@ -12,6 +12,7 @@ use crate::api_error::ApiError;
 use crate::metrics::CallTimer;
 use crate::request_id::RequestName;
 use crate::sampling_fields::GenerationParams;
+use crate::scored_prompt::ScoredPrompt;
 use crate::server_state::ServerState;
 
 /// All choices of all prompts of one call. Dropping it aborts those that still run.
@@ -33,6 +34,8 @@ pub struct ChoiceDelta {
     pub text: String,
     /// Log-probabilities of the tokens since the last delta; empty unless requested.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    /// The prompt's, if they were requested, in the first delta of the choice.
+    pub prompt: Option<ScoredPrompt>,
     pub finish: Option<Finish>,
 }
 
@@ -99,6 +102,11 @@ impl Generation {
                 TextStream::with_detokenizer(detokenizer, params.stop.clone(), params.include_stop)
                     .with_min_tokens(params.stopping.min_tokens)
             };
+            let scored = params.sampling.prompt_logprobs.and(prompt.tokens.first());
+            let scored = scored.map(|&first| ScoredPrompt {
+                first,
+                others: Vec::new(),
+            });
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
             let streams = generator
                 .submit(Submission {
@@ -121,6 +129,7 @@ impl Generation {
                     text,
                     params,
                     &prompt.echo,
+                    scored.clone(),
                 ));
             }
         }
@@ -192,6 +201,7 @@ impl Generation {
                 index,
                 text: String::new(),
                 logprobs: Vec::new(),
+                prompt: None,
                 finish: None,
             })
             .collect();
@@ -200,6 +210,7 @@ impl Generation {
             let choice = &mut finished[delta.index];
             choice.text.push_str(&delta.text);
             choice.logprobs.extend(delta.logprobs);
+            choice.prompt = choice.prompt.take().or(delta.prompt);
             choice.finish = delta.finish;
         }
         Ok(finished)
@@ -238,6 +249,8 @@ struct Choice {
     /// Log-probabilities that are not yet part of a delta.
     pending_text: String,
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    /// The prompt, while its log-probabilities are to come or not yet part of a delta.
+    prompt: Option<ScoredPrompt>,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
     num_output_tokens: u32,
@@ -250,6 +263,7 @@ impl Choice {
         text: TextStream,
         params: &GenerationParams,
         echo: &Option<String>,
+        prompt: Option<ScoredPrompt>,
     ) -> Self {
         Self {
             index,
@@ -259,6 +273,7 @@ impl Choice {
             wants_logprobs: params.sampling.logprobs.is_some(),
             pending_text: echo.clone().unwrap_or_default(),
             pending_logprobs: Vec::new(),
+            prompt,
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             num_output_tokens: 0,
@@ -310,6 +325,12 @@ impl Choice {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
         self.num_output_tokens = output.num_output_tokens;
+        if let Some(prompt) = &mut self.prompt {
+            prompt.others.extend(output.prompt_logprobs);
+        }
+        if output.sample.is_none() && output.finish.is_none() {
+            return Ok(None);
+        }
         let mut finish = match output.finish {
             None => None,
             Some(FinishReason::EndToken) => Some(Finish {
@@ -366,6 +387,7 @@ impl Choice {
             index: self.index,
             text: std::mem::take(&mut self.pending_text),
             logprobs: std::mem::take(&mut self.pending_logprobs),
+            prompt: self.prompt.take(),
             finish,
         }))
     }

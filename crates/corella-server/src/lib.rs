@@ -25,6 +25,7 @@ mod request_id;
 mod role;
 mod router;
 mod sampling_fields;
+mod scored_prompt;
 mod serve;
 mod serve_config;
 mod server_state;

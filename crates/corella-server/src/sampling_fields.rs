@@ -49,6 +49,7 @@ pub struct SamplingFields {
     tpot_slo_ms: Option<u32>,
     cache_salt: Option<String>,
     kv_transfer_params: Option<Map<String, Value>>,
+    prompt_logprobs: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -77,6 +78,8 @@ pub struct GenerationParams {
     pub include_usage: bool,
     /// Between this server and another; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
+    /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
+    pub prompt_logprobs: Option<u32>,
 }
 
 const MAX_STOP_STRINGS: usize = 32;
@@ -88,14 +91,15 @@ const MAX_CACHE_SALT_BYTES: usize = 1024;
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl SamplingFields {
-    /// Checks all fields. `default_max_tokens` and the checked `logprobs` come from the endpoint;
-    /// without a default, `max_tokens` is what fits.
+    /// Checks all fields. `default_max_tokens`, the checked `logprobs` and `echo` come from the
+    /// endpoint; without a default, `max_tokens` is what fits.
     pub fn validate(
         mut self,
         state: &ServerState,
         caller: &Caller,
         default_max_tokens: Option<u32>,
         logprobs: Option<u32>,
+        echo: bool,
     ) -> Result<GenerationParams, ApiError> {
         let config = &state.config;
         let defaults = &config.generation_defaults;
@@ -106,13 +110,16 @@ impl SamplingFields {
                 format!("must be between 1 and {}", config.max_num_choices),
             ));
         }
-        let stopping = self.stopping(config, default_max_tokens)?;
+        let stream = self.stream.unwrap_or(false);
+        let prompt_logprobs = self.prompt_logprobs(config, stream)?;
+        let may_draw_nothing = echo || prompt_logprobs.is_some();
+        let stopping = self.stopping(config, default_max_tokens, may_draw_nothing)?;
         let rules = TokenRuleFields {
             logit_bias: self.logit_bias.take(),
             allowed_token_ids: self.allowed_token_ids.take(),
             bad_words: self.bad_words.take(),
         };
-        let sampling = SamplingParams {
+        let mut sampling = SamplingParams {
             temperature: self.temperature(defaults.temperature)?,
             top_k: self.top_k(defaults.top_k)?,
             top_p: within(
@@ -145,8 +152,12 @@ impl SamplingFields {
             choice: 0,
             logprobs,
             rules: rules.checked(state, caller, &stopping)?,
+            prompt_logprobs: prompt_logprobs.max(logprobs.filter(|_| echo)),
         };
-        let stream = self.stream.unwrap_or(false);
+        if stopping.max_tokens == Some(0) {
+            // The engine ends a request without a token only if it has something else to return.
+            sampling.prompt_logprobs = sampling.prompt_logprobs.or(Some(0));
+        }
         if self.stream_options.is_some() && !stream {
             return Err(ApiError::invalid(
                 "stream_options",
@@ -175,7 +186,19 @@ impl SamplingFields {
             },
             stop: stop_strings(self.stop)?,
             kv_transfer_params: self.kv_transfer_params,
+            prompt_logprobs,
         })
+    }
+
+    fn prompt_logprobs(&self, config: &ServeConfig, stream: bool) -> Result<Option<u32>, ApiError> {
+        let Some(num_logprobs) = self.prompt_logprobs else {
+            return Ok(None);
+        };
+        if stream {
+            let reason = "is not available with stream = true";
+            return Err(ApiError::invalid("prompt_logprobs", reason));
+        }
+        check_logprobs("prompt_logprobs", num_logprobs, config).map(Some)
     }
 
     fn temperature(&self, default: Option<f32>) -> Result<f32, ApiError> {
@@ -210,12 +233,13 @@ impl SamplingFields {
         &self,
         config: &ServeConfig,
         default_max_tokens: Option<u32>,
+        may_draw_nothing: bool,
     ) -> Result<StoppingCriteria, ApiError> {
         let (max_tokens_field, max_tokens) = match self.max_completion_tokens {
             Some(max_tokens) => ("max_completion_tokens", Some(max_tokens)),
             None => ("max_tokens", self.max_tokens.or(default_max_tokens)),
         };
-        if max_tokens == Some(0) {
+        if max_tokens == Some(0) && !may_draw_nothing {
             return Err(ApiError::invalid(max_tokens_field, "must be at least 1"));
         }
         let mut min_tokens = self.min_tokens.unwrap_or(0);

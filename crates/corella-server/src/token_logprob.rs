@@ -6,6 +6,8 @@ use corella_core::{Logprobs, TokenId};
 use corella_text::Tokenizer;
 use serde::Serialize;
 
+use crate::scored_prompt::ScoredPrompt;
+
 /// Reported instead of −∞, which JSON does not have; vLLM does the same.
 const LEAST_LOGPROB: f32 = -9999.0;
 
@@ -13,40 +15,98 @@ const LEAST_LOGPROB: f32 = -9999.0;
 #[derive(Default, Serialize)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
-    token_logprobs: Vec<f32>,
+    /// The first token of an echoed prompt has none.
+    token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
 }
 
 impl CompletionLogprobs {
     /// `text_offset` is the position, in characters, at which the first of these tokens begins; it is
     /// advanced past the last.
-    pub fn new(
+    pub fn push_output(
+        &mut self,
         tokenizer: &Tokenizer,
         tokens: &[(TokenId, Box<Logprobs>)],
         text_offset: &mut usize,
-    ) -> Self {
-        let mut columns = Self::default();
+    ) {
         for (token, logprobs) in tokens {
+            self.push(
+                tokenizer,
+                *token,
+                Some((&**logprobs, usize::MAX)),
+                *text_offset,
+            );
             let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
-            columns.text_offset.push(*text_offset);
-            // A character counts for the token in which it begins; a token may only hold the rest of one.
-            *text_offset += bytes.iter().filter(|&&byte| byte & 0xC0 != 0x80).count();
-            columns.tokens.push(text_of(bytes));
-            columns.token_logprobs.push(finite(logprobs.token));
-            let mut top: BTreeMap<_, _> = logprobs
-                .top
-                .iter()
-                .map(|&(token, logprob)| {
-                    let bytes = tokenizer.token_bytes(token).unwrap_or_default();
-                    (text_of(bytes), finite(logprob))
-                })
-                .collect();
-            top.insert(text_of(bytes), finite(logprobs.token));
-            columns.top_logprobs.push(top);
+            *text_offset += num_chars(bytes);
         }
-        columns
     }
+
+    /// Adds an echoed prompt, with which `text` begins, and `num_top` alternatives to each token.
+    pub fn push_prompt(
+        &mut self,
+        tokenizer: &Tokenizer,
+        prompt: &ScoredPrompt,
+        num_top: usize,
+        text: &str,
+        text_offset: &mut usize,
+    ) {
+        let mut rest = text.as_bytes();
+        let others = prompt.others.iter();
+        let others = others.map(|scored| (scored.token, Some((&scored.logprobs, num_top))));
+        for (token, logprobs) in [(prompt.first, None)].into_iter().chain(others) {
+            self.push(tokenizer, token, logprobs, *text_offset);
+            let (own, behind) = rest.split_at(num_bytes_in(rest, tokenizer, token));
+            *text_offset += num_chars(own);
+            rest = behind;
+        }
+    }
+
+    fn push(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: TokenId,
+        logprobs: Option<(&Logprobs, usize)>,
+        text_offset: usize,
+    ) {
+        let text = |token| text_of(tokenizer.token_bytes(token).unwrap_or_default());
+        self.text_offset.push(text_offset);
+        self.tokens.push(text(token));
+        let logprob = logprobs.map(|(logprobs, _)| finite(logprobs.token));
+        self.token_logprobs.push(logprob);
+        self.top_logprobs.push(logprobs.map(|(logprobs, num_top)| {
+            let top = logprobs.top.iter().take(num_top);
+            let own = (token, logprobs.token);
+            { top.chain([&own]) }
+                .map(|&(token, logprob)| (text(token), finite(logprob)))
+                .collect()
+        }));
+    }
+}
+
+/// How many bytes of a text, whose rest is given, a token of an echoed prompt stands for. Those that a
+/// tokenizer adds have no text, and neither has the space that some put in front of the first word.
+fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
+    let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+    let word = bytes.strip_prefix(b" ").unwrap_or(bytes);
+    if let Some(own) = [bytes, word].into_iter().find(|own| rest.starts_with(own)) {
+        return own.len();
+    }
+    if tokenizer.is_special(token) {
+        return 0;
+    }
+    // The tokenizer has changed the text before it cut it. The changes keep most characters.
+    let mut starts = (0..rest.len()).filter(|&at| is_start(rest[at]));
+    starts.nth(num_chars(bytes)).unwrap_or(rest.len())
+}
+
+/// A character counts for the token in which it begins; a token may only hold the rest of one.
+fn num_chars(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&&byte| is_start(byte)).count()
+}
+
+fn is_start(byte: u8) -> bool {
+    byte & 0xC0 != 0x80
 }
 
 /// `choices[].logprobs` of `/v1/chat/completions`, which has a row for each token.
@@ -96,10 +156,10 @@ impl TokenLogprob {
     }
 }
 
-fn text_of(bytes: &[u8]) -> String {
+pub fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn finite(logprob: f32) -> f32 {
+pub fn finite(logprob: f32) -> f32 {
     logprob.max(LEAST_LOGPROB)
 }

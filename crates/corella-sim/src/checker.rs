@@ -10,6 +10,7 @@ use corella_core::{
 use crate::executor::UNDEFINED;
 use crate::lateness::Lateness;
 use crate::load::{Answer, Load, NEVER};
+use crate::prompt_check::PromptCheck;
 use crate::starvation::NoStarvation;
 use crate::step_budget::{Drafts, StepLimits};
 use crate::window_bound::WindowBound;
@@ -70,6 +71,7 @@ pub fn all(load: &Load) -> Vec<Box<dyn Checker>> {
         Box::new(Conservation::new(load)),
         Box::new(OneEnd::new(load)),
         Box::<LoneRun>::default(),
+        Box::<PromptCheck>::default(),
         Box::new(Order::new(load)),
         Box::new(NoStarvation::new(load)),
         Box::<Billing>::default(),
@@ -324,7 +326,7 @@ impl Checker for Order {
 }
 
 /// Rule 28: without end tokens, hits, preemption and faults, exactly prompt + output − 1 rows are
-/// computed for a request.
+/// computed for a request, and those of the prompt for one without output.
 #[derive(Default)]
 struct Billing {
     num_rows: u64,
@@ -340,7 +342,7 @@ impl Checker for Billing {
         let stopping = &answer.request.stopping;
         let is_exact = stopping.end_token_ids.is_empty() && stopping.stop_token_ids.is_empty();
         self.is_exact = Some(self.is_exact.unwrap_or(true) && is_exact);
-        self.num_rows += (answer.request.prompt.len() + answer.output.len() - 1) as u64;
+        self.num_rows += (answer.request.prompt.len() + answer.output.len().max(1) - 1) as u64;
     }
 
     /// A request that nothing can be drawn for may start over, because its drafts may be to blame.

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, BatchOutput, InputToken, Namespace, PageId, RequestId, Sample, SchedulerConfig, SlotId,
-    Span, StepId, TokenId,
+    Batch, BatchOutput, InputToken, Logprobs, Namespace, PageId, PromptLogprob, Request, RequestId,
+    Sample, SchedulerConfig, SlotId, Span, StepId, TokenId, Yield,
 };
 use corella_model::BatchCheck;
 
@@ -117,12 +117,19 @@ impl CheckingExecutor {
         let spans = batch.spans.iter();
         let drawn: Vec<_> = spans.map(|span| self.attend(batch, span)).collect();
         let (mut samples, mut failed) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
         for (index, (span, tokens)) in batch.spans.iter().zip(drawn).enumerate() {
-            if span.sample && undrawn == Some(index) {
+            if span.yields != Yield::Nothing && undrawn == Some(index) {
                 self.poison(span.slot);
                 self.drawn.insert((batch.step, span.slot), UNDEFINED);
                 failed.push((span.slot, "injected".into()));
-            } else if span.sample {
+                continue;
+            }
+            if span.yields.num_logprobs() > 0 {
+                let is_defined = tokens[0] != UNDEFINED;
+                logprobs.push((span.slot, self.score(batch, span, is_defined)));
+            }
+            if span.yields.draws() {
                 self.reject_drafts(span, tokens.len());
                 for token in tokens {
                     self.drawn.insert((batch.step, span.slot), token);
@@ -141,6 +148,7 @@ impl CheckingExecutor {
             output: BatchOutput {
                 step: batch.step,
                 samples,
+                logprobs,
                 undrawn: failed,
             },
             fails,
@@ -196,7 +204,7 @@ impl CheckingExecutor {
         for span in &batch.spans {
             let num_drafts = span.num_drafts as usize;
             assert!(num_drafts <= config.max_draft_tokens as usize);
-            assert!(num_drafts < span.tokens.len() && (span.sample || num_drafts == 0));
+            assert!(num_drafts < span.tokens.len() && (span.yields.draws() || num_drafts == 0));
         }
     }
 
@@ -345,6 +353,39 @@ impl CheckingExecutor {
         drawn
     }
 
+    /// The log-probabilities that a span yields, by the rows before their tokens.
+    fn score(&self, batch: &Batch, span: &Span, is_defined: bool) -> Vec<PromptLogprob> {
+        let Yield::Logprobs {
+            positions, next, ..
+        } = &span.yields
+        else {
+            return Vec::new();
+        };
+        let end = span.start + span.tokens.len() as u32;
+        assert!(span.start < positions.start && positions.end <= end + 1);
+        assert_eq!(next.is_some(), positions.end == end + 1);
+        let history = &self.slots[&span.slot].history;
+        let score = |position: u32| {
+            let own = batch
+                .span_tokens(span)
+                .get((position - span.start) as usize);
+            let token = match (own, next) {
+                (Some(InputToken::Known(token)), _) | (None, Some(token)) => *token,
+                _ => panic!("a token of a prompt is not known"),
+            };
+            let row = history[position as usize - 1].filter(|_| is_defined);
+            PromptLogprob {
+                token,
+                rank: row.map_or(0, |row| rank(row, token)),
+                logprobs: Logprobs {
+                    token: 0.0,
+                    top: Vec::new(),
+                },
+            }
+        };
+        positions.clone().map(score).collect()
+    }
+
     fn draw_behind(&self, span: &Span, num_tokens: usize) -> TokenId {
         let slot = &self.slots[&span.slot];
         let page_size = self.config.page_size as usize;
@@ -420,6 +461,21 @@ pub fn rows_of(root: u64, tokens: &[TokenId]) -> Vec<Row> {
         row
     });
     rows.collect()
+}
+
+/// The tokens and ranks that a request must be told of its prompt.
+pub fn lone_scores(request: &Request) -> Vec<(TokenId, u32)> {
+    if request.sampling.prompt_logprobs.is_none() {
+        return Vec::new();
+    }
+    let rows = rows_of(root_row(&request.namespace), &request.prompt);
+    let behind = request.prompt.iter().skip(1).zip(rows);
+    { behind.map(|(&token, row)| (token, rank(row.unwrap_or(0), token))) }.collect()
+}
+
+/// A rank above 0 that depends on the row before a token and on the token.
+fn rank(row: u64, token: TokenId) -> u32 {
+    1 + mix(row ^ u64::from(token)) as u32 / 2
 }
 
 fn next_row(row: Row, token: TokenId) -> Row {

@@ -140,6 +140,8 @@ struct Writer {
     random: Random,
     /// Draws what concerns spilled requests.
     spill: Random,
+    /// Draws what concerns log-probabilities of prompts.
+    scores: Random,
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
@@ -187,6 +189,7 @@ impl Writer {
             max_delay_us: random.pick(&[0, 0, 1000]),
             random,
             spill,
+            scores: Random(seed ^ 0x5c0e),
             config,
             traffic,
             known: vec![Default::default()],
@@ -252,7 +255,11 @@ impl Writer {
 
     fn call(&mut self, at_us: u64) -> Call {
         let prompt = self.prompt();
-        let stopping = self.stopping();
+        let mut stopping = self.stopping();
+        let prompt_logprobs = self.scores.once_in(4).then_some(0);
+        if prompt_logprobs.is_some() && self.scores.once_in(3) {
+            stopping.max_tokens = Some(0);
+        }
         let namespace = self.namespace();
         let objectives = self.objectives();
         let arrival_us = at_us.saturating_sub(self.random.below(self.max_delay_us + 1));
@@ -266,6 +273,7 @@ impl Writer {
                 exports_kv: false,
                 sampling: SamplingParams {
                     choice,
+                    prompt_logprobs,
                     ..SamplingParams::GREEDY
                 },
                 stopping: stopping.clone(),

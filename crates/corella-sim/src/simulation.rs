@@ -338,7 +338,8 @@ impl<'a> Simulation<'a> {
             named.insert(id);
             let is_prefill = self.prefilling.contains(&span.slot);
             let is_long = threshold > 0 && is_prefill && span.tokens.len() > threshold;
-            let has_waiting = config.enable_prefix_caching && !span.sample && num_waiting > 0;
+            let has_waiting =
+                config.enable_prefix_caching && !span.yields.draws() && num_waiting > 0;
             self.totals.num_long_chunks += u64::from(is_long && has_waiting);
             let progress = self
                 .requests
@@ -346,7 +347,7 @@ impl<'a> Simulation<'a> {
                 .expect("a step or an output names an unknown request");
             progress.has_drafts = span.num_drafts > 0;
             progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
-            if !span.sample || progress.num_rows >= progress.num_prompt_tokens {
+            if !span.yields.draws() || progress.num_rows >= progress.num_prompt_tokens {
                 continue;
             }
             let what = format!("request {id} draws after row {}", progress.num_rows);
@@ -361,7 +362,7 @@ impl<'a> Simulation<'a> {
         };
         let verdict = first_wrong(&mut self.checkers, |checker| checker.planned(&step));
         verdict.map_err(|(rule, what)| self.violation(rule, what))?;
-        for span in batch.spans.iter().filter(|span| span.sample) {
+        for span in batch.spans.iter().filter(|span| span.yields.draws()) {
             self.prefilling.remove(&span.slot);
         }
 
@@ -453,6 +454,7 @@ impl<'a> Simulation<'a> {
                 .expect("a step or an output names an unknown request");
             progress.num_seen = output.num_output_tokens;
             progress.has_ended = output.finish.is_some();
+            self.totals.num_prompt_logprobs += output.prompt_logprobs.len() as u64;
             if let Some(finish) = &output.finish {
                 self.count_end(&output, finish);
             }
@@ -470,6 +472,8 @@ impl<'a> Simulation<'a> {
         }
         let request = &self.answers[&output.request].request;
         totals.num_without_limit += u64::from(request.stopping.max_tokens.is_none());
+        let is_scored_only = request.stopping.max_tokens == Some(0);
+        totals.num_scored_only += u64::from(is_scored_only && *finish == Length);
         if request.namespace.lora.is_some() {
             totals.num_adapter_hit_tokens += u64::from(output.num_cached_tokens);
         }

@@ -1,19 +1,24 @@
 //! Checks what a step holds: its limits, and that drafts get only what is left.
 
-use corella_core::{SchedulerConfig, SchedulerStats, SchedulingPolicy, Span};
+use std::collections::BTreeMap;
+
+use corella_core::{RequestId, SchedulerConfig, SchedulerStats, SchedulingPolicy, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::load::Load;
+use crate::load::{Answer, Load};
 
 /// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.
 pub struct StepLimits {
     config: SchedulerConfig,
+    /// The lengths of prompts behind which nothing is drawn.
+    undrawn_prompts: BTreeMap<RequestId, u32>,
 }
 
 impl StepLimits {
     pub fn new(load: &Load) -> Self {
         Self {
             config: load.config.clone(),
+            undrawn_prompts: BTreeMap::new(),
         }
     }
 }
@@ -21,6 +26,14 @@ impl StepLimits {
 impl Checker for StepLimits {
     fn rule(&self) -> &'static str {
         "a step keeps its limits and is not wasted"
+    }
+
+    fn queued(&mut self, answer: &Answer) {
+        let request = &answer.request;
+        if request.stopping.max_tokens == Some(0) {
+            let num_prompt_tokens = request.prompt.len() as u32;
+            self.undrawn_prompts.insert(request.id, num_prompt_tokens);
+        }
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
@@ -47,7 +60,12 @@ impl Checker for StepLimits {
         let num_tokens = step.batch.num_tokens() as u32 - num_drafts;
         let is_full = num_tokens == config.max_num_batched_tokens
             || num_prefill_tokens >= config.max_prefill_tokens;
-        let is_cut = prefills.iter().any(|span| !span.sample);
+        let ends_undrawn = |span: &Span| {
+            let num_prompt_tokens = self.undrawn_prompts.get(&step.slots[&span.slot]);
+            num_prompt_tokens == Some(&(span.start + span.tokens.len() as u32))
+        };
+        let mut cut = { prefills.iter() }.filter(|span| !span.yields.draws());
+        let is_cut = cut.any(|span| !ends_undrawn(span));
         // Behind windows a prompt is also cut short where pages are.
         let may_be_short = config.kv_groups.iter().any(|group| group.window.is_some());
         ensure(!is_cut || is_full || may_be_short, || {

@@ -26,6 +26,9 @@ pub struct Totals {
     pub num_failed_copies: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
+    /// Log-probabilities of prompts, and requests that wanted nothing else.
+    pub num_prompt_logprobs: u64,
+    pub num_scored_only: u64,
     /// Those behind windows.
     pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
@@ -63,6 +66,8 @@ impl Totals {
         self.num_failed_copies += run.num_failed_copies;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
+        self.num_prompt_logprobs += run.num_prompt_logprobs;
+        self.num_scored_only += run.num_scored_only;
         self.num_window_hit_tokens += run.num_window_hit_tokens;
         self.num_row_copies += run.num_row_copies;
         self.num_resets += run.num_resets;
@@ -118,6 +123,8 @@ impl Totals {
             ),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
+            ("log-probabilities of prompts", self.num_prompt_logprobs),
+            ("requests that are only scored", self.num_scored_only),
             ("prefix hits behind windows", self.num_window_hit_tokens),
             ("row copies", self.num_row_copies),
             ("cache resets", self.num_resets),

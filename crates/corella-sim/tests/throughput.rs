@@ -46,7 +46,7 @@ fn duration_us(concurrency: usize, has_room: bool) -> u64 {
             return now_us;
         };
         now_us += cost.step_duration(&batch).as_micros() as u64;
-        let sampled = batch.spans.iter().filter(|span| span.sample);
+        let sampled = batch.spans.iter().filter(|span| span.yields.draws());
         let samples = sampled.map(|span| {
             let token = span.start;
             (
@@ -60,6 +60,7 @@ fn duration_us(concurrency: usize, has_room: bool) -> u64 {
         scheduler.update_from_output(&BatchOutput {
             step: batch.step,
             samples: samples.collect(),
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {

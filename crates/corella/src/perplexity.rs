@@ -1,6 +1,7 @@
 //! Measures how well a model predicts a text, to see what quantisation costs.
 
-use corella_core::TokenId;
+use corella_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
+use corella_engine::{Engine, EngineConfig, StreamEvent, Submission};
 
 use crate::device;
 use crate::llm::open;
@@ -30,14 +31,15 @@ impl Perplexity {
         options.max_model_len = Some(context as u32);
         let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;
         loaded.weight_keepers.clear();
+        let engine = Engine::start(EngineConfig::new(loaded.scheduler), loaded.executor)?;
         let tokenizer = tokenizer.get()?;
         let (mut sum, mut num_tokens) = (0.0, 0);
         for document in documents {
             let tokens: Vec<TokenId> = tokenizer.encode(document, true)?;
             for part in tokens.chunks(context) {
-                let scores = loaded.executor.score(part).map_err(Error::Config)?;
-                sum -= scores.iter().copied().map(f64::from).sum::<f64>();
-                num_tokens += scores.len();
+                let logprobs = prompt_logprobs(&engine, part)?;
+                sum -= logprobs.iter().copied().map(f64::from).sum::<f64>();
+                num_tokens += logprobs.len();
             }
         }
         if num_tokens == 0 {
@@ -50,4 +52,30 @@ impl Perplexity {
             hardware: loaded.hardware,
         })
     }
+}
+
+/// The log-probability of each token but the first behind those before it.
+fn prompt_logprobs(engine: &Engine, tokens: &[TokenId]) -> Result<Vec<f32>, Error> {
+    let mut request = Request::greedy(RequestId(0), tokens.to_vec(), 0);
+    request.sampling = SamplingParams {
+        prompt_logprobs: Some(0),
+        ..SamplingParams::GREEDY
+    };
+    let mut logprobs = Vec::with_capacity(tokens.len());
+    for mut stream in engine.submit(Submission::from(request))? {
+        loop {
+            let output = match stream.next_blocking() {
+                Some(StreamEvent::Accepted) => continue,
+                Some(StreamEvent::Refused(error)) => return Err(error.into()),
+                Some(StreamEvent::Output(output)) => output,
+                None => break,
+            };
+            let told = output.prompt_logprobs.iter();
+            logprobs.extend(told.map(|told| told.logprobs.token));
+            if let Some(FinishReason::Error(error)) = output.finish {
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(logprobs)
 }

@@ -155,11 +155,12 @@ impl Player<'_> {
         for start in &batch.started {
             self.tenants[start.slot.0 as usize] = start.request;
         }
-        let sampled = batch.spans.iter().filter(|span| span.sample);
+        let sampled = batch.spans.iter().filter(|span| span.yields.draws());
         let samples = sampled.map(|span| (span.slot, self.draw(span.slot)));
         let output = BatchOutput {
             step: batch.step,
             samples: samples.collect(),
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         };
         self.scheduler.update_from_output(&output);

@@ -138,7 +138,7 @@ impl Traffic {
 
 /// The output of a step, with some token for every span that samples.
 pub(super) fn drawn(batch: &Batch) -> BatchOutput {
-    let sampled = batch.spans.iter().filter(|span| span.sample);
+    let sampled = batch.spans.iter().filter(|span| span.yields.draws());
     let samples = sampled.map(|span| {
         let sample = Sample {
             token: span.start ^ span.slot.0,
@@ -149,6 +149,7 @@ pub(super) fn drawn(batch: &Batch) -> BatchOutput {
     BatchOutput {
         step: batch.step,
         samples: samples.collect(),
+        logprobs: Vec::new(),
         undrawn: Vec::new(),
     }
 }

@@ -167,6 +167,9 @@ impl Puller {
         source: &Source,
         submission: &Submission,
     ) -> Result<KeptRows, &'static str> {
+        if submission.sampling.prompt_logprobs.is_some() {
+            return Err("log-probabilities of the prompt are wanted");
+        }
         let rows = source.rows.ok_or("it is another kind of engine")?;
         let digest = prompt_digest(&submission.namespace, &submission.prompt);
         if rows.model_fingerprint != self.model_fingerprint {
@@ -428,6 +431,7 @@ impl Answer {
         self.relay.send(StreamEvent::Output(RequestOutput {
             request: self.relay.id(),
             sample: None,
+            prompt_logprobs: Vec::new(),
             finish: Some(FinishReason::Error(error)),
             num_prompt_tokens: 0,
             num_cached_tokens: 0,

@@ -161,6 +161,10 @@ impl Generate for PrefillNode {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
+        if submission.sampling.prompt_logprobs.is_some() {
+            // Only whoever computes the prompt has them, so the request stays where that happens.
+            return node.engine.submit(submission);
+        }
         let num_choices = submission.num_choices;
         let trace_id = submission.trace_id.clone();
         let first = Request {
@@ -494,6 +498,7 @@ impl Node {
         client.relay.send(StreamEvent::Output(RequestOutput {
             request: client.relay.id(),
             sample: event.sample,
+            prompt_logprobs: Vec::new(),
             finish,
             num_prompt_tokens: event.num_prompt_tokens,
             num_cached_tokens: event.num_cached_tokens,

@@ -309,6 +309,8 @@ impl TryFrom<Allocate> for core::Allocate {
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
                 rules: rules.transpose()?.map(Arc::new),
+                // A request that wants them has no session.
+                prompt_logprobs: None,
             },
             stopping: StoppingCriteria {
                 max_tokens: stopping.max_tokens,

@@ -199,6 +199,11 @@ async fn what_cannot_be_pulled_is_computed() {
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
     assert_eq!(decode.answer(&changed, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
+    // The rows alone do not say how likely the prompt is.
+    let mut scored = asked();
+    scored.sampling.prompt_logprobs = Some(0);
+    assert_eq!(decode.answer(&params, scored).await, expected);
+    assert_eq!(decode.num(PullOutcome::Unusable), 3);
 
     // An earlier life of the same node, a session that it does not know, a port where nobody is, and
     // one where somebody never says a word.

@@ -14,7 +14,7 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, Namespace, NodeId, SamplingParams, SchedulerConfig,
+    FinishReason, Incarnation, Namespace, NodeId, PromptLogprob, SamplingParams, SchedulerConfig,
     StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, Generate, StreamEvent, Submission, TokenStream};
@@ -243,8 +243,16 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParam
 }
 
 /// Reads to the end.
-pub async fn finish(mut stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
-    let mut tokens = Vec::new();
+pub async fn finish(stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
+    let (tokens, reason, _) = finish_scored(stream).await;
+    (tokens, reason)
+}
+
+/// Reads to the end, also the log-probabilities of the prompt.
+pub async fn finish_scored(
+    mut stream: TokenStream,
+) -> (Vec<TokenId>, FinishReason, Vec<PromptLogprob>) {
+    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     let read = async {
         let mut is_accepted = false;
         while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
@@ -253,6 +261,7 @@ pub async fn finish(mut stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
                 StreamEvent::Refused(error) => panic!("refused: {error}"),
                 StreamEvent::Output(output) => {
                     assert!(is_accepted, "tokens come after `Accepted`");
+                    logprobs.extend(output.prompt_logprobs);
                     tokens.extend(output.sample.map(|sample| sample.token));
                     assert_eq!(output.num_output_tokens as usize, tokens.len());
                     if let Some(reason) = output.finish {
@@ -265,7 +274,7 @@ pub async fn finish(mut stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
     };
     let reason = tokio::time::timeout(LONG, read).await;
     let reason = reason.expect("an answer takes no minute");
-    (tokens, reason)
+    (tokens, reason, logprobs)
 }
 
 /// Waits until an engine holds nothing for anybody.

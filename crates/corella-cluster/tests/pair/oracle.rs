@@ -186,3 +186,25 @@ async fn choices_of_one_prompt_share_one_transfer() {
     let there = decode.engine.stats().scheduler;
     assert_eq!(there.num_prefix_query_tokens, 0, "it computes no prompt");
 }
+
+/// Only whoever computes a prompt has its log-probabilities.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_is_scored_stays_on_its_node() {
+    let model = model(256);
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start(&model, &[&decode]);
+    let prompt: Vec<TokenId> = (0..30).collect();
+    let sampling = SamplingParams {
+        prompt_logprobs: Some(3),
+        ..SamplingParams::GREEDY
+    };
+    for max_tokens in [0, 12] {
+        let asked = submission(prompt.clone(), max_tokens, sampling.clone());
+        let answer = finish_scored(prefill.submit(asked).remove(0)).await;
+        let tokens = model.lone_tokens(&prompt, &sampling, max_tokens as usize);
+        let scored = model.lone_prompt_logprobs(&prompt, 3);
+        assert_eq!(answer, (tokens, FinishReason::Length, scored));
+    }
+    at_rest(&prefill.engine).await;
+    assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
+}

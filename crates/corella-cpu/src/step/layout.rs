@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use corella_core::{Batch, PageId, SlotId, StepId, TokenId};
+use corella_core::{Batch, PageId, SlotId, StepId, TokenId, Yield};
 use corella_model::AttentionSpec;
 
 use crate::attention::{AttentionPlan, Spans, TaskShape};
@@ -23,6 +23,7 @@ pub struct StepLayout {
     /// The plan of each kind of attention that the layers have.
     pub attention: Vec<AttentionPlan>,
     pub samples: Vec<StepSample>,
+    pub scores: Vec<StepScore>,
 }
 
 /// One row of the step, which computes one token.
@@ -45,6 +46,17 @@ pub struct StepSample {
     pub draft: Option<TokenId>,
 }
 
+/// A token of a prompt whose log-probability is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct StepScore {
+    pub slot: SlotId,
+    /// The row before the token.
+    pub row: usize,
+    pub token: TokenId,
+    /// The number of alternatives that are wanted beside it.
+    pub num_top: usize,
+}
+
 impl StepLayout {
     /// Whether any span has more than one row.
     pub fn is_prefill(&self) -> bool {
@@ -57,6 +69,7 @@ impl StepLayout {
         self.spans.clear();
         self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.samples.clear();
+        self.scores.clear();
     }
 
     /// Cuts a range of rows into runs that lie in one page of one sequence.
@@ -95,8 +108,25 @@ impl StepLayout {
             }
             let slot = slots.append(batch, span)?;
             let start = span.start as usize;
+            let first_row = self.rows.len();
             self.add_span(&slot.history()[start..], start, slot.pages());
-            if span.sample {
+            if let Yield::Logprobs {
+                positions, next, ..
+            } = &span.yields
+            {
+                let num_top = slot.params.prompt_logprobs.unwrap_or(0) as usize;
+                let score = |position: u32| StepScore {
+                    slot: span.slot,
+                    row: first_row + position as usize - 1 - start,
+                    token: { slot.history().get(position as usize) }
+                        .copied()
+                        .or(*next)
+                        .unwrap_or_default(),
+                    num_top,
+                };
+                self.scores.extend(positions.clone().map(score));
+            }
+            if span.yields.draws() {
                 let num_drafts = span.num_drafts as usize;
                 for behind in (0..=num_drafts).rev() {
                     let num_tokens = slot.history().len() - behind;

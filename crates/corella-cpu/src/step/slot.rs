@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use corella_core::{
     Batch, InputToken, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span, StepId,
-    TokenId,
+    TokenId, Yield,
 };
 use corella_model::SampleRequest;
 
@@ -195,11 +195,12 @@ impl Slots {
             return Err(format!("the span of slot {id} is empty"));
         }
         let num_drafts = span.num_drafts as usize;
-        if num_drafts > 0 && !(span.sample && num_drafts < tokens.len()) {
+        if num_drafts > 0 && !(span.yields.draws() && num_drafts < tokens.len()) {
             return Err(format!(
                 "the span of slot {id} has {num_drafts} drafts but no token before them"
             ));
         }
+        check_scores(span, limits.vocab_size)?;
         if start > slot.history.len() {
             return Err(format!(
                 "slot {id} has {} tokens; a span cannot start at {start}",
@@ -242,6 +243,29 @@ impl Slots {
             slot.history.push(token);
         }
         Ok(slot)
+    }
+}
+
+/// Checks which log-probabilities a span yields.
+fn check_scores(span: &Span, vocab_size: usize) -> Result<(), String> {
+    let Yield::Logprobs {
+        positions, next, ..
+    } = &span.yields
+    else {
+        return Ok(());
+    };
+    let (id, start) = (span.slot, span.start);
+    let end = start + span.tokens.len() as u32;
+    if positions.start <= start || positions.end > end + u32::from(next.is_some()) {
+        return Err(format!(
+            "the span {start}..{end} of slot {id} cannot score the tokens {positions:?}"
+        ));
+    }
+    match next.filter(|&token| token as usize >= vocab_size) {
+        Some(token) => Err(format!(
+            "token {token} is beyond the vocabulary of {vocab_size}"
+        )),
+        None => Ok(()),
     }
 }
 

@@ -16,12 +16,15 @@ use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepI
 use corella_model::{ExecutorError, Sampler, StepWaker, TokenMask};
 
 use crate::kv::PageCommit;
-use crate::system::ThreadPool;
+use crate::system::{ThreadPool, Worker};
 
 use super::forward::{Forward, barrier_after};
-use super::layout::{StepLayout, StepSample};
+use super::layout::{StepLayout, StepSample, StepScore};
 use super::profile::{Operation, Walk};
 use super::slot::Slots;
+use scoring::Unscored;
+
+mod scoring;
 
 pub enum Command {
     Step {
@@ -32,7 +35,6 @@ pub enum Command {
     Sample(StepId, Vec<TokenMask>),
     Drawn(Drawn),
     WarmUp(SyncSender<Result<(), String>>),
-    Score(Vec<TokenId>, SyncSender<Result<Vec<f32>, String>>),
     Close,
 }
 
@@ -187,10 +189,6 @@ impl Stage {
                     Ok(())
                 }
             },
-            Command::Score(tokens, reply) => {
-                let _ = reply.send(without_panic(|| self.score(&tokens)));
-                Ok(())
-            }
             Command::Close => {
                 let _ = self.pass_on(Command::Close);
                 Err(Closed)
@@ -266,8 +264,9 @@ impl Stage {
 
     fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
         let samples = std::mem::take(&mut self.plan.samples);
-        let drawn = without_panic(|| self.draw(batch.step, &samples));
-        self.plan.samples = samples;
+        let scores = std::mem::take(&mut self.plan.scores);
+        let drawn = without_panic(|| self.draw(batch.step, &samples, &scores));
+        (self.plan.samples, self.plan.scores) = (samples, scores);
         if drawn.is_err() {
             self.slots.handle_step_failed(batch);
         }
@@ -333,21 +332,26 @@ impl Stage {
     /// Draws from logits that are computed block by block, so that their memory does not grow with
     /// the step. The first block is computed before the masks are waited for. All rows of a block
     /// are drawn at once, those behind drafts too; which of them count is seen afterwards.
-    fn draw(&mut self, step: StepId, samples: &[StepSample]) -> Result<BatchOutput, String> {
+    fn draw(
+        &mut self,
+        step: StepId,
+        samples: &[StepSample],
+        scores: &[StepScore],
+    ) -> Result<BatchOutput, String> {
         let mut output = BatchOutput {
             step,
             samples: Vec::with_capacity(samples.len()),
+            logprobs: Vec::new(),
             undrawn: Vec::new(),
         };
+        let mut undrawn = self.score(scores, &mut output)?;
+        let num_unscored = undrawn.len();
         let mut masks = None;
         // The last token that counts; none if no draw behind it can count.
         let mut last_drawn = None;
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
-            let forward = &self.forward;
-            let plan = &self.plan;
-            self.pool
-                .run(&|worker| forward.logits(plan, &rows, worker))?;
+            self.compute_logits(&rows)?;
             if masks.is_none() {
                 masks = Some(self.wait_for_masks(step)?);
             }
@@ -362,14 +366,30 @@ impl Stage {
                 last_drawn = token.filter(|_| !is_masked);
                 let slot = self.slots.get_mut(plan.slot)?;
                 slot.set_drawn(step, token.unwrap_or(NOTHING));
+                let (slot, row) = (plan.slot, plan.row);
                 match drawn {
-                    Ok(sample) => output.samples.push((plan.slot, sample)),
+                    _ if undrawn[..num_unscored].iter().any(|span| span.slot == slot) => {}
+                    Ok(sample) => output.samples.push((slot, sample)),
                     Err(_) if plan.draft.is_some() => {}
-                    Err(reason) => output.undrawn.push((plan.slot, reason.into())),
+                    Err(reason) => undrawn.push(Unscored { row, slot, reason }),
                 }
             }
         }
+        undrawn.sort_by_key(|span| span.row);
+        undrawn.dedup_by_key(|span| span.slot);
+        let is_whole = |slot: SlotId| undrawn.iter().all(|span| span.slot != slot);
+        output.logprobs.retain(|&(slot, _)| is_whole(slot));
+        let undrawn = undrawn.into_iter();
+        output.undrawn = undrawn
+            .map(|span| (span.slot, span.reason.into()))
+            .collect();
         Ok(output)
+    }
+
+    /// Computes the logits of at most `logit_rows` rows.
+    fn compute_logits(&mut self, rows: &[usize]) -> Result<(), String> {
+        let (forward, plan) = (&self.forward, &self.plan);
+        self.pool.run(&|worker| forward.logits(plan, rows, worker))
     }
 
     fn draw_block(
@@ -379,7 +399,7 @@ impl Stage {
     ) -> Result<Vec<Result<Sample, String>>, String> {
         let (forward, slots) = (&self.forward, &self.slots);
         let samplers = &self.samplers;
-        let draw = |sampler: &mut Sampler, index: usize| {
+        let draw = |worker: &Worker<'_>, index: usize| {
             let id = block[index].slot;
             let mask = masks.iter().find(|mask| mask.slot == id);
             let allowed = mask.map(|mask| &*mask.allowed);
@@ -388,28 +408,14 @@ impl Stage {
                 .sample_request(block[index].num_tokens, allowed);
             // SAFETY: each index is drawn by one worker.
             let logits = unsafe { forward.logits_mut(index) };
+            // Nobody else locks a worker's own sampler.
+            let sampler = samplers[worker.index()].lock();
+            let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
             let sampled = sampler.sample(logits, request);
             sampled.map_err(|error| error.to_string())
         };
-        let results: Vec<_> = block.iter().map(|_| Mutex::new(None)).collect();
-        let (profile, is_prefill) = (self.forward.profile.as_deref(), self.plan.is_prefill());
-        self.pool.run(&|worker| {
-            let mut walk = Walk::new(worker, profile, is_prefill);
-            let sampler = samplers[worker.index()].lock();
-            let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
-            for index in worker.share(block.len()) {
-                let mut result = results[index]
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
-                *result = Some(draw(&mut sampler, index));
-            }
-            barrier_after(Operation::Draw, &mut walk);
-        })?;
-        let results = results.into_iter().map(|result| {
-            let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
-            result.unwrap_or_else(|| Err(String::from("a row was not drawn")))
-        });
-        Ok(results.collect())
+        let is_prefill = self.plan.is_prefill();
+        on_rows(&mut self.pool, forward, is_prefill, block.len(), draw)
     }
 
     fn take_drawn(&mut self, Drawn { step, tokens }: Drawn) {
@@ -491,52 +497,6 @@ impl Stage {
         Err(String::from("the executor was dropped"))
     }
 
-    /// Scores tokens as `Executor::score` says.
-    fn score(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>, String> {
-        if !(self.is_first && self.is_last()) {
-            return Err(String::from("tokens are scored by one pipeline stage only"));
-        }
-        let spec = self.forward.spec();
-        if spec.learned_positions && tokens.len() > spec.max_position {
-            return Err(format!(
-                "{} tokens, but the model has learned {} positions",
-                tokens.len(),
-                spec.max_position
-            ));
-        }
-        let num_pages = tokens.len().div_ceil(self.forward.kv.page_size());
-        if num_pages > self.forward.kv.num_pages() {
-            let num_tokens = tokens.len();
-            return Err(format!("{num_tokens} tokens do not fit in the KV pages"));
-        }
-        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
-        let mut scores = Vec::with_capacity(tokens.len());
-        let targets = tokens.get(1..).unwrap_or_default();
-        let mut start = 0;
-        for chunk in tokens.chunks(self.max_num_batched_tokens as usize) {
-            self.plan.clear();
-            self.plan.add_span(chunk, start, &pages);
-            self.run_layers(&[])?;
-            let rows: Vec<usize> = (0..chunk.len()).collect();
-            for rows in rows.chunks(self.forward.logit_rows()) {
-                let forward = &self.forward;
-                let plan = &self.plan;
-                self.pool
-                    .run(&|worker| forward.logits(plan, rows, worker))?;
-                for (index, row) in rows.iter().enumerate() {
-                    let Some(&target) = targets.get(start + row) else {
-                        continue;
-                    };
-                    // SAFETY: the workers are done.
-                    let logits = unsafe { self.forward.logits_mut(index) };
-                    scores.push(log_probability(logits, target));
-                }
-            }
-            start += chunk.len();
-        }
-        Ok(scores)
-    }
-
     /// Computes a step of one row and one of several tiles, on the page that no request gets. No
     /// profile counts them.
     fn warm_up(&mut self) -> Result<(), String> {
@@ -557,10 +517,7 @@ impl Stage {
             self.plan.add_span(&vec![0; num_rows], 0, &[page]);
             self.run_layers(&rows)?;
             if self.is_last() {
-                let forward = &self.forward;
-                let plan = &self.plan;
-                self.pool
-                    .run(&|worker| forward.logits(plan, &[0], worker))?;
+                self.compute_logits(&[0])?;
             }
         }
         Ok(())
@@ -574,10 +531,31 @@ impl Drop for Stage {
     }
 }
 
-fn log_probability(logits: &[f32], token: TokenId) -> f32 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let terms = logits.iter().map(|logit| f64::from(logit - most).exp());
-    (f64::from(logits[token as usize] - most) - terms.sum::<f64>().ln()) as f32
+/// Does `work` for each of `num_rows` rows of logits, divided among the workers.
+fn on_rows<T: Send>(
+    pool: &mut ThreadPool,
+    forward: &Forward,
+    is_prefill: bool,
+    num_rows: usize,
+    work: impl Fn(&Worker<'_>, usize) -> Result<T, String> + Sync,
+) -> Result<Vec<Result<T, String>>, String> {
+    let results: Vec<_> = (0..num_rows).map(|_| Mutex::new(None)).collect();
+    let profile = forward.profile.as_deref();
+    pool.run(&|worker| {
+        let mut walk = Walk::new(worker, profile, is_prefill);
+        for index in worker.share(num_rows) {
+            let mut result = results[index]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            *result = Some(work(worker, index));
+        }
+        barrier_after(Operation::Draw, &mut walk);
+    })?;
+    let results = results.into_iter().map(|result| {
+        let result = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+        result.unwrap_or_else(|| Err(String::from("a row was left out")))
+    });
+    Ok(results.collect())
 }
 
 /// The executor is used again after a failed step, whatever failed.

@@ -8,6 +8,7 @@ mod kv_exchange;
 mod load;
 mod lone_run;
 mod prefix_cache;
+mod prompt_logprobs;
 mod shutdown;
 mod speculation;
 mod spill;

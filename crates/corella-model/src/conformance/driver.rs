@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    BatchOutput, PageId, RequestId, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
+    BatchOutput, PageId, PromptLogprob, RequestId, Sample, SamplingParams, SlotId, SlotStart,
+    StepId, TokenId,
 };
 
 use crate::generator::mix;
@@ -53,6 +54,8 @@ pub struct Sequence {
     pub num_computed: usize,
     pub pages: Vec<u32>,
     pub samples: Vec<Sample>,
+    /// Those of the prompt, if the script asks for them.
+    pub logprobs: Vec<PromptLogprob>,
     num_asked: usize,
     last_asked_step: u64,
 }
@@ -95,11 +98,16 @@ impl Driver {
 
     /// Plays all scripts to their ends.
     pub fn play(&mut self, scripts: &[Script], plan: &Plan) -> Vec<Vec<Sample>> {
+        let played = self.play_all(scripts, plan).into_iter();
+        played.map(|sequence| sequence.samples).collect()
+    }
+
+    pub fn play_all(&mut self, scripts: &[Script], plan: &Plan) -> Vec<Sequence> {
         if plan.shuffled {
             self.shuffle_pages();
         }
         let mut live: BTreeMap<u32, Sequence> = BTreeMap::new();
-        let mut done: BTreeMap<u32, Vec<Sample>> = BTreeMap::new();
+        let mut done: BTreeMap<u32, Sequence> = BTreeMap::new();
         let mut round = 0;
         while done.len() < scripts.len() {
             for (index, script) in scripts.iter().enumerate() {
@@ -122,7 +130,7 @@ impl Driver {
             for slot in live.keys().copied().collect::<Vec<_>>() {
                 if live[&slot].is_done() {
                     let sequence = live.remove(&slot).expect("it was just there");
-                    done.insert(slot, self.release(sequence).samples);
+                    done.insert(slot, self.release(sequence));
                 }
             }
             round += 1;
@@ -166,6 +174,7 @@ impl Driver {
             num_computed: num_cached,
             pages: pages.to_vec(),
             samples: Vec::new(),
+            logprobs: Vec::new(),
             num_asked: tokens.len() - script.prompt.len(),
             last_asked_step: 0,
         }
@@ -189,6 +198,7 @@ impl Driver {
         } else {
             let tokens = &sequence.tokens[start..start + len];
             self.batch.span(sequence.slot, start, tokens, sample);
+            sequence.ask_for_logprobs(start, start + len, &mut self.batch);
         }
         if sample {
             self.ask(sequence, 0);
@@ -304,7 +314,10 @@ impl Driver {
         for (slot, sample) in output.samples {
             by_slot.entry(slot).or_default().push(sample);
         }
+        let mut logprobs: BTreeMap<_, _> = output.logprobs.into_iter().collect();
         for sequence in sequences {
+            let scored = logprobs.remove(&SlotId(sequence.slot));
+            sequence.logprobs.extend(scored.into_iter().flatten());
             let samples = by_slot.remove(&SlotId(sequence.slot)).unwrap_or_default();
             // The step has also computed the rows of the drafts that held.
             let num_held = samples.len().saturating_sub(1);
@@ -315,6 +328,10 @@ impl Driver {
                 sequence.samples.push(sample);
             }
         }
+        assert!(
+            logprobs.is_empty(),
+            "log-probabilities that nobody asked for: {logprobs:?}"
+        );
         assert!(
             by_slot.is_empty(),
             "samples that nobody asked for: {by_slot:?}"
@@ -365,6 +382,16 @@ impl Driver {
 }
 
 impl Sequence {
+    /// Makes the span that computes the tokens `start..end` yield log-probabilities of the prompt, if
+    /// the script asks for them.
+    fn ask_for_logprobs(&self, start: usize, end: usize, batch: &mut BatchBuilder) {
+        let prompt = &self.script.prompt;
+        let positions = start as u32 + 1..prompt.len().min(end + 1) as u32;
+        if self.script.sampling.prompt_logprobs.is_some() && !positions.is_empty() {
+            batch.logprobs(positions, prompt.get(end).copied());
+        }
+    }
+
     pub fn is_done(&self) -> bool {
         self.tokens.len() == self.script.prompt.len() + self.script.num_tokens
     }

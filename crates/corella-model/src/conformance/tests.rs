@@ -101,7 +101,7 @@ impl Executor for Broken {
         let mut result = self.mock.wait();
         match (self.fault, &mut result) {
             (Fault::SwallowedFailures, Err(ExecutorError::StepFailed { step, .. })) => {
-                let sampling = batch.spans.iter().filter(|span| span.sample);
+                let sampling = batch.spans.iter().filter(|span| span.yields.draws());
                 let sample = |slot| {
                     (
                         slot,
@@ -115,6 +115,7 @@ impl Executor for Broken {
                 result = Ok(BatchOutput {
                     step: *step,
                     samples,
+                    logprobs: Vec::new(),
                     undrawn: Vec::new(),
                 });
             }

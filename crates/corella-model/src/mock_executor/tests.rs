@@ -46,6 +46,36 @@ fn tokens_are_those_of_the_formula_without_pages() {
     assert_eq!(drawn, expected);
 }
 
+#[test]
+fn a_prompt_is_scored_by_the_formula_in_chunks_and_whole() {
+    let prompt = [3, 1, 4, 1, 5, 9];
+    let sampling = SamplingParams {
+        prompt_logprobs: Some(2),
+        ..GREEDY
+    };
+    let expected = mock().config.lone_prompt_logprobs(&prompt, 2);
+    for chunk in [1, 4, 6] {
+        let mut mock = mock();
+        let mut batch = BatchBuilder::new(0);
+        batch.start(0, 6, &sampling).pages(0, 0, &[6, 2]);
+        let mut found = Vec::new();
+        for start in (0..5).step_by(chunk) {
+            let end = 6.min(start + chunk);
+            let next = prompt.get(end).copied();
+            let last = end as u32 + u32::from(next.is_some());
+            batch
+                .span(0, start, &prompt[start..end], false)
+                .logprobs(start as u32 + 1..last, next);
+            let batch = batch.build();
+            mock.submit(batch.clone()).unwrap();
+            mock.sample(batch.step, Vec::new()).unwrap();
+            let output = mock.wait().unwrap();
+            found.extend(output.logprobs.into_iter().flat_map(|(_, scored)| scored));
+        }
+        assert_eq!(found, expected, "chunks of {chunk}");
+    }
+}
+
 /// Every kind of wrong batch, and the message with which it is refused.
 #[test]
 fn wrong_batches_fail_their_step_and_say_why() {

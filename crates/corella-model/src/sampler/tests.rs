@@ -571,3 +571,35 @@ fn rules_that_leave_nothing_are_an_error() {
     assert_eq!(draw(&[8, 1]).unwrap().token, 8);
     assert_eq!(draw(&[1, 8]), Err(SampleError::NothingAllowed));
 }
+
+#[test]
+fn a_score_is_the_place_in_the_sorted_vocabulary() {
+    let mut logits = noise(5, 300);
+    // Equal logits rank by id.
+    logits[7] = logits[200];
+    logits[250] = f32::NEG_INFINITY;
+    let mut by_rank: Vec<usize> = (0..logits.len()).collect();
+    by_rank.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let probabilities = softmax(&logits, 1.0);
+    for (at, &token) in by_rank.iter().enumerate() {
+        let scored = score(&logits, token as TokenId, 4).unwrap();
+        assert_eq!(
+            (scored.token, scored.rank),
+            (token as TokenId, at as u32 + 1)
+        );
+        let expected = probabilities[token].ln();
+        let is_right = |found: f32, expected: f64| (f64::from(found) - expected).abs() < 1e-5;
+        assert!(expected.is_infinite() || is_right(scored.logprobs.token, expected));
+        assert_eq!(expected.is_infinite(), scored.logprobs.token.is_infinite());
+        for (&(token, logprob), &best) in scored.logprobs.top.iter().zip(&by_rank) {
+            assert_eq!(token as usize, best);
+            assert!(is_right(logprob, probabilities[best].ln()));
+        }
+        assert_eq!(scored.logprobs.top.len(), 4);
+    }
+    logits[3] = f32::NAN;
+    assert!(matches!(
+        score(&logits, 0, 0),
+        Err(SampleError::NotFinite { token: 3, .. })
+    ));
+}

@@ -107,7 +107,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("use_beam_search", "true", "false"),
     ("length_penalty", "0.5", "1.0"),
     ("logits_processors", "[\"x\"]", "[]"),
-    ("prompt_logprobs", "1", ""),
     ("prompt_embeds", "\"x\"", ""),
     ("truncate_prompt_tokens", "5", ""),
     ("guided_json", "{}", ""),

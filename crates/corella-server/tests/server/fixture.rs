@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_core::{SamplingParams, SchedulerConfig, TokenId};
+use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
 use corella_server::{
@@ -131,6 +131,11 @@ impl TestServer {
     ) -> String {
         let tokens = self.mock.lone_tokens(prompt, sampling, num_tokens);
         self.tokenizer.decode(&tokens, true).expect("it decodes")
+    }
+
+    /// The log-probabilities of a prompt, computed without a server.
+    pub fn prompt_logprobs(&self, prompt: &[TokenId], num_top: usize) -> Vec<PromptLogprob> {
+        self.mock.lone_prompt_logprobs(prompt, num_top)
     }
 
     pub fn greedy(&self, prompt: &[TokenId], num_tokens: usize) -> String {

@@ -9,6 +9,7 @@ mod kv_transfer;
 mod lifecycle;
 mod limit;
 mod metric;
+mod prompt_logprobs;
 mod service;
 mod speculation;
 mod token_rule;

@@ -76,7 +76,8 @@ async fn every_error_names_its_field() {
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("required")),
         ("guided_json", json!({})),
-        ("prompt_logprobs", json!(1)),
+        ("prompt_logprobs", json!(21)),
+        ("prompt_logprobs", json!(-1)),
         ("use_beam_search", json!(true)),
     ];
     for (param, value) in cases {
@@ -117,7 +118,10 @@ async fn prompts_and_messages_are_checked_part_by_part() {
     }
     let completions = [
         ("logprobs", json!({"prompt": "x", "logprobs": 21})),
-        ("echo", json!({"prompt": "x", "logprobs": 1, "echo": true})),
+        (
+            "prompt_logprobs",
+            json!({"prompt": "x", "prompt_logprobs": 1, "stream": true}),
+        ),
         ("suffix", json!({"prompt": "x", "suffix": "y"})),
         ("best_of", json!({"prompt": "x", "best_of": 4})),
     ];

@@ -72,6 +72,7 @@ impl Node {
                 let output = RequestOutput {
                     request: RequestId(0),
                     sample: None,
+                    prompt_logprobs: Vec::new(),
                     finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                     num_prompt_tokens: 0,
                     num_cached_tokens: 0,

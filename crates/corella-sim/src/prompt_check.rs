@@ -1,0 +1,47 @@
+//! Holds the rule of log-probabilities of prompts.
+
+use std::collections::BTreeMap;
+
+use corella_core::{FinishReason, RequestId, RequestOutput};
+
+use crate::checker::{Checker, Verdict, ensure};
+use crate::executor::lone_scores;
+use crate::load::Answer;
+
+/// A request that wants the log-probabilities of its prompt gets each once, in order and before its
+/// first token, and they are those of a lone run. Others get none.
+#[derive(Default)]
+pub struct PromptCheck {
+    to_come: BTreeMap<RequestId, Vec<(u32, u32)>>,
+}
+
+impl Checker for PromptCheck {
+    fn rule(&self) -> &'static str {
+        "log-probabilities of a prompt come once and are right"
+    }
+
+    fn queued(&mut self, answer: &Answer) {
+        let mut scores = lone_scores(&answer.request);
+        scores.reverse();
+        self.to_come.insert(answer.request.id, scores);
+    }
+
+    fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
+        let id = output.request;
+        let to_come = self.to_come.entry(id).or_default();
+        for told in &output.prompt_logprobs {
+            let (told, should) = ((told.token, told.rank), to_come.pop());
+            ensure(Some(told) == should, || {
+                format!("request {id} is told {told:?}, alone it is {should:?}")
+            })?;
+        }
+        let is_cut_short = matches!(
+            output.finish,
+            Some(FinishReason::Aborted | FinishReason::Error(_))
+        );
+        let wants_more = output.sample.is_none() && output.finish.is_none();
+        ensure(is_cut_short || wants_more || to_come.is_empty(), || {
+            format!("request {id} goes on without {} scores", to_come.len())
+        })
+    }
+}
