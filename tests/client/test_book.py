@@ -155,7 +155,7 @@ def test_every_field_in_the_reference_is_read():
     with ServerProcess("--device", "mock") as server:
         for path, names in endpoints.items():
             for name in names:
-                is_object = name in ("stream_options", "chat_template_kwargs")
+                is_object = name in ("logit_bias", "stream_options", "chat_template_kwargs")
                 error = refusal(server, path, {name: "text" if is_object else {"no": "value"}})
                 assert error["param"].split("[")[0] == name, error
             for name in fields("Refused fields"):

@@ -83,7 +83,7 @@ impl Endpoint for Completion {
             return Err(ApiError::invalid(
                 "prompt",
                 format!(
-                    "{} prompts with n = {} are more than {}, the most choices of a call",
+                    "{} prompts with {} choices each are more than {}, the most choices of a call",
                     prompts.len(),
                     params.num_choices,
                     state.config.max_num_choices,

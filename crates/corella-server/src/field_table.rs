@@ -122,6 +122,7 @@ pub static BODY: FieldTable = FieldTable {
         ("messages", &[Endpoint::Chat, Endpoint::Tokenize]),
         ("prompt", &[Endpoint::Completions, Endpoint::Tokenize]),
         ("top_logprobs", &[Endpoint::Chat]),
+        ("best_of", &[Endpoint::Completions, Endpoint::Tokenize]),
         (
             "add_generation_prompt",
             &[Endpoint::Chat, Endpoint::Tokenize],
@@ -237,7 +238,6 @@ pub static BODY: FieldTable = FieldTable {
         refused("verbosity", |value| value == "medium"),
         refused("web_search_options", never),
         refused("suffix", |value| value == ""),
-        refused("best_of", |value| *value == 1),
         // The Responses API, which is not served.
         instead("input", "use /v1/chat/completions with messages"),
         instead("instructions", "use a message with the role \"system\""),

@@ -20,6 +20,8 @@ pub struct Generation {
     state: Arc<ServerState>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
+    /// How many choices of each prompt are part of the answer.
+    num_best: usize,
     num_unfinished: usize,
     /// The choice to poll first next time, so that no choice waits behind the backlog of another.
     next: usize,
@@ -29,7 +31,7 @@ pub struct Generation {
 /// New text of one choice. The last delta of a choice, and only the last, has `finish`.
 #[derive(Debug)]
 pub struct ChoiceDelta {
-    /// Index of the choice within the call: prompt × n + choice.
+    /// Index of the choice within the call: prompt × number of choices + choice.
     pub index: usize,
     pub text: String,
     /// Log-probabilities of the tokens since the last delta; empty unless requested.
@@ -138,6 +140,7 @@ impl Generation {
             // A call that was refused has not begun, so it does not count as aborted.
             num_unfinished: 0,
             choices_per_prompt: params.num_choices as usize,
+            num_best: params.num_best as usize,
             choices,
             next: 0,
             timer,
@@ -194,7 +197,7 @@ impl Generation {
         error
     }
 
-    /// Waits for the end and returns every choice as one delta, in order.
+    /// Waits for the end and returns the choices of the answer as one delta each, in order.
     pub async fn collect(&mut self) -> Result<Vec<ChoiceDelta>, ApiError> {
         let mut finished: Vec<_> = (0..self.choices.len())
             .map(|index| ChoiceDelta {
@@ -213,10 +216,33 @@ impl Generation {
             choice.prompt = choice.prompt.take().or(delta.prompt);
             choice.finish = delta.finish;
         }
+        if self.num_best < self.choices_per_prompt {
+            finished = self.best(finished);
+        }
         Ok(finished)
     }
 
-    /// The tokens of a prompt count once, however many choices it has.
+    /// Keeps the best choices of each prompt, the best one first: those with the highest mean
+    /// log-probability per token, which is OpenAI's definition of `best_of`. (vLLM, before it dropped
+    /// the field, compared sums, by which short choices are better.)
+    fn best(&self, choices: Vec<ChoiceDelta>) -> Vec<ChoiceDelta> {
+        let mut best = Vec::with_capacity(choices.len());
+        let mut choices = choices.into_iter();
+        while best.len() < self.choices.len() / self.choices_per_prompt * self.num_best {
+            let mut of_prompt: Vec<_> = choices.by_ref().take(self.choices_per_prompt).collect();
+            let mean = |choice: &ChoiceDelta| self.choices[choice.index].mean_logprob();
+            // Equal ones stay in their order.
+            of_prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            best.extend(of_prompt.into_iter().take(self.num_best));
+        }
+        for (index, choice) in best.iter_mut().enumerate() {
+            choice.index = index;
+        }
+        best
+    }
+
+    /// The tokens of a prompt count once, however many choices it has. Choices that were generated and
+    /// are not part of the answer count, as OpenAI says.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
@@ -246,6 +272,9 @@ struct Choice {
     text: TextStream,
     stop: Vec<String>,
     wants_logprobs: bool,
+    /// Sum and number of the log-probabilities of all tokens that were drawn, the end token included.
+    logprob_sum: f64,
+    num_logprobs: u32,
     /// Log-probabilities that are not yet part of a delta.
     pending_text: String,
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
@@ -270,7 +299,9 @@ impl Choice {
             stream: Some(stream),
             text,
             stop: params.stop.clone(),
-            wants_logprobs: params.sampling.logprobs.is_some(),
+            wants_logprobs: params.wants_logprobs,
+            logprob_sum: 0.0,
+            num_logprobs: 0,
             pending_text: echo.clone().unwrap_or_default(),
             pending_logprobs: Vec::new(),
             prompt,
@@ -321,6 +352,10 @@ impl Choice {
         Poll::Pending
     }
 
+    fn mean_logprob(&self) -> f64 {
+        self.logprob_sum / f64::from(self.num_logprobs.max(1))
+    }
+
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
@@ -353,6 +388,11 @@ impl Choice {
             }
             Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
         };
+        let logprobs = { output.sample.iter() }.filter_map(|sample| sample.logprobs.as_ref());
+        for logprobs in logprobs {
+            self.logprob_sum += f64::from(logprobs.token);
+            self.num_logprobs += 1;
+        }
         // The end token or stop token itself is not part of the text.
         let ended_by_token = finish
             .as_ref()

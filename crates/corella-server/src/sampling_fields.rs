@@ -25,6 +25,7 @@ pub struct SamplingFields {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
+    best_of: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -65,7 +66,13 @@ struct StopField(Vec<String>);
 /// The parameters of one API call for the engine, without the prompts.
 #[derive(Clone, Debug)]
 pub struct GenerationParams {
+    /// The number of choices of each prompt that are generated.
     pub num_choices: u32,
+    /// How many of them are part of the answer: the most likely ones.
+    pub num_best: u32,
+    /// Whether log-probabilities are part of the answer. They are also what the best choices are known
+    /// by.
+    pub wants_logprobs: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
     pub stop: Vec<String>,
@@ -103,14 +110,30 @@ impl SamplingFields {
     ) -> Result<GenerationParams, ApiError> {
         let config = &state.config;
         let defaults = &config.generation_defaults;
-        let num_choices = self.n.unwrap_or(1);
-        if num_choices == 0 || num_choices > config.max_num_choices {
+        let num_best = self.n.unwrap_or(1);
+        if num_best == 0 || num_best > config.max_num_choices {
             return Err(ApiError::invalid(
                 "n",
                 format!("must be between 1 and {}", config.max_num_choices),
             ));
         }
         let stream = self.stream.unwrap_or(false);
+        let num_choices = self.best_of.unwrap_or(num_best);
+        if num_choices < num_best || num_choices > config.max_num_choices {
+            return Err(ApiError::invalid(
+                "best_of",
+                format!(
+                    "must be between n, which is {num_best}, and {}",
+                    config.max_num_choices
+                ),
+            ));
+        }
+        if stream && num_choices > num_best {
+            return Err(ApiError::invalid(
+                "best_of",
+                "must not exceed n in a stream, since the best choices are known only at the end",
+            ));
+        }
         let prompt_logprobs = self.prompt_logprobs(config, stream)?;
         let may_draw_nothing = echo || prompt_logprobs.is_some();
         let stopping = self.stopping(config, default_max_tokens, may_draw_nothing)?;
@@ -150,7 +173,7 @@ impl SamplingFields {
                 .or(config.seed)
                 .unwrap_or_else(random_seed),
             choice: 0,
-            logprobs,
+            logprobs: logprobs.or((num_choices > num_best).then_some(0)),
             rules: rules.checked(state, caller, &stopping)?,
             prompt_logprobs: prompt_logprobs.max(logprobs.filter(|_| echo)),
         };
@@ -166,6 +189,8 @@ impl SamplingFields {
         }
         Ok(GenerationParams {
             num_choices,
+            num_best,
+            wants_logprobs: logprobs.is_some(),
             sampling,
             stopping,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),

@@ -102,7 +102,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("verbosity", "\"low\"", "\"medium\""),
     ("web_search_options", "{}", ""),
     ("suffix", "\"y\"", "\"\""),
-    ("best_of", "2", "1"),
     // vLLM
     ("use_beam_search", "true", "false"),
     ("length_penalty", "0.5", "1.0"),

@@ -1,5 +1,6 @@
 //! Transcripts of the whole server: a socket at one end, the mock executor at the other.
 
+mod best_of;
 mod chat;
 mod client;
 mod completion;

@@ -123,7 +123,14 @@ async fn prompts_and_messages_are_checked_part_by_part() {
             json!({"prompt": "x", "prompt_logprobs": 1, "stream": true}),
         ),
         ("suffix", json!({"prompt": "x", "suffix": "y"})),
-        ("best_of", json!({"prompt": "x", "best_of": 4})),
+        ("best_of", json!({"prompt": "x", "best_of": 0})),
+        ("best_of", json!({"prompt": "x", "best_of": 2, "n": 3})),
+        ("best_of", json!({"prompt": "x", "best_of": 257})),
+        (
+            "best_of",
+            json!({"prompt": "x", "best_of": 2, "stream": true}),
+        ),
+        ("prompt", json!({"prompt": ["x", "y", "z"], "best_of": 100})),
     ];
     for (param, body) in completions {
         assert_names(&server, "/v1/completions", body, param).await;
