@@ -6,6 +6,7 @@ mod expert_plan;
 mod forward;
 mod head_groups;
 mod layout;
+mod lone_pages;
 mod norm;
 mod profile;
 mod projection;

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{ExecutorError, StepWaker, TokenMask, sample};
 
-use crate::kv::PageCommit;
+use crate::kv::{PageCommit, PageTable};
 use crate::system::ThreadPool;
 
 use super::forward::{Forward, barrier_after};
 use super::layout::{StepLayout, StepSample};
+use super::lone_pages::LonePages;
 use super::profile::{Operation, Walk};
 use super::slot::Slots;
 
@@ -246,8 +247,7 @@ impl Stage {
         self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
-        let last_pages = |span| self.plan.spans.pages_of(span).last();
-        for page in self.plan.spans.iter().filter_map(last_pages) {
+        for page in self.plan.spans.last_pages() {
             self.forward.kv.note_used(page.0 as usize);
         }
         self.run_layers(&rows)?;
@@ -497,18 +497,19 @@ impl Stage {
                 spec.max_position
             ));
         }
-        let num_pages = tokens.len().div_ceil(self.forward.kv.page_size());
-        if num_pages > self.forward.kv.num_pages() {
-            let num_tokens = tokens.len();
+        let limits = self.slots.limits();
+        let (num_tokens, max_rows) = (tokens.len() as u32, self.max_num_batched_tokens);
+        let mut pages = LonePages::new(&limits.kv_groups, num_tokens, max_rows, limits.page_size);
+        if pages.num_pages() > self.forward.kv.num_pages() {
             return Err(format!("{num_tokens} tokens do not fit in the KV pages"));
         }
-        let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
         let mut scores = Vec::with_capacity(tokens.len());
         let targets = tokens.get(1..).unwrap_or_default();
         let mut start = 0;
         for chunk in tokens.chunks(self.max_num_batched_tokens as usize) {
             self.plan.clear();
-            self.plan.add_span(chunk, start, &pages);
+            let tables = pages.tables(start as u32..(start + chunk.len()) as u32);
+            self.plan.add_span(chunk, start, tables);
             self.run_layers(&[])?;
             let rows: Vec<usize> = (0..chunk.len()).collect();
             for rows in rows.chunks(self.forward.logit_rows()) {
@@ -547,7 +548,10 @@ impl Stage {
         for num_rows in [1, max_rows] {
             let rows = vec![0.0; num_rows * self.forward.spec().hidden_size];
             self.plan.clear();
-            self.plan.add_span(&vec![0; num_rows], 0, &[page]);
+            let num_groups = self.slots.limits().kv_groups.len();
+            let table = PageTable::new(0, std::slice::from_ref(&page));
+            let tables = std::iter::repeat_n(table, num_groups);
+            self.plan.add_span(&vec![0; num_rows], 0, tables);
             self.run_layers(&rows)?;
             if self.is_last() {
                 let forward = &self.forward;
