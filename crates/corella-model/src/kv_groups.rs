@@ -252,7 +252,7 @@ mod tests {
         let spec = spec(131_072, alternating(34, 5, 1024));
         let groups = KvGroups::by_window(&spec);
         assert_eq!(groups.num_page_layers(0..34), 5);
-        // Of 17 layers, 15 or 14 have a window, and there are 6 groups of those.
+        // In a stage of 17 layers, 15 or 14 have a window, and there are 6 groups of those.
         assert_eq!(groups.num_page_layers(0..17), 3);
         assert_eq!(groups.num_page_layers(17..34), 3);
         let layers = groups.layers(17..34);
