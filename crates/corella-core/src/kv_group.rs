@@ -16,7 +16,7 @@ pub struct KvGroup {
 }
 
 /// The most groups that a model may have.
-const MAX_KV_GROUPS: usize = 8;
+pub const MAX_KV_GROUPS: usize = 8;
 
 impl KvGroup {
     /// The first position that queries at `position` and after it read.
@@ -57,7 +57,7 @@ impl SchedulerConfig {
     }
 
     /// The most pages of all groups that a request needs at once.
-    pub(crate) fn num_pages_of(&self, num_rows: u32, num_rows_at_once: u32) -> u32 {
+    pub fn num_pages_of(&self, num_rows: u32, num_rows_at_once: u32) -> u32 {
         let num_pages =
             |group: &KvGroup| group.num_pages(num_rows, num_rows_at_once, self.page_size);
         self.kv_groups.iter().map(num_pages).sum()
@@ -74,7 +74,7 @@ impl SchedulerConfig {
     }
 
     /// Pages that a request needs at least, to have `num_rows` rows in the end.
-    pub(crate) fn num_least_pages(&self, num_rows: u32) -> u32 {
+    pub fn num_least_pages(&self, num_rows: u32) -> u32 {
         self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
     }
 
@@ -121,7 +121,7 @@ impl SchedulerConfig {
     }
 
     /// The most tokens that a request may have in the end, so that its pages fit into `num_pages`.
-    pub(crate) fn max_len_in(&self, num_pages: u32) -> u32 {
+    pub fn max_len_in(&self, num_pages: u32) -> u32 {
         if !self.has_kv_groups() {
             return num_pages.saturating_mul(self.page_size);
         }

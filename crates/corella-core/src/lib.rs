@@ -73,7 +73,7 @@ pub use id::{
 };
 pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
-pub use kv_group::KvGroup;
+pub use kv_group::{KvGroup, MAX_KV_GROUPS};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use peer::{PeerFacts, ReservationId};
 pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};

@@ -6,12 +6,13 @@ use std::ops::Range;
 
 use corella_core::{PageId, TokenId};
 use corella_model::{
-    DType, DecoderSpec, FeedForward, Hessian, KvFormat, LayerInput, LayerWeights, Tensor,
+    DType, DecoderSpec, FeedForward, Hessian, KvFormat, KvGroups, LayerInput, LayerWeights, Tensor,
 };
 
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
+use crate::kv::PageTable;
 use crate::step::{Forward, ForwardParts, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
@@ -118,7 +119,8 @@ impl LayerCalibration {
             for span in &step.spans {
                 let pages = span.first_page..span.first_page + span.num_pages;
                 let pages: Vec<_> = pages.map(|page| PageId(page as u32)).collect();
-                layout.add_span(&vec![0; span.num_rows], span.start, &pages);
+                let table = PageTable::new(0, &pages);
+                layout.add_span(&vec![0; span.num_rows], span.start, [table]);
             }
             forward.divide(&mut layout);
             let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
@@ -141,6 +143,7 @@ impl LayerCalibration {
             spec: spec.clone(),
             kernels,
             weights,
+            kv_layers: KvGroups::one(spec).layers(0..1),
             num_pages: self.num_pages,
             page_size: PAGE_SIZE as u32,
             kv_format: KvFormat::Float(DType::Bf16),

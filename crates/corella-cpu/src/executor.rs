@@ -1,20 +1,21 @@
 //! The `Executor` face: hands batches to the threads that run them, a stage of the pipeline each.
 
 use std::fs::File;
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, KvGroup, StepId};
+use corella_core::{Batch, BatchOutput, StepId};
 use corella_model::{
-    DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvLayout,
-    KvPages, StepWaker, TokenMask, WeightFormat,
+    DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvGroups,
+    KvLayout, KvPages, StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
-use crate::kv::{PipelinePages, kv_page_bytes};
+use crate::kv::{PipelinePages, page_bytes};
 use crate::step::{
     CallerWaker, Command, Forward, ForwardParts, Output, Profile, SlotLimits, Slots, Stage,
 };
@@ -30,6 +31,9 @@ pub struct CpuConfig {
     /// integers of more than 4 bits are quantised to 8 bits.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
+    /// The groups of layers that have page tables of their own. `None` is one group, which keeps the
+    /// pages of the whole context.
+    pub kv_groups: Option<KvGroups>,
     pub num_pages: u32,
     pub page_size: u32,
     pub max_num_seqs: u32,
@@ -57,6 +61,22 @@ pub struct CpuExecutor {
 /// The number of commands that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
 /// need fewer: each is submitted, masked and drawn.
 const QUEUE_LEN: usize = 64;
+
+/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of it,
+/// with room for those layers of the largest group that are its own.
+pub fn kv_page_bytes(
+    spec: &DecoderSpec,
+    groups: &KvGroups,
+    num_stages: usize,
+    page_size: u32,
+    format: KvFormat,
+) -> usize {
+    let stages = stage_layers(spec.layers.len(), num_stages);
+    let num_layers = stages.map(|layers| groups.num_page_layers(layers)).sum();
+    spec.layers.first().map_or(0, |layer| {
+        page_bytes(num_layers, &layer.attention, page_size, format)
+    })
+}
 
 impl CpuExecutor {
     /// Packs the weights and allocates all memory.
@@ -91,6 +111,12 @@ impl CpuExecutor {
                 config.max_model_len, spec.max_position
             )));
         }
+        let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
+        if !kv_groups.are_of(&spec) {
+            return Err(CpuError(String::from(
+                "the KV groups are those of another model: its layers read other positions",
+            )));
+        }
         let (isa, kernels) = choose_kernels(config.isa)?;
         let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
         let cores = match config.pin_threads {
@@ -114,14 +140,21 @@ impl CpuExecutor {
             num_pages: config.num_pages,
             page_size: config.page_size,
             format: config.kv_format,
-            page_bytes: kv_page_bytes(&spec, config.page_size, config.kv_format),
-            groups: vec![KvGroup::default()],
+            page_bytes: kv_page_bytes(
+                &spec,
+                &kv_groups,
+                config.num_stages,
+                config.page_size,
+                config.kv_format,
+            ),
+            groups: kv_groups.groups().to_vec(),
         };
         let limits = SlotLimits {
             max_num_seqs: config.max_num_seqs,
             max_model_len: config.max_model_len,
             num_pages: config.num_pages,
             page_size: config.page_size,
+            kv_groups: kv_groups.groups().to_vec(),
             vocab_size: spec.vocab_size,
         };
         let weight_bytes = packed.num_bytes();
@@ -143,15 +176,14 @@ impl CpuExecutor {
             weight_bytes,
         };
 
-        let mut layers = spec.layers.clone();
-        let new_forward = |(stage, pool): (usize, &ThreadPool)| {
+        let new_forward = |((stage, layers), pool): ((usize, Range<usize>), &ThreadPool)| {
             let mut spec = spec.clone();
-            let num_layers = share(spec.layers.len(), num_stages, stage);
-            spec.layers = layers.drain(..num_layers).collect();
+            spec.layers = spec.layers[layers.clone()].to_vec();
             let mut forward = Forward::new(ForwardParts {
-                weights: packed.take_layers(num_layers),
+                weights: packed.take_layers(layers.len()),
                 spec,
                 kernels,
+                kv_layers: kv_groups.layers(layers),
                 // Warm-up has a page of its own.
                 num_pages: config.num_pages as usize + 1,
                 page_size: config.page_size,
@@ -164,8 +196,10 @@ impl CpuExecutor {
             forward.profile = config.profile.clone();
             Ok(forward)
         };
-        let forwards: Result<Vec<_>, CpuError> =
-            pools.iter().enumerate().map(new_forward).collect();
+        let stages = stage_layers(spec.layers.len(), num_stages);
+        let forwards: Result<Vec<_>, CpuError> = { stages.enumerate().zip(&pools) }
+            .map(new_forward)
+            .collect();
         let forwards = forwards?;
         let kv = forwards.iter().map(|forward| Arc::clone(&forward.kv));
 
@@ -302,6 +336,16 @@ fn on_first_core<T: Send>(
             work(pool)
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// The layers of each pipeline stage.
+fn stage_layers(num_layers: usize, num_stages: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut end = 0;
+    (0..num_stages).map(move |stage| {
+        let first = end;
+        end += share(num_layers, num_stages, stage);
+        first..end
     })
 }
 

@@ -28,9 +28,8 @@ mod weights;
 
 pub use calibration::LayerCalibration;
 pub use cpu_error::CpuError;
-pub use executor::{CpuConfig, CpuExecutor};
+pub use executor::{CpuConfig, CpuExecutor, kv_page_bytes};
 pub use kernels::{Isa, detect_isa, is_supported};
-pub use kv::kv_page_bytes;
 pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
 pub use step::{Operation, OperationReport, Profile, ProfileReport};
 pub use system::num_cores;

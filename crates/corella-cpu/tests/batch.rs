@@ -10,8 +10,8 @@ use std::sync::Arc;
 use corella_core::{Batch, BatchOutput, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes};
 use corella_model::{
-    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, LayerTensor, PageForm,
-    Storage, Tensor, WeightFormat,
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, KvGroups, LayerTensor,
+    PageForm, Storage, Tensor, WeightFormat,
 };
 use held_isa::{held_isa, isas};
 use whole_page::{read_page, write_page};
@@ -459,7 +459,11 @@ fn page_memory_is_what_the_layout_says() {
                     // The scale is an f32.
                     KvFormat::Int8 => attention.head_dim + 4,
                 };
-            assert_eq!(kv_page_bytes(&spec, page_size, format), expected);
+            let groups = KvGroups::one(&spec);
+            for num_stages in [1, 2] {
+                let bytes = kv_page_bytes(&spec, &groups, num_stages, page_size, format);
+                assert_eq!(bytes, expected);
+            }
             let layout = executor(format, page_size).kv_layout();
             assert_eq!(layout.page_bytes, expected);
         }
@@ -476,6 +480,7 @@ fn config(kv_format: KvFormat, page_size: u32) -> CpuConfig {
         num_threads: 2,
         weight_format: None,
         kv_format,
+        kv_groups: None,
         num_pages: NUM_POSITIONS.div_ceil(page_size),
         page_size,
         max_num_seqs: 4,

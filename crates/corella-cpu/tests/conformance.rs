@@ -6,7 +6,7 @@ mod held_isa;
 use std::path::{Path, PathBuf};
 
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
-use corella_model::{Checkpoint, DType, KvFormat, WeightFormat, conformance};
+use corella_model::{Checkpoint, DType, KvFormat, KvGroups, WeightFormat, conformance};
 use held_isa::{held_isa, isas};
 
 #[test]
@@ -70,6 +70,36 @@ fn two_stages() {
 fn four_stages_of_unequal_length() {
     let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
     run_stages(nano, best_isa(), DType::Bf16, 7, 4);
+}
+
+/// Pages behind the windows, of 24 positions, are overwritten.
+#[test]
+fn windows_in_every_second_layer() {
+    for isa in isas() {
+        run("gemma2", isa, DType::Bf16, 16);
+    }
+}
+
+#[test]
+fn windows_in_three_of_four_layers() {
+    run("gemma3", best_isa(), KvFormat::Int8, 16);
+    run("gemma3", best_isa(), DType::F32, 7);
+}
+
+#[test]
+fn windows_in_all_layers() {
+    run("mistral", best_isa(), KvFormat::Int8, 16);
+}
+
+#[test]
+fn windows_and_experts() {
+    run("mixtral", best_isa(), DType::F16, 5);
+}
+
+#[test]
+fn stages_have_groups_of_their_own() {
+    run_stages(golden("gemma2"), best_isa(), DType::F32, 7, 2);
+    run_stages(golden("gemma3"), best_isa(), DType::Bf16, 16, 3);
 }
 
 fn golden(model: &str) -> PathBuf {
@@ -155,6 +185,7 @@ fn run_format(
             num_threads: limits.num_threads,
             weight_format,
             kv_format,
+            kv_groups: Some(KvGroups::by_window(&spec)),
             num_pages: limits.num_pages,
             page_size: limits.page_size,
             max_num_seqs: limits.max_num_seqs,

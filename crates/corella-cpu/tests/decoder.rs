@@ -590,6 +590,7 @@ fn executor(
         },
         weight_format: Some(format),
         kv_format,
+        kv_groups: None,
         num_pages: 200,
         page_size: 16,
         max_num_seqs: 8,

@@ -228,6 +228,7 @@ impl Model {
             num_threads: 1,
             weight_format,
             kv_format: kv_format.into(),
+            kv_groups: None,
             num_pages: cases.iter().map(Case::num_pages).sum(),
             page_size: PAGE_SIZE as u32,
             max_num_seqs: cases.len() as u32,

@@ -306,6 +306,7 @@ fn executor_of(
         num_threads: 2,
         weight_format: None,
         kv_format,
+        kv_groups: None,
         num_pages: NUM_PAGES,
         page_size,
         max_num_seqs: 4,

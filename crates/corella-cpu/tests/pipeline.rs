@@ -306,6 +306,7 @@ fn executor_with_kv(num_stages: usize, num_threads: usize, kv_format: KvFormat) 
         num_stages,
         weight_format: None,
         kv_format,
+        kv_groups: None,
         num_pages: limits.num_pages,
         page_size: limits.page_size,
         max_num_seqs: limits.max_num_seqs,

@@ -66,13 +66,24 @@ impl BatchBuilder {
         self
     }
 
-    /// Sets the entries of a slot's page table from `first` on.
+    /// Sets the entries of a slot's page table in the first KV group from `first` on.
     pub fn pages(&mut self, slot: u32, first: usize, pages: &[u32]) -> &mut Self {
+        self.pages_of_group(slot, 0, first, pages)
+    }
+
+    /// Sets the entries of a slot's page table in a KV group from `first` on.
+    pub fn pages_of_group(
+        &mut self,
+        slot: u32,
+        group: usize,
+        first: usize,
+        pages: &[u32],
+    ) -> &mut Self {
         let begin = self.batch.pages.len() as u32;
         self.batch.pages.extend(pages.iter().copied().map(PageId));
         self.batch.tables.push(PageTableDelta {
             slot: SlotId(slot),
-            group: KvGroupId(0),
+            group: KvGroupId(group as u8),
             first: first as u32,
             pages: begin..self.batch.pages.len() as u32,
         });

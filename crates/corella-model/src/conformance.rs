@@ -40,11 +40,14 @@ pub fn run(
         "the suite needs room for its rules"
     );
     let page_size = page_size as usize;
-    let suite = Suite {
+    let mut suite = Suite {
         vocab_size,
         page_size,
+        num_groups: 1,
         make: &make,
     };
+    suite.num_groups = suite.executor(1, page_size).kv_layout().groups.len();
+    let suite = suite;
     let expected = suite.reference();
     suite.chunked_equals_whole(&expected);
     suite.paged_equals_contiguous(&expected);
@@ -79,6 +82,7 @@ pub fn run(
 struct Suite<'a> {
     vocab_size: usize,
     page_size: usize,
+    num_groups: usize,
     make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
 }
 
@@ -97,26 +101,31 @@ impl Suite<'_> {
     }
 
     fn driver_of(&self, num_threads: usize, page_size: usize) -> Driver {
+        let mut executor = self.executor(num_threads, page_size);
+        executor.warm_up().expect("warm_up");
+        Driver::new(executor)
+    }
+
+    fn executor(&self, num_threads: usize, page_size: usize) -> Box<dyn Executor> {
         let page_size = page_size as u32;
         let long = LONG_PROMPT as u32 + 2 * NUM_TOKENS as u32;
         let config = ConformanceConfig {
             page_size,
-            num_pages: 40 + 2 * long.div_ceil(page_size),
+            num_pages: (40 + 2 * long.div_ceil(page_size)) * self.num_groups as u32,
             max_num_seqs: 8,
             max_num_batched_tokens: 14 * page_size + long + 8 * NUM_TOKENS as u32,
             max_model_len: long.max(6 * page_size),
             max_inflight_steps: 2,
             num_threads,
         };
-        let mut executor = (self.make)(&config);
+        let executor = (self.make)(&config);
         let layout = executor.kv_layout();
         assert_eq!(
             (layout.num_pages, layout.page_size),
             (config.num_pages, config.page_size),
             "the KV pool is the one that was asked for"
         );
-        executor.warm_up().expect("warm_up");
-        Driver::new(executor)
+        executor
     }
 
     /// Lengths about the page boundaries and a long one, every kind of sampling.
@@ -295,6 +304,7 @@ impl Suite<'_> {
 
             let mut driver = self.driver();
             driver.shuffle_pages();
+            driver.keeps_pages = true;
             let mut first = driver.begin(0, &leader);
             driver.finish(&mut first);
             let mut second = borrow_prefix(&mut driver, 1, &follower, &first, num_cached, page);
@@ -316,6 +326,7 @@ impl Suite<'_> {
         follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
 
         let mut driver = self.driver();
+        driver.keeps_pages = true;
         let mut first = driver.begin(0, &leader);
         driver.advance(&mut first, usize::MAX);
         driver.step(&mut [&mut first]);
@@ -342,10 +353,11 @@ impl Suite<'_> {
         for follower_first in [false, true] {
             let mut driver = self.driver();
             driver.shuffle_pages();
-            let pages: Vec<u32> = (0..4).map(|_| driver.take_page()).collect();
-            let mut first = driver.begin_from(0, &leader, &pages, &leader.prompt, 0);
-            let mut second =
-                driver.begin_from(1, &follower, &pages[..2], &follower.prompt, num_cached);
+            driver.keeps_pages = true;
+            let tables = driver.take_tables(4);
+            let shared: Vec<_> = tables.iter().map(|table| table[..2].to_vec()).collect();
+            let mut first = driver.begin_from(0, &leader, &tables, &leader.prompt, 0);
+            let mut second = driver.begin_from(1, &follower, &shared, &follower.prompt, num_cached);
             let mut order = [&mut first, &mut second];
             if follower_first {
                 order.reverse();
@@ -527,15 +539,16 @@ fn borrow_prefix(
     page_size: usize,
 ) -> Sequence {
     let num_shared = num_cached / page_size;
-    let mut pages = from.pages[..num_shared].to_vec();
     let num_rows = num_cached % page_size;
+    let mut tables = from.first_pages(num_cached.div_ceil(page_size));
     if num_rows > 0 {
-        pages.push(driver.take_page());
-        driver
-            .batch
-            .copy(from.pages[num_shared], pages[num_shared], num_rows);
+        for table in &mut tables {
+            let page = driver.take_page();
+            let shared = std::mem::replace(&mut table[num_shared], page);
+            driver.batch.copy(shared, page, num_rows);
+        }
     }
-    driver.begin_from(slot, script, &pages, &script.prompt, num_cached)
+    driver.begin_from(slot, script, &tables, &script.prompt, num_cached)
 }
 
 fn assert_all_same(way: &str, expected: &[Vec<Sample>], actual: &[Vec<Sample>]) {

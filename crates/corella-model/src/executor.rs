@@ -65,7 +65,7 @@ pub struct KvLayout {
     /// Positions in a page.
     pub page_size: u32,
     pub format: KvFormat,
-    /// K and V of all layers, with their scales.
+    /// K and V of all layers of a KV group, with their scales.
     pub page_bytes: usize,
     /// The groups of layers that have page tables of their own. The scheduler must have the same. A
     /// batch's table of a group without a window has no gaps. Behind a window, the entries before

@@ -12,6 +12,7 @@ use crate::{ElementOrder, KvFormat};
 /// another question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvGeometry {
+    /// Layers in a page: with several KV groups, those of the group that the page belongs to.
     pub num_layers: u32,
     pub num_kv_heads: u32,
     pub head_dim: u32,
@@ -29,7 +30,7 @@ impl KvGeometry {
         self.num_kv_heads as usize * self.head_bytes()
     }
 
-    /// One page, all layers.
+    /// One page, all its layers.
     pub fn page_bytes(&self) -> usize {
         self.num_layers as usize * self.layer_bytes()
     }
@@ -79,7 +80,8 @@ pub enum LayerProgress {
 /// The KV memory of an executor. It stays where it is while anybody has a reference to this, even
 /// when the executor is gone.
 ///
-/// A page is named by its layer, of all pipeline stages, and its id. A layer, a page or a number of
+/// A page is named by its layer, of all pipeline stages, and its id. With several KV groups, layers
+/// are numbered within the page, and a layer is done when those of all groups are. A layer, a page or a number of
 /// bytes that does not exist is a mistake in the caller's code, and panics.
 ///
 /// # Safety

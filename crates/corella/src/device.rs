@@ -8,8 +8,8 @@ use corella_cpu::{
 };
 use corella_engine::DraftModel;
 use corella_model::{
-    Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, MockConfig,
-    MockEnd, MockExecutor, WeightFormat,
+    Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, KvGroups,
+    MockConfig, MockEnd, MockExecutor, WeightFormat,
 };
 use corella_text::Tokenizer;
 
@@ -114,7 +114,8 @@ impl<'a> Formats<'a> {
     }
 
     fn page_bytes(&self, page_size: u32) -> u64 {
-        kv_page_bytes(self.spec, page_size, self.kv_format) as u64
+        let groups = KvGroups::one(self.spec);
+        kv_page_bytes(self.spec, &groups, 1, page_size, self.kv_format) as u64
     }
 
     fn packed_bytes(&self) -> u64 {
@@ -146,6 +147,7 @@ impl<'a> Formats<'a> {
             pin_threads: options.pin_threads,
             weight_format: self.asked_weight_format,
             kv_format: self.kv_format,
+            kv_groups: None,
             num_pages: scheduler.num_pages,
             page_size: scheduler.page_size,
             max_num_seqs: scheduler.max_num_seqs,

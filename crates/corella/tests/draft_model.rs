@@ -40,6 +40,7 @@ fn executor(model: &str, weight_format: Option<WeightFormat>, num_pages: u32) ->
         pin_threads: false,
         weight_format,
         kv_format: KvFormat::Float(DType::Bf16),
+        kv_groups: None,
         num_pages,
         page_size: limits.page_size,
         max_num_seqs: limits.max_num_seqs,

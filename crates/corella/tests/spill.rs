@@ -34,6 +34,7 @@ fn engine(kv_format: KvFormat, num_stages: usize, num_pages: u32) -> Engine {
         pin_threads: false,
         weight_format: None,
         kv_format,
+        kv_groups: None,
         num_pages,
         page_size: limits.page_size,
         max_num_seqs: limits.max_num_seqs,

@@ -42,6 +42,7 @@ impl Kind {
             num_threads: 1,
             weight_format: self.weight_format,
             kv_format: self.kv_format,
+            kv_groups: None,
             num_pages: NUM_PAGES,
             page_size: self.page_size,
             max_num_seqs: MAX_SEQS,

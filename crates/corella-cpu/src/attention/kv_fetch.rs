@@ -3,7 +3,7 @@
 //! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
 //! their other instructions, which takes about as long as the memory needs to answer.
 
-use corella_model::{AttentionSpec, KvFormat};
+use corella_model::{AttentionSpec, KvFormat, KvLayer};
 
 use crate::kernels::{KEY_TILE, LineQueue};
 use crate::kv::{HeadPage, KvMemory, Side};
@@ -19,7 +19,7 @@ const MAX_AHEAD: usize = 192;
 /// The prefetch queue of one worker, which runs ahead of its attention tasks.
 pub struct KvFetch<'a> {
     kv: &'a KvMemory,
-    layer: usize,
+    kv_layer: KvLayer,
     spec: &'a AttentionSpec,
     spans: &'a Spans,
     tasks: &'a [AttentionTask],
@@ -32,14 +32,14 @@ pub struct KvFetch<'a> {
 impl<'a> KvFetch<'a> {
     pub fn new(
         kv: &'a KvMemory,
-        layer: usize,
+        kv_layer: KvLayer,
         spec: &'a AttentionSpec,
         spans: &'a Spans,
         tasks: &'a [AttentionTask],
     ) -> Self {
         let mut fetch = Self {
             kv,
-            layer,
+            kv_layer,
             spec,
             spans,
             tasks,
@@ -104,13 +104,13 @@ impl<'a> KvFetch<'a> {
                 continue;
             }
             let kv = self.kv;
-            let pages = self.spans.pages_of(span);
+            let table = self.spans.table(span, self.kv_layer.group);
             let tiles = self.position..end.min(self.position + TURN);
             let num_lines = self.spec.head_dim * KEY_TILE * kv.format.size() / 64;
             for position in tiles.step_by(KEY_TILE) {
                 let at = HeadPage {
-                    layer: self.layer,
-                    page: pages[position / kv.page_size()].0 as usize,
+                    layer: self.kv_layer.in_page,
+                    page: table.page(position / kv.page_size()),
                     head: task.kv_head,
                 };
                 let offset = position % kv.page_size();

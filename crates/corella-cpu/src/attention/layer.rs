@@ -1,6 +1,6 @@
 //! What the attention of one layer reads and writes.
 
-use corella_model::AttentionSpec;
+use corella_model::{AttentionSpec, KvLayer};
 
 use crate::dense::{PackedRows, Tiles};
 use crate::kernels::Kernels;
@@ -15,7 +15,8 @@ pub struct AttentionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a AttentionSpec,
     pub kv: &'a KvMemory,
-    pub layer: usize,
+    /// Where the layer's keys and values are.
+    pub kv_layer: KvLayer,
     pub spans: &'a Spans,
     pub plan: &'a AttentionPlan,
     pub queries: &'a Queries,

@@ -158,7 +158,7 @@ mod tests {
     fn with_a_window_late_rows_cost_no_more_than_early_ones() {
         let mut spans = Spans::default();
         for start in [10_000, 100, 100] {
-            spans.add(1, start, &[]);
+            spans.add(1, start, []);
         }
         let shape = TaskShape {
             max_rows: 4,

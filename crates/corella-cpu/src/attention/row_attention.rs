@@ -7,14 +7,13 @@
 
 use std::ops::Range;
 
-use corella_core::PageId;
 use corella_model::KvFormat;
 
 use crate::dense::Buffer;
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
-use crate::kv::{HeadPage, Side};
+use crate::kv::{HeadPage, PageTable, Side};
 
 use super::layer::AttentionLayer;
 use super::plan::AttentionTask;
@@ -68,7 +67,8 @@ impl AttentionLayer<'_> {
         for task in tasks {
             let span = &self.spans[task.span];
             self.load_queries(task, span, queries, scratch);
-            self.run_task(task, span, self.spans.pages_of(span), scratch);
+            let table = self.spans.table(span, self.kv_layer.group);
+            self.run_task(task, span, table, scratch);
         }
     }
 
@@ -76,7 +76,7 @@ impl AttentionLayer<'_> {
         &self,
         task: &AttentionTask,
         span: &StepSpan,
-        pages: &[PageId],
+        table: PageTable<'_>,
         scratch: &mut RowScratch,
     ) {
         let num_rows = task.positions.len() * task.heads.len();
@@ -92,7 +92,7 @@ impl AttentionLayer<'_> {
         for block in (first_block..last_end).step_by(ATTENTION_BLOCK) {
             let start = block.max(first_seen);
             let end = last_end.min(block + ATTENTION_BLOCK);
-            self.list_block(task.kv_head, pages, block, start..end, scratch);
+            self.list_block(task.kv_head, table, block, start..end, scratch);
             // SAFETY: `q` holds `head_dim * num_rows` elements. The groups point into KV memory,
             // which nobody writes during attention, and their offsets lie inside a block.
             unsafe {
@@ -206,7 +206,7 @@ impl AttentionLayer<'_> {
     fn list_block(
         &self,
         head: usize,
-        pages: &[PageId],
+        table: PageTable<'_>,
         block: usize,
         positions: Range<usize>,
         scratch: &mut RowScratch,
@@ -219,8 +219,8 @@ impl AttentionLayer<'_> {
             let offset = position % page_size;
             let num_positions = (page_size - offset).min(positions.end - position);
             let at = HeadPage {
-                layer: self.layer,
-                page: pages[position / page_size].0 as usize,
+                layer: self.kv_layer.in_page,
+                page: table.page(position / page_size),
                 head,
             };
             scratch.runs.push(self.kv.values(at, offset, num_positions));

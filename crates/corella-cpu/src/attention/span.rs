@@ -4,6 +4,8 @@ use std::ops::{Deref, Range};
 
 use corella_core::PageId;
 
+use crate::kv::PageTable;
+
 /// Consecutive rows of one sequence.
 #[derive(Clone, Debug)]
 pub struct StepSpan {
@@ -11,7 +13,14 @@ pub struct StepSpan {
     pub num_rows: usize,
     /// The first row's position in its sequence.
     pub start: usize,
-    /// The span's page table, as a range of the step's pages.
+    /// The number of its page table in the first KV group. Those in the others follow.
+    first_table: usize,
+}
+
+/// A page table, as a range of the step's pages.
+#[derive(Debug)]
+struct StepTable {
+    first: usize,
     pages: Range<usize>,
 }
 
@@ -19,6 +28,7 @@ pub struct StepSpan {
 #[derive(Debug, Default)]
 pub struct Spans {
     spans: Vec<StepSpan>,
+    tables: Vec<StepTable>,
     pages: Vec<PageId>,
     num_rows: usize,
 }
@@ -26,27 +36,46 @@ pub struct Spans {
 impl Spans {
     pub fn clear(&mut self) {
         self.spans.clear();
+        self.tables.clear();
         self.pages.clear();
         self.num_rows = 0;
     }
 
     /// Adds the step's next `num_rows` rows, of which the first is at position `start` of its
-    /// sequence.
-    pub fn add(&mut self, num_rows: usize, start: usize, pages: &[PageId]) {
-        let first_page = self.pages.len();
-        self.pages.extend_from_slice(pages);
+    /// sequence. `tables` are the sequence's page tables of all KV groups.
+    pub fn add<'a>(
+        &mut self,
+        num_rows: usize,
+        start: usize,
+        tables: impl IntoIterator<Item = PageTable<'a>>,
+    ) {
         self.spans.push(StepSpan {
             first_row: self.num_rows,
             num_rows,
             start,
-            pages: first_page..self.pages.len(),
+            first_table: self.tables.len(),
         });
+        for table in tables {
+            let first_page = self.pages.len();
+            self.pages.extend_from_slice(table.pages());
+            self.tables.push(StepTable {
+                first: table.first(),
+                pages: first_page..self.pages.len(),
+            });
+        }
         self.num_rows += num_rows;
     }
 
-    /// The page table of a span's sequence.
-    pub fn pages_of(&self, span: &StepSpan) -> &[PageId] {
-        &self.pages[span.pages.clone()]
+    /// The page table of a span's sequence in a KV group.
+    pub fn table(&self, span: &StepSpan, group: usize) -> PageTable<'_> {
+        let table = &self.tables[span.first_table + group];
+        PageTable::new(table.first, &self.pages[table.pages.clone()])
+    }
+
+    /// The last page of each page table.
+    pub fn last_pages(&self) -> impl Iterator<Item = PageId> {
+        let tables = self.tables.iter();
+        tables.filter_map(|table| self.pages[table.pages.clone()].last().copied())
     }
 
     /// Whether any span has more than one row.

@@ -40,7 +40,7 @@ impl AttentionLayer<'_> {
             KvFormat::Int8 => kernels.int8_in_place,
             KvFormat::Float(_) => kernels.in_place,
         };
-        let mut fetch = KvFetch::new(self.kv, self.layer, self.spec, self.spans, tasks);
+        let mut fetch = KvFetch::new(self.kv, self.kv_layer, self.spec, self.spans, tasks);
         for (index, task) in tasks.iter().enumerate() {
             let span = &self.spans[task.span];
             let num_rows = task.positions.len() * task.heads.len();
@@ -48,7 +48,7 @@ impl AttentionLayer<'_> {
                 index,
                 task,
                 span,
-                pages: self.spans.pages_of(span),
+                table: self.spans.table(span, self.kv_layer.group),
                 queries: queries.ptr(
                     span.first_row + task.positions.start,
                     task.kv_head * self.group_len() + task.heads.start,

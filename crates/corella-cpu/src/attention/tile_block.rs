@@ -3,11 +3,10 @@
 
 use std::ops::Range;
 
-use corella_core::PageId;
 use corella_model::KvFormat;
 
 use crate::kernels::{InPlaceAttention, KEY_TILE, TileAttention, VALUE_TILE};
-use crate::kv::{HeadPage, Side};
+use crate::kv::{HeadPage, PageTable, Side};
 
 use super::kv_fetch::KvFetch;
 use super::layer::AttentionLayer;
@@ -21,7 +20,7 @@ pub struct Work<'a> {
     pub index: usize,
     pub task: &'a AttentionTask,
     pub span: &'a StepSpan,
-    pub pages: &'a [PageId],
+    pub table: PageTable<'a>,
     /// The query of the task's first row.
     pub queries: *const u16,
     /// The first position that any row of the task sees.
@@ -41,8 +40,8 @@ impl AttentionLayer<'_> {
 
     fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
         HeadPage {
-            layer: self.layer,
-            page: work.pages[position / self.kv.page_size()].0 as usize,
+            layer: self.kv_layer.in_page,
+            page: work.table.page(position / self.kv.page_size()),
             head: work.task.kv_head,
         }
     }

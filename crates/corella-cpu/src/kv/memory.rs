@@ -1,7 +1,8 @@
 //! The pages that hold keys and values.
 //!
 //! One region: layer by layer, page by page, KV head by KV head, so that a sequence begins to use
-//! as little memory as it needs. A head's part of a page is its keys, and then its values; it moves
+//! as little memory as it needs. With several KV groups, a page holds the layers of the group that it
+//! belongs to, and a layer here is one of those. A head's part of a page is its keys, and then its values; it moves
 //! on by one place from page to page, because parts that are a power of two apart would meet in a
 //! few sets of the caches.
 
@@ -10,9 +11,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use corella_model::{
-    AttentionSpec, DType, DecoderSpec, ElementOrder, KvFormat, LayerCounter, int8_scale,
-};
+use corella_model::{AttentionSpec, DType, ElementOrder, KvFormat, LayerCounter, int8_scale};
 use half::{bf16, f16};
 
 use crate::kernels::{
@@ -22,15 +21,8 @@ use crate::system::{Region, has_near_memory};
 
 use super::page_commit::PageCommit;
 
-/// Memory of one page: K and V of all layers.
-pub fn kv_page_bytes(spec: &DecoderSpec, page_size: u32, format: KvFormat) -> usize {
-    let layers = spec.layers.iter();
-    layers
-        .map(|layer| page_bytes(1, &layer.attention, page_size, format))
-        .sum()
-}
-
-fn page_bytes(
+/// Memory of one page: K and V of the layers of a KV group.
+pub fn page_bytes(
     num_layers: usize,
     attention: &AttentionSpec,
     page_size: u32,
@@ -55,6 +47,7 @@ pub struct KvMemory {
     region: Region,
     pub order: ElementOrder,
     pub format: KvFormat,
+    /// Layers of a page.
     num_layers: usize,
     num_pages: usize,
     num_kv_heads: usize,
@@ -62,7 +55,8 @@ pub struct KvMemory {
     head_dim: usize,
     /// Pages up to the highest that was used.
     num_used: AtomicUsize,
-    /// Layers of a step that every worker has written its keys and values of.
+    /// Layers of a step's pages that every worker has written its keys and values of, in all KV
+    /// groups.
     pub counter: LayerCounter,
 }
 
@@ -450,6 +444,7 @@ impl Rows {
 /// One KV head's part of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadPage {
+    /// The number of the layer in the page.
     pub layer: usize,
     pub page: usize,
     pub head: usize,

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use corella_core::PageId;
-use corella_model::{AttentionSpec, DType, KvFormat, RotarySpec, Storage, Tensor, WeightFormat};
+use corella_model::{
+    AttentionSpec, DType, KvFormat, KvLayer, RotarySpec, Storage, Tensor, WeightFormat,
+};
 
 use crate::attention::{
     AttentionLayer, AttentionPlan, AttentionScratch, Queries, Spans, TaskShape,
@@ -13,7 +15,7 @@ use crate::attention::{
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
 use crate::kernels::{Isa, Kernels, choose_kernels};
-use crate::kv::{HeadPage, KvMemory, Rows, Side};
+use crate::kv::{HeadPage, KvMemory, PageTable, Rows, Side};
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{FormatPlan, Lane, PackedMatrix, Role, StoredMatrices, StoredMatrix};
 
@@ -189,7 +191,7 @@ impl Bench {
         }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
         let mut spans = Spans::default();
-        spans.add(num_rows, start, &pages);
+        spans.add(num_rows, start, [PageTable::new(0, &pages)]);
         let num_threads = self.pool.num_threads();
         let form = self.plan(None)?.form(Role::Projection);
         let tiles = Tiles::new(num_rows, kernels.rows_at_once(form));
@@ -206,12 +208,12 @@ impl Bench {
         let seconds = self.median(&|worker| {
             let scratch = &scratch[worker.index()];
             let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            for layer in 0..NUM_LAYERS {
+            for in_page in 0..NUM_LAYERS {
                 let layer = AttentionLayer {
                     kernels,
                     spec: attention,
                     kv: &kv,
-                    layer,
+                    kv_layer: KvLayer { group: 0, in_page },
                     spans: &spans,
                     plan: &plan,
                     queries: &queries,

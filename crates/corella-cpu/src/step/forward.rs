@@ -7,7 +7,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, FeedForward, KvFormat, LayerInput, LayerSpec, MlpSpec, RotarySpec,
+    AttentionSpec, DecoderSpec, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec, MlpSpec,
+    RotarySpec,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
@@ -49,6 +50,9 @@ pub struct Forward {
 pub struct LayerPlace {
     pub rotary: usize,
     attention_kind: usize,
+    pub kv: KvLayer,
+    /// Layers of a page that are done in all KV groups once this one has its keys and values.
+    num_page_layers_done: usize,
 }
 
 /// The memory in which one worker computes what the others do not see.
@@ -73,6 +77,8 @@ pub struct ForwardParts {
     pub spec: DecoderSpec,
     pub kernels: &'static Kernels,
     pub weights: PackedWeights,
+    /// Where the keys and values of the layers are.
+    pub kv_layers: Vec<KvLayer>,
     pub num_pages: usize,
     pub page_size: u32,
     pub kv_format: KvFormat,
@@ -88,9 +94,10 @@ pub struct ForwardParts {
 impl Forward {
     /// Allocates the KV pages and the activations.
     pub fn new(parts: ForwardParts) -> Result<Self, CpuError> {
+        let in_page = parts.kv_layers.iter().map(|layer| layer.in_page + 1);
         let kv = KvMemory::for_kernels(
             parts.kernels,
-            parts.spec.layers.len(),
+            in_page.max().unwrap_or(0),
             &parts.spec.layers[0].attention,
             parts.num_pages,
             parts.page_size,
@@ -107,6 +114,7 @@ impl Forward {
             spec,
             kernels,
             weights,
+            kv_layers,
             max_rows,
             num_threads,
             draws,
@@ -116,9 +124,11 @@ impl Forward {
         let head_form = weights.ends.head.form;
         let head_tile_rows = kernels.rows_at_once(head_form);
         let form = weights.layers.first().map_or(head_form, PackedLayer::form);
+        let num_page_layers = kv.num_layers();
         let (mut rotaries, mut kinds, mut layers) = (Vec::new(), Vec::new(), Vec::new());
-        for layer in &spec.layers {
+        for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
             let attention = &layer.attention;
+            let to_come = kv_layers[index + 1..].iter().map(|layer| layer.in_page);
             let alike = |&index: &usize| divide_alike(&spec.layers[index].attention, attention);
             let attention_kind = index_or_add(&mut kinds, alike, layers.len());
             let rotary = attention.rotary.as_ref();
@@ -126,6 +136,8 @@ impl Forward {
             layers.push(LayerPlace {
                 rotary: index_or_add(&mut rotaries, is_it, rotary),
                 attention_kind,
+                kv: kv_layer,
+                num_page_layers_done: to_come.min().unwrap_or(num_page_layers),
             });
         }
         let sizes = Sizes {
@@ -316,14 +328,15 @@ impl Forward {
         self.project(layout, index, layer, walk);
         // This is behind the barrier before which every worker's keys and values were written.
         if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
-            self.kv.counter.advance(step, index + 1);
+            let num_done = self.layers[index].num_page_layers_done;
+            self.kv.counter.advance(step, num_done);
         }
         let attended = &act.layers[index].attended;
         AttentionLayer {
             kernels: self.kernels,
             spec: &spec.attention,
             kv: &self.kv,
-            layer: index,
+            kv_layer: self.layers[index].kv,
             spans: &layout.spans,
             plan: &layout.attention[self.layers[index].attention_kind],
             queries: &act.queries,

@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
-use corella_core::{Batch, PageId, SlotId, StepId, TokenId, Yield};
+use corella_core::{Batch, SlotId, StepId, TokenId, Yield};
 use corella_model::AttentionSpec;
 
 use crate::attention::{AttentionPlan, Spans, TaskShape};
 use crate::dense::{Grid, Tiles};
+use crate::kv::PageTable;
 
 use super::slot::Slots;
 
@@ -106,10 +107,11 @@ impl StepLayout {
             if batch.spans[..index].iter().any(|s| s.slot == span.slot) {
                 return Err(format!("slot {} has two spans in one step", span.slot));
             }
-            let slot = slots.append(batch, span)?;
+            slots.append(batch, span)?;
+            let slot = slots.get(span.slot)?;
             let start = span.start as usize;
             let first_row = self.rows.len();
-            self.add_span(&slot.history()[start..], start, slot.pages());
+            self.add_span(&slot.history()[start..], start, slot.tables(span.start));
             if let Yield::Logprobs {
                 positions, next, ..
             } = &span.yields
@@ -143,10 +145,16 @@ impl StepLayout {
         Ok(())
     }
 
-    /// Adds a span that computes `tokens` from position `start` on.
-    pub fn add_span(&mut self, tokens: &[TokenId], start: usize, pages: &[PageId]) {
+    /// Adds a span that computes `tokens` from position `start` on, with the page tables of its
+    /// sequence in all KV groups.
+    pub fn add_span<'a>(
+        &mut self,
+        tokens: &[TokenId],
+        start: usize,
+        tables: impl IntoIterator<Item = PageTable<'a>>,
+    ) {
         let span = self.spans.len();
-        self.spans.add(tokens.len(), start, pages);
+        self.spans.add(tokens.len(), start, tables);
         let rows = tokens.iter().enumerate().map(|(i, &token)| StepRow {
             token,
             position: start + i,

@@ -148,11 +148,11 @@ impl Forward {
         let spec = &self.spec.layers[index].attention;
         let first = &layout.rows[run.start];
         let page_size = self.kv.page_size();
-        let pages = layout.spans.pages_of(&layout.spans[first.span]);
-        let page = pages[first.position / page_size];
+        let kv_layer = self.layers[index].kv;
+        let table = { &layout.spans }.table(&layout.spans[first.span], kv_layer.group);
         let at = |head| HeadPage {
-            layer: index,
-            page: page.0 as usize,
+            layer: kv_layer.in_page,
+            page: table.page(first.position / page_size),
             head,
         };
         let offset = first.position % page_size;

@@ -1,12 +1,14 @@
-//! The state of each running request: sampling parameters, tokens and page table.
+//! The state of each running request: sampling parameters, tokens and page tables.
 
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, InputToken, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span, StepId,
-    TokenId, Yield,
+    Batch, InputToken, KvGroup, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span,
+    StepId, TokenId, Yield,
 };
 use corella_model::SampleRequest;
+
+use crate::kv::PageTable;
 
 /// The state of one running request.
 pub struct Slot {
@@ -17,14 +19,83 @@ pub struct Slot {
     /// Every token whose KV is in the pages, or will be after the current step. It may end in
     /// drafts that were not drawn, until the request's next span overwrites them.
     history: Vec<TokenId>,
-    pages: Vec<PageId>,
+    /// The page table of each KV group.
+    tables: Vec<SlotTable>,
     /// The newest token drawn for this request, and the step that drew it.
     last_drawn: Option<(StepId, TokenId)>,
 }
 
+/// The pages of a slot in one KV group. Those behind the group's window may be other slots' by now.
+struct SlotTable {
+    group: KvGroup,
+    page_size: u32,
+    /// Entries before this one are behind the window and were never given.
+    first: usize,
+    /// The entries from `first` on.
+    pages: Vec<PageId>,
+}
+
+impl SlotTable {
+    fn new(group: KvGroup, limits: &SlotLimits) -> Self {
+        let max_num_pages = limits.max_model_len.div_ceil(limits.page_size);
+        Self {
+            group,
+            page_size: limits.page_size,
+            first: 0,
+            pages: Vec::with_capacity(max_num_pages as usize),
+        }
+    }
+
+    fn write(&mut self, slot: SlotId, first: usize, pages: &[PageId]) -> Result<(), String> {
+        if self.group.window.is_some() && self.pages.is_empty() {
+            self.first = first;
+        }
+        let end = self.first + self.pages.len();
+        if !(self.first..=end).contains(&first) {
+            return Err(format!(
+                "the page table of slot {slot} has entries {} to {end}; entry {first} would leave \
+                 a gap",
+                self.first
+            ));
+        }
+        let at = first - self.first;
+        let overlap = pages.len().min(self.pages.len() - at);
+        self.pages[at..at + overlap].copy_from_slice(&pages[..overlap]);
+        self.pages.extend_from_slice(&pages[overlap..]);
+        Ok(())
+    }
+
+    /// Checks that everything is there that a span reads and writes.
+    fn check(&self, slot: SlotId, start: u32, end: usize) -> Result<(), String> {
+        let end_page = self.first + self.pages.len();
+        if end > end_page * self.page_size as usize {
+            return Err(format!(
+                "slot {slot} has {end_page} pages of {} positions; its span ends at {end}",
+                self.page_size
+            ));
+        }
+        let first_read = self.group.first_page_read(start, self.page_size);
+        if (first_read as usize) < self.first {
+            return Err(format!(
+                "slot {slot} reads entry {first_read} of a page table that begins with entry {}",
+                self.first
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a span that starts at a position reads and writes, once it was checked.
+    fn from_start(&self, start: u32) -> PageTable<'_> {
+        let first = self.group.first_page_read(start, self.page_size) as usize;
+        PageTable::new(first, &self.pages[first - self.first..])
+    }
+}
+
 impl Slot {
-    pub fn pages(&self) -> &[PageId] {
-        &self.pages
+    /// The page tables of all KV groups, as far as a span reads and writes them. The span, which
+    /// starts at `start`, was appended before.
+    pub fn tables(&self, start: u32) -> impl Iterator<Item = PageTable<'_>> {
+        self.tables.iter().map(move |table| table.from_start(start))
     }
 
     pub fn history(&self) -> &[TokenId] {
@@ -59,6 +130,7 @@ pub struct SlotLimits {
     pub max_model_len: u32,
     pub num_pages: u32,
     pub page_size: u32,
+    pub kv_groups: Vec<KvGroup>,
     pub vocab_size: usize,
 }
 
@@ -83,6 +155,10 @@ impl Slots {
             failed_steps: Vec::new(),
             knows_drawn,
         }
+    }
+
+    pub fn limits(&self) -> &SlotLimits {
+        &self.limits
     }
 
     pub fn get(&self, slot: SlotId) -> Result<&Slot, String> {
@@ -137,14 +213,14 @@ impl Slots {
     }
 
     fn start(&mut self, start: &SlotStart) -> Result<(), String> {
-        let max_len = self.limits.max_model_len as usize;
+        let limits = &self.limits;
         let Some(entry) = self.slots.get_mut(start.slot.0 as usize) else {
             return Err(format!(
                 "slot {} is beyond the {} of this executor",
-                start.slot, self.limits.max_num_seqs
+                start.slot, limits.max_num_seqs
             ));
         };
-        let mut history = Vec::with_capacity(max_len);
+        let mut history = Vec::with_capacity(limits.max_model_len as usize);
         history.extend_from_slice(&start.cached_tokens);
         *entry = Some(Slot {
             params: start.sampling.clone(),
@@ -152,7 +228,9 @@ impl Slots {
             min_tokens: start.min_tokens,
             masked_until_min_tokens: Arc::clone(&start.masked_until_min_tokens),
             history,
-            pages: Vec::with_capacity(max_len.div_ceil(self.limits.page_size as usize)),
+            tables: { limits.kv_groups.iter() }
+                .map(|group| SlotTable::new(*group, limits))
+                .collect(),
             last_drawn: None,
         });
         Ok(())
@@ -165,26 +243,14 @@ impl Slots {
                 "page {page} is beyond the {num_pages} of this executor"
             ));
         }
-        if delta.group.0 != 0 {
-            return Err(format!("KV group {} is unknown", delta.group));
-        }
-        let table = &mut self.get_mut(delta.slot)?.pages;
-        let first = delta.first as usize;
-        if first > table.len() {
-            return Err(format!(
-                "the page table of slot {} has {} entries; entry {first} would leave a gap",
-                delta.slot,
-                table.len()
-            ));
-        }
-        let overlap = pages.len().min(table.len() - first);
-        table[first..first + overlap].copy_from_slice(&pages[..overlap]);
-        table.extend_from_slice(&pages[overlap..]);
-        Ok(())
+        let (id, group) = (delta.slot, delta.group);
+        let table = self.get_mut(id)?.tables.get_mut(group.0 as usize);
+        let table = table.ok_or_else(|| format!("KV group {group} is unknown"))?;
+        table.write(id, delta.first as usize, pages)
     }
 
     /// Appends a span's tokens to its slot's history, after checking them against the limits.
-    pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<&Slot, String> {
+    pub fn append(&mut self, batch: &Batch, span: &Span) -> Result<(), String> {
         let (limits, failed_steps) = (&self.limits, &self.failed_steps);
         let knows_drawn = self.knows_drawn;
         let slot = started(&mut self.slots, span.slot)?;
@@ -213,12 +279,8 @@ impl Slots {
                 limits.max_model_len
             ));
         }
-        if end > slot.pages.len() * limits.page_size as usize {
-            return Err(format!(
-                "slot {id} has {} pages of {} positions; its span ends at {end}",
-                slot.pages.len(),
-                limits.page_size
-            ));
+        for table in &slot.tables {
+            table.check(id, span.start, end)?;
         }
         slot.history.truncate(start);
         for token in tokens {
@@ -242,7 +304,7 @@ impl Slots {
             }
             slot.history.push(token);
         }
-        Ok(slot)
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{ExecutorError, Sampler, StepWaker, TokenMask};
 
-use crate::kv::PageCommit;
+use crate::kv::{PageCommit, PageTable};
 use crate::system::{ThreadPool, Worker};
 
 use super::forward::{Forward, barrier_after};
@@ -247,8 +247,7 @@ impl Stage {
         self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
-        let last_pages = |span| self.plan.spans.pages_of(span).last();
-        for page in self.plan.spans.iter().filter_map(last_pages) {
+        for page in self.plan.spans.last_pages() {
             self.forward.kv.note_used(page.0 as usize);
         }
         self.run_layers(&rows)?;
@@ -514,7 +513,10 @@ impl Stage {
         for num_rows in [1, max_rows] {
             let rows = vec![0.0; num_rows * self.forward.spec().hidden_size];
             self.plan.clear();
-            self.plan.add_span(&vec![0; num_rows], 0, &[page]);
+            let num_groups = self.slots.limits().kv_groups.len();
+            let table = PageTable::new(0, std::slice::from_ref(&page));
+            let tables = std::iter::repeat_n(table, num_groups);
+            self.plan.add_span(&vec![0; num_rows], 0, tables);
             self.run_layers(&rows)?;
             if self.is_last() {
                 self.compute_logits(&[0])?;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    BatchOutput, PageId, PromptLogprob, RequestId, Sample, SamplingParams, SlotId, SlotStart,
-    StepId, TokenId,
+    BatchOutput, KvGroup, PageId, PromptLogprob, RequestId, Sample, SamplingParams, SlotId,
+    SlotStart, StepId, TokenId,
 };
 
 use crate::generator::mix;
@@ -52,7 +52,8 @@ pub struct Sequence {
     /// The number of positions whose KV is in the pages, or will be once the steps in flight are
     /// done.
     pub num_computed: usize,
-    pub pages: Vec<u32>,
+    /// The page table of each KV group. Entries without a page are behind its window.
+    pub tables: Vec<Vec<Option<u32>>>,
     pub samples: Vec<Sample>,
     /// Those of the prompt, if the script asks for them.
     pub logprobs: Vec<PromptLogprob>,
@@ -65,15 +66,28 @@ pub struct Driver {
     pub executor: Box<dyn Executor>,
     pub batch: BatchBuilder,
     page_size: usize,
+    groups: Vec<KvGroup>,
+    /// Whether sequences keep pages that fell out of a window, for others to share.
+    pub keeps_pages: bool,
     next_step: u64,
     free_pages: VecDeque<u32>,
     shuffle: Option<u64>,
     masks: Vec<TokenMask>,
-    /// The steps in flight. Each has a sample for every slot listed, and up to the given number of
-    /// additional ones behind drafts.
-    inflight: VecDeque<(u64, Vec<(SlotId, usize)>)>,
+    inflight: VecDeque<Inflight>,
     asked: Vec<(SlotId, usize)>,
 }
+
+/// A step in flight.
+struct Inflight {
+    step: u64,
+    /// The slots that have a sample, with the largest number of additional ones behind drafts.
+    asked: Vec<(SlotId, usize)>,
+    /// Where the spans of the slots start.
+    starts: Vec<(SlotId, u32)>,
+}
+
+/// What pages behind a window are overwritten with: finite, and no key or value of any model.
+const OVERWRITTEN: u8 = 0x44;
 
 impl Driver {
     pub fn new(executor: Box<dyn Executor>) -> Self {
@@ -82,6 +96,8 @@ impl Driver {
             executor,
             batch: BatchBuilder::new(0),
             page_size: layout.page_size as usize,
+            groups: layout.groups,
+            keeps_pages: false,
             next_step: 0,
             free_pages: (0..layout.num_pages).collect(),
             shuffle: None,
@@ -145,13 +161,14 @@ impl Driver {
         self.begin_from(slot, script, &[], &script.prompt, 0)
     }
 
-    /// Begins a sequence that has come as far as `tokens`. The KV of the first `num_cached` is in
-    /// `pages`, whose last one may lack rows that are to be copied or computed.
+    /// Begins a sequence that has come as far as `tokens`. The KV of the first `num_cached` is in the
+    /// pages of `tables`, one for each KV group or none, whose last ones may lack rows that are to be
+    /// copied or computed. The executor is not given pages behind a window.
     pub fn begin_from(
         &mut self,
         slot: u32,
         script: &Script,
-        pages: &[u32],
+        tables: &[Vec<u32>],
         tokens: &[TokenId],
         num_cached: usize,
     ) -> Sequence {
@@ -164,15 +181,22 @@ impl Driver {
             min_tokens: script.min_tokens,
             masked_until_min_tokens: Arc::from(&script.masked_until_min_tokens[..]),
         });
-        if !pages.is_empty() {
-            self.batch.pages(slot, 0, pages);
+        let mut own_tables = vec![Vec::new(); self.groups.len()];
+        for (index, (table, own)) in tables.iter().zip(&mut own_tables).enumerate() {
+            let first = self.first_page_read(index, num_cached).min(table.len());
+            let pages = &table[first..];
+            if !pages.is_empty() {
+                self.batch.pages_of_group(slot, index, first, pages);
+                own.resize(first, None);
+                own.extend(pages.iter().copied().map(Some));
+            }
         }
         Sequence {
             slot,
             script: script.clone(),
             tokens: tokens.to_vec(),
             num_computed: num_cached,
-            pages: pages.to_vec(),
+            tables: own_tables,
             samples: Vec::new(),
             logprobs: Vec::new(),
             num_asked: tokens.len() - script.prompt.len(),
@@ -212,16 +236,55 @@ impl Driver {
         self.asked.push((SlotId(sequence.slot), num_drafts));
     }
 
-    /// Takes as many pages as `num_positions` positions need.
+    /// Takes as many pages of each KV group as `num_positions` positions need.
     pub fn take_pages(&mut self, sequence: &mut Sequence, num_positions: usize) {
         let num_pages = num_positions.div_ceil(self.page_size);
-        let first_new = sequence.pages.len();
-        while sequence.pages.len() < num_pages {
-            sequence.pages.push(self.take_page());
+        for (group, table) in sequence.tables.iter_mut().enumerate() {
+            let first = table.len();
+            let new: Vec<u32> = (first..num_pages).map(|_| self.take_page()).collect();
+            if !new.is_empty() {
+                self.batch.pages_of_group(sequence.slot, group, first, &new);
+                table.extend(new.into_iter().map(Some));
+            }
         }
-        if first_new < num_pages {
-            self.batch
-                .pages(sequence.slot, first_new, &sequence.pages[first_new..]);
+    }
+
+    /// A table of `num_pages` new pages for each KV group.
+    pub fn take_tables(&mut self, num_pages: usize) -> Vec<Vec<u32>> {
+        let tables = 0..self.groups.len();
+        let take = |_| (0..num_pages).map(|_| self.take_page()).collect();
+        tables.map(take).collect()
+    }
+
+    fn first_page_read(&self, group: usize, position: usize) -> usize {
+        let page_size = self.page_size as u32;
+        self.groups[group].first_page_read(position as u32, page_size) as usize
+    }
+
+    /// Gives back the pages that no query of a sequence reads any more. The next to have them is
+    /// somebody who overwrites them.
+    fn give_back(&mut self, sequence: &mut Sequence) {
+        let steps = self.inflight.iter().flat_map(|step| &step.starts);
+        let starts = steps.filter(|(slot, _)| *slot == SlotId(sequence.slot));
+        let first_query = starts.map(|(_, start)| *start as usize).min();
+        let first_query = first_query.unwrap_or(sequence.num_computed);
+        for group in 0..sequence.tables.len() {
+            let first_read = self.first_page_read(group, first_query);
+            for entry in sequence.tables[group].iter_mut().take(first_read) {
+                if let Some(page) = entry.take() {
+                    self.overwrite(page);
+                    self.free_pages.push_front(page);
+                }
+            }
+        }
+    }
+
+    fn overwrite(&self, page: u32) {
+        let kv = self.executor.kv_pages();
+        let bytes = vec![OVERWRITTEN; kv.geometry().layer_bytes()];
+        for layer in 0..kv.geometry().num_layers {
+            // SAFETY: no step in flight or to come reads the page.
+            unsafe { kv.write(layer, &[PageId(page)], PageForm::Native, &bytes) };
         }
     }
 
@@ -265,7 +328,7 @@ impl Driver {
     /// Frees the slot and its pages for the next batch.
     pub fn release(&mut self, sequence: Sequence) -> Sequence {
         self.release_slot(&sequence);
-        self.free_pages.extend(&sequence.pages);
+        self.free_pages.extend(sequence.pages());
         sequence
     }
 
@@ -294,12 +357,17 @@ impl Driver {
         let batch = self.batch.build();
         let step = batch.step;
         assert_eq!(step.0, self.next_step);
+        let starts = batch.spans.iter().map(|span| (span.slot, span.start));
+        let starts = starts.collect();
         self.executor.submit(batch).expect("submit");
         self.executor
             .sample(step, std::mem::take(&mut self.masks))
             .expect("sample");
-        self.inflight
-            .push_back((self.next_step, std::mem::take(&mut self.asked)));
+        self.inflight.push_back(Inflight {
+            step: self.next_step,
+            asked: std::mem::take(&mut self.asked),
+            starts,
+        });
         self.next_step += 1;
     }
 
@@ -327,6 +395,9 @@ impl Driver {
                 sequence.tokens.push(sample.token);
                 sequence.samples.push(sample);
             }
+            if !self.keeps_pages {
+                self.give_back(sequence);
+            }
         }
         assert!(
             logprobs.is_empty(),
@@ -340,7 +411,7 @@ impl Driver {
     }
 
     pub fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
-        let (step, asked) = self.inflight.pop_front().expect("a step is in flight");
+        let Inflight { step, asked, .. } = self.inflight.pop_front().expect("a step is in flight");
         let result = self.executor.wait();
         if let Ok(output) = &result {
             let mut drawn: Vec<SlotId> = output.samples.iter().map(|(slot, _)| *slot).collect();
@@ -390,6 +461,20 @@ impl Sequence {
         if self.script.sampling.prompt_logprobs.is_some() && !positions.is_empty() {
             batch.logprobs(positions, prompt.get(end).copied());
         }
+    }
+
+    /// The pages of all KV groups.
+    pub fn pages(&self) -> impl Iterator<Item = u32> {
+        self.tables.iter().flatten().copied().flatten()
+    }
+
+    /// The first `num_pages` pages of each KV group, all of which the sequence has kept.
+    pub fn first_pages(&self, num_pages: usize) -> Vec<Vec<u32>> {
+        let first = |table: &Vec<Option<u32>>| {
+            let pages = table[..num_pages].iter().copied();
+            pages.map(|page| page.expect("the page was kept")).collect()
+        };
+        self.tables.iter().map(first).collect()
     }
 
     pub fn is_done(&self) -> bool {

@@ -25,21 +25,23 @@ impl Suite<'_> {
         // A core is left for whoever reads.
         let mut driver = self.driver();
         driver.shuffle_pages();
+        driver.keeps_pages = true;
         let kv = driver.executor.kv_pages();
         let mut other = driver.begin(1, &beside);
         let mut sequence = driver.begin(0, &script);
         for chunk in [self.page_size + 3, 40, 40, LONG_PROMPT] {
             driver.advance(&mut other, usize::MAX);
             driver.advance(&mut sequence, chunk);
-            let (step, pages) = (driver.next_step(), sequence.pages.clone());
-            let shared = Arc::clone(&kv);
-            let early = std::thread::spawn(move || read_layers(&*shared, step, &pages));
+            let step = driver.next_step();
+            let pages: Vec<_> = sequence.pages().collect();
+            let (shared, read) = (Arc::clone(&kv), pages.clone());
+            let early = std::thread::spawn(move || read_layers(&*shared, step, &read));
             driver.submit();
             driver.receive([&mut sequence, &mut other]);
             let early = early
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let late = driver.read_pages(&sequence.pages, PageForm::Native);
+            let late = driver.read_pages(&pages, PageForm::Native);
             for (layer, (early, late)) in early.iter().zip(&late).enumerate() {
                 assert!(early == late, "layer {layer} changed after it was ready");
             }
@@ -81,8 +83,8 @@ impl Suite<'_> {
         let index = scripts.len() - 1;
         let (script, expected) = (&scripts[index], &expected[index]);
         for form in [PageForm::Native, PageForm::Canonical] {
-            let (source, pages) = self.prefill(script);
-            let contents = source.read_pages(&pages, form);
+            let (source, tables) = self.prefill(script);
+            let contents = read_tables(&source, &tables, form);
             for mut target in [self.driver(), source] {
                 let moved = continue_in(&mut target, script, form, &contents);
                 assert_same("in moved pages", expected, &moved);
@@ -95,9 +97,9 @@ impl Suite<'_> {
     pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
-        let (source, pages) = self.prefill(&scripts[index]);
+        let (source, tables) = self.prefill(&scripts[index]);
         let from = source.executor.kv_pages().geometry().clone();
-        let contents = source.read_pages(&pages, PageForm::Canonical);
+        let contents = read_tables(&source, &tables, PageForm::Canonical);
         let size = self.page_size;
         for page_size in [2 * size, size + 1, size / 2] {
             let mut target = self.driver_of(1, page_size);
@@ -110,23 +112,27 @@ impl Suite<'_> {
                 conversion.convert(0..LONG_PROMPT - 1, pages, &mut converted);
                 converted
             };
-            let converted: Vec<Vec<u8>> = contents.iter().map(convert).collect();
+            let convert_all = |layers: &Layers| layers.iter().map(convert).collect();
+            let converted: Vec<Layers> = contents.iter().map(convert_all).collect();
             let form = PageForm::Canonical;
             let moved = continue_in(&mut target, &scripts[index], form, &converted);
             assert_same("in pages of another size", &expected[index], &moved);
         }
     }
 
-    /// A driver whose pages hold the prompt, but not its last token, in any order.
-    fn prefill(&self, script: &Script) -> (Driver, Vec<u32>) {
+    /// A driver whose pages hold the prompt, but not its last token, in any order: a table of each KV
+    /// group.
+    fn prefill(&self, script: &Script) -> (Driver, Vec<Vec<u32>>) {
         let mut source = self.driver();
+        source.keeps_pages = true;
         source.shuffle_pages();
         let mut sequence = source.begin(0, script);
         source.advance(&mut sequence, usize::MAX);
         source.step(&mut [&mut sequence]);
         let num_pages = (script.prompt.len() - 1).div_ceil(self.page_size);
         source.release_slot(&sequence);
-        (source, sequence.pages[..num_pages].to_vec())
+        let tables = sequence.first_pages(num_pages);
+        (source, tables)
     }
 }
 
@@ -163,20 +169,29 @@ fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
     (0..kv.geometry().num_layers).map(read).collect()
 }
 
-/// What comes behind a prompt of which all but the last token is in these pages.
+/// What a page table's pages hold, layer by layer.
+type Layers = Vec<Vec<u8>>;
+
+fn read_tables(driver: &Driver, tables: &[Vec<u32>], form: PageForm) -> Vec<Layers> {
+    let tables = tables.iter();
+    tables.map(|pages| driver.read_pages(pages, form)).collect()
+}
+
+/// What comes behind a prompt of which all but the last token is in pages with these contents.
 fn continue_in(
     target: &mut Driver,
     script: &Script,
     form: PageForm,
-    layers: &[Vec<u8>],
+    contents: &[Layers],
 ) -> Vec<Sample> {
     target.shuffle_pages();
     let layer_bytes = target.executor.kv_pages().geometry().layer_bytes();
-    let num_pages = layers[0].len() / layer_bytes;
-    let pages: Vec<u32> = (0..num_pages).map(|_| target.take_page()).collect();
-    target.write_pages(&pages, form, layers);
+    let tables = target.take_tables(contents[0][0].len() / layer_bytes);
+    for (pages, layers) in tables.iter().zip(contents) {
+        target.write_pages(pages, form, layers);
+    }
     let num_cached = script.prompt.len() - 1;
-    let mut moved = target.begin_from(1, script, &pages, &script.prompt, num_cached);
+    let mut moved = target.begin_from(1, script, &tables, &script.prompt, num_cached);
     target.finish(&mut moved);
     moved.samples
 }

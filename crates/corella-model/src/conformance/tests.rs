@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use corella_core::{Batch, BatchOutput, InputToken, PageId, SlotStart};
+use corella_core::{Batch, BatchOutput, InputToken, KvGroup, PageId, SlotStart};
 
 use super::*;
 use crate::{
@@ -29,6 +29,87 @@ fn the_mock_passes() {
     for page_size in [4, 5, 16] {
         run(VOCAB_SIZE, page_size, |config| Box::new(mock(config)));
     }
+}
+
+fn mock_with_windows(config: &ConformanceConfig, windows: &[Option<u32>]) -> MockExecutor {
+    let groups = windows.iter().map(|&window| KvGroup { window });
+    MockExecutor::new(MockConfig {
+        num_layers: 2,
+        kv_groups: groups.collect(),
+        ..MockConfig::new(VOCAB_SIZE, config.num_pages, config.page_size)
+    })
+}
+
+#[test]
+fn the_mock_passes_with_windows() {
+    let models: [(u32, &[Option<u32>]); 4] = [
+        (4, &[Some(7)]),
+        (5, &[None, Some(1)]),
+        (4, &[Some(20), None, Some(3)]),
+        (16, &[None, Some(24)]),
+    ];
+    for (page_size, windows) in models {
+        run(VOCAB_SIZE, page_size, |config| {
+            Box::new(mock_with_windows(config, windows))
+        });
+    }
+}
+
+/// An executor that reads more than the windows that it answers with.
+struct TooWide(MockExecutor);
+
+impl Executor for TooWide {
+    fn info(&self) -> ExecutorInfo {
+        self.0.info()
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        let mut layout = self.0.kv_layout();
+        let windows = layout.groups.iter_mut().map(|group| &mut group.window);
+        windows.flatten().for_each(|window| *window -= 1);
+        layout
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecutorError> {
+        self.0.warm_up()
+    }
+
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
+        self.0.submit(batch)
+    }
+
+    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+        self.0.sample(step, masks)
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        self.0.try_wait()
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        self.0.set_waker(waker);
+    }
+
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        self.0.wait()
+    }
+
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        self.0.kv_pages()
+    }
+}
+
+/// Pages behind a window are others' by then.
+#[test]
+fn who_reads_behind_a_window_is_found() {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        run(VOCAB_SIZE, 4, |config| {
+            Box::new(TooWide(mock_with_windows(config, &[None, Some(9)])))
+        });
+    }));
+    let panic = outcome.expect_err("nothing was found");
+    let said = panic.downcast_ref::<String>().unwrap();
+    assert!(said.contains("of another history"), "{said}");
 }
 
 /// The mock executor with one fault in its batches or its results.

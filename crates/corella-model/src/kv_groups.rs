@@ -1,0 +1,277 @@
+//! Which layers of a decoder share page tables: its KV groups.
+
+use std::ops::Range;
+
+use corella_core::{KvGroup, MAX_KV_GROUPS};
+
+use crate::DecoderSpec;
+
+/// The division of a decoder's layers into KV groups.
+///
+/// A page holds the layers of one group, and one pool of pages of one size serves all groups. So
+/// groups have equal numbers of layers, as far as these divide: a page has room for the layers of the
+/// largest group, and the room that other groups leave in their pages is lost. Of the divisions that
+/// the scheduler can work with, `by_window` takes the one in which a request of the longest context
+/// takes the least memory, so windows are not used where they would cost more than they save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroups {
+    groups: Vec<KvGroup>,
+    /// The group of each layer.
+    of_layers: Vec<usize>,
+}
+
+/// Where a layer's keys and values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    pub group: usize,
+    /// The number of the layer among those of a page of its group.
+    pub in_page: usize,
+}
+
+/// Layers that read the same positions.
+struct Kind {
+    window: Option<u32>,
+    num_layers: usize,
+}
+
+impl KvGroups {
+    /// One group of all layers, which keeps the pages of the whole context, whatever the layers'
+    /// windows.
+    pub fn one(spec: &DecoderSpec) -> Self {
+        Self {
+            groups: vec![KvGroup::default()],
+            of_layers: vec![0; spec.layers.len()],
+        }
+    }
+
+    /// Groups that keep only pages in their windows.
+    pub fn by_window(spec: &DecoderSpec) -> Self {
+        let max_position = u32::try_from(spec.max_position).unwrap_or(u32::MAX);
+        let windows = spec.layers.iter().map(|layer| {
+            let window = layer.attention.window.map(u32::try_from)?.ok();
+            // A window as long as the context hides nothing.
+            window.filter(|&window| window < max_position)
+        });
+        let windows: Vec<_> = windows.collect();
+        let mut kinds: Vec<Kind> = Vec::new();
+        for &window in &windows {
+            match kinds.iter_mut().find(|kind| kind.window == window) {
+                Some(kind) => kind.num_layers += 1,
+                None => kinds.push(Kind {
+                    window,
+                    num_layers: 1,
+                }),
+            }
+        }
+        // Rows that a request of the longest context keeps, of one layer each.
+        let num_rows_kept = |num_page_layers: usize| {
+            let of_kind = |kind: &Kind| {
+                let num_layers = kind.num_groups(num_page_layers) * num_page_layers;
+                num_layers as u64 * u64::from(kind.window.unwrap_or(max_position))
+            };
+            kinds.iter().map(of_kind).sum::<u64>()
+        };
+        let num_groups = |num_page_layers| {
+            let of_kinds = kinds.iter().map(|kind| kind.num_groups(num_page_layers));
+            of_kinds.sum::<usize>()
+        };
+        let possible = (1..=windows.len()).filter(|&len| num_groups(len) <= MAX_KV_GROUPS);
+        let best = possible.min_by_key(|&len| (num_rows_kept(len), num_groups(len)));
+        let without_groups = windows.len() as u64 * u64::from(max_position);
+        let Some(num_page_layers) = best.filter(|&len| num_rows_kept(len) < without_groups) else {
+            return Self::one(spec);
+        };
+        let (mut groups, mut first_groups) = (Vec::new(), Vec::new());
+        for kind in &kinds {
+            first_groups.push(groups.len());
+            let window = kind.window;
+            groups.extend((0..kind.num_groups(num_page_layers)).map(|_| KvGroup { window }));
+        }
+        // Layers of a kind go to its groups in turn, so that each stage of a pipeline has about
+        // equal parts of all groups.
+        let mut num_seen = vec![0; kinds.len()];
+        let group_of = |window: &Option<u32>| {
+            let kind = kinds.iter().position(|kind| kind.window == *window)?;
+            let turn = num_seen[kind] % kinds[kind].num_groups(num_page_layers);
+            num_seen[kind] += 1;
+            Some(first_groups[kind] + turn)
+        };
+        Self {
+            of_layers: windows.iter().filter_map(group_of).collect(),
+            groups,
+        }
+    }
+
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    /// Where some consecutive layers are, if a page holds only those of them that its group has: the
+    /// layers of a pipeline stage.
+    pub fn layers(&self, layers: Range<usize>) -> Vec<KvLayer> {
+        let mut num_layers = vec![0; self.groups.len()];
+        let place = |&group: &usize| {
+            let in_page = num_layers[group];
+            num_layers[group] += 1;
+            KvLayer { group, in_page }
+        };
+        self.of_layers[layers].iter().map(place).collect()
+    }
+
+    /// The number of layers that a page has room for, of some consecutive layers.
+    pub fn num_page_layers(&self, layers: Range<usize>) -> usize {
+        let layers = self.layers(layers).into_iter();
+        layers.map(|layer| layer.in_page + 1).max().unwrap_or(0)
+    }
+
+    /// Whether these are groups of a decoder: each layer is in one that keeps all that the layer reads.
+    pub fn are_of(&self, spec: &DecoderSpec) -> bool {
+        let keeps = |(&group, window): (&usize, Option<usize>)| {
+            let kept = self.groups[group].window.map(|kept| kept as usize);
+            kept.is_none_or(|kept| window.is_some_and(|window| window <= kept))
+        };
+        let windows = spec.layers.iter().map(|layer| layer.attention.window);
+        self.of_layers.len() == windows.len() && self.of_layers.iter().zip(windows).all(keeps)
+    }
+}
+
+impl Kind {
+    fn num_groups(&self, num_page_layers: usize) -> usize {
+        self.num_layers.div_ceil(num_page_layers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Activation, AttentionSpec, BranchNorms, FeedForward, LayerSpec, MlpSpec, NormSpec,
+        RotarySpec,
+    };
+
+    fn spec(max_position: usize, windows: impl IntoIterator<Item = Option<usize>>) -> DecoderSpec {
+        let norm = NormSpec::rms(1e-5);
+        let layer = |window| LayerSpec {
+            attention: AttentionSpec {
+                window,
+                ..AttentionSpec::plain(2, 1, 8, RotarySpec::plain(1e4, 8))
+            },
+            attention_norms: BranchNorms::before(norm),
+            feed_forward: FeedForward::Mlp(MlpSpec {
+                intermediate_size: 8,
+                activation: Activation::Silu,
+                is_gated: true,
+                bias: false,
+            }),
+            feed_forward_norms: BranchNorms::before(norm),
+            residual_scale: 1.0,
+            is_parallel: false,
+        };
+        DecoderSpec {
+            vocab_size: 64,
+            hidden_size: 16,
+            max_position,
+            layers: windows.into_iter().map(layer).collect(),
+            learned_positions: false,
+            embedding_scale: 1.0,
+            norm,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            tied_embeddings: true,
+        }
+    }
+
+    /// One layer without a window behind each run of `num_local` layers with one.
+    fn alternating(
+        num_layers: usize,
+        num_local: usize,
+        window: usize,
+    ) -> impl Iterator<Item = Option<usize>> {
+        (0..num_layers).map(move |layer| ((layer + 1) % (num_local + 1) != 0).then_some(window))
+    }
+
+    /// The windows of the groups, each with how many groups have it, and the layers of a page.
+    fn shape(spec: &DecoderSpec) -> (Vec<(Option<u32>, usize)>, usize) {
+        let groups = KvGroups::by_window(spec);
+        assert!(groups.are_of(spec));
+        let mut counts: Vec<(Option<u32>, usize)> = Vec::new();
+        for group in groups.groups() {
+            match counts
+                .iter_mut()
+                .find(|(window, _)| *window == group.window)
+            {
+                Some((_, count)) => *count += 1,
+                None => counts.push((group.window, 1)),
+            }
+        }
+        (counts, groups.num_page_layers(0..spec.layers.len()))
+    }
+
+    #[test]
+    fn layers_with_and_without_windows_are_in_groups_of_equal_size() {
+        // The layers of Gemma 2 2B, and of Gemma 3 1B, 4B, 12B and 27B.
+        let gemma_2 = spec(8192, alternating(26, 1, 4096));
+        assert_eq!(shape(&gemma_2), (vec![(Some(4096), 1), (None, 1)], 13));
+        let gemma_3 = [
+            (26, 512, 32_768, 6, 4),
+            (34, 1024, 131_072, 6, 5),
+            (48, 1024, 131_072, 5, 8),
+            (62, 1024, 131_072, 6, 10),
+        ];
+        for (num_layers, window, max_position, num_groups, num_page_layers) in gemma_3 {
+            let spec = spec(max_position, alternating(num_layers, 5, window));
+            let expected = vec![(Some(window as u32), num_groups), (None, 1)];
+            assert_eq!(shape(&spec), (expected, num_page_layers));
+        }
+    }
+
+    #[test]
+    fn a_window_of_all_layers_makes_one_group() {
+        let mistral = spec(32_768, vec![Some(4096); 32]);
+        assert_eq!(shape(&mistral), (vec![(Some(4096), 1)], 32));
+        let llama = spec(2048, vec![None; 16]);
+        assert_eq!(KvGroups::by_window(&llama), KvGroups::one(&llama));
+        assert_eq!(shape(&llama), (vec![(None, 1)], 16));
+    }
+
+    #[test]
+    fn windows_that_save_nothing_are_no_groups() {
+        // A window as long as the context.
+        let phi = spec(2048, vec![Some(2048); 4]);
+        assert_eq!(KvGroups::by_window(&phi), KvGroups::one(&phi));
+        // Pages of a few layers would make too many groups, and in pages of more layers, the one
+        // with a window would use a part of the room only.
+        let mut windows = vec![None; 13];
+        windows[3] = Some(1024);
+        let spec = spec(2048, windows);
+        assert_eq!(KvGroups::by_window(&spec), KvGroups::one(&spec));
+    }
+
+    #[test]
+    fn stages_have_parts_of_all_groups() {
+        let spec = spec(131_072, alternating(34, 5, 1024));
+        let groups = KvGroups::by_window(&spec);
+        assert_eq!(groups.num_page_layers(0..34), 5);
+        // In a stage of 17 layers, 15 or 14 have a window, and there are 6 groups of those.
+        assert_eq!(groups.num_page_layers(0..17), 3);
+        assert_eq!(groups.num_page_layers(17..34), 3);
+        let layers = groups.layers(17..34);
+        for (index, layer) in layers.iter().enumerate() {
+            assert!(
+                !layers[..index].contains(layer),
+                "layer {index} shares its place"
+            );
+        }
+    }
+
+    #[test]
+    fn groups_of_another_model_are_noticed() {
+        let [narrow, wide, full] =
+            [Some(512), Some(1024), None].map(|window| spec(4096, vec![window; 4]));
+        let groups = KvGroups::by_window(&wide);
+        assert!(groups.are_of(&narrow) && groups.are_of(&wide));
+        assert!(!groups.are_of(&full));
+        assert!(!groups.are_of(&spec(4096, vec![Some(1024); 5])));
+        assert!(KvGroups::one(&full).are_of(&narrow));
+    }
+}
