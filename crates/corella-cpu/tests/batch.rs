@@ -134,6 +134,9 @@ fn impossible_batches_fail_alone() {
     let greedy = sampling();
     type Make<'a> = &'a dyn Fn(&mut BatchBuilder);
     let impossible: [(&str, Make); 14] = [
+        ("has not been started", &|b| {
+            b.span(1, 0, &[5], true);
+        }),
         ("cannot score the tokens 0..1", &|b| {
             b.start(1, 2, &greedy)
                 .pages(1, 0, &[3])
@@ -151,9 +154,6 @@ fn impossible_batches_fail_alone() {
                 .pages(1, 0, &[3])
                 .span(1, 0, &[5, 6], false)
                 .logprobs(1..3, Some(60_000));
-        }),
-        ("has not been started", &|b| {
-            b.span(1, 0, &[5], true);
         }),
         ("slot 9 is beyond", &|b| {
             b.start(9, 1, &greedy);
