@@ -34,4 +34,4 @@ pub use kv::kv_page_bytes;
 pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
 pub use step::{Operation, OperationReport, Profile, ProfileReport};
 pub use system::num_cores;
-pub use weights::{PackedImage, weight_format};
+pub use weights::{PackedImage, packed_bytes, weight_format};

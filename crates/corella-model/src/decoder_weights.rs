@@ -20,6 +20,8 @@ pub trait TensorSource {
     fn file(&self) -> &str;
     /// The names of all tensors.
     fn names(&self) -> Vec<String>;
+    /// The number of elements and the number of bytes of each tensor.
+    fn sizes(&self) -> Vec<(usize, usize)>;
     /// The tensor of a name; `None` if the file has no such tensor.
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError>;
     /// The tensor of a name whatever its type, for the parts of quantised matrices. Formats whose
@@ -36,6 +38,10 @@ impl<S: TensorSource> TensorSource for &S {
 
     fn names(&self) -> Vec<String> {
         (*self).names()
+    }
+
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        (*self).sizes()
     }
 
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {

@@ -24,6 +24,7 @@ use crate::{BlockFormat, CheckpointError, Storage};
 
 pub use self::config::model_config;
 pub use self::metadata::Metadata;
+pub use self::special_token::TOKENS;
 pub use self::tokenizer::{tokenizer_config_json, tokenizer_json};
 
 /// An open GGUF file.
@@ -120,6 +121,13 @@ impl TensorSource for GgufFile {
 
     fn names(&self) -> Vec<String> {
         self.tensors.keys().cloned().collect()
+    }
+
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        let tensors = self.tensors.values();
+        tensors
+            .map(|info| (info.shape.iter().product(), info.range.len()))
+            .collect()
     }
 
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {

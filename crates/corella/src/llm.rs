@@ -7,7 +7,7 @@ use corella_core::{
     TokenId,
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, ModelConfig};
+use corella_model::{Checkpoint, CheckpointError, ModelConfig};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
@@ -360,7 +360,7 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
 
 /// The name of a folder, or that of a file without `.gguf`. A link has its own name, not that of its
 /// target.
-fn model_name(path: &Path) -> String {
+pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
     let path = folder.as_deref().unwrap_or(path);
@@ -373,8 +373,15 @@ fn model_name(path: &Path) -> String {
 }
 
 fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {
-    let jinja = checkpoint.file("chat_template.jinja")?;
-    let config = checkpoint.file("tokenizer_config.json")?;
+    template_of(|name| checkpoint.file(name))
+}
+
+/// The chat template of a model whose files `file` reads.
+pub(crate) fn template_of(
+    file: impl Fn(&str) -> FileContent,
+) -> Result<Option<ChatTemplate>, Error> {
+    let jinja = file("chat_template.jinja")?;
+    let config = file("tokenizer_config.json")?;
     let config = config.as_deref().unwrap_or(b"{}");
     Ok(ChatTemplate::from_tokenizer_config(
         config,
@@ -386,7 +393,16 @@ pub(crate) fn required_file(
     checkpoint: &Checkpoint,
     name: &str,
 ) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
-    checkpoint
-        .file(name)?
-        .ok_or_else(|| Error::Config(format!("the model has no {name}")))
+    required(checkpoint.file(name), name)
+}
+
+/// The content of a file of a model, if it has that file.
+pub(crate) type FileContent = Result<Option<std::borrow::Cow<'static, [u8]>>, CheckpointError>;
+
+/// The content of a file that every model has.
+pub(crate) fn required(
+    content: FileContent,
+    name: &str,
+) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
+    content?.ok_or_else(|| Error::Config(format!("the model has no {name}")))
 }
