@@ -56,6 +56,7 @@ pub use decoder_spec::{
 };
 pub use element_order::ElementOrder;
 pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask};
+pub use gguf::gguf_model_name;
 pub use group_format::{GroupFormat, GroupedRow};
 pub use int8_row::{int8_scale, quantise_int8_row};
 pub use kv_pages::{KvGeometry, KvPages, LayerProgress, PageForm};

@@ -307,7 +307,10 @@ fn the_kind_of_a_tokenizer_is_known() {
     let kinds: Vec<_> = kinds.map(|both| both.ours.kind()).collect();
     let (bytes, merges) = ("byte-level BPE", "SentencePiece BPE with bytes");
     let best_sum = "SentencePiece unigram";
-    assert_eq!(kinds, [bytes, merges, best_sum, bytes, bytes, merges, bytes]);
+    assert_eq!(
+        kinds,
+        [bytes, merges, best_sum, bytes, bytes, merges, bytes]
+    );
     let nano = READ.iter().find(|both| both.file == FILES[6]).unwrap();
     assert_eq!(nano.ours.num_tokens(), (2048, 3));
 }

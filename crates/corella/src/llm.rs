@@ -7,7 +7,7 @@ use corella_core::{
     TokenId,
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, CheckpointError, ModelConfig};
+use corella_model::{Checkpoint, CheckpointError, ModelConfig, gguf_model_name};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
@@ -358,18 +358,16 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
     }
 }
 
-/// The name of a folder, or that of a file without `.gguf`. A link has its own name, not that of its
+/// The name of a folder, or that of a file without `.gguf` and the number of its part. A link has its own name, not that of its
 /// target.
 pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
     let path = folder.as_deref().unwrap_or(path);
-    let name = match path.extension() {
-        Some(extension) if extension == "gguf" => path.file_stem(),
-        _ => path.file_name(),
-    };
-    let name = name.unwrap_or(path.as_os_str());
-    name.to_string_lossy().into_owned()
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    let of_file = gguf_model_name(&name).filter(|_| folder.is_none());
+    of_file.unwrap_or(&name).to_owned()
 }
 
 fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {

@@ -41,7 +41,13 @@ pub struct TensorTotals {
 impl Source {
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let problem = match fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => return Ok(Self::Folder(path.to_path_buf())),
+            Ok(metadata) if metadata.is_dir() => {
+                let folder = Self::Folder(path.to_path_buf());
+                return match folder.first_part() {
+                    Some(first) => Self::open_gguf(&path.join(first)),
+                    None => Ok(folder),
+                };
+            }
             Ok(metadata) if metadata.is_file() => return Self::open_gguf(path),
             Ok(_) => "is neither a folder nor a file".into(),
             Err(error) if error.kind() == ErrorKind::NotFound => match hub_name(path) {
@@ -57,17 +63,8 @@ impl Source {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, CheckpointError> {
-        let label = path.display().to_string();
-        let storage = match map(path) {
-            Ok(storage) => storage,
-            Err(error) => return Err(CheckpointError::new(label, error.to_string())),
-        };
-        if !storage.bytes().starts_with(&gguf::MAGIC) {
-            let problem = "is not a GGUF file; a model is one, or a folder with config.json and \
-                           safetensors";
-            return Err(CheckpointError::new(label, problem));
-        }
-        GgufFile::open(label, storage).map(Self::Gguf)
+        let file = open_gguf_file(path)?.join(path, open_gguf_file)?;
+        Ok(Self::Gguf(file))
     }
 
     pub fn from_static(files: &[(&str, &'static [u8])]) -> Self {
@@ -84,7 +81,7 @@ impl Source {
         if let Some(config) = self.read(CONFIG)? {
             return Ok(config);
         }
-        let problem = match self.gguf_name() {
+        let problem = match self.gguf_names().first() {
             Some(name) => format!("is missing; {name} is a model by itself"),
             None => "is missing".into(),
         };
@@ -105,7 +102,7 @@ impl Source {
                 Ok(files)
             }
             Self::Static(_) => Ok(Vec::new()),
-            Self::Gguf(file) => Ok(vec![PathBuf::from(file.label())]),
+            Self::Gguf(file) => Ok(file.paths()),
         }
     }
 
@@ -175,16 +172,35 @@ impl Source {
         }
     }
 
-    /// The first GGUF file in the checkpoint's folder, if it has any.
-    fn gguf_name(&self) -> Option<String> {
+    /// The names of the GGUF files in the checkpoint's folder, in order.
+    fn gguf_names(&self) -> Vec<String> {
         let Self::Folder(folder) = self else {
-            return None;
+            return Vec::new();
         };
-        let names = fs::read_dir(folder).ok()?.filter_map(|entry| {
+        let Ok(entries) = fs::read_dir(folder) else {
+            return Vec::new();
+        };
+        let names = entries.filter_map(|entry| {
             let name = entry.ok()?.file_name().into_string().ok()?;
             name.ends_with(".gguf").then_some(name)
         });
-        names.min()
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// The first part of the model that the checkpoint's folder has in parts, if it has one such model
+    /// and no other.
+    fn first_part(&self) -> Option<String> {
+        let names = self.gguf_names();
+        let has_config = matches!(self.read(CONFIG), Ok(Some(_)));
+        let first = names.first().filter(|_| !has_config)?;
+        let model = gguf::name_of_first_part(first)?;
+        let is_part = |name: &String| {
+            let rest = name.strip_prefix(model);
+            rest.is_some_and(|rest| rest.len() == "-00001-of-00001.gguf".len())
+        };
+        names.iter().all(is_part).then(|| first.clone())
     }
 
     fn find_static(&self, name: &str) -> Option<&'static [u8]> {
@@ -255,6 +271,20 @@ fn hub_name(path: &Path) -> Option<&str> {
     };
     let is_file = model.ends_with(".gguf") || model.ends_with(".safetensors");
     (is_plain(owner) && is_plain(model) && !is_file).then_some(name)
+}
+
+fn open_gguf_file(path: &Path) -> Result<GgufFile, CheckpointError> {
+    let label = path.display().to_string();
+    let storage = match map(path) {
+        Ok(storage) => storage,
+        Err(error) => return Err(CheckpointError::new(label, error.to_string())),
+    };
+    if !storage.bytes().starts_with(&gguf::MAGIC) {
+        let problem = "is not a GGUF file; a model is one, or a folder with config.json and \
+                       safetensors";
+        return Err(CheckpointError::new(label, problem));
+    }
+    GgufFile::open(label, storage)
 }
 
 fn map(path: &Path) -> io::Result<Storage> {

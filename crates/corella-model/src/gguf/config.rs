@@ -11,7 +11,6 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
     let metadata = &file.metadata;
     let fields = FileFields::new(file)?;
     let architecture = Architecture::of_file(&fields)?;
-    refuse_parts(metadata)?;
     Ok(ModelConfig {
         architecture,
         spec: architecture.spec(&fields)?,
@@ -21,17 +20,6 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
         eos_token_ids: end_token_ids(metadata)?,
         generation: generation(metadata)?,
     })
-}
-
-fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
-    const KEY: &str = "split.count";
-    // Some converters write 0 for a file that is whole.
-    match metadata.try_number(KEY)? {
-        Some(count) if count > 1.0 => {
-            Err(metadata.refuse(KEY, "the file is one part of a model; join the parts first"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The declared type of most tensors. Block formats become bf16.
