@@ -59,6 +59,13 @@ impl Checkpoint {
         &self.config
     }
 
+    /// Uses only the first tokens of the vocabulary. The rows of embedding and head behind them are not
+    /// read, so that these tokens are never drawn.
+    pub fn keep_tokens(&mut self, num_tokens: usize) {
+        let vocab_size = &mut self.config.spec.vocab_size;
+        *vocab_size = num_tokens.min(*vocab_size);
+    }
+
     /// Reads another file of the checkpoint, such as `tokenizer.json`; `None` if there is none. For
     /// a GGUF file, `tokenizer.json` and `tokenizer_config.json` are made from its metadata.
     pub fn file(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {

@@ -107,7 +107,9 @@ pub fn load<S: TensorSource>(
     let mut tensors = Tensors::new(config, files, layout, missing_from);
     let hidden = [spec.hidden_size];
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
-    let embed = tensors.take(&tensors.weight(layout.embed), &vocab_by_hidden)?;
+    let stored_by_hidden = [config.num_vocab_rows, spec.hidden_size];
+    let embed = tensors.find(&tensors.weight(layout.embed), &stored_by_hidden)?;
+    let embed = embed.rows(0..spec.vocab_size, RowOrder::AsStored);
     let positions = match spec.learned_positions {
         true => {
             let shape = [spec.max_position, spec.hidden_size];
@@ -131,7 +133,7 @@ pub fn load<S: TensorSource>(
         true => None,
         false => {
             let name = tensors.head;
-            let part = Part::by_itself(spec.vocab_size);
+            let part = Part::by_itself(config.num_vocab_rows);
             Some(tensors.take_matrix(name, &Stored::whole(name), &part, vocab_by_hidden)?)
         }
     };

@@ -5,11 +5,12 @@ use corella_model::{
     ByPart, Checkpoint, DecoderSpec, KvFormat, ModelConfig, Outline, OutlineSizes, TensorTotals,
     WeightFormat,
 };
-use corella_text::Tokenizer;
+use corella_text::{TokenCount, Tokenizer};
 
 use crate::device::{self, kv_format};
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::llm::{FileContent, model_name, required, template_of};
+use crate::vocabulary::num_tokens;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
 /// What is known of a model.
@@ -37,6 +38,8 @@ pub struct Inspection {
 /// A model whose family is known.
 pub struct ModelReport {
     pub config: ModelConfig,
+    /// The number of rows of the vocabulary that belong to tokens.
+    pub num_known_tokens: usize,
     pub num_parameters: ByPart,
     /// The parameters that a token meets: without the experts that it does not choose.
     pub num_active_parameters: ByPart,
@@ -119,10 +122,10 @@ pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection,
         chat_template: None,
         refusals: Vec::new(),
     };
-    let tokenizer = inspection.read_text(|name| outline.file(name));
+    let (tokenizer, count) = inspection.read_text(|name| outline.file(name)).unzip();
     match outline.into_checkpoint() {
         Ok(checkpoint) => {
-            let model = inspection.read_model(&checkpoint, options);
+            let model = inspection.read_model(&checkpoint, count, options);
             if let (Some(tokenizer), Some(report)) = (&tokenizer, &mut inspection.tokenizer) {
                 report.name_special_tokens(tokenizer, &model.config);
             }
@@ -141,12 +144,15 @@ impl Inspection {
             .ok()
     }
 
-    fn read_text(&mut self, file: impl Fn(&str) -> FileContent) -> Option<Tokenizer> {
+    fn read_text(&mut self, file: impl Fn(&str) -> FileContent) -> Option<(Tokenizer, TokenCount)> {
         const NAME: &str = "tokenizer.json";
-        let tokenizer = required(file(NAME), NAME)
-            .and_then(|json| Tokenizer::from_bytes(&json).map_err(Error::from));
+        let tokenizer = required(file(NAME), NAME).and_then(|json| {
+            let count = TokenCount::from_bytes(&json)?;
+            Ok((Tokenizer::from_bytes(&json)?, count))
+        });
         let tokenizer = self.accept(tokenizer);
-        self.tokenizer = tokenizer.as_ref().map(TokenizerReport::new);
+        let report = tokenizer.as_ref().map(|(it, _)| TokenizerReport::new(it));
+        self.tokenizer = report;
         let template = self.accept(template_of(file)).flatten();
         self.chat_template = template.map(|template| TemplateReport {
             reads_tools: template.reads_tools(),
@@ -155,11 +161,19 @@ impl Inspection {
         tokenizer
     }
 
-    fn read_model(&mut self, checkpoint: &Checkpoint, options: &LlmOptions) -> ModelReport {
+    fn read_model(
+        &mut self,
+        checkpoint: &Checkpoint,
+        count: Option<TokenCount>,
+        options: &LlmOptions,
+    ) -> ModelReport {
         let spec = &checkpoint.config().spec;
+        let num_known = count.map(|count| num_tokens(checkpoint.config(), count));
+        let num_known = num_known.and_then(|num_known| self.accept(num_known));
         let weights = self.read_weights(checkpoint, options);
         ModelReport {
             config: checkpoint.config().clone(),
+            num_known_tokens: num_known.unwrap_or(spec.vocab_size),
             num_parameters: spec.num_parameters(),
             num_active_parameters: spec.num_active_parameters(),
             weights,

@@ -22,6 +22,7 @@ mod perplexity;
 mod quantize;
 mod token_cost;
 mod tokenizer_loader;
+mod vocabulary;
 mod weight_cache;
 
 pub use device::{DraftHardware, Hardware, kv_format_name, weight_format_name};

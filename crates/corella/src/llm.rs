@@ -73,8 +73,8 @@ pub enum Finish {
 
 impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
-        let (name, checkpoint) = open(source)?;
-        let tokenizer = TokenizerLoader::start(&checkpoint)?;
+        let (name, mut checkpoint) = open(source)?;
+        let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         let chat_template = chat_template(&checkpoint)?;
         let draft = match &options.draft_model {
             Some(draft) => {
@@ -212,6 +212,12 @@ impl Llm {
         prompt: Vec<TokenId>,
         params: &GenerateParams,
     ) -> Result<TextEvents, Error> {
+        let vocab_size = self.config.spec.vocab_size;
+        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab_size) {
+            return Err(Error::Config(format!(
+                "the prompt holds token {token}, and the model knows only {vocab_size}"
+            )));
+        }
         let recommended = &self.config.generation;
         let sampling = SamplingParams {
             temperature: params
@@ -358,8 +364,8 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
     }
 }
 
-/// The name of a folder, or that of a file without `.gguf` and the number of its part. A link has its own name, not that of its
-/// target.
+/// The name of a folder, or that of a file without `.gguf` and the number of its part. A link has its
+/// own name, not that of its target.
 pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();

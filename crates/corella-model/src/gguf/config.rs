@@ -11,9 +11,11 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
     let metadata = &file.metadata;
     let fields = FileFields::new(file)?;
     let architecture = Architecture::of_file(&fields)?;
+    let spec = architecture.spec(&fields)?;
     Ok(ModelConfig {
         architecture,
-        spec: architecture.spec(&fields)?,
+        num_vocab_rows: spec.vocab_size,
+        spec,
         dtype: dtype(metadata)?,
         quantization: None,
         bos_token_id: metadata.try_token_id("tokenizer.ggml.bos_token_id")?,

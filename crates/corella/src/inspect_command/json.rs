@@ -46,6 +46,7 @@ fn model(model: &ModelReport) -> Value {
         "num_layers": spec.layers.len(),
         "hidden_size": spec.hidden_size,
         "vocab_size": spec.vocab_size,
+        "num_known_tokens": model.num_known_tokens,
         "max_position": spec.max_position,
         "learned_positions": spec.learned_positions,
         "tied_embeddings": spec.tied_embeddings,

@@ -62,7 +62,7 @@ impl Page {
         self.line("feed-forward", &shape::kinds(layers, shape::feed_forward));
         self.line("norms", &shape::kinds(layers, shape::norms));
         self.line("context", &spec.max_position.to_string());
-        self.line("vocabulary", &vocabulary(spec));
+        self.line("vocabulary", &vocabulary(model));
     }
 
     /// What is known of a model of an unknown family.
@@ -195,8 +195,13 @@ fn rotary(spec: &DecoderSpec) -> String {
     }
 }
 
-fn vocabulary(spec: &DecoderSpec) -> String {
-    let mut text = spec.vocab_size.to_string();
+fn vocabulary(model: &ModelReport) -> String {
+    let spec = &model.config.spec;
+    let mut text = model.num_known_tokens.to_string();
+    let num_padding = spec.vocab_size - model.num_known_tokens;
+    if num_padding > 0 {
+        text += &format!(" and {num_padding} rows without a token");
+    }
     if spec.tied_embeddings {
         text += ", head tied to the embedding";
     }
