@@ -38,7 +38,9 @@ mod raised_tensor;
 mod rotary_spec;
 mod safetensors_file;
 mod sampler;
+mod sentence_piece;
 mod tensor;
+mod tokenizer_json;
 mod transposed_tensor;
 
 pub use arch::{Architecture, Outline, OutlineSizes};

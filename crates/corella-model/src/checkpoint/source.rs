@@ -10,7 +10,10 @@ use super::{CONFIG, INDEX, SINGLE};
 use crate::decoder_weights::TensorSource;
 use crate::gguf::{self, GgufFile};
 use crate::safetensors_file::SafetensorsFile;
+use crate::sentence_piece::{self, folder_tokenizer};
 use crate::{CheckpointError, Storage, json_object};
+
+const TOKENIZER: &str = "tokenizer.json";
 
 /// Where a checkpoint's files are.
 pub enum Source {
@@ -149,16 +152,31 @@ impl Source {
         match self {
             Self::Folder(folder) => match fs::read(folder.join(name)) {
                 Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) if error.kind() == ErrorKind::NotFound => match name {
+                    TOKENIZER => self.sentence_piece_tokenizer(),
+                    _ => Ok(None),
+                },
                 Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
             },
             Self::Static(_) => Ok(self.find_static(name).map(Cow::Borrowed)),
             Self::Gguf(file) => Ok(match name {
-                "tokenizer.json" => Some(Cow::Owned(gguf::tokenizer_json(file)?)),
+                TOKENIZER => Some(Cow::Owned(gguf::tokenizer_json(file)?)),
                 "tokenizer_config.json" => Some(Cow::Owned(gguf::tokenizer_config_json(file)?)),
                 _ => None,
             }),
         }
+    }
+
+    /// Makes the tokenizer.json that a folder lacks, if it has SentencePiece's file.
+    fn sentence_piece_tokenizer(&self) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
+        let Some(model) = self.read(sentence_piece::MODEL_FILE)? else {
+            return Ok(None);
+        };
+        let label = self.label(sentence_piece::MODEL_FILE);
+        let config = self.read("tokenizer_config.json")?;
+        let added = self.read("added_tokens.json")?;
+        let tokenizer = folder_tokenizer((label, &model), config.as_deref(), added.as_deref())?;
+        Ok(Some(Cow::Owned(tokenizer.to_string().into_bytes())))
     }
 
     fn map(&self, name: &str) -> Result<Option<Storage>, CheckpointError> {
