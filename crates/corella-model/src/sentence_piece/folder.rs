@@ -39,8 +39,9 @@ pub fn folder_tokenizer(
             piece.text = &token.content;
         }
     }
-    let mut next_id = pieces.len();
-    for (&id, token) in added.range(next_id as TokenId..) {
+    let num_pieces = pieces.len();
+    let beyond = added.range(num_pieces as TokenId..);
+    for (next_id, (&id, token)) in (num_pieces..).zip(beyond) {
         if id as usize != next_id {
             let problem = format!(
                 "added token {:?} has id {id}, and there is none with id {next_id}",
@@ -48,7 +49,6 @@ pub fn folder_tokenizer(
             );
             return Err(CheckpointError::new(CONFIG_FILE, problem));
         }
-        next_id += 1;
     }
     let id_of = |text: &str| {
         let mut pieces = file.vocabulary.pieces.iter();
