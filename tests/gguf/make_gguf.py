@@ -10,6 +10,7 @@ blocks by the dequantisation of `gguf`, logits by Transformers, vocabularies by 
     blocks.gguf      blocks of every type, with the values that they stand for
     NAME/            a Hugging Face folder
     NAME.gguf        the same model
+    split/           one of these models in parts
 
 and in tests/golden the folders *-gguf, which have models of many types and their logits.
 """
@@ -561,10 +562,33 @@ def make_pairs():
     )
 
 
+def make_split(name):
+    """Writes a model again, in parts of four tensors."""
+    folder = HERE / "split"
+    folder.mkdir(exist_ok=True)
+    reader = gguf.GGUFReader(HERE / f"{name}.gguf")
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(folder / f"{name}.gguf", architecture, split_max_tensors=4)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        if field.types[0] == gguf.GGUFValueType.ARRAY:
+            writer.add_array(field.name, field.contents())
+        else:
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def main():
     make_golden.set_up_transformers()
     make_blocks(HERE / "blocks.gguf")
     make_pairs()
+    make_split("qwen3-f16")
     for name, config in GOLDEN_MODELS.items():
         make_golden_model(name, config)
 

@@ -7,6 +7,7 @@ mod lane;
 mod norm;
 mod packed_image;
 mod packed_layer;
+mod packed_size;
 mod panel;
 mod spec_check;
 
@@ -15,6 +16,7 @@ pub use self::lane::Lane;
 pub use self::norm::PackedNorm;
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
+pub use self::packed_size::packed_bytes;
 pub use self::panel::PackedMatrix;
 pub use self::spec_check::check_spec;
 

@@ -12,6 +12,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod olmo2;
+mod outline;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -22,6 +23,7 @@ mod smollm3;
 pub use self::base::shortest;
 pub use self::field::{Fields, FileFields, FolderFields};
 pub use self::layout::{Layout, Stored};
+pub use self::outline::{Outline, OutlineSizes};
 
 use std::fmt;
 
@@ -150,17 +152,21 @@ pub(crate) fn folder_names() -> [&'static str; FAMILIES.len()] {
 /// Says what is supported, and which of it is closest to a name that is not.
 fn known<const N: usize>(mut names: [&str; N], unknown: Option<&str>) -> String {
     names.sort_unstable();
+    let closest = unknown.and_then(|unknown| closest(&names, unknown));
+    let closest = closest.map(|closest| format!("; the closest is {closest}"));
     let mut distinct = names.to_vec();
     distinct.dedup();
     let list = distinct.join(", ");
-    let closest = unknown.and_then(|unknown| {
-        let distance = |name: &&&str| num_edits(stem(unknown), stem(name));
-        let closest = distinct.iter().min_by_key(distance)?;
-        // Names that have less than half in common are close by chance.
-        let is_close = 2 * distance(&closest) <= stem(unknown).len();
-        is_close.then(|| format!("; the closest is {closest}"))
-    });
     format!("supported are {list}{}", closest.unwrap_or_default())
+}
+
+/// The name that is closest to an unknown one, the first of several; `None` if all have less than half
+/// in common with it, because these would be close by chance.
+fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
+    let distance = |name: &&&str| num_edits(stem(unknown), stem(name));
+    let closest = names.iter().min_by_key(distance)?;
+    let is_close = 2 * distance(&closest) <= stem(unknown).len();
+    is_close.then_some(*closest)
 }
 
 /// What is before the part that many names have in common.

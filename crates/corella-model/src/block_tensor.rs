@@ -119,6 +119,11 @@ impl BlockTensor {
         self.num_columns / self.format.block_len() * self.format.block_bytes()
     }
 
+    /// The size of all blocks, in bytes.
+    pub fn stored_bytes(&self) -> usize {
+        self.range.len()
+    }
+
     /// The size of a row in the tensor's type, in bytes.
     pub fn row_bytes(&self) -> usize {
         self.num_columns * self.dtype.size()

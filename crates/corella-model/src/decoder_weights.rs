@@ -20,6 +20,8 @@ pub trait TensorSource {
     fn file(&self) -> &str;
     /// The names of all tensors.
     fn names(&self) -> Vec<String>;
+    /// The number of elements and the number of bytes of each tensor.
+    fn sizes(&self) -> Vec<(usize, usize)>;
     /// The tensor of a name; `None` if the file has no such tensor.
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError>;
     /// The tensor of a name whatever its type, for the parts of quantised matrices. Formats whose
@@ -36,6 +38,10 @@ impl<S: TensorSource> TensorSource for &S {
 
     fn names(&self) -> Vec<String> {
         (*self).names()
+    }
+
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        (*self).sizes()
     }
 
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
@@ -101,7 +107,9 @@ pub fn load<S: TensorSource>(
     let mut tensors = Tensors::new(config, files, layout, missing_from);
     let hidden = [spec.hidden_size];
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
-    let embed = tensors.take(&tensors.weight(layout.embed), &vocab_by_hidden)?;
+    let stored_by_hidden = [config.num_vocab_rows, spec.hidden_size];
+    let embed = tensors.find(&tensors.weight(layout.embed), &stored_by_hidden)?;
+    let embed = embed.rows(0..spec.vocab_size, RowOrder::AsStored);
     let positions = match spec.learned_positions {
         true => {
             let shape = [spec.max_position, spec.hidden_size];
@@ -125,7 +133,7 @@ pub fn load<S: TensorSource>(
         true => None,
         false => {
             let name = tensors.head;
-            let part = Part::by_itself(spec.vocab_size);
+            let part = Part::by_itself(config.num_vocab_rows);
             Some(tensors.take_matrix(name, &Stored::whole(name), &part, vocab_by_hidden)?)
         }
     };

@@ -1,4 +1,5 @@
-//! GGUF files: metadata, a list of tensors, and their bytes. One file is a whole checkpoint.
+//! GGUF files: metadata, a list of tensors, and their bytes. One file, or the parts that it was split
+//! into, is a whole checkpoint.
 //!
 //! Every number in the file is checked against the file's length before it is used, so that a
 //! damaged or hostile file causes one error and no large allocation.
@@ -12,10 +13,12 @@ mod cursor;
 mod metadata;
 mod pre_tokenizer;
 mod special_token;
+mod split;
 mod tokenizer;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use self::cursor::Cursor;
@@ -24,18 +27,21 @@ use crate::{BlockFormat, CheckpointError, Storage};
 
 pub use self::config::model_config;
 pub use self::metadata::Metadata;
+pub use self::special_token::TOKENS;
+pub use self::split::{gguf_model_name, name_of_first_part};
 pub use self::tokenizer::{tokenizer_config_json, tokenizer_json};
 
-/// An open GGUF file.
+/// An open GGUF file, with the tensors of the other parts if it is the first of several.
 pub struct GgufFile {
     /// The file's name in error messages.
     label: String,
-    storage: Arc<Storage>,
     pub metadata: Metadata,
     tensors: HashMap<String, TensorInfo>,
+    other_parts: Vec<PathBuf>,
 }
 
 struct TensorInfo {
+    storage: Arc<Storage>,
     /// The shape as in safetensors: the last size is that of a row.
     shape: Vec<usize>,
     format: BlockFormat,
@@ -80,17 +86,24 @@ impl GgufFile {
         let num_tensors = cursor.u64("the header")?;
         let num_keys = cursor.u64("the header")?;
         let metadata = Metadata::parse(label, &storage, &mut cursor, num_keys)?;
-        let tensors = parse_tensors(&metadata, &mut cursor, num_tensors)?;
+        let tensors = parse_tensors(&storage, &metadata, &mut cursor, num_tensors)?;
         Ok(Self {
             label: label.to_owned(),
-            storage,
             metadata,
             tensors,
+            other_parts: Vec::new(),
         })
     }
 
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// The files that the model is in.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let mut paths = vec![PathBuf::from(&self.label)];
+        paths.extend(self.other_parts.iter().cloned());
+        paths
     }
 
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
@@ -106,7 +119,7 @@ impl GgufFile {
             let problem = format!("tensor {name} is {}; it should be F32", info.format.name());
             return Err(CheckpointError::new(&self.label, problem));
         }
-        let numbers = self.storage.bytes()[info.range.clone()].as_chunks().0;
+        let numbers = info.storage.bytes()[info.range.clone()].as_chunks().0;
         Ok(Some(
             numbers.iter().map(|&n| f32::from_le_bytes(n)).collect(),
         ))
@@ -122,9 +135,16 @@ impl TensorSource for GgufFile {
         self.tensors.keys().cloned().collect()
     }
 
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        let tensors = self.tensors.values();
+        tensors
+            .map(|info| (info.shape.iter().product(), info.range.len()))
+            .collect()
+    }
+
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
         let tensor = self.tensors.get(name).map(|info| FileTensor {
-            storage: self.storage.clone(),
+            storage: info.storage.clone(),
             range: info.range.clone(),
             format: info.format,
             shape: info.shape.clone(),
@@ -134,6 +154,7 @@ impl TensorSource for GgufFile {
 }
 
 fn parse_tensors(
+    storage: &Arc<Storage>,
     metadata: &Metadata,
     cursor: &mut Cursor<'_>,
     num_tensors: u64,
@@ -167,6 +188,7 @@ fn parse_tensors(
             .ok_or_else(|| format!("tensor {name} is at the impossible offset {}", entry.offset))?;
         file_end = file_end.max(end);
         let info = TensorInfo {
+            storage: storage.clone(),
             shape: entry.shape,
             format: entry.format,
             // If this is past the end of the file, an error is returned below.

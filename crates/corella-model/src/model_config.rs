@@ -11,6 +11,8 @@ use crate::{Architecture, CheckpointError, DType, DecoderSpec, Quantization};
 pub struct ModelConfig {
     pub architecture: Architecture,
     pub spec: DecoderSpec,
+    /// The number of rows of the stored embedding and head. Those from `spec.vocab_size` on are not used.
+    pub num_vocab_rows: usize,
     /// The type that the configuration declares. What counts is the type of each tensor.
     pub dtype: Option<DType>,
     /// How matrices are stored as integers, if some are.
@@ -40,9 +42,11 @@ impl ModelConfig {
         let fields = FolderFields::new(JsonObject::new(config.0, &fields));
         let architecture = Architecture::of_folder(&fields)?;
         let config = fields.object();
+        let spec = architecture.spec(&fields)?;
         let mut model = Self {
             architecture,
-            spec: architecture.spec(&fields)?,
+            num_vocab_rows: spec.vocab_size,
+            spec,
             dtype: dtype(config)?,
             quantization: Quantization::parse(config)?,
             bos_token_id: config.token_ids("bos_token_id")?.first().copied(),

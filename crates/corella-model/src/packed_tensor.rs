@@ -261,6 +261,21 @@ impl PackedTensor {
         }
     }
 
+    /// The size of the integers, scales and zero points of the tensor's rows, in bytes.
+    pub fn stored_bytes(&self) -> usize {
+        let parts = [
+            Some(&self.integers),
+            Some(&self.scales),
+            self.zeros.as_ref(),
+        ];
+        let whole: usize = parts
+            .into_iter()
+            .flatten()
+            .map(|part| part.range.len())
+            .sum();
+        whole * self.view.num_rows / self.num_rows
+    }
+
     /// The size of a row in bf16, in bytes.
     pub fn row_bytes(&self) -> usize {
         self.num_columns * DType::Bf16.size()

@@ -45,6 +45,15 @@ impl TensorSource for SafetensorsFile {
         self.metadata.offset_keys()
     }
 
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        let tensors = self.metadata.tensors();
+        let tensors = tensors.values().map(|info| {
+            let (start, end) = info.data_offsets;
+            (info.shape.iter().product(), end - start)
+        });
+        tensors.collect()
+    }
+
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
         let Some(info) = self.metadata.info(name) else {
             return Ok(None);

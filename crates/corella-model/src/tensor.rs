@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
+use crate::raised_tensor::RaisedTensor;
 use crate::transposed_tensor::TransposedTensor;
 use crate::{GroupFormat, GroupedRow, LayerWeights};
 
@@ -117,6 +118,8 @@ pub enum Storage {
     Packed(Box<PackedTensor>),
     /// The values of a matrix that is stored column by column.
     Transposed(TransposedTensor),
+    /// The values of a vector that is stored less 1.
+    Raised(Box<RaisedTensor>),
 }
 
 impl Storage {
@@ -129,6 +132,7 @@ impl Storage {
             Self::Blocks(blocks) => blocks.values(),
             Self::Packed(packed) => packed.values(),
             Self::Transposed(transposed) => transposed.values(),
+            Self::Raised(raised) => raised.values(),
         }
     }
 
@@ -261,19 +265,21 @@ impl Tensor {
 
     /// A vector in f32 whose elements are greater by 1.
     pub(crate) fn plus_one(&self) -> Self {
-        let size = self.dtype.size();
-        let values = self.bytes().chunks_exact(size).map(|bytes| match *bytes {
-            [a, b] if self.dtype == DType::F16 => f16::from_le_bytes([a, b]).to_f32(),
-            [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
-            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
-            _ => unreachable!("elements have 2 or 4 bytes"),
-        });
-        let bytes: Vec<u8> = values.flat_map(|x| (1.0 + x).to_le_bytes()).collect();
         Self {
-            range: 0..bytes.len(),
-            storage: Arc::new(Storage::Owned(bytes)),
+            range: 0..self.shape.iter().product::<usize>() * DType::F32.size(),
             dtype: DType::F32,
             shape: self.shape.clone(),
+            storage: Arc::new(Storage::Raised(Box::new(RaisedTensor::new(self.clone())))),
+        }
+    }
+
+    /// The bytes that the checkpoint's files have of this tensor.
+    pub fn stored_bytes(&self) -> usize {
+        match &*self.storage {
+            Storage::Blocks(blocks) => blocks.stored_bytes(),
+            Storage::Packed(packed) => packed.stored_bytes(),
+            Storage::Raised(raised) => raised.stored.stored_bytes(),
+            _ => self.num_bytes(),
         }
     }
 

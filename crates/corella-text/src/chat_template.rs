@@ -137,6 +137,29 @@ impl ChatTemplate {
         })
     }
 
+    /// Whether conversations with tools have a template, or one that reads `tools`.
+    pub fn reads_tools(&self) -> bool {
+        self.has_tool_use || self.reads("tools")
+    }
+
+    /// The name by which `chat_template_kwargs` switch thinking on or off, if the template reads one of
+    /// those that are common.
+    pub fn thinking_switch(&self) -> Option<&'static str> {
+        const SWITCHES: [&str; 5] = [
+            "enable_thinking",
+            "thinking",
+            "reasoning_effort",
+            "thinking_budget",
+            "reasoning_strategy",
+        ];
+        SWITCHES.into_iter().find(|name| self.reads(name))
+    }
+
+    fn reads(&self, name: &str) -> bool {
+        let default = self.environment.get_template(DEFAULT);
+        default.is_ok_and(|template| template.undeclared_variables(false).contains(name))
+    }
+
     /// Renders a conversation as a prompt. The prompt already contains its special tokens, so
     /// encode it without adding them.
     pub fn render(&self, input: ChatInput) -> Result<String, TextError> {

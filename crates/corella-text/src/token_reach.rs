@@ -76,7 +76,7 @@ fn keeps_text(pre_tokenizer: &Value) -> bool {
     }
 }
 
-fn has_type(json: &Value, kind: &str) -> bool {
+pub(crate) fn has_type(json: &Value, kind: &str) -> bool {
     let nested = ["normalizers", "pretokenizers"];
     let nested = nested.iter().filter_map(|field| json[*field].as_array());
     json["type"] == kind || nested.flatten().any(|json| has_type(json, kind))

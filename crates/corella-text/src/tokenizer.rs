@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, OnceLock};
 
+use serde_json::Value;
+use tokenizers::models::ModelWrapper;
 use tokenizers::{Encoding, Model as _, Token};
 
 use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
 use crate::long_word::CutPoints;
 use crate::piece::PieceTable;
-use crate::token_reach::max_bytes_per_token;
+use crate::token_reach::{has_type, max_bytes_per_token};
 use crate::word_splitter::{Part, WordSplitter};
 
 /// A tokenizer. Clones share their data.
@@ -201,6 +203,37 @@ impl Tokenizer {
     /// The size of the vocabulary: one more than the largest token id.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len()
+    }
+
+    /// The number of tokens, and how many of them are special.
+    pub fn num_tokens(&self) -> (usize, usize) {
+        let pieces = &self.inner.pieces;
+        let ids = || 0..pieces.len() as u32;
+        let num_tokens = ids().filter(|&id| pieces.bytes(id).is_some()).count();
+        let num_special = ids().filter(|&id| pieces.is_special(id)).count();
+        (num_tokens, num_special)
+    }
+
+    /// The kind of the tokenizer, in a few words.
+    pub fn kind(&self) -> &'static str {
+        let model = &self.inner.model;
+        let as_json = |part: serde_json::Result<Value>| part.unwrap_or_default();
+        let parts = [
+            as_json(serde_json::to_value(model.get_normalizer())),
+            as_json(serde_json::to_value(model.get_pre_tokenizer())),
+        ];
+        let is_byte_level = parts.iter().any(|part| has_type(part, "ByteLevel"));
+        match model.get_model() {
+            ModelWrapper::BPE(_) if is_byte_level => "byte-level BPE",
+            ModelWrapper::BPE(bpe) if bpe.byte_fallback => "SentencePiece BPE with bytes",
+            ModelWrapper::BPE(_) => "BPE",
+            ModelWrapper::Unigram(unigram) if unigram.byte_fallback() => {
+                "SentencePiece unigram with bytes"
+            }
+            ModelWrapper::Unigram(_) => "SentencePiece unigram",
+            ModelWrapper::WordPiece(_) => "WordPiece",
+            ModelWrapper::WordLevel(_) => "whole words",
+        }
     }
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {

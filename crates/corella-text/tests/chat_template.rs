@@ -273,3 +273,24 @@ fn a_template_is_stopped_when_it_prints_too_much_or_for_nobody() {
     assert_eq!(render(140, 4), Err(TextError::Abandoned));
     assert_eq!(num_asked.get(), 4);
 }
+
+#[test]
+fn what_a_template_is_for_is_known() {
+    let uses = |source: &str| {
+        let template = ChatTemplate::new(source, special()).unwrap();
+        (template.reads_tools(), template.thinking_switch())
+    };
+    assert_eq!(uses("{{ messages[0].content }} tools"), (false, None));
+    let loops = "{% if tools %}{% for tool in tools %}{{ tool }}{% endfor %}{% endif %}";
+    assert_eq!(uses(loops), (true, None));
+    // A name that the template sets itself is not one that a caller could give.
+    assert_eq!(uses("{% set tools = [] %}{{ tools }}"), (false, None));
+    let thinks = "{% if enable_thinking is defined and enable_thinking is false %}x{% endif %}";
+    assert_eq!(uses(thinks), (false, Some("enable_thinking")));
+    let config = json!({"chat_template": [
+        {"name": "default", "template": "x"},
+        {"name": "tool_use", "template": "y"},
+    ]});
+    let template = ChatTemplate::from_tokenizer_config(config.to_string().as_bytes(), None);
+    assert!(template.unwrap().unwrap().reads_tools());
+}

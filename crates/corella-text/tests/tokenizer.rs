@@ -300,3 +300,17 @@ fn a_word_without_end_is_refused() {
         "{result:?}"
     );
 }
+
+#[test]
+fn the_kind_of_a_tokenizer_is_known() {
+    let kinds = READ.iter().filter(|both| FILES.contains(&both.file));
+    let kinds: Vec<_> = kinds.map(|both| both.ours.kind()).collect();
+    let (bytes, merges) = ("byte-level BPE", "SentencePiece BPE with bytes");
+    let best_sum = "SentencePiece unigram";
+    assert_eq!(
+        kinds,
+        [bytes, merges, best_sum, bytes, bytes, merges, bytes]
+    );
+    let nano = READ.iter().find(|both| both.file == FILES[6]).unwrap();
+    assert_eq!(nano.ours.num_tokens(), (2048, 3));
+}

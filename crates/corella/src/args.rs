@@ -3,6 +3,7 @@
 mod admission;
 mod bench;
 mod cluster;
+mod inspect;
 mod quantize;
 
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub use bench::{
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
+pub use inspect::InspectArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 
 /// Serves large language models
@@ -38,6 +40,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write a model's answer to standard output, and its speed to standard error
     Generate(GenerateArgs),
+    /// Say what a model is, how large it is, and whether Corella serves it
+    Inspect(InspectArgs),
     /// Write a model as a folder with integer weights
     Quantize(QuantizeArgs),
     /// Measure latency, throughput and memory, of a server or of a part of Corella

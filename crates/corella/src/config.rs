@@ -18,9 +18,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, GenerateArgs,
-    GroupLen, IsaArg, KvFormatArg, MethodArg, ModelArgs, QuantizeArgs, QuantizeFormatArg, RoleArg,
-    SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg, SpeculationArgs, TransportArg,
-    WeightFormatArg,
+    GroupLen, InspectArgs, IsaArg, KvFormatArg, MethodArg, ModelArgs, QuantizeArgs,
+    QuantizeFormatArg, RoleArg, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg,
+    SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 
@@ -210,6 +210,32 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
             ignore_eos: args.ignore_eos,
         },
         compare_with_limits: !args.no_limits,
+    })
+}
+
+pub struct Inspect {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub prints_json: bool,
+}
+
+pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
+    let mut options = LlmOptions {
+        weight_format: weight_format(args.dtype),
+        kv_format: kv_format(args.kv_cache_dtype),
+        kv_cache_bytes: args.kv_cache_memory,
+        max_model_len: args.max_model_len,
+        isa: args.isa.map(isa),
+        ..LlmOptions::default()
+    };
+    options.scheduler.max_num_seqs = args.max_num_seqs;
+    options.scheduler.page_size = args.page.block_size;
+    let limits = options.scheduler.validate();
+    limits.map_err(|error| Error::Config(error.0))?;
+    Ok(Inspect {
+        source: args.model.map_or(ModelSource::BuiltIn, ModelSource::Path),
+        options,
+        prints_json: args.json,
     })
 }
 

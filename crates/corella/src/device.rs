@@ -14,7 +14,7 @@ use corella_model::{
 use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
-use crate::kv_plan::{KvDemand, KvPlan, available_bytes, total_bytes};
+use crate::kv_plan::{KvDemand, KvPlan};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, TokenCost};
@@ -56,10 +56,7 @@ impl Hardware {
     }
 
     pub fn kv_format_name(&self) -> &'static str {
-        match self.kv_format {
-            KvFormat::Float(dtype) => dtype_name(dtype),
-            KvFormat::Int8 => "int8",
-        }
+        kv_format_name(self.kv_format)
     }
 }
 
@@ -97,12 +94,7 @@ impl<'a> Formats<'a> {
             Some(weights) => weight_format(asked_weight_format, weights),
             None => asked_weight_format.unwrap_or(WeightFormat::Float(DType::F32)),
         };
-        let kv_format = options
-            .kv_format
-            .unwrap_or(KvFormat::Float(match weight_format {
-                WeightFormat::Float(DType::F32) => DType::F32,
-                _ => DType::Bf16,
-            }));
+        let kv_format = kv_format(options, weight_format);
         Ok(Self {
             checkpoint,
             spec: &checkpoint.config().spec,
@@ -119,8 +111,7 @@ impl<'a> Formats<'a> {
     }
 
     fn packed_bytes(&self) -> u64 {
-        self.weight_format
-            .num_bytes(TokenCost::num_weights(self.spec)) as u64
+        packed_bytes(self.spec, self.weight_format)
     }
 
     /// Bytes that one decode step reads, without KV.
@@ -211,21 +202,9 @@ pub(crate) fn load(
     let of_draft = draft.as_ref().map(|(_, formats)| formats);
     let packed_bytes = formats.packed_bytes() + of_draft.map_or(0, Formats::packed_bytes);
     let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
-    let demand = KvDemand {
-        page_size: scheduler.page_size,
-        // A request fills as many pages of the draft model as of the model.
-        page_bytes: page_bytes + draft_page_bytes,
-        max_position: spec.max_position,
-        max_num_seqs: scheduler.max_num_seqs,
-        max_model_len: options.max_model_len,
-        kv_cache_bytes: options.kv_cache_bytes,
-        available_bytes: available_bytes().saturating_sub(packed_bytes),
-        total_bytes: match options.device {
-            Device::Cpu => total_bytes().saturating_sub(packed_bytes),
-            // The mock never writes to its pages, so they take no memory.
-            Device::Mock => u64::MAX,
-        },
-    };
+    // A request fills as many pages of the draft model as of the model.
+    let pages_bytes = page_bytes + draft_page_bytes;
+    let demand = KvDemand::new(spec, options, pages_bytes, packed_bytes);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_held_pages = plan.num_pages / 2;
@@ -353,7 +332,28 @@ fn mock_config(
     mock
 }
 
-pub(crate) fn weight_format_name(weight_format: WeightFormat) -> &'static str {
+/// About what packed weights take, for the plan of the memory that they leave.
+pub(crate) fn packed_bytes(spec: &DecoderSpec, weight_format: WeightFormat) -> u64 {
+    weight_format.num_bytes(TokenCost::num_weights(spec)) as u64
+}
+
+/// The format of keys and values beside weights of a format.
+pub(crate) fn kv_format(options: &LlmOptions, weight_format: WeightFormat) -> KvFormat {
+    let default = match weight_format {
+        WeightFormat::Float(DType::F32) => DType::F32,
+        _ => DType::Bf16,
+    };
+    options.kv_format.unwrap_or(KvFormat::Float(default))
+}
+
+pub fn kv_format_name(kv_format: KvFormat) -> &'static str {
+    match kv_format {
+        KvFormat::Float(dtype) => dtype_name(dtype),
+        KvFormat::Int8 => "int8",
+    }
+}
+
+pub fn weight_format_name(weight_format: WeightFormat) -> &'static str {
     match weight_format {
         WeightFormat::Float(dtype) => dtype_name(dtype),
         WeightFormat::Int8 => "int8",

@@ -7,6 +7,7 @@ use corella_text::Tokenizer;
 use crate::Error;
 use crate::llm::{open, required_file};
 use crate::options::DraftOptions;
+use crate::vocabulary::drop_padding;
 
 pub(crate) struct DraftCheckpoint {
     pub name: String,
@@ -21,9 +22,10 @@ impl DraftCheckpoint {
         target: &Checkpoint,
         tokenizer: &Tokenizer,
     ) -> Result<Self, Error> {
-        let (name, checkpoint) = open(&options.source)?;
+        let (name, mut checkpoint) = open(&options.source)?;
         let its = |error: Error| Error::Config(format!("--draft-model {name}: {error}"));
         let file = required_file(&checkpoint, "tokenizer.json").map_err(its)?;
+        drop_padding(&mut checkpoint, &file).map_err(its)?;
         let of_draft = Tokenizer::from_bytes(&file).map_err(|error| its(error.into()))?;
         let vocab_size = |checkpoint: &Checkpoint| checkpoint.config().spec.vocab_size;
         let sizes = (vocab_size(&checkpoint), vocab_size(target));

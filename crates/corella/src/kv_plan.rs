@@ -1,6 +1,8 @@
 //! Decides how many KV pages there are, and how long a context they allow.
 
-use crate::{Error, KvSpill};
+use corella_model::DecoderSpec;
+
+use crate::{Device, Error, KvSpill, LlmOptions};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
@@ -24,6 +26,31 @@ pub(crate) struct KvDemand {
 pub(crate) struct KvPlan {
     pub num_pages: u32,
     pub max_model_len: u32,
+}
+
+impl KvDemand {
+    /// The demand of a model whose weights take `packed_bytes`, on this machine as it is now.
+    pub fn new(
+        spec: &DecoderSpec,
+        options: &LlmOptions,
+        page_bytes: u64,
+        packed_bytes: u64,
+    ) -> Self {
+        Self {
+            page_size: options.scheduler.page_size,
+            page_bytes,
+            max_position: spec.max_position,
+            max_num_seqs: options.scheduler.max_num_seqs,
+            max_model_len: options.max_model_len,
+            kv_cache_bytes: options.kv_cache_bytes,
+            available_bytes: available_bytes().saturating_sub(packed_bytes),
+            total_bytes: match options.device {
+                Device::Cpu => total_bytes().saturating_sub(packed_bytes),
+                // The mock never writes to its pages, so they take no memory.
+                Device::Mock => u64::MAX,
+            },
+        }
+    }
 }
 
 impl KvPlan {
@@ -117,7 +144,7 @@ impl KvPlan {
 
 /// Memory that can be allocated now without swapping: the smaller of what the machine has and what
 /// the control group leaves.
-pub(crate) fn available_bytes() -> u64 {
+fn available_bytes() -> u64 {
     // If neither can be read, assume an amount that most machines have.
     const UNKNOWN: u64 = 4 << 30;
     let machine = machine_bytes("MemAvailable:");
@@ -141,7 +168,7 @@ pub(crate) fn available_bytes() -> u64 {
 }
 
 /// Memory that this process could use if nothing else ran.
-pub(crate) fn total_bytes() -> u64 {
+fn total_bytes() -> u64 {
     let limits = [machine_bytes("MemTotal:"), group_bytes("memory.max")];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
@@ -161,7 +188,8 @@ fn group_bytes(name: &str) -> Option<u64> {
     group_text(name)?.trim().parse().ok()
 }
 
-pub(crate) fn display_bytes(bytes: u64) -> String {
+/// A size with the binary unit that suits it.
+pub fn display_bytes(bytes: u64) -> String {
     let (value, unit) = match bytes {
         0..0x10_0000 => (bytes as f64 / 1024.0, "KiB"),
         0x10_0000..0x4000_0000 => (bytes as f64 / (1 << 20) as f64, "MiB"),

@@ -13,6 +13,7 @@ mod built_in;
 mod device;
 mod draft_model;
 mod error;
+mod inspect;
 mod kv_plan;
 mod llm;
 mod model_identity;
@@ -21,10 +22,15 @@ mod perplexity;
 mod quantize;
 mod token_cost;
 mod tokenizer_loader;
+mod vocabulary;
 mod weight_cache;
 
-pub use device::{DraftHardware, Hardware};
+pub use device::{DraftHardware, Hardware, kv_format_name, weight_format_name};
 pub use error::Error;
+pub use inspect::{
+    Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
+};
+pub use kv_plan::display_bytes;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use model_identity::ModelIdentity;
 pub use options::{Device, DraftOptions, KvSpill, LlmOptions, ModelSource};

@@ -7,7 +7,7 @@ use corella_core::{
     TokenId,
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, ModelConfig};
+use corella_model::{Checkpoint, CheckpointError, ModelConfig, gguf_model_name};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
@@ -73,8 +73,8 @@ pub enum Finish {
 
 impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
-        let (name, checkpoint) = open(source)?;
-        let tokenizer = TokenizerLoader::start(&checkpoint)?;
+        let (name, mut checkpoint) = open(source)?;
+        let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         let chat_template = chat_template(&checkpoint)?;
         let draft = match &options.draft_model {
             Some(draft) => {
@@ -212,6 +212,12 @@ impl Llm {
         prompt: Vec<TokenId>,
         params: &GenerateParams,
     ) -> Result<TextEvents, Error> {
+        let vocab_size = self.config.spec.vocab_size;
+        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab_size) {
+            return Err(Error::Config(format!(
+                "the prompt holds token {token}, and the model knows only {vocab_size}"
+            )));
+        }
         let recommended = &self.config.generation;
         let sampling = SamplingParams {
             temperature: params
@@ -358,23 +364,28 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
     }
 }
 
-/// The name of a folder, or that of a file without `.gguf`. A link has its own name, not that of its
-/// target.
-fn model_name(path: &Path) -> String {
+/// The name of a folder, or that of a file without `.gguf` and the number of its part. A link has its
+/// own name, not that of its target.
+pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
     let path = folder.as_deref().unwrap_or(path);
-    let name = match path.extension() {
-        Some(extension) if extension == "gguf" => path.file_stem(),
-        _ => path.file_name(),
-    };
-    let name = name.unwrap_or(path.as_os_str());
-    name.to_string_lossy().into_owned()
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    let of_file = gguf_model_name(&name).filter(|_| folder.is_none());
+    of_file.unwrap_or(&name).to_owned()
 }
 
 fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {
-    let jinja = checkpoint.file("chat_template.jinja")?;
-    let config = checkpoint.file("tokenizer_config.json")?;
+    template_of(|name| checkpoint.file(name))
+}
+
+/// The chat template of a model whose files `file` reads.
+pub(crate) fn template_of(
+    file: impl Fn(&str) -> FileContent,
+) -> Result<Option<ChatTemplate>, Error> {
+    let jinja = file("chat_template.jinja")?;
+    let config = file("tokenizer_config.json")?;
     let config = config.as_deref().unwrap_or(b"{}");
     Ok(ChatTemplate::from_tokenizer_config(
         config,
@@ -386,7 +397,16 @@ pub(crate) fn required_file(
     checkpoint: &Checkpoint,
     name: &str,
 ) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
-    checkpoint
-        .file(name)?
-        .ok_or_else(|| Error::Config(format!("the model has no {name}")))
+    required(checkpoint.file(name), name)
+}
+
+/// The content of a file of a model, if it has that file.
+pub(crate) type FileContent = Result<Option<std::borrow::Cow<'static, [u8]>>, CheckpointError>;
+
+/// The content of a file that every model has.
+pub(crate) fn required(
+    content: FileContent,
+    name: &str,
+) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
+    content?.ok_or_else(|| Error::Config(format!("the model has no {name}")))
 }

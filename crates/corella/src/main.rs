@@ -12,6 +12,7 @@ mod cluster;
 mod command_line_reference;
 mod config;
 mod generate;
+mod inspect_command;
 mod limit_share;
 mod open_files;
 mod profile_table;
@@ -49,6 +50,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
         Command::Bench(BenchCommand::Offline(args)) => {

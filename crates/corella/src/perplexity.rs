@@ -25,8 +25,8 @@ impl Perplexity {
         documents: &[String],
         context: usize,
     ) -> Result<Self, Error> {
-        let (_, checkpoint) = open(source)?;
-        let tokenizer = TokenizerLoader::start(&checkpoint)?;
+        let (_, mut checkpoint) = open(source)?;
+        let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
         let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;

@@ -9,6 +9,7 @@ use corella_text::{TextError, Tokenizer};
 
 use crate::Error;
 use crate::llm::required_file;
+use crate::vocabulary::drop_padding;
 
 pub(crate) struct TokenizerLoader {
     thread: Cell<Option<JoinHandle<Result<Tokenizer, TextError>>>>,
@@ -16,8 +17,10 @@ pub(crate) struct TokenizerLoader {
 }
 
 impl TokenizerLoader {
-    pub fn start(checkpoint: &Checkpoint) -> Result<Self, Error> {
+    /// Starts to read, and leaves out the rows of the vocabulary that the tokenizer has no tokens for.
+    pub fn start(checkpoint: &mut Checkpoint) -> Result<Self, Error> {
         let json = required_file(checkpoint, "tokenizer.json")?;
+        drop_padding(checkpoint, &json)?;
         let thread = std::thread::Builder::new().name(String::from("corella-tokenizer"));
         let thread = thread
             .spawn(move || Tokenizer::from_bytes(&json))

@@ -157,14 +157,7 @@ impl Packer<'_> {
         });
         let parts = [Some(router), shared.as_ref()].into_iter().flatten();
         let lanes: Vec<_> = parts.flat_map(|part| lanes((part, None))).collect();
-        let packing = Packing {
-            k,
-            dtype: router.dtype,
-            form: Form::Columns,
-            groups: None,
-            hadamard: false,
-        };
-        self.pack_or_read(&lanes, packing)
+        self.pack_or_read(&lanes, router_packing(router, k))
     }
 
     /// Packs MLPs of the same shape.
@@ -197,6 +190,17 @@ impl Packer<'_> {
             gate_up: self.pack(Role::Projection, &ups, &up_lanes, hidden)?,
             down: self.pack(Role::Down, &downs, &down_lanes, spec.intermediate_size)?,
         })
+    }
+}
+
+/// How a router is packed, whatever the format of other matrices is.
+pub(super) fn router_packing(router: &Tensor, k: usize) -> Packing {
+    Packing {
+        k,
+        dtype: router.dtype,
+        form: Form::Columns,
+        groups: None,
+        hadamard: false,
     }
 }
 

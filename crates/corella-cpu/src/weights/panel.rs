@@ -66,6 +66,12 @@ pub struct Packing {
 }
 
 impl Packing {
+    /// The size of a matrix with so many output channels, in bytes.
+    pub fn num_bytes(&self, num_lanes: usize) -> usize {
+        let groups = self.groups.map(|groups| groups.shape);
+        num_lanes.div_ceil(PANEL_LANES) * panel_bytes(self.k, self.dtype, self.form, groups)
+    }
+
     /// Whether the panels hold the checkpoint's own elements, unconverted.
     pub fn copies(&self, lanes: &[Option<Lane<'_>>]) -> bool {
         let mut weights = lanes.iter().flatten().map(|lane| lane.weight);
@@ -285,10 +291,7 @@ impl PackedMatrix {
     }
 
     pub fn panel_bytes(&self) -> usize {
-        match self.groups {
-            Some(shape) => shape.panel_bytes(),
-            None => panel_bytes(self.k, self.dtype, self.form),
-        }
+        panel_bytes(self.k, self.dtype, self.form, self.groups)
     }
 
     pub fn scales_ptr(&self, panel: usize) -> *const f32 {
@@ -326,7 +329,10 @@ fn fill_panel(
     }
 }
 
-fn panel_bytes(k: usize, dtype: DType, form: Form) -> usize {
+fn panel_bytes(k: usize, dtype: DType, form: Form, groups: Option<GroupedShape>) -> usize {
+    if let Some(shape) = groups {
+        return shape.panel_bytes();
+    }
     let element = match form {
         Form::Columns | Form::MatrixTiles => dtype.size(),
         Form::Int8 => 1,

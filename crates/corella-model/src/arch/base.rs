@@ -18,8 +18,8 @@ pub const NUM_HEADS: Field = Field::new("num_attention_heads", "attention.head_c
 pub const NUM_KV_HEADS: Field = Field::new("num_key_value_heads", "attention.head_count_kv");
 pub const HEAD_DIM: Field = Field::new("head_dim", "attention.key_length");
 pub const INTERMEDIATE_SIZE: Field = Field::new("intermediate_size", "feed_forward_length");
-const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window");
-const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
+pub const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window");
+pub const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
 const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 
 /// Limits that keep damaged files from taking all memory.

@@ -1,14 +1,17 @@
 //! Tests of folders that load, and of every way in which one can be broken.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
+use super::source::shards;
 use super::*;
 use crate::arch::{self, Layout};
-use crate::{DType, LayerTensor, QkNorm, RotaryScaling};
+use crate::safetensors_file::SafetensorsFile;
+use crate::{DType, LayerTensor, QkNorm, RotaryScaling, Storage};
 
 /// A temporary folder for one test.
 struct Folder(PathBuf);

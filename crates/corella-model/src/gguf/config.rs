@@ -11,27 +11,17 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
     let metadata = &file.metadata;
     let fields = FileFields::new(file)?;
     let architecture = Architecture::of_file(&fields)?;
-    refuse_parts(metadata)?;
+    let spec = architecture.spec(&fields)?;
     Ok(ModelConfig {
         architecture,
-        spec: architecture.spec(&fields)?,
+        num_vocab_rows: spec.vocab_size,
+        spec,
         dtype: dtype(metadata)?,
         quantization: None,
         bos_token_id: metadata.try_token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: end_token_ids(metadata)?,
         generation: generation(metadata)?,
     })
-}
-
-fn refuse_parts(metadata: &Metadata) -> Result<(), CheckpointError> {
-    const KEY: &str = "split.count";
-    // Some converters write 0 for a file that is whole.
-    match metadata.try_number(KEY)? {
-        Some(count) if count > 1.0 => {
-            Err(metadata.refuse(KEY, "the file is one part of a model; join the parts first"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The declared type of most tensors. Block formats become bf16.

@@ -4,22 +4,10 @@ use corella_core::TokenId;
 
 use super::metadata::Metadata;
 use crate::CheckpointError;
+use crate::sentence_piece::TokenType;
 
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
-
-/// The role of a token in the vocabulary.
-#[derive(Clone, Copy, PartialEq)]
-pub enum TokenType {
-    Normal,
-    Unknown,
-    /// A token that a user's text never contains.
-    Control,
-    /// A text that is one token wherever it occurs.
-    UserDefined,
-    Unused,
-    Byte,
-}
 
 /// The types of all tokens.
 pub fn token_types(
@@ -29,14 +17,7 @@ pub fn token_types(
     if !metadata.has(TOKEN_TYPES) {
         return Ok(vec![TokenType::Normal; num_tokens]);
     }
-    let types = metadata.integers(TOKEN_TYPES)?.map(|number| match number {
-        2 => TokenType::Unknown,
-        3 => TokenType::Control,
-        4 => TokenType::UserDefined,
-        5 => TokenType::Unused,
-        6 => TokenType::Byte,
-        _ => TokenType::Normal,
-    });
+    let types = metadata.integers(TOKEN_TYPES)?.map(TokenType::from_number);
     let types: Vec<_> = types.collect();
     if types.len() != num_tokens {
         let why = format!("{TOKENS} has {num_tokens} elements");

@@ -1,7 +1,6 @@
 //! Conversion of a GGUF file's vocabulary to the tokenizer.json and tokenizer_config.json of the
 //! folder that it was converted from.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use corella_core::TokenId;
@@ -10,8 +9,10 @@ use serde_json::{Map, Value, json};
 use super::GgufFile;
 use super::metadata::Metadata;
 use super::pre_tokenizer::PreTokenizer;
-use super::special_token::{TOKENS, TokenType, special_token, token_types};
+use super::special_token::{TOKENS, special_token, token_types};
 use crate::CheckpointError;
+use crate::sentence_piece::{AddedSpace, Division, Piece, SentencePiece, TokenType};
+use crate::tokenizer_json::{added_token, post_processor};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -156,83 +157,35 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
-    /// A SentencePiece tokenizer: characters, spaces among them, are merged wherever the result is
-    /// a token, that with the highest score first. Characters that are no tokens become bytes.
+    /// A SentencePiece tokenizer, whose pieces are merged by their scores.
     fn sentence_piece(&self) -> Result<Value, CheckpointError> {
         const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
         let adds_space = self.metadata.try_flag(ADD_SPACE)?.unwrap_or(true);
-        let unknown = (self.types.iter()).position(|kind| *kind == TokenType::Unknown);
-        let mut normalizers = Vec::new();
-        let mut decoders = vec![
-            json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
-            json!({"type": "ByteFallback"}),
-            json!({"type": "Fuse"}),
-        ];
-        if adds_space {
-            normalizers.push(json!({"type": "Prepend", "prepend": "▁"}));
-            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-        }
-        normalizers.push(json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}));
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": self.added_tokens(),
-            "normalizer": {"type": "Sequence", "normalizers": normalizers},
-            "pre_tokenizer": null,
-            "post_processor": self.post_processor(true)?,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": unknown.map(|id| self.tokens[id]),
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": true,
-                "byte_fallback": self.types.contains(&TokenType::Byte),
-                "ignore_merges": false,
-                "vocab": self.vocab(),
-                "merges": self.merges_by_score()?,
-            },
-        }))
-    }
-
-    /// Lists every pair of tokens whose concatenation is a token, in the order of merging.
-    fn merges_by_score(&self) -> Result<Vec<[&'a str; 2]>, CheckpointError> {
-        // Longer tokens would cost their length squared, and no vocabulary has any.
-        const MAX_TOKEN_BYTES: usize = 512;
         let scores: Vec<_> = self.metadata.numbers(SCORES)?.collect();
         if scores.len() != self.tokens.len() {
             let why = format!("there are {} tokens", self.tokens.len());
             return Err(self.metadata.refuse(SCORES, &why));
         }
-        let mut merges = Vec::new();
-        for ((&token, kind), score) in self.tokens.iter().zip(&self.types).zip(scores) {
-            if *kind != TokenType::Normal || token.len() > MAX_TOKEN_BYTES {
-                continue;
-            }
-            for (at, _) in token.char_indices().skip(1) {
-                let (left, right) = token.split_at(at);
-                if self.ids.contains_key(left) && self.ids.contains_key(right) {
-                    merges.push((score, left, right));
-                }
-            }
-        }
-        // Equal scores are ordered as Transformers' converter does.
-        merges.sort_by(|(a, a_left, a_right), (b, b_left, b_right)| {
-            let num_chars = |text: &str| Reverse(text.chars().count());
-            let by_length = (num_chars(a_left), num_chars(a_right))
-                .cmp(&(num_chars(b_left), num_chars(b_right)));
-            b.total_cmp(a).then(by_length)
-        });
-        let pairs = merges.into_iter().map(|(_, left, right)| [left, right]);
-        Ok(pairs.collect())
+        let tokens = self.tokens.iter().zip(&self.types).zip(scores);
+        let pieces = tokens.map(|((&text, &kind), score)| Piece { text, score, kind });
+        let model = SentencePiece {
+            pieces: pieces.collect(),
+            division: Division::Merges,
+            byte_fallback: self.types.contains(&TokenType::Byte),
+            charsmap: &[],
+            removes_spaces: false,
+            added_space: match adds_space {
+                true => AddedSpace::Section,
+                false => AddedSpace::None,
+            },
+        };
+        let post_processor = self.post_processor(true)?;
+        let is_kept = |piece: &Piece<'_>| !is_filler(piece.text, piece.kind);
+        Ok(model.tokenizer_json(self.added_tokens(), post_processor, is_kept))
     }
 
     fn vocab(&self) -> Value {
         let used = self.tokens.iter().zip(&self.types).zip(0..);
-        // Converters fill the embedding rows that have no token in this way.
-        let is_filler = |token: &str, kind| kind == TokenType::Unused && token.starts_with("[PAD");
         let used = used.filter(|((token, kind), _)| !is_filler(token, **kind));
         let entries = used.map(|((token, _), id): (_, TokenId)| ((*token).to_owned(), id.into()));
         Value::Object(entries.collect())
@@ -246,15 +199,7 @@ impl<'a> Vocabulary<'a> {
                 TokenType::UserDefined => false,
                 _ => return None,
             };
-            Some(json!({
-                "id": id,
-                "content": token,
-                "single_word": false,
-                "lstrip": false,
-                "rstrip": false,
-                "normalized": false,
-                "special": special,
-            }))
+            Some(added_token(id, token, special))
         });
         added.collect()
     }
@@ -262,38 +207,26 @@ impl<'a> Vocabulary<'a> {
     /// Describes which tokens are added before and after a text, if the caller asks for special
     /// tokens.
     fn post_processor(&self, adds_bos: bool) -> Result<Value, CheckpointError> {
-        let mut special_tokens = Map::new();
-        let mut piece = |name: &str, default: bool| {
+        let token = |name: &str, default: bool| {
             let key = format!("tokenizer.ggml.add_{name}_token");
             let said = self.metadata.try_flag(&key)?;
             let id = special_token(self.metadata, name, self.tokens.len())?;
-            let Some(id) = id.filter(|_| said.unwrap_or(default)) else {
-                return match said {
-                    Some(true) => Err(self.metadata.refuse(&key, "but there is no such token")),
-                    _ => Ok(None),
-                };
-            };
-            let token = self.tokens[id as usize];
-            let entry = json!({"id": token, "ids": [id], "tokens": [token]});
-            special_tokens.insert(token.to_owned(), entry);
-            Ok(Some(json!({"SpecialToken": {"id": token, "type_id": 0}})))
+            match id.filter(|_| said.unwrap_or(default)) {
+                Some(id) => Ok(Some((self.tokens[id as usize], id))),
+                None if said == Some(true) => {
+                    Err(self.metadata.refuse(&key, "but there is no such token"))
+                }
+                None => Ok(None),
+            }
         };
-        let bos = piece("bos", adds_bos)?;
-        let eos = piece("eos", false)?;
-        if bos.is_none() && eos.is_none() {
-            return Ok(Value::Null);
-        }
-        let around = |sequence: &str| {
-            let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
-            let pieces = [bos.clone(), Some(text), eos.clone()];
-            pieces.into_iter().flatten().collect::<Vec<_>>()
-        };
-        let pair = [around("A"), around("B")].concat();
-        Ok(json!({
-            "type": "TemplateProcessing",
-            "single": around("A"),
-            "pair": pair,
-            "special_tokens": special_tokens,
-        }))
+        Ok(post_processor(
+            token("bos", adds_bos)?,
+            token("eos", false)?,
+        ))
     }
+}
+
+/// Whether a token is one of those with which converters fill the rows of the embedding that have none.
+fn is_filler(token: &str, kind: TokenType) -> bool {
+    kind == TokenType::Unused && token.starts_with("[PAD")
 }

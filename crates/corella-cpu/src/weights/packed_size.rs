@@ -1,0 +1,166 @@
+//! How much memory packed weights will take, from the shapes and types of a checkpoint's tensors.
+
+use corella_model::{
+    ByPart, DecoderSpec, DecoderWeights, ExpertSpec, FeedForward, LayerSpec, LayerTensor,
+    LayerWeights, Mlp, MlpSpec, ModelPart, Tensor, WeightFormat,
+};
+
+use crate::cpu_error::CpuError;
+use crate::kernels::{Isa, PANEL_LANES, choose_kernels};
+
+use super::check_spec;
+use super::format_plan::{FormatPlan, Role, StoredMatrices};
+use super::packed_layer::router_packing;
+
+/// The bytes that each part of a model takes when it is packed for an instruction set, by default the
+/// best one of this machine. Reads no weights. Refuses what packing them would refuse.
+pub fn packed_bytes(
+    spec: &DecoderSpec,
+    weights: &DecoderWeights,
+    format: Option<WeightFormat>,
+    isa: Option<Isa>,
+) -> Result<ByPart, CpuError> {
+    check_spec(spec)?;
+    let (_, kernels) = choose_kernels(isa)?;
+    let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
+    let stored = StoredMatrices::new(&weights.layers, head);
+    let mut sizes = Sizes {
+        plan: FormatPlan::new(format, &stored, kernels.tile_gemm.is_some())?,
+        bytes: ByPart::default(),
+    };
+    let hidden = spec.hidden_size;
+    for (layer, weights) in spec.layers.iter().zip(&weights.layers) {
+        sizes.add_layer(layer, hidden, weights);
+    }
+    let head_bytes = sizes.matrix(Role::Head, &[head], spec.vocab_size, hidden);
+    let (part, own) = match spec.tied_embeddings {
+        true => (ModelPart::Embedding, 0),
+        false => (ModelPart::Head, weights.embed.num_bytes()),
+    };
+    sizes.bytes.add(part, head_bytes);
+    sizes.bytes.add(ModelPart::Embedding, own);
+    if spec.learned_positions {
+        let num_elements = spec.max_position * hidden;
+        sizes.add_floats(ModelPart::Embedding, num_elements);
+    }
+    let norms = spec.num_parameters().of(ModelPart::Norm);
+    sizes.add_floats(ModelPart::Norm, norms as usize);
+    Ok(sizes.bytes)
+}
+
+struct Sizes {
+    plan: FormatPlan,
+    bytes: ByPart,
+}
+
+impl Sizes {
+    /// Adds vectors, which are f32 in memory.
+    fn add_floats(&mut self, part: ModelPart, num_elements: usize) {
+        self.bytes.add(part, num_elements * size_of::<f32>());
+    }
+
+    /// The size of a matrix that combines others.
+    fn matrix(&self, role: Role, parts: &[&Tensor], num_lanes: usize, k: usize) -> usize {
+        let stored: Vec<_> = parts.iter().map(|&part| part.into()).collect();
+        self.plan.packing(role, &stored, k).num_bytes(num_lanes)
+    }
+
+    fn add_layer(&mut self, layer: &LayerSpec, hidden: usize, weights: &LayerWeights) {
+        let attention = &layer.attention;
+        let qkv = [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|tensor| &weights[tensor]);
+        let num_lanes = attention.query_len() + 2 * attention.kv_len();
+        let qkv = self.matrix(Role::Projection, &qkv, num_lanes, hidden);
+        let output = [&weights[LayerTensor::O]];
+        let output = self.matrix(Role::Projection, &output, hidden, attention.query_len());
+        self.bytes.add(ModelPart::Attention, qkv + output);
+        let (part, bytes) = match &layer.feed_forward {
+            FeedForward::Mlp(mlp) => {
+                let bytes = self.mlps(mlp, hidden, weights, &[Mlp::Only]);
+                (ModelPart::Mlp, bytes)
+            }
+            FeedForward::Experts(experts) => {
+                (ModelPart::Experts, self.experts(experts, hidden, weights))
+            }
+        };
+        self.bytes.add(part, bytes);
+    }
+
+    fn experts(&self, spec: &ExpertSpec, hidden: usize, weights: &LayerWeights) -> usize {
+        let weighed = weights.get(LayerTensor::SharedWeight).map_or(0, |_| 1);
+        let router = router_packing(&weights[LayerTensor::Router], hidden);
+        let experts: Vec<_> = (0..spec.num_experts).map(Mlp::Expert).collect();
+        let shared = spec.shared.as_ref().map_or(0, |shared| {
+            self.mlps(&shared.mlp, hidden, weights, &[Mlp::Shared])
+        });
+        router.num_bytes(spec.num_experts + weighed)
+            + self.mlps(&spec.expert, hidden, weights, &experts)
+            + shared
+    }
+
+    /// The size of MLPs of the same shape, each of which begins with a panel of its own.
+    fn mlps(&self, spec: &MlpSpec, hidden: usize, weights: &LayerWeights, mlps: &[Mlp]) -> usize {
+        let inner = spec.intermediate_size;
+        let tensors = |of: fn(Mlp) -> LayerTensor| {
+            let tensors = mlps.iter().map(move |&mlp| &weights[of(mlp)]);
+            tensors.collect::<Vec<_>>()
+        };
+        let mut ups = tensors(LayerTensor::Up);
+        let mut num_lanes = inner;
+        if spec.is_gated {
+            ups.extend(tensors(LayerTensor::Gate));
+            num_lanes = 2 * inner.next_multiple_of(PANEL_LANES / 2);
+        }
+        let lanes_of_all = |num_lanes: usize| mlps.len() * num_lanes.next_multiple_of(PANEL_LANES);
+        let downs = tensors(LayerTensor::Down);
+        self.matrix(Role::Projection, &ups, lanes_of_all(num_lanes), hidden)
+            + self.matrix(Role::Down, &downs, lanes_of_all(hidden), inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use corella_model::{Checkpoint, DType};
+
+    use super::*;
+    use crate::kernels::kernels;
+    use crate::system::ThreadPool;
+    use crate::weights::PackedWeights;
+
+    /// Every model that tests have, in every format, takes as much as was said before.
+    #[test]
+    fn packed_weights_take_what_was_foretold() {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+        let folders = ["golden", "quantized", "gguf", "gguf/family"];
+        let entries = folders
+            .iter()
+            .flat_map(|name| fs::read_dir(tests.join(name)).unwrap());
+        let checkpoints = entries.filter_map(|entry| Checkpoint::open(entry.unwrap().path()).ok());
+        let isa = Isa::Portable;
+        let mut pool = ThreadPool::new(1).unwrap();
+        let mut num_models = 0;
+        for checkpoint in checkpoints {
+            let spec = &checkpoint.config().spec;
+            let weights = checkpoint.weights().unwrap();
+            num_models += 1;
+            for format in [
+                None,
+                Some(WeightFormat::Float(DType::Bf16)),
+                Some(WeightFormat::Int8),
+                Some(WeightFormat::INT8_GROUPED),
+                Some(WeightFormat::INT4),
+            ] {
+                let foretold = packed_bytes(spec, &weights, format, Some(isa)).unwrap();
+                let kernels = kernels(isa).unwrap();
+                let packed = PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool);
+                let found = packed.unwrap().num_bytes() as u64;
+                let norms = foretold.of(ModelPart::Norm);
+                let name = checkpoint.config().architecture;
+                assert_eq!(foretold.total() - norms, found, "{name:?} {format:?}");
+            }
+        }
+        assert!(num_models > 30, "{num_models}");
+    }
+}

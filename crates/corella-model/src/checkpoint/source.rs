@@ -1,0 +1,321 @@
+//! The files of a checkpoint: where they are, and how they are read.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use super::{CONFIG, INDEX, SINGLE};
+use crate::decoder_weights::TensorSource;
+use crate::gguf::{self, GgufFile};
+use crate::safetensors_file::SafetensorsFile;
+use crate::sentence_piece::{self, folder_tokenizer};
+use crate::{CheckpointError, Storage, json_object};
+
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Where a checkpoint's files are.
+pub enum Source {
+    Folder(PathBuf),
+    Static(Vec<(String, &'static [u8])>),
+    Gguf(GgufFile),
+}
+
+/// The files that have a checkpoint's tensors.
+pub enum TensorFiles<'a> {
+    Safetensors {
+        files: Vec<SafetensorsFile>,
+        /// The file that errors about missing tensors name.
+        label: String,
+    },
+    Gguf(&'a GgufFile),
+}
+
+/// What all tensors of a checkpoint are together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TensorTotals {
+    pub num_tensors: usize,
+    /// The number of elements. Integers that several weights are packed in count as one.
+    pub num_elements: u64,
+    pub num_bytes: u64,
+}
+
+impl Source {
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let problem = match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                let folder = Self::Folder(path.to_path_buf());
+                return match folder.first_part() {
+                    Some(first) => Self::open_gguf(&path.join(first)),
+                    None => Ok(folder),
+                };
+            }
+            Ok(metadata) if metadata.is_file() => return Self::open_gguf(path),
+            Ok(_) => "is neither a folder nor a file".into(),
+            Err(error) if error.kind() == ErrorKind::NotFound => match hub_name(path) {
+                None => "no such folder or file".into(),
+                Some(name) => format!(
+                    "no such folder or file, and models are not downloaded; if this is one on \
+                     Hugging Face, `hf download {name} --local-dir {name}` fetches it"
+                ),
+            },
+            Err(error) => error.to_string(),
+        };
+        Err(CheckpointError::new(path.display().to_string(), problem))
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, CheckpointError> {
+        let file = open_gguf_file(path)?.join(path, open_gguf_file)?;
+        Ok(Self::Gguf(file))
+    }
+
+    pub fn from_static(files: &[(&str, &'static [u8])]) -> Self {
+        let files = files.iter();
+        Self::Static(
+            files
+                .map(|&(name, bytes)| (name.to_string(), bytes))
+                .collect(),
+        )
+    }
+
+    /// The content of config.json, which every folder has.
+    pub fn config(&self) -> Result<Cow<'static, [u8]>, CheckpointError> {
+        if let Some(config) = self.read(CONFIG)? {
+            return Ok(config);
+        }
+        let problem = match self.gguf_names().first() {
+            Some(name) => format!("is missing; {name} is a model by itself"),
+            None => "is missing".into(),
+        };
+        Err(CheckpointError::new(self.label(CONFIG), problem))
+    }
+
+    pub fn files(&self) -> io::Result<Vec<PathBuf>> {
+        match self {
+            Self::Folder(folder) => {
+                let mut files = vec![folder.join(CONFIG)];
+                for entry in fs::read_dir(folder)? {
+                    let path = entry?.path();
+                    if path.extension().is_some_and(|end| end == "safetensors") {
+                        files.push(path);
+                    }
+                }
+                files.sort();
+                Ok(files)
+            }
+            Self::Static(_) => Ok(Vec::new()),
+            Self::Gguf(file) => Ok(file.paths()),
+        }
+    }
+
+    /// Opens the files of tensors, and reads what they say of these.
+    pub fn tensors(&self) -> Result<TensorFiles<'_>, CheckpointError> {
+        if let Self::Gguf(file) = self {
+            return Ok(TensorFiles::Gguf(file));
+        }
+        if let Some(storage) = self.map(SINGLE)? {
+            let label = self.label(SINGLE);
+            let files = vec![SafetensorsFile::open(label.clone(), storage)?];
+            return Ok(TensorFiles::Safetensors { files, label });
+        }
+        let Some(index) = self.read(INDEX)? else {
+            return Err(CheckpointError::new(
+                self.label(SINGLE),
+                format!("is missing, and so is {INDEX}; other weight files are not supported"),
+            ));
+        };
+        let label = self.label(INDEX);
+        let files = shards(&label, &index)?
+            .into_iter()
+            .map(|shard| match self.map(&shard)? {
+                Some(storage) => SafetensorsFile::open(self.label(&shard), storage),
+                None => Err(CheckpointError::new(
+                    self.label(&shard),
+                    format!("is missing; {INDEX} names it"),
+                )),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(TensorFiles::Safetensors { files, label })
+    }
+
+    /// The name of a file in error messages.
+    pub fn label(&self, name: &str) -> String {
+        match self {
+            Self::Folder(folder) => folder.join(name).display().to_string(),
+            Self::Static(_) => format!("built-in {name}"),
+            Self::Gguf(file) => file.label().to_owned(),
+        }
+    }
+
+    pub fn read(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
+        match self {
+            Self::Folder(folder) => match fs::read(folder.join(name)) {
+                Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+                Err(error) if error.kind() == ErrorKind::NotFound => match name {
+                    TOKENIZER => self.sentence_piece_tokenizer(),
+                    _ => Ok(None),
+                },
+                Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
+            },
+            Self::Static(_) => Ok(self.find_static(name).map(Cow::Borrowed)),
+            Self::Gguf(file) => Ok(match name {
+                TOKENIZER => Some(Cow::Owned(gguf::tokenizer_json(file)?)),
+                "tokenizer_config.json" => Some(Cow::Owned(gguf::tokenizer_config_json(file)?)),
+                _ => None,
+            }),
+        }
+    }
+
+    /// Makes the tokenizer.json that a folder lacks, if it has SentencePiece's file.
+    fn sentence_piece_tokenizer(&self) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
+        let Some(model) = self.read(sentence_piece::MODEL_FILE)? else {
+            return Ok(None);
+        };
+        let label = self.label(sentence_piece::MODEL_FILE);
+        let config = self.read("tokenizer_config.json")?;
+        let added = self.read("added_tokens.json")?;
+        let tokenizer = folder_tokenizer((label, &model), config.as_deref(), added.as_deref())?;
+        Ok(Some(Cow::Owned(tokenizer.to_string().into_bytes())))
+    }
+
+    fn map(&self, name: &str) -> Result<Option<Storage>, CheckpointError> {
+        let Self::Folder(folder) = self else {
+            return Ok(self.find_static(name).map(Storage::Static));
+        };
+        match map(&folder.join(name)) {
+            Ok(storage) => Ok(Some(storage)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
+        }
+    }
+
+    /// The names of the GGUF files in the checkpoint's folder, in order.
+    fn gguf_names(&self) -> Vec<String> {
+        let Self::Folder(folder) = self else {
+            return Vec::new();
+        };
+        let Ok(entries) = fs::read_dir(folder) else {
+            return Vec::new();
+        };
+        let names = entries.filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            name.ends_with(".gguf").then_some(name)
+        });
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// The first part of the model that the checkpoint's folder has in parts, if it has one such model
+    /// and no other.
+    fn first_part(&self) -> Option<String> {
+        let names = self.gguf_names();
+        let has_config = matches!(self.read(CONFIG), Ok(Some(_)));
+        let first = names.first().filter(|_| !has_config)?;
+        let model = gguf::name_of_first_part(first)?;
+        let is_part = |name: &String| {
+            let rest = name.strip_prefix(model);
+            rest.is_some_and(|rest| rest.len() == "-00001-of-00001.gguf".len())
+        };
+        names.iter().all(is_part).then(|| first.clone())
+    }
+
+    fn find_static(&self, name: &str) -> Option<&'static [u8]> {
+        let Self::Static(files) = self else {
+            return None;
+        };
+        files
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|&(_, bytes)| bytes)
+    }
+}
+
+impl TensorFiles<'_> {
+    pub fn totals(&self) -> TensorTotals {
+        let mut totals = TensorTotals::default();
+        match self {
+            Self::Safetensors { files, .. } => files.iter().for_each(|file| totals.add(file)),
+            Self::Gguf(file) => totals.add(*file),
+        }
+        totals
+    }
+}
+
+impl TensorTotals {
+    fn add(&mut self, file: &impl TensorSource) {
+        for (num_elements, num_bytes) in file.sizes() {
+            self.num_tensors += 1;
+            self.num_elements += num_elements as u64;
+            self.num_bytes += num_bytes as u64;
+        }
+    }
+}
+
+/// The files over which an index distributes the tensors.
+pub(super) fn shards(label: &str, index: &[u8]) -> Result<BTreeSet<String>, CheckpointError> {
+    let index = json_object::parse(label, index)?;
+    let map = index.get("weight_map").and_then(|map| map.as_object());
+    let Some(map) = map else {
+        return Err(CheckpointError::new(
+            label,
+            "weight_map is missing or not an object",
+        ));
+    };
+    map.iter()
+        .map(|(tensor, shard)| match shard.as_str() {
+            // An index may not name files outside the checkpoint's folder.
+            Some(name) if !name.contains(['/', '\\']) => Ok(name.to_string()),
+            _ => Err(CheckpointError::new(
+                label,
+                format!("weight_map.{tensor} is {shard}; must be the name of a file beside it"),
+            )),
+        })
+        .collect()
+}
+
+/// Returns a path that looks like OWNER/MODEL, a name of the hub from which other servers download
+/// models.
+fn hub_name(path: &Path) -> Option<&str> {
+    let name = path.to_str()?;
+    let (owner, model) = name.split_once('/')?;
+    let is_plain = |part: &str| {
+        let mut bytes = part.bytes();
+        let starts_well = bytes
+            .next()
+            .is_some_and(|byte| byte.is_ascii_alphanumeric());
+        starts_well && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    let is_file = model.ends_with(".gguf") || model.ends_with(".safetensors");
+    (is_plain(owner) && is_plain(model) && !is_file).then_some(name)
+}
+
+fn open_gguf_file(path: &Path) -> Result<GgufFile, CheckpointError> {
+    let label = path.display().to_string();
+    let storage = match map(path) {
+        Ok(storage) => storage,
+        Err(error) => return Err(CheckpointError::new(label, error.to_string())),
+    };
+    if !storage.bytes().starts_with(&gguf::MAGIC) {
+        let problem = "is not a GGUF file; a model is one, or a folder with config.json and \
+                       safetensors";
+        return Err(CheckpointError::new(label, problem));
+    }
+    GgufFile::open(label, storage)
+}
+
+fn map(path: &Path) -> io::Result<Storage> {
+    let file = File::open(path)?;
+    // SAFETY: the map is read only. Nothing keeps another process from changing or truncating the
+    // file while it is mapped; `weights` states the condition that this does not happen, as every
+    // engine that maps weights must.
+    match unsafe { memmap2::Mmap::map(&file) } {
+        Ok(map) => Ok(Storage::Mapped(map)),
+        // An empty file cannot be mapped; whoever reads it reports that.
+        Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
+            Ok(Storage::Owned(Vec::new()))
+        }
+        Err(error) => Err(error),
+    }
+}

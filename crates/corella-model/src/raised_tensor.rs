@@ -1,0 +1,35 @@
+//! Vectors whose elements are greater by 1 than those that a file stores: the norms of families that
+//! multiply by "1 + weight".
+
+use std::sync::OnceLock;
+
+use half::{bf16, f16};
+
+use crate::{DType, Tensor};
+
+/// A vector of f32. Nothing is read from the file before the values are needed.
+pub struct RaisedTensor {
+    pub stored: Tensor,
+    values: OnceLock<Vec<u8>>,
+}
+
+impl RaisedTensor {
+    pub fn new(stored: Tensor) -> Self {
+        let values = OnceLock::new();
+        Self { stored, values }
+    }
+
+    pub fn values(&self) -> &[u8] {
+        self.values.get_or_init(|| {
+            let dtype = self.stored.dtype;
+            let elements = self.stored.bytes().chunks_exact(dtype.size());
+            let values = elements.map(|bytes| match *bytes {
+                [a, b] if dtype == DType::F16 => f16::from_le_bytes([a, b]).to_f32(),
+                [a, b] => bf16::from_le_bytes([a, b]).to_f32(),
+                [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+                _ => unreachable!("elements have 2 or 4 bytes"),
+            });
+            values.flat_map(|x| (1.0 + x).to_le_bytes()).collect()
+        })
+    }
+}

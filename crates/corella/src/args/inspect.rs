@@ -1,0 +1,37 @@
+//! The command line of `corella inspect`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg, defaults, parse_size};
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// Hugging Face folder or GGUF file to read [default: the built-in model]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Type of the weights in memory, as for `corella serve`
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: WeightFormatArg,
+    /// Type of keys and values, as for `corella serve`
+    #[arg(long, value_enum, visible_alias = "kv-dtype", default_value_t)]
+    pub kv_cache_dtype: KvFormatArg,
+    /// Memory for the KV cache [default: what `corella serve` would take on this machine now]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub kv_cache_memory: Option<u64>,
+    /// Most tokens of a prompt and its output together [default: the model's own limit]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Most requests that run at once
+    #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
+    pub max_num_seqs: u32,
+    #[command(flatten)]
+    pub page: PageArgs,
+    /// CPU instruction set for which weights are packed [default: the best that this machine has]
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
+}

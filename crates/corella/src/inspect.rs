@@ -1,0 +1,256 @@
+//! What a model is, how large it is, and what would be refused, from the headers of its files.
+
+use corella_cpu::{kv_page_bytes, packed_bytes, weight_format};
+use corella_model::{
+    ByPart, Checkpoint, DecoderSpec, KvFormat, KvGroups, ModelConfig, Outline, OutlineSizes,
+    TensorTotals, WeightFormat,
+};
+use corella_text::{TokenCount, Tokenizer};
+
+use crate::device::{self, kv_format};
+use crate::kv_plan::{KvDemand, KvPlan};
+use crate::llm::{FileContent, model_name, required, template_of};
+use crate::vocabulary::num_tokens;
+use crate::{Error, LlmOptions, ModelSource, built_in};
+
+/// What is known of a model.
+pub struct Inspection {
+    /// The name of the folder, or that of the file without `.gguf`.
+    pub name: String,
+    /// What the model is stored as.
+    pub form: &'static str,
+    /// What the model calls its architecture.
+    pub architecture: Option<String>,
+    /// The closest supported architecture, if that of the model is not supported.
+    pub closest: Option<&'static str>,
+    /// The sizes that the model states by common names, whether its family is known or not.
+    pub sizes: OutlineSizes,
+    /// The tensors of all files; `None` if these cannot be read.
+    pub totals: Option<TensorTotals>,
+    /// `None` if the configuration is refused.
+    pub model: Option<ModelReport>,
+    pub tokenizer: Option<TokenizerReport>,
+    pub chat_template: Option<TemplateReport>,
+    /// What `corella serve` would say instead of serving the model.
+    pub refusals: Vec<String>,
+}
+
+/// A model whose family is known.
+pub struct ModelReport {
+    pub config: ModelConfig,
+    /// The number of rows of the vocabulary that belong to tokens.
+    pub num_known_tokens: usize,
+    pub num_parameters: ByPart,
+    /// The parameters that a token meets: without the experts that it does not choose.
+    pub num_active_parameters: ByPart,
+    /// `None` if the tensors are refused.
+    pub weights: Option<WeightReport>,
+}
+
+/// The weights of a model, as they are stored and as an executor would hold them.
+pub struct WeightReport {
+    pub stored_bytes: ByPart,
+    /// The bytes of tensors that the decoder does not use.
+    pub unused_bytes: u64,
+    /// The names of tensors that belong to other parts, such as one that sees.
+    pub left_out: Vec<String>,
+    pub format: WeightFormat,
+    pub packed_bytes: ByPart,
+    /// `None` if the machine has no memory for keys and values.
+    pub kv: Option<KvSize>,
+}
+
+/// What keys and values take, and how many tokens of them a server would have room for.
+pub struct KvSize {
+    pub format: KvFormat,
+    pub token_bytes: u64,
+    /// What layers with a sliding window take of `token_bytes`.
+    pub window_token_bytes: u64,
+    pub cache_bytes: u64,
+    pub num_tokens: u64,
+    /// The longest context of one request.
+    pub max_model_len: u32,
+    /// Numbers of requests, and the context that each of so many has at once.
+    pub fits: Vec<(u32, u32)>,
+}
+
+pub struct TokenizerReport {
+    pub kind: &'static str,
+    pub num_tokens: usize,
+    pub num_special: usize,
+    /// The token that begins a sequence, and its id.
+    pub bos: Option<(u32, String)>,
+    /// The tokens that end an answer.
+    pub ends: Vec<(u32, String)>,
+}
+
+/// What a chat template is for.
+pub struct TemplateReport {
+    pub reads_tools: bool,
+    /// What `chat_template_kwargs` switch thinking by.
+    pub thinking_switch: Option<&'static str>,
+}
+
+/// The numbers of requests for which the context is told that each of them has.
+const BATCHES: [u32; 4] = [1, 8, 32, 128];
+
+/// Reads what the files of a model say of it, and no weights. Fails only if there is no model.
+pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection, Error> {
+    let (name, form, outline) = match source {
+        ModelSource::BuiltIn => {
+            let outline = Outline::from_static(&built_in::FILES)?;
+            (built_in::NAME.to_owned(), "built in", outline)
+        }
+        ModelSource::Path(path) => {
+            let outline = Outline::open(path)?;
+            let form = match outline.is_gguf() {
+                true => "GGUF",
+                false => "folder",
+            };
+            (model_name(path), form, outline)
+        }
+    };
+    let mut inspection = Inspection {
+        name,
+        form,
+        architecture: outline.architecture.clone(),
+        closest: outline.closest,
+        sizes: outline.sizes.clone(),
+        totals: outline.totals().ok(),
+        model: None,
+        tokenizer: None,
+        chat_template: None,
+        refusals: Vec::new(),
+    };
+    let (tokenizer, count) = inspection.read_text(|name| outline.file(name)).unzip();
+    match outline.into_checkpoint() {
+        Ok(checkpoint) => {
+            let model = inspection.read_model(&checkpoint, count, options);
+            if let (Some(tokenizer), Some(report)) = (&tokenizer, &mut inspection.tokenizer) {
+                report.name_special_tokens(tokenizer, &model.config);
+            }
+            inspection.model = Some(model);
+        }
+        // Nothing else matters as much as this.
+        Err(error) => inspection.refusals.insert(0, error.to_string()),
+    }
+    Ok(inspection)
+}
+
+impl Inspection {
+    fn accept<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
+        result
+            .map_err(|error| self.refusals.push(error.to_string()))
+            .ok()
+    }
+
+    fn read_text(&mut self, file: impl Fn(&str) -> FileContent) -> Option<(Tokenizer, TokenCount)> {
+        const NAME: &str = "tokenizer.json";
+        let tokenizer = required(file(NAME), NAME).and_then(|json| {
+            let count = TokenCount::from_bytes(&json)?;
+            Ok((Tokenizer::from_bytes(&json)?, count))
+        });
+        let tokenizer = self.accept(tokenizer);
+        let report = tokenizer.as_ref().map(|(it, _)| TokenizerReport::new(it));
+        self.tokenizer = report;
+        let template = self.accept(template_of(file)).flatten();
+        self.chat_template = template.map(|template| TemplateReport {
+            reads_tools: template.reads_tools(),
+            thinking_switch: template.thinking_switch(),
+        });
+        tokenizer
+    }
+
+    fn read_model(
+        &mut self,
+        checkpoint: &Checkpoint,
+        count: Option<TokenCount>,
+        options: &LlmOptions,
+    ) -> ModelReport {
+        let spec = &checkpoint.config().spec;
+        let num_known = count.map(|count| num_tokens(checkpoint.config(), count));
+        let num_known = num_known.and_then(|num_known| self.accept(num_known));
+        let weights = self.read_weights(checkpoint, options);
+        ModelReport {
+            config: checkpoint.config().clone(),
+            num_known_tokens: num_known.unwrap_or(spec.vocab_size),
+            num_parameters: spec.num_parameters(),
+            num_active_parameters: spec.num_active_parameters(),
+            weights,
+        }
+    }
+
+    fn read_weights(
+        &mut self,
+        checkpoint: &Checkpoint,
+        options: &LlmOptions,
+    ) -> Option<WeightReport> {
+        let spec = &checkpoint.config().spec;
+        let weights = self.accept(checkpoint.weights())?;
+        let wanted = options.weight_format;
+        let packed_bytes = self.accept(packed_bytes(spec, &weights, wanted, options.isa))?;
+        let stored_bytes = weights.stored_bytes(spec);
+        let all_bytes = self.totals.map_or(0, |totals| totals.num_bytes);
+        let format = weight_format(wanted, &weights);
+        let kv = KvSize::new(spec, format, options);
+        Some(WeightReport {
+            stored_bytes,
+            unused_bytes: all_bytes.saturating_sub(stored_bytes.total()),
+            left_out: weights.left_out,
+            format,
+            packed_bytes,
+            kv: self.accept(kv),
+        })
+    }
+}
+
+impl KvSize {
+    fn new(spec: &DecoderSpec, weights: WeightFormat, options: &LlmOptions) -> Result<Self, Error> {
+        let format = kv_format(options, weights);
+        let page_size = options.scheduler.page_size;
+        let bytes_of = |spec: &DecoderSpec, page_size| {
+            kv_page_bytes(spec, &KvGroups::one(spec), 1, page_size, format) as u64
+        };
+        let page_bytes = bytes_of(spec, page_size);
+        let packed_bytes = device::packed_bytes(spec, weights);
+        let demand = KvDemand::new(spec, options, page_bytes, packed_bytes);
+        let plan = KvPlan::new(&demand)?;
+        let mut windowed = spec.clone();
+        windowed
+            .layers
+            .retain(|layer| layer.attention.window.is_some());
+        let batches = BATCHES.into_iter().filter(|&n| n < demand.max_num_seqs);
+        let fits = batches.chain([demand.max_num_seqs]).map(|num_requests| {
+            let context = (plan.num_pages / num_requests).saturating_mul(page_size);
+            (num_requests, context.min(plan.max_model_len))
+        });
+        Ok(Self {
+            format,
+            token_bytes: bytes_of(spec, 1),
+            window_token_bytes: bytes_of(&windowed, 1),
+            cache_bytes: u64::from(plan.num_pages) * page_bytes,
+            num_tokens: u64::from(plan.num_pages) * u64::from(page_size),
+            max_model_len: plan.max_model_len,
+            fits: fits.filter(|&(_, context)| context > 0).collect(),
+        })
+    }
+}
+
+impl TokenizerReport {
+    fn new(tokenizer: &Tokenizer) -> Self {
+        let (num_tokens, num_special) = tokenizer.num_tokens();
+        Self {
+            kind: tokenizer.kind(),
+            num_tokens,
+            num_special,
+            bos: None,
+            ends: Vec::new(),
+        }
+    }
+
+    fn name_special_tokens(&mut self, tokenizer: &Tokenizer, config: &ModelConfig) {
+        let named = |id: u32| (id, tokenizer.id_to_token(id).unwrap_or_default());
+        self.bos = config.bos_token_id.map(named);
+        self.ends = config.eos_token_ids.iter().copied().map(named).collect();
+    }
+}

@@ -1,0 +1,22 @@
+//! `corella inspect`: prints what is known of a model.
+
+mod json;
+mod shape;
+mod text;
+
+use std::io::{self, Write};
+
+use corella::Error;
+
+use crate::config::Inspect;
+
+pub fn run(config: Inspect) -> Result<(), Error> {
+    let inspection = corella::inspect(&config.source, &config.options)?;
+    let printed = match config.prints_json {
+        true => format!("{:#}\n", json::render(&inspection)),
+        false => text::render(&inspection),
+    };
+    // A reader that closes the pipe wants no more.
+    let _ = io::stdout().write_all(printed.as_bytes());
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! The kinds of a decoder's layers, in words.
+
+use corella_model::{
+    Activation, AttentionSpec, ExpertScoring, ExpertSpec, FeedForward, LayerSpec, MlpSpec,
+    NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
+};
+
+/// What layers are in some respect: one text if all are alike, otherwise each with the number of layers,
+/// in the order in which they first occur.
+pub fn kinds(layers: &[LayerSpec], describe: impl Fn(&LayerSpec) -> String) -> String {
+    let mut kinds: Vec<(usize, String)> = Vec::new();
+    for layer in layers {
+        let text = describe(layer);
+        match kinds.iter_mut().find(|(_, known)| *known == text) {
+            Some((number, _)) => *number += 1,
+            None => kinds.push((1, text)),
+        }
+    }
+    if let [(_, only)] = &kinds[..] {
+        return only.clone();
+    }
+    let num_layers = layers.len();
+    let kinds = kinds
+        .iter()
+        .map(|(number, text)| format!("{text} ({number} of {num_layers})"));
+    kinds.collect::<Vec<_>>().join("; ")
+}
+
+pub fn attention(layer: &LayerSpec) -> String {
+    let AttentionSpec {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale,
+        soft_cap,
+        qk_norm,
+        qkv_bias,
+        output_bias,
+        ..
+    } = layer.attention;
+    let mut text = format!("{num_heads} heads of {head_dim}, {num_kv_heads} KV heads");
+    if scale != AttentionSpec::usual_scale(head_dim) {
+        text += &format!(", scale {scale}");
+    }
+    if let Some(cap) = soft_cap {
+        text += &format!(", soft cap {cap}");
+    }
+    match qk_norm {
+        Some(QkNorm::Heads(_)) => text += ", a norm for each query and key head",
+        Some(QkNorm::Whole(_)) => text += ", a norm for all query heads and one for all key heads",
+        None => {}
+    }
+    match (qkv_bias, output_bias) {
+        (true, true) => text += ", biases",
+        (true, false) => text += ", biases of queries, keys and values",
+        (false, true) => text += ", bias of the output",
+        (false, false) => {}
+    }
+    text
+}
+
+pub fn window(layer: &LayerSpec) -> String {
+    match layer.attention.window {
+        Some(window) => window.to_string(),
+        None => "none".to_owned(),
+    }
+}
+
+pub fn rotary(layer: &LayerSpec) -> String {
+    let Some(rotary) = &layer.attention.rotary else {
+        return "none".to_owned();
+    };
+    let RotarySpec {
+        theta,
+        num_dims,
+        scaling,
+    } = rotary;
+    let mut text = format!("theta {theta}");
+    if *num_dims < layer.attention.head_dim {
+        text += &format!(", {num_dims} of {} elements", layer.attention.head_dim);
+    }
+    let scaling = match scaling {
+        RotaryScaling::None => return text,
+        RotaryScaling::Linear { factor } => format!("linear, factor {factor}"),
+        RotaryScaling::Dynamic {
+            factor,
+            original_max_position,
+        } => format!("dynamic, factor {factor} beyond {original_max_position}"),
+        RotaryScaling::Llama3 {
+            factor,
+            original_max_position,
+            ..
+        } => format!("Llama 3, factor {factor} beyond {original_max_position}"),
+        RotaryScaling::Yarn {
+            factor,
+            original_max_position,
+            ..
+        } => format!("YaRN, factor {factor} beyond {original_max_position}"),
+        RotaryScaling::LongRope {
+            original_max_position,
+            ..
+        } => format!("LongRoPE beyond {original_max_position}"),
+        RotaryScaling::Divisors(_) => "a divisor for each pair".to_owned(),
+    };
+    format!("{text}, {scaling}")
+}
+
+pub fn feed_forward(layer: &LayerSpec) -> String {
+    match &layer.feed_forward {
+        FeedForward::Mlp(spec) => format!("MLP of {}", mlp(spec)),
+        FeedForward::Experts(spec) => experts(spec),
+    }
+}
+
+pub fn norm(spec: &NormSpec) -> &'static str {
+    match spec.kind {
+        NormKind::Rms => "RMS",
+        NormKind::Layer { .. } => "LayerNorm",
+    }
+}
+
+/// Where norms stand.
+pub fn norms(layer: &LayerSpec) -> String {
+    let norms = &layer.attention_norms;
+    let place = match (norms.before, norms.after) {
+        (Some(_), Some(_)) => "before and after each part",
+        (None, Some(_)) => "after each part",
+        _ if layer.is_parallel => "before both parts, which are parallel",
+        _ => "before each part",
+    };
+    let spec = norms.before.or(norms.after);
+    format!("{} {place}", spec.as_ref().map_or("none", norm))
+}
+
+fn mlp(spec: &MlpSpec) -> String {
+    let activation = match spec.activation {
+        Activation::Silu => "SiLU",
+        Activation::Gelu => "GELU",
+        Activation::GeluTanh => "GELU (tanh)",
+    };
+    let gated = if spec.is_gated { "gated " } else { "" };
+    let biases = if spec.bias { ", biases" } else { "" };
+    format!("{}, {gated}{activation}{biases}", spec.intermediate_size)
+}
+
+fn experts(spec: &ExpertSpec) -> String {
+    let scoring = match spec.scoring {
+        ExpertScoring::Softmax => "softmax",
+        ExpertScoring::Sigmoid => "sigmoid",
+    };
+    let shared = match &spec.shared {
+        None => String::new(),
+        Some(shared) => format!("; a shared expert of {}", mlp(&shared.mlp)),
+    };
+    format!(
+        "{} experts, {} for each token by {scoring}, of {}{shared}",
+        spec.num_experts,
+        spec.num_experts_per_token,
+        mlp(&spec.expert)
+    )
+}

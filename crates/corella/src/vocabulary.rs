@@ -1,0 +1,42 @@
+//! Makes the vocabulary of a model that of its tokenizer.
+
+use corella_model::{Checkpoint, ModelConfig};
+use corella_text::TokenCount;
+
+use crate::Error;
+
+/// The number of tokens that a model knows and its tokenizer has. Further rows of the embedding are
+/// padding, which some makers of models add so that matrices have round sizes.
+pub(crate) fn num_tokens(config: &ModelConfig, count: TokenCount) -> Result<usize, Error> {
+    let num_rows = config.spec.vocab_size;
+    if count.num_vocabulary_ids > num_rows {
+        return Err(Error::Config(format!(
+            "tokenizer.json has {} tokens, and the model's embedding {num_rows} rows (vocab_size): the \
+             tokenizer is not that of this model",
+            count.num_vocabulary_ids
+        )));
+    }
+    // A token that ends answers must be drawn even if a tokenizer lacks it.
+    let named = config.eos_token_ids.iter().chain(&config.bos_token_id);
+    let num_named = named.map(|&id| id as usize + 1).max().unwrap_or(0);
+    Ok(count.num_ids.max(num_named).min(num_rows))
+}
+
+/// Leaves out padding, so that it is never drawn. Added tokens that the model has no row for stay in the
+/// tokenizer; a prompt that holds one is refused.
+pub(crate) fn drop_padding(
+    checkpoint: &mut Checkpoint,
+    tokenizer_json: &[u8],
+) -> Result<(), Error> {
+    let count = TokenCount::from_bytes(tokenizer_json)?;
+    let num_tokens = num_tokens(checkpoint.config(), count)?;
+    let num_missing = count.num_ids.saturating_sub(num_tokens);
+    if num_missing > 0 {
+        tracing::info!(
+            "the tokenizer has {num_missing} added tokens that the model does not know; prompts that hold \
+             one are refused"
+        );
+    }
+    checkpoint.keep_tokens(num_tokens);
+    Ok(())
+}
