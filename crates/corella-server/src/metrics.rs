@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use corella_core::RequestOutput;
+use corella_core::{FinishReason, RequestOutput};
 use corella_engine::{Engine, EngineStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -495,6 +495,11 @@ impl CallTimer {
 
     pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
         if output.sample.is_none() {
+            if output.finish == Some(FinishReason::Length) {
+                // It was asked for log-probabilities of its prompt and for no token.
+                let num_prompt_tokens = u64::from(output.num_prompt_tokens);
+                self.metrics.prompt_tokens.inc_by(num_prompt_tokens);
+            }
             return;
         }
         let now = Instant::now();

@@ -177,4 +177,7 @@ async fn an_echo_without_log_probabilities_may_have_no_answer() {
     assert_eq!(choice["logprobs"], Value::Null);
     assert_eq!(choice["finish_reason"], "length");
     assert_eq!(answer["usage"]["completion_tokens"], 0);
+    let num_prompt_tokens = server.encode(PROMPT).len() as f64;
+    let counted = server.metric("corella_prompt_tokens_total", &[]).await;
+    assert_eq!(counted, Some(num_prompt_tokens));
 }
