@@ -20,7 +20,7 @@ use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{SamplingFields, check_logprobs};
+use crate::sampling_fields::{EndpointFields, SamplingFields, check_logprobs};
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
@@ -145,8 +145,12 @@ impl Endpoint for Chat {
         if fields.echo == Some(true) {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
-        let logprobs = fields.logprobs(&state.config)?;
-        let params = sampling.validate(state, caller, None, logprobs)?;
+        let own = EndpointFields {
+            default_max_tokens: None,
+            logprobs: fields.logprobs(&state.config)?,
+            best_of: None,
+        };
+        let params = sampling.validate(state, caller, own)?;
         let prompt = PromptTokens {
             tokens: fields.tokenize(state, check, caller)?,
             echo: None,
