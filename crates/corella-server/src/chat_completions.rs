@@ -20,7 +20,7 @@ use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{SamplingFields, check_logprobs};
+use crate::sampling_fields::{EndpointFields, SamplingFields, check_logprobs};
 use crate::scored_prompt::PromptLogprobs;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
@@ -149,8 +149,13 @@ impl Endpoint for Chat {
         if fields.echo == Some(true) {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
-        let logprobs = fields.logprobs(&state.config)?;
-        let params = sampling.validate(state, caller, None, logprobs, false)?;
+        let own = EndpointFields {
+            default_max_tokens: None,
+            logprobs: fields.logprobs(&state.config)?,
+            best_of: None,
+            echo: false,
+        };
+        let params = sampling.validate(state, caller, own)?;
         let prompt = PromptTokens {
             tokens: fields.tokenize(state, check, caller)?,
             echo: None,

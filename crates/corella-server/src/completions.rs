@@ -16,7 +16,9 @@ use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{SamplingFields, check_logprobs, check_num_tokens, check_token_ids};
+use crate::sampling_fields::{
+    EndpointFields, SamplingFields, check_logprobs, check_num_tokens, check_token_ids,
+};
 use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
@@ -43,6 +45,7 @@ struct CompletionFields {
     prompt: Option<PromptField>,
     echo: Option<bool>,
     logprobs: Option<u32>,
+    best_of: Option<u32>,
     add_special_tokens: Option<bool>,
 }
 
@@ -74,7 +77,13 @@ impl Endpoint for Completion {
             .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
             .transpose()?;
         let echo = fields.echo.unwrap_or(false);
-        let params = sampling.validate(state, caller, Some(DEFAULT_MAX_TOKENS), logprobs, echo)?;
+        let own = EndpointFields {
+            default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+            logprobs,
+            best_of: fields.best_of,
+            echo,
+        };
+        let params = sampling.validate(state, caller, own)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };

@@ -25,7 +25,6 @@ pub struct SamplingFields {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
-    best_of: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -63,6 +62,18 @@ struct StreamOptions {
 #[derive(Debug)]
 struct StopField(Vec<String>);
 
+/// What an endpoint says of the fields that it reads in a way of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointFields {
+    /// Without it, `max_tokens` is what fits.
+    pub default_max_tokens: Option<u32>,
+    /// Checked: how many alternatives have log-probabilities.
+    pub logprobs: Option<u32>,
+    pub best_of: Option<u32>,
+    /// Whether the answer begins with the prompt.
+    pub echo: bool,
+}
+
 /// The parameters of one API call for the engine, without the prompts.
 #[derive(Clone, Debug)]
 pub struct GenerationParams {
@@ -98,15 +109,12 @@ const MAX_CACHE_SALT_BYTES: usize = 1024;
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl SamplingFields {
-    /// Checks all fields. `default_max_tokens`, the checked `logprobs` and `echo` come from the
-    /// endpoint; without a default, `max_tokens` is what fits.
+    /// Checks all fields.
     pub fn validate(
         mut self,
         state: &ServerState,
         caller: &Caller,
-        default_max_tokens: Option<u32>,
-        logprobs: Option<u32>,
-        echo: bool,
+        own: EndpointFields,
     ) -> Result<GenerationParams, ApiError> {
         let config = &state.config;
         let defaults = &config.generation_defaults;
@@ -118,7 +126,7 @@ impl SamplingFields {
             ));
         }
         let stream = self.stream.unwrap_or(false);
-        let num_choices = self.best_of.unwrap_or(num_best);
+        let num_choices = own.best_of.unwrap_or(num_best);
         if num_choices < num_best || num_choices > config.max_num_choices {
             return Err(ApiError::invalid(
                 "best_of",
@@ -135,8 +143,8 @@ impl SamplingFields {
             ));
         }
         let prompt_logprobs = self.prompt_logprobs(config, stream)?;
-        let may_draw_nothing = echo || prompt_logprobs.is_some();
-        let stopping = self.stopping(config, default_max_tokens, may_draw_nothing)?;
+        let may_draw_nothing = own.echo || prompt_logprobs.is_some();
+        let stopping = self.stopping(config, own.default_max_tokens, may_draw_nothing)?;
         let rules = TokenRuleFields {
             logit_bias: self.logit_bias.take(),
             allowed_token_ids: self.allowed_token_ids.take(),
@@ -173,9 +181,9 @@ impl SamplingFields {
                 .or(config.seed)
                 .unwrap_or_else(random_seed),
             choice: 0,
-            logprobs: logprobs.or((num_choices > num_best).then_some(0)),
+            logprobs: own.logprobs.or((num_choices > num_best).then_some(0)),
             rules: rules.checked(state, caller, &stopping)?,
-            prompt_logprobs: prompt_logprobs.max(logprobs.filter(|_| echo)),
+            prompt_logprobs: prompt_logprobs.max(own.logprobs.filter(|_| own.echo)),
         };
         if stopping.max_tokens == Some(0) {
             // The engine ends a request without a token only if it has something else to return.
@@ -190,7 +198,7 @@ impl SamplingFields {
         Ok(GenerationParams {
             num_choices,
             num_best,
-            wants_logprobs: logprobs.is_some(),
+            wants_logprobs: own.logprobs.is_some(),
             sampling,
             stopping,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),

@@ -324,6 +324,7 @@ async fn a_field_of_another_endpoint_says_where_it_belongs() {
         (COMPLETIONS, &completion, "top_logprobs", CHAT),
         (COMPLETIONS, &completion, "chat_template_kwargs", CHAT),
         (CHAT, &chat, "prompt", COMPLETIONS),
+        (CHAT, &chat, "best_of", COMPLETIONS),
         (CHAT, &chat, "tokens", "/detokenize"),
     ];
     for (path, body, name, belongs) in cases {
