@@ -17,7 +17,7 @@ use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
-use crate::{Device, Error, LlmOptions, TokenCost};
+use crate::{Device, Error, KvSpill, LlmOptions, TokenCost};
 
 pub(crate) struct Loaded {
     pub executor: Box<dyn Executor>,
@@ -38,6 +38,8 @@ pub struct Hardware {
     pub kv_format: KvFormat,
     pub num_kv_pages: u32,
     pub page_size: u32,
+    /// The number of layers in a page, if pages that fell out of a sliding window are given back.
+    pub num_page_layers: Option<usize>,
     pub kv_bytes: u64,
 }
 
@@ -69,12 +71,15 @@ struct Formats<'a> {
     asked_weight_format: Option<WeightFormat>,
     weight_format: WeightFormat,
     kv_format: KvFormat,
+    kv_groups: KvGroups,
+    num_stages: usize,
 }
 
 impl<'a> Formats<'a> {
     fn new(
         checkpoint: &'a Checkpoint,
         asked_weight_format: Option<WeightFormat>,
+        kv_groups: KvGroups,
         options: &LlmOptions,
     ) -> Result<Self, Error> {
         let weights = match options.device {
@@ -102,12 +107,14 @@ impl<'a> Formats<'a> {
             asked_weight_format,
             weight_format,
             kv_format,
+            kv_groups,
+            num_stages: options.scheduler.num_pipeline_stages as usize,
         })
     }
 
     fn page_bytes(&self, page_size: u32) -> u64 {
-        let groups = KvGroups::one(self.spec);
-        kv_page_bytes(self.spec, &groups, 1, page_size, self.kv_format) as u64
+        let (groups, num_stages) = (&self.kv_groups, self.num_stages);
+        kv_page_bytes(self.spec, groups, num_stages, page_size, self.kv_format) as u64
     }
 
     fn packed_bytes(&self) -> u64 {
@@ -138,7 +145,7 @@ impl<'a> Formats<'a> {
             pin_threads: options.pin_threads,
             weight_format: self.asked_weight_format,
             kv_format: self.kv_format,
-            kv_groups: None,
+            kv_groups: Some(self.kv_groups),
             num_pages: scheduler.num_pages,
             page_size: scheduler.page_size,
             max_num_seqs: scheduler.max_num_seqs,
@@ -190,10 +197,15 @@ pub(crate) fn load(
     scheduler
         .validate()
         .map_err(|error| Error::Config(error.0))?;
-    let formats = Formats::new(checkpoint, options.weight_format, options)?;
+    let kv_groups = kv_groups(spec, options);
+    scheduler.kv_groups = kv_groups.groups().to_vec();
+    let num_page_layers =
+        { scheduler.has_kv_groups() }.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
+    let formats = Formats::new(checkpoint, options.weight_format, kv_groups, options)?;
     let draft = match draft {
         Some(draft) => {
-            let formats = Formats::new(&draft.checkpoint, draft.weight_format, options)?;
+            let groups = KvGroups::one(&draft.checkpoint.config().spec);
+            let formats = Formats::new(&draft.checkpoint, draft.weight_format, groups, options)?;
             Some((draft, formats))
         }
         None => None,
@@ -204,10 +216,13 @@ pub(crate) fn load(
     let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
     // A request fills as many pages of the draft model as of the model.
     let pages_bytes = page_bytes + draft_page_bytes;
-    let demand = KvDemand::new(spec, options, pages_bytes, packed_bytes);
+    let demand = KvDemand::new(spec, &scheduler, options, pages_bytes, packed_bytes);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = plan.num_pages / 2;
+    scheduler.max_held_pages = match scheduler.has_kv_groups() {
+        true => 0,
+        false => plan.num_pages / 2,
+    };
     scheduler.max_spilled_pages = plan.max_spilled_pages(options.kv_spill, page_bytes, &demand)?;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {
@@ -259,6 +274,7 @@ pub(crate) fn load(
         kv_format,
         num_kv_pages: scheduler.num_pages,
         page_size: scheduler.page_size,
+        num_page_layers,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
     };
     Ok(Loaded {
@@ -268,6 +284,41 @@ pub(crate) fn load(
         draft,
         weight_keepers,
     })
+}
+
+/// The groups of layers that give back the pages behind their windows, if nobody needs those. What
+/// keeps, sends or pins pages knows only one group of all layers.
+pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
+    let one = KvGroups::one(spec);
+    let by_window = match options.device {
+        Device::Cpu => KvGroups::by_window(spec),
+        Device::Mock => return one,
+    };
+    let needs = [
+        (options.exchanges_kv, "other nodes may fetch KV pages"),
+        (
+            options.kv_spill != KvSpill::Bytes(0),
+            "--kv-spill-memory keeps KV pages of preempted requests",
+        ),
+        (
+            !options.pinned_prefixes.is_empty(),
+            "--pin-prefix keeps KV pages",
+        ),
+        (
+            options.draft_model.is_some(),
+            "a draft model has the same KV pages",
+        ),
+    ];
+    match needs.into_iter().find(|(is_needed, _)| *is_needed) {
+        Some((_, need)) if by_window != one => {
+            tracing::info!(
+                "requests keep the KV pages that fell out of the model's sliding windows, because \
+                 {need}"
+            );
+            one
+        }
+        _ => by_window,
+    }
 }
 
 /// Loads the draft model. It has as many KV pages as the model, or fewer if its context is shorter.

@@ -1,5 +1,6 @@
 //! What a model is, how large it is, and what would be refused, from the headers of its files.
 
+use corella_core::SchedulerConfig;
 use corella_cpu::{kv_page_bytes, packed_bytes, weight_format};
 use corella_model::{
     ByPart, Checkpoint, DecoderSpec, KvFormat, KvGroups, ModelConfig, Outline, OutlineSizes,
@@ -7,7 +8,7 @@ use corella_model::{
 };
 use corella_text::{TokenCount, Tokenizer};
 
-use crate::device::{self, kv_format};
+use crate::device::{self, kv_format, kv_groups};
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
@@ -207,31 +208,47 @@ impl Inspection {
 impl KvSize {
     fn new(spec: &DecoderSpec, weights: WeightFormat, options: &LlmOptions) -> Result<Self, Error> {
         let format = kv_format(options, weights);
-        let page_size = options.scheduler.page_size;
-        let bytes_of = |spec: &DecoderSpec, page_size| {
-            kv_page_bytes(spec, &KvGroups::one(spec), 1, page_size, format) as u64
+        let groups = kv_groups(spec, options);
+        let limits = SchedulerConfig {
+            kv_groups: groups.groups().to_vec(),
+            ..options.scheduler.clone()
         };
-        let page_bytes = bytes_of(spec, page_size);
+        let num_stages = limits.num_pipeline_stages as usize;
+        let page_bytes = kv_page_bytes(spec, &groups, num_stages, limits.page_size, format) as u64;
         let packed_bytes = device::packed_bytes(spec, weights);
-        let demand = KvDemand::new(spec, options, page_bytes, packed_bytes);
+        let demand = KvDemand::new(spec, &limits, options, page_bytes, packed_bytes);
         let plan = KvPlan::new(&demand)?;
+        let limits = SchedulerConfig {
+            max_model_len: plan.max_model_len,
+            ..limits
+        };
+        let batches = BATCHES.into_iter().filter(|&n| n < limits.max_num_seqs);
+        let fits = batches.chain([limits.max_num_seqs]).map(|num_requests| {
+            let context = limits.max_len_in(plan.num_pages / num_requests);
+            (num_requests, context.min(plan.max_model_len))
+        });
+        let fits: Vec<_> = fits.filter(|&(_, context)| context > 0).collect();
+        let all_tokens =
+            |&(num_requests, context): &(u32, u32)| u64::from(num_requests) * u64::from(context);
+        let num_tokens = match limits.has_kv_groups() {
+            // How many fit depends on how many of each request are in its windows.
+            true => fits.iter().map(all_tokens).max().unwrap_or(0),
+            false => u64::from(plan.num_pages) * u64::from(limits.page_size),
+        };
+        let token_bytes =
+            |spec: &DecoderSpec| kv_page_bytes(spec, &KvGroups::one(spec), 1, 1, format) as u64;
         let mut windowed = spec.clone();
         windowed
             .layers
             .retain(|layer| layer.attention.window.is_some());
-        let batches = BATCHES.into_iter().filter(|&n| n < demand.max_num_seqs);
-        let fits = batches.chain([demand.max_num_seqs]).map(|num_requests| {
-            let context = (plan.num_pages / num_requests).saturating_mul(page_size);
-            (num_requests, context.min(plan.max_model_len))
-        });
         Ok(Self {
             format,
-            token_bytes: bytes_of(spec, 1),
-            window_token_bytes: bytes_of(&windowed, 1),
+            token_bytes: token_bytes(spec),
+            window_token_bytes: token_bytes(&windowed),
             cache_bytes: u64::from(plan.num_pages) * page_bytes,
-            num_tokens: u64::from(plan.num_pages) * u64::from(page_size),
+            num_tokens,
             max_model_len: plan.max_model_len,
-            fits: fits.filter(|&(_, context)| context > 0).collect(),
+            fits,
         })
     }
 }

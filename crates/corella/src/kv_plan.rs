@@ -1,17 +1,18 @@
 //! Decides how many KV pages there are, and how long a context they allow.
 
+use corella_core::SchedulerConfig;
 use corella_model::DecoderSpec;
 
 use crate::{Device, Error, KvSpill, LlmOptions};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
-    pub page_size: u32,
-    /// Bytes of a page: keys and values of all layers.
+    /// What requests may do, except for what is planned here.
+    pub limits: SchedulerConfig,
+    /// Bytes of a page: keys and values of all layers of a KV group.
     pub page_bytes: u64,
     /// Longest context of the model.
     pub max_position: usize,
-    pub max_num_seqs: u32,
     /// The context to plan for; `None` is as long as the model and memory allow.
     pub max_model_len: Option<u32>,
     /// The memory to use; `None` is a share of `available_bytes`.
@@ -32,15 +33,15 @@ impl KvDemand {
     /// The demand of a model whose weights take `packed_bytes`, on this machine as it is now.
     pub fn new(
         spec: &DecoderSpec,
+        limits: &SchedulerConfig,
         options: &LlmOptions,
         page_bytes: u64,
         packed_bytes: u64,
     ) -> Self {
         Self {
-            page_size: options.scheduler.page_size,
+            limits: limits.clone(),
             page_bytes,
             max_position: spec.max_position,
-            max_num_seqs: options.scheduler.max_num_seqs,
             max_model_len: options.max_model_len,
             kv_cache_bytes: options.kv_cache_bytes,
             available_bytes: available_bytes().saturating_sub(packed_bytes),
@@ -78,15 +79,22 @@ impl KvPlan {
             }
             Some(bytes) => bytes / page_bytes,
             None => {
-                let useful = u64::from(wanted_len.div_ceil(demand.page_size))
-                    * u64::from(demand.max_num_seqs);
+                let limits = &demand.limits;
+                let num_step_rows = limits.max_prefill_tokens.min(limits.max_num_batched_tokens);
+                let num_rows_at_once = num_step_rows.saturating_mul(limits.max_inflight_steps);
+                let num_pages = limits.num_pages_of(wanted_len, num_rows_at_once);
+                let useful = u64::from(num_pages) * u64::from(limits.max_num_seqs);
                 useful.min(demand.available_bytes / 2 / page_bytes)
             }
         };
         let num_pages = u32::try_from(num_pages).unwrap_or(u32::MAX);
-        let num_tokens = num_pages.saturating_mul(demand.page_size);
+        let limits = SchedulerConfig {
+            max_model_len: wanted_len,
+            ..demand.limits.clone()
+        };
+        let num_tokens = limits.max_len_in(num_pages);
         let short = |needed_tokens: u32| {
-            let needed = u64::from(needed_tokens.div_ceil(demand.page_size)) * page_bytes;
+            let needed = u64::from(limits.num_least_pages(needed_tokens)) * page_bytes;
             Error::Config(format!(
                 "a context of {needed_tokens} tokens needs {} of KV cache, and there is room for \
                  {num_tokens} tokens; raise --kv-cache-memory or lower --max-model-len",
@@ -99,7 +107,7 @@ impl KvPlan {
             None => max_position.min(num_tokens),
         };
         if max_model_len < 2 {
-            return Err(short(demand.page_size));
+            return Err(short(limits.page_size));
         }
         Ok(Self {
             num_pages,
@@ -201,14 +209,17 @@ pub fn display_bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use corella_core::KvGroup;
+
     use super::*;
 
     fn demand() -> KvDemand {
+        let mut limits = SchedulerConfig::new(1, 16, 2);
+        limits.max_num_seqs = 4;
         KvDemand {
-            page_size: 16,
+            limits,
             page_bytes: 8 << 10,
             max_position: 1024,
-            max_num_seqs: 4,
             max_model_len: None,
             kv_cache_bytes: None,
             available_bytes: 1 << 30,
@@ -233,6 +244,27 @@ mod tests {
         assert!(error.contains("161 tokens needs 88.0 KiB"), "{error}");
         demand.max_model_len = Some(160);
         assert_eq!(KvPlan::new(&demand).unwrap().max_model_len, 160);
+    }
+
+    /// A group without a window takes 64 pages for the longest context. One with a window of 100
+    /// positions touches at most 40 while 512 rows are computed, and 8 while one is.
+    #[test]
+    fn a_window_needs_few_pages() {
+        let mut demand = demand();
+        demand.limits.kv_groups = [None, Some(100)].map(|window| KvGroup { window }).to_vec();
+        demand.limits.max_inflight_steps = 1;
+        demand.limits.max_num_batched_tokens = 512;
+        demand.limits.max_prefill_tokens = 512;
+        let plan = KvPlan::new(&demand).unwrap();
+        assert_eq!((plan.num_pages, plan.max_model_len), (4 * (64 + 40), 1024));
+        demand.available_bytes = 2 * 20 * (8 << 10);
+        let plan = KvPlan::new(&demand).unwrap();
+        assert_eq!((plan.num_pages, plan.max_model_len), (20, 12 * 16));
+        // All layers have the window, so any context fits into the pages that it touches.
+        demand.limits.kv_groups.remove(0);
+        demand.available_bytes = 2 * 8 * (8 << 10);
+        let plan = KvPlan::new(&demand).unwrap();
+        assert_eq!((plan.num_pages, plan.max_model_len), (8, 1024));
     }
 
     #[test]

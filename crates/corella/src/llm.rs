@@ -151,7 +151,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}{kept}, \
-             {pages} KV pages of {page_size} tokens ({kv} {kv_format}), context {context}{draft}",
+             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}), context {context}{draft}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -170,6 +170,13 @@ impl Llm {
             },
             pages = hardware.num_kv_pages,
             page_size = hardware.page_size,
+            layers = match hardware.num_page_layers {
+                None => String::new(),
+                Some(num_layers) => {
+                    let num_all = self.config.spec.layers.len();
+                    format!(" in {num_layers} of {num_all} layers")
+                }
+            },
             kv = display_bytes(hardware.kv_bytes),
             kv_format = hardware.kv_format_name(),
             context = self.max_model_len,
