@@ -2,9 +2,9 @@
 //!
 //! One region: layer by layer, page by page, KV head by KV head, so that a sequence begins to use
 //! as little memory as it needs. With several KV groups, a page holds the layers of the group that it
-//! belongs to, and a layer here is one of those. A head's part of a page is its keys, and then its values; it moves
-//! on by one place from page to page, because parts that are a power of two apart would meet in a
-//! few sets of the caches.
+//! belongs to, and a layer here is one of those. A head's part of a page is its keys, and then its
+//! values; it moves on by one place from page to page, because parts that are a power of two apart
+//! would meet in a few sets of the caches.
 
 use std::io;
 use std::ops::Range;

@@ -85,7 +85,7 @@ impl SlotTable {
     }
 
     /// What a span that starts at a position reads and writes, once it was checked.
-    fn from_start(&self, start: u32) -> PageTable<'_> {
+    fn read_from(&self, start: u32) -> PageTable<'_> {
         let first = self.group.first_page_read(start, self.page_size) as usize;
         PageTable::new(first, &self.pages[first - self.first..])
     }
@@ -95,7 +95,7 @@ impl Slot {
     /// The page tables of all KV groups, as far as a span reads and writes them. The span, which
     /// starts at `start`, was appended before.
     pub fn tables(&self, start: u32) -> impl Iterator<Item = PageTable<'_>> {
-        self.tables.iter().map(move |table| table.from_start(start))
+        self.tables.iter().map(move |table| table.read_from(start))
     }
 
     pub fn history(&self) -> &[TokenId] {
