@@ -1,13 +1,17 @@
 //! Calibration for quantisation: runs a model one layer at a time over a text and sums the products
 //! of each matrix's inputs, which the compensation of rounding errors needs besides the weights.
 
+mod hessian;
+
 use std::io;
 use std::ops::Range;
 
 use corella_core::{PageId, TokenId};
 use corella_model::{
-    DType, DecoderSpec, FeedForward, Hessian, KvFormat, KvGroups, LayerInput, LayerWeights, Tensor,
+    DType, DecoderSpec, FeedForward, KvFormat, KvGroups, LayerInput, LayerWeights, Tensor,
 };
+
+pub use self::hessian::Hessian;
 
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};

@@ -26,7 +26,7 @@ mod step;
 mod system;
 mod weights;
 
-pub use calibration::LayerCalibration;
+pub use calibration::{Hessian, LayerCalibration};
 pub use cpu_error::CpuError;
 pub use executor::{CpuConfig, CpuExecutor, kv_page_bytes};
 pub use kernels::{Isa, detect_isa, is_supported};

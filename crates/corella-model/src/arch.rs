@@ -77,6 +77,11 @@ impl Architecture {
         self.0.architecture
     }
 
+    /// Where folders of this family have their tensors.
+    pub fn folder_layout(self) -> &'static Layout {
+        &self.0.folder
+    }
+
     /// Reads the shape of a model of this family.
     pub(crate) fn spec(self, fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         let spec = (self.0.spec)(fields)?;

@@ -34,7 +34,6 @@ mod packed_matrix;
 mod packed_tensor;
 mod page_conversion;
 mod quantization;
-mod quantize;
 mod raised_tensor;
 mod rotary_spec;
 mod safetensors_file;
@@ -44,7 +43,7 @@ mod tensor;
 mod tokenizer_json;
 mod transposed_tensor;
 
-pub use arch::{Architecture, Outline, OutlineSizes};
+pub use arch::{Architecture, Layout, Outline, OutlineSizes, Stored};
 pub use batch_builder::BatchBuilder;
 pub use batch_check::BatchCheck;
 pub use block_format::BlockFormat;
@@ -71,12 +70,9 @@ pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{GenerationDefaults, ModelConfig};
 pub use model_fingerprint::ModelFingerprint;
 pub use model_part::{ByPart, ModelPart};
-pub use packed_tensor::{PackedLayout, PackedTensor};
+pub use packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
 pub use page_conversion::PageConversion;
 pub use quantization::{Quantization, Scheme};
-pub use quantize::{
-    Hessian, InverseFactor, Place, PlannedTensor, QuantizeFormat, QuantizePlan, QuantizedMatrix,
-};
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, Sampler, score};
 pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};

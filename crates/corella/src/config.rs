@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use corella::{
     CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
-    QuantizeOptions, WeightCache,
+    QuantizeFormat, QuantizeOptions, WeightCache,
 };
 use corella_cluster::{Role, TlsFiles};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
-use corella_model::{DType, KvFormat, QuantizeFormat, WeightFormat};
+use corella_model::{DType, KvFormat, WeightFormat};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{

@@ -6,6 +6,7 @@ use corella_core::{AdmissionError, RequestError};
 use corella_cpu::CpuError;
 use corella_engine::{EngineError, SubmitError};
 use corella_model::CheckpointError;
+use corella_quantize::QuantizeError;
 use corella_text::TextError;
 
 #[derive(Debug)]
@@ -53,6 +54,16 @@ impl From<CheckpointError> for Error {
 impl From<CpuError> for Error {
     fn from(error: CpuError) -> Self {
         Self::Device(error)
+    }
+}
+
+impl From<QuantizeError> for Error {
+    fn from(error: QuantizeError) -> Self {
+        match error {
+            QuantizeError::Config(reason) => Self::Config(reason),
+            QuantizeError::Checkpoint(error) => Self::Checkpoint(error),
+            QuantizeError::Device(error) => Self::Device(error),
+        }
     }
 }
 

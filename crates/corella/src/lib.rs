@@ -25,6 +25,7 @@ mod tokenizer_loader;
 mod vocabulary;
 mod weight_cache;
 
+pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
 pub use device::{DraftHardware, Hardware, kv_format_name, weight_format_name};
 pub use error::Error;
 pub use inspect::{
@@ -35,7 +36,7 @@ pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use model_identity::ModelIdentity;
 pub use options::{Device, DraftOptions, KvSpill, LlmOptions, ModelSource};
 pub use perplexity::Perplexity;
-pub use quantize::{CalibrationText, QuantizeOptions, QuantizeProgress, Quantized, quantize};
+pub use quantize::{CalibrationText, QuantizeOptions, quantize};
 pub use token_cost::TokenCost;
 pub use weight_cache::{WeightCache, WeightKeeper};
 

@@ -15,9 +15,10 @@ use corella::{
 use corella_core::{Namespace, SamplingParams, StoppingCriteria};
 use corella_engine::{StreamEvent, Submission};
 use corella_model::{
-    Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerTensor, LayerWeights,
-    QuantizeFormat, QuantizePlan, Tensor, WeightFormat,
+    Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerTensor, LayerWeights, Tensor,
+    WeightFormat,
 };
+use corella_quantize::{QuantizeFormat, QuantizePlan};
 use held_isa::held_isa;
 
 /// A folder that only one test uses.

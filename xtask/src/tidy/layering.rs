@@ -7,7 +7,12 @@ const ROWS: [&[&str]; 5] = [
     &["corella-core", "corella-text"],
     &["corella-model"],
     &["corella-cpu", "corella-cuda"],
-    &["corella-engine", "corella-cluster", "corella-sim"],
+    &[
+        "corella-engine",
+        "corella-cluster",
+        "corella-quantize",
+        "corella-sim",
+    ],
     &["corella", "corella-server", "corella-bench"],
 ];
 

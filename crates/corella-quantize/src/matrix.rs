@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use corella_model::{
+    DType, PackedLayout, PackedParts, PackedTensor, RowView, Scheme, Storage, StoredTensor, Tensor,
+};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::compensation::InverseFactor;
-use super::rounding::{Codes, Scale, value};
-use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
-use crate::{DType, Scheme, Storage, Tensor};
+use crate::compensation::InverseFactor;
+use crate::rounding::{Codes, Scale, value};
 
 /// A matrix as integers.
 pub struct QuantizedMatrix {
@@ -253,7 +254,7 @@ impl Default for Scale {
 
 impl Scale {
     /// Replaces a weight by its code, and returns the rounding error.
-    pub(super) fn round(self, codes: &Codes, weight: &mut f32) -> f32 {
+    pub(crate) fn round(self, codes: &Codes, weight: &mut f32) -> f32 {
         let code = codes.code(*weight, self);
         let lost = *weight - value(code, self);
         *weight = code;

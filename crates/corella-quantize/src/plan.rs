@@ -1,11 +1,12 @@
 //! The plan of a quantisation: what becomes of each tensor, decided before any is read, and the
 //! `quantization_config` that describes it.
 
+use corella_model::{
+    Architecture, DecoderWeights, LayerTensor, PlannedPart, Scheme, Tensor, TensorRole,
+};
 use serde_json::{Value, json};
 
-use super::matrix::{part_shapes, stored_dtype};
-use crate::checkpoint_writer::PlannedPart;
-use crate::{Architecture, DecoderWeights, LayerTensor, Scheme, Tensor, TensorRole};
+use crate::matrix::{part_shapes, stored_dtype};
 
 /// The format in which matrices are to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +83,7 @@ impl<'a> QuantizePlan<'a> {
         format: QuantizeFormat,
         keep: &[String],
     ) -> Result<Self, String> {
-        let layout = &architecture.family().folder;
+        let layout = architecture.folder_layout();
         let (body, head) = layout.bodies[0];
         let is_plain = |tensor: LayerTensor| {
             let owner = tensor.owner().unwrap_or(tensor);

@@ -5,16 +5,10 @@
 
 use std::ops::Range;
 
-use super::rounding::{Codes, Scale};
-use crate::DType;
+use corella_cpu::Hessian;
+use corella_model::DType;
 
-/// Sums of products of a matrix's inputs with each other, over rows of calibration text: up to a
-/// factor, the second derivatives of the squared error of its outputs.
-pub struct Hessian {
-    num_columns: usize,
-    /// `[in, in]`. Only elements on and right of the diagonal are used.
-    sums: Vec<f32>,
-}
+use crate::rounding::{Codes, Scale};
 
 /// The upper triangular factor U of a Hessian's inverse, with UᵀU = H⁻¹.
 pub struct InverseFactor {
@@ -31,19 +25,11 @@ const DAMPING: f64 = 0.01;
 /// The number of columns whose errors are passed on together.
 const BLOCK: usize = 64;
 
-impl Hessian {
-    /// Wraps sums that were computed elsewhere, `[in, in]`.
-    pub fn new(num_columns: usize, sums: Vec<f32>) -> Self {
-        assert_eq!(sums.len(), num_columns * num_columns);
-        Self { num_columns, sums }
-    }
-}
-
 impl InverseFactor {
     /// Factorises a Hessian. `Err` says why this is not possible.
     pub fn new(hessian: &Hessian, num_threads: usize) -> Result<Self, String> {
-        let n = hessian.num_columns;
-        let diagonal: Vec<f64> = (0..n).map(|i| f64::from(hessian.sums[i * n + i])).collect();
+        let (n, sums) = (hessian.num_columns(), hessian.sums());
+        let diagonal: Vec<f64> = (0..n).map(|i| f64::from(sums[i * n + i])).collect();
         if !diagonal.iter().all(|sum| sum.is_finite()) {
             return Err(String::from(
                 "its inputs on the calibration text are not finite",
@@ -60,7 +46,7 @@ impl InverseFactor {
             for j in 0..=i {
                 // This is the element right of the diagonal, in the row that comes first in the
                 // original order.
-                lower[i * n + j] = f64::from(hessian.sums[from * n + (n - 1 - j)]);
+                lower[i * n + j] = f64::from(sums[from * n + (n - 1 - j)]);
             }
             lower[i * n + i] += damping;
         }
@@ -260,10 +246,20 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rounding::value;
+    use corella_model::Scheme;
+
     use super::*;
-    use crate::Scheme;
-    use crate::generator::uniform;
+    use crate::rounding::value;
+
+    /// A number in [0, 1) for a place (the finaliser of SplitMix64, Steele et al. 2014).
+    fn uniform(column: usize, row: usize) -> f64 {
+        let mut bits = ((row << 32 | column) as u64)
+            .wrapping_add(1)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        bits = (bits ^ bits >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((bits ^ bits >> 31) >> 11) as f64 / (1_u64 << 53) as f64
+    }
 
     const LEN: usize = 96;
     const GROUP_LEN: usize = 32;
@@ -272,7 +268,7 @@ mod tests {
     /// equal.
     fn inputs(num_rows: usize) -> Vec<Vec<f64>> {
         let rows = (0..num_rows).map(|row| {
-            let noise = |k: usize| uniform(1, k as u32, row as u32) - 0.5;
+            let noise = |k: usize| uniform(k, row) - 0.5;
             let mut x: Vec<f64> = (0..LEN)
                 .map(|k| noise(k) + 0.8 * noise(k / 6 * 6) + 0.3 * noise(LEN))
                 .collect();
@@ -302,9 +298,9 @@ mod tests {
         })
     }
 
-    fn row(seed: u64) -> Vec<f32> {
-        let weight = |k| (uniform(seed, 0, k) + uniform(seed, 1, k) - 1.0) as f32;
-        (0..LEN as u32).map(weight).collect()
+    fn row(seed: usize) -> Vec<f32> {
+        let weight = |k| (uniform(k, seed) + uniform(LEN + k, seed) - 1.0) as f32;
+        (0..LEN).map(weight).collect()
     }
 
     /// Inverts a matrix by Gauss-Jordan elimination.
@@ -331,7 +327,7 @@ mod tests {
     /// Computes the paper's equations (2) directly, with the inverse of the remaining Hessian
     /// computed anew for each weight.
     fn reference(hessian: &Hessian, codes: &Codes, row: &[f32]) -> Vec<f32> {
-        let full = |i: usize, j: usize| f64::from(hessian.sums[i.min(j) * LEN + i.max(j)]);
+        let full = |i: usize, j: usize| f64::from(hessian.sums()[i.min(j) * LEN + i.max(j)]);
         let mean = (0..LEN).map(|i| full(i, i)).sum::<f64>() / LEN as f64;
         let mut weights: Vec<f64> = row.iter().map(|&w| f64::from(w)).collect();
         weights[7] = 0.0;

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::{DType, Scheme};
+use corella_model::{DType, Scheme};
 
 /// The integers of a scheme, counted from the smallest one that its bits can hold.
 #[derive(Clone, Copy, Debug)]

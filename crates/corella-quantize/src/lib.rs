@@ -1,0 +1,17 @@
+//! The offline quantiser: writes a checkpoint anew with its matrices as integers.
+//!
+//! `plan` decides what becomes of each tensor, `rounding` and `compensation` find the integers,
+//! `matrix` stores them, and `folder` does this for a whole model, layer by layer.
+
+mod compensation;
+mod folder;
+mod matrix;
+mod plan;
+mod quantize_error;
+mod rounding;
+
+pub use compensation::InverseFactor;
+pub use folder::{Calibration, QuantizeJob, QuantizeProgress, Quantized, quantize};
+pub use matrix::QuantizedMatrix;
+pub use plan::{Place, PlannedTensor, QuantizeFormat, QuantizePlan};
+pub use quantize_error::QuantizeError;

@@ -1,0 +1,38 @@
+//! Why a model was not quantised.
+
+use std::fmt;
+
+use corella_cpu::CpuError;
+use corella_model::CheckpointError;
+
+#[derive(Debug)]
+pub enum QuantizeError {
+    /// What is asked for does not fit the model, or was interrupted.
+    Config(String),
+    Checkpoint(CheckpointError),
+    Device(CpuError),
+}
+
+impl fmt::Display for QuantizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(reason) => f.write_str(reason),
+            Self::Checkpoint(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for QuantizeError {}
+
+impl From<CheckpointError> for QuantizeError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(error)
+    }
+}
+
+impl From<CpuError> for QuantizeError {
+    fn from(error: CpuError) -> Self {
+        Self::Device(error)
+    }
+}
