@@ -19,9 +19,11 @@ mod simulation;
 mod starvation;
 mod step_budget;
 mod totals;
+mod violation;
 mod window_bound;
 
 pub use load::{Load, Station};
 pub use pair::{PairLoad, PairTotals, simulate_pair};
-pub use simulation::{Violation, simulate};
+pub use simulation::simulate;
 pub use totals::Totals;
+pub use violation::Violation;

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
-use std::fmt;
 
 use corella_core::{
     AdmissionError, Batch, FinishReason, InputToken, KvEvent, PageHash, Request, RequestError,
@@ -16,21 +15,7 @@ use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
 use crate::random::Random;
 use crate::totals::Totals;
-
-/// A rule that a run has broken.
-#[derive(Clone, Debug)]
-pub struct Violation {
-    pub at_us: u64,
-    pub rule: &'static str,
-    pub what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at_us, rule, what } = self;
-        write!(f, "at {at_us} us, \"{rule}\" does not hold: {what}")
-    }
-}
+use crate::violation::Violation;
 
 /// Plays a load to its end. Returns the first rule that it breaks; assertions of the executor and
 /// of the scheduler panic.

@@ -15,7 +15,7 @@ use crate::pair::engine::Engine;
 use crate::pair::session_watch::DECODE;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
-use crate::simulation::Violation;
+use crate::violation::Violation;
 
 pub struct DecodeNode {
     pub id: NodeId,

@@ -8,7 +8,7 @@ use crate::pair::pair_totals::PairTotals;
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
-use crate::simulation::Violation;
+use crate::violation::Violation;
 
 /// Plays a load to its end. Executors and the machines' own assertions panic.
 pub fn simulate_pair(load: &PairLoad, seed: u64) -> Result<PairTotals, Violation> {

@@ -14,7 +14,7 @@ use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
-use crate::simulation::Violation;
+use crate::violation::Violation;
 
 pub struct PrefillNode {
     pub id: NodeId,

@@ -6,7 +6,7 @@ use corella_core::session::{Loaded, OfferEnd, SessionKey};
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
-use crate::simulation::Violation;
+use crate::violation::Violation;
 
 #[derive(Clone, Copy)]
 pub struct Offer {

@@ -12,7 +12,7 @@ use crate::pair::pair_totals::PairTotals;
 use crate::pair::session_watch::SessionWatch;
 use crate::pair::wire::{Connection, ConnectionId, Direction, Network, Packet, Wire};
 use crate::random::Random;
-use crate::simulation::Violation;
+use crate::violation::Violation;
 
 /// Something that happens at a time.
 #[derive(Clone, Debug)]
