@@ -5,7 +5,6 @@
 
 mod addresses;
 mod backoff;
-mod base64;
 mod etcd;
 mod folder;
 mod http;

@@ -1,7 +1,6 @@
 //! SentencePiece vocabularies, out of a `tokenizer.model` or a GGUF file, and the tokenizer.json that
 //! gives the same tokens.
 
-mod base64;
 mod folder;
 mod model_file;
 mod protobuf;
@@ -11,9 +10,9 @@ pub use self::folder::{MODEL_FILE, folder_tokenizer};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value, json};
-
-use self::base64::base64;
 
 /// The role of a token in a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +99,7 @@ impl SentencePiece<'_> {
             json!({"type": "Fuse"}),
         ];
         if !self.charsmap.is_empty() {
-            let charsmap = base64(self.charsmap);
+            let charsmap = BASE64.encode(self.charsmap);
             normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": charsmap}));
         }
         if self.removes_spaces {

@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::NodeRecord;
-use super::base64;
 use super::http::{HttpClient, JsonLines};
 use super::node_record::MAX_NODES;
 use super::source::{Exchange, Following, Source, SourceError};
@@ -86,8 +87,8 @@ impl Etcd {
             _ => self.grant().await?,
         };
         let put = json!({
-            "key": base64::encode(self.key(&own).as_bytes()),
-            "value": base64::encode(own.to_json().as_bytes()),
+            "key": BASE64.encode(self.key(&own)),
+            "value": BASE64.encode(own.to_json()),
             "lease": lease_id,
         });
         self.lease = Some(lease_id);
@@ -143,7 +144,7 @@ impl Etcd {
     }
 
     fn node(&self, pair: &Value) -> Option<NodeRecord> {
-        let field = |name: &str| base64::decode(pair[name].as_str().unwrap_or_default());
+        let field = |name: &str| BASE64.decode(pair[name].as_str().unwrap_or_default()).ok();
         let key = String::from_utf8(field("key")?).ok()?;
         match NodeRecord::from_json(&field("value")?) {
             Ok(node) if self.key(&node) == key => Some(node),
@@ -178,7 +179,7 @@ impl Etcd {
         if let Some(last) = end.last_mut() {
             *last += 1;
         }
-        json!({ "key": base64::encode(first), "range_end": base64::encode(&end) })
+        json!({ "key": BASE64.encode(first), "range_end": BASE64.encode(&end) })
     }
 }
 
