@@ -61,7 +61,8 @@ def test_greedy_tokens(name, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_tokens_through_preemption(name, tmp_path):
     folder = golden_model.make(name, tmp_path)
-    cases = golden_model.cases(name)
+    # Each prompt comes eight times, so that more begin than the pool holds in the end.
+    cases = 8 * golden_model.cases(name)
     longest = max(len(case["prompt"]) + len(case["tokens"]) for case in cases)
     num_pages = NUM_PAGES_OF_WINDOWS if name in WINDOWED else NUM_PAGES
     arguments = [folder, "--kv-cache-dtype", "f32", "--max-model-len", longest, "--max-prefill-tokens", 48]
@@ -76,4 +77,5 @@ def test_greedy_tokens_through_preemption(name, tmp_path):
             server.process.send_signal(signal.SIGCONT)
             texts = [text.result(timeout=60) for text in texts]
         assert texts == [golden_model.text_of(case["tokens"]) for case in cases]
+        print(f"{server.metric('corella_num_preemptions_total'):.0f} preemptions")
         assert server.metric("corella_num_preemptions_total") > 0
