@@ -81,8 +81,8 @@ pub enum LayerProgress {
 /// when the executor is gone.
 ///
 /// A page is named by its layer, of all pipeline stages, and its id. With several KV groups, layers
-/// are numbered within the page, and a layer is done when those of all groups are. A layer, a page or a number of
-/// bytes that does not exist is a mistake in the caller's code, and panics.
+/// are numbered within the page, and a layer is done when those of all groups are. A layer, a page or
+/// a number of bytes that does not exist is a mistake in the caller's code, and panics.
 ///
 /// # Safety
 /// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in all, which only the owner of
