@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, StepId};
+use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvGroups,
+    DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvGroups,
     KvLayout, KvPages, StepWaker, TokenMask, WeightFormat,
 };
 
@@ -46,6 +46,28 @@ pub struct CpuConfig {
     pub num_stages: usize,
     /// The account in which the time of every step is noted, if any.
     pub profile: Option<Arc<Profile>>,
+}
+
+impl CpuConfig {
+    /// The sizes that a scheduler's batches need, with bf16 keys and values, and all else as it is
+    /// without being asked for.
+    pub fn for_scheduler(limits: &SchedulerConfig, num_threads: usize) -> Self {
+        Self {
+            num_threads,
+            pin_threads: false,
+            weight_format: None,
+            kv_format: KvFormat::Float(DType::Bf16),
+            kv_groups: None,
+            num_pages: limits.num_pages,
+            page_size: limits.page_size,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_model_len: limits.max_model_len,
+            isa: None,
+            num_stages: limits.num_pipeline_stages as usize,
+            profile: None,
+        }
+    }
 }
 
 pub struct CpuExecutor {

@@ -140,20 +140,15 @@ impl<'a> Formats<'a> {
         let Some(weights) = self.weights else {
             return Ok(None);
         };
+        let num_threads = options.num_threads.unwrap_or_else(num_cores);
         let config = CpuConfig {
-            num_threads: options.num_threads.unwrap_or_else(num_cores),
             pin_threads: options.pin_threads,
             weight_format: self.asked_weight_format,
             kv_format: self.kv_format,
             kv_groups: Some(self.kv_groups),
-            num_pages: scheduler.num_pages,
-            page_size: scheduler.page_size,
-            max_num_seqs: scheduler.max_num_seqs,
-            max_num_batched_tokens: scheduler.max_num_batched_tokens,
-            max_model_len: scheduler.max_model_len,
             isa: options.isa,
-            num_stages: scheduler.num_pipeline_stages as usize,
             profile,
+            ..CpuConfig::for_scheduler(scheduler, num_threads)
         };
         let entry = options.weight_cache.as_ref().and_then(|cache| {
             let isa = options.isa.unwrap_or_else(detect_isa);

@@ -12,7 +12,7 @@ use corella_core::{
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{DraftModel, Engine, EngineConfig, StreamEvent, Submission};
-use corella_model::{Checkpoint, DType, KvFormat, WeightFormat};
+use corella_model::{Checkpoint, WeightFormat};
 use held_isa::held_isa;
 
 fn folder(name: &str) -> PathBuf {
@@ -36,19 +36,10 @@ fn executor(model: &str, weight_format: Option<WeightFormat>, num_pages: u32) ->
     let limits = limits(Speculation::Off);
     let checkpoint = Checkpoint::open(folder(model)).unwrap();
     let config = CpuConfig {
-        num_threads: 2,
-        pin_threads: false,
         weight_format,
-        kv_format: KvFormat::Float(DType::Bf16),
-        kv_groups: None,
         num_pages,
-        page_size: limits.page_size,
-        max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: limits.max_num_batched_tokens,
-        max_model_len: limits.max_model_len,
         isa: held_isa(),
-        num_stages: 1,
-        profile: None,
+        ..CpuConfig::for_scheduler(&limits, 2)
     };
     let spec = checkpoint.config().spec.clone();
     CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap()

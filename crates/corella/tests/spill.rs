@@ -30,19 +30,9 @@ fn engine(kv_format: KvFormat, num_stages: usize, num_pages: u32) -> Engine {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
     let checkpoint = Checkpoint::open(folder).unwrap();
     let config = CpuConfig {
-        num_threads: 2,
-        pin_threads: false,
-        weight_format: None,
         kv_format,
-        kv_groups: None,
-        num_pages,
-        page_size: limits.page_size,
-        max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: limits.max_num_batched_tokens,
-        max_model_len: limits.max_model_len,
         isa: held_isa(),
-        num_stages,
-        profile: None,
+        ..CpuConfig::for_scheduler(&limits, 2)
     };
     let spec = checkpoint.config().spec.clone();
     let executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();

@@ -63,19 +63,10 @@ fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
         ..SchedulerConfig::new(num_pages, PAGE_SIZE, 400)
     };
     let config = CpuConfig {
-        num_threads: 2,
-        pin_threads: false,
-        weight_format: None,
         kv_format,
         kv_groups: Some(groups),
-        num_pages,
-        page_size: limits.page_size,
-        max_num_seqs: limits.max_num_seqs,
-        max_num_batched_tokens: limits.max_num_batched_tokens,
-        max_model_len: limits.max_model_len,
         isa: held_isa(),
-        num_stages,
-        profile: None,
+        ..CpuConfig::for_scheduler(&limits, 2)
     };
     let executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();
     Engine::start(EngineConfig::new(limits), Box::new(executor)).unwrap()
