@@ -1,0 +1,18 @@
+//! What a caller may ask an answer to look like.
+
+use serde_json::Value;
+
+/// A constraint on the whole text of an answer, as the caller wrote it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema(Value),
+    /// A regular expression for the whole text.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in Lark's notation, as llguidance reads it.
+    Lark(String),
+}
