@@ -5,6 +5,7 @@ mod bench;
 mod cluster;
 mod inspect;
 mod quantize;
+mod request;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use bench::{
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
 pub use inspect::InspectArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
+pub use request::RequestArgs;
 
 /// Serves large language models
 #[derive(Parser)]
@@ -54,10 +56,6 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// Name of the model in the API; give the option again for further names [default: the name of
-    /// the folder or file]
-    #[arg(long, value_name = "NAME", help_heading = "Server")]
-    pub served_model_name: Vec<String>,
     /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
     pub host: String,
@@ -73,17 +71,13 @@ pub struct ServeArgs {
         help_heading = "Server"
     )]
     pub api_key: Option<String>,
-    /// Seed for requests that give none [default: a different one for each request]
-    #[arg(long, value_name = "SEED", help_heading = "Server")]
-    pub seed: Option<u64>,
-    /// Ignore request fields with unknown names instead of answering 400
-    #[arg(long, help_heading = "Server")]
-    pub allow_unknown_fields: bool,
     /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
     /// never does
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
     pub step_deadline: u64,
 
+    #[command(flatten)]
+    pub request: RequestArgs,
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
     #[command(flatten)]

@@ -26,20 +26,20 @@ use crate::cluster::ClusterConfig;
 
 mod admission;
 mod bench;
+mod request;
 
 pub use admission::{BenchAdmission, bench_admission};
 pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
+pub use request::{RequestOptions, request};
 
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
-    pub served_model_names: Vec<String>,
     pub address: SocketAddr,
     pub api_key: Option<String>,
-    pub seed: Option<u64>,
-    pub allow_unknown_fields: bool,
+    pub request: RequestOptions,
     pub cluster: ClusterConfig,
 }
 
@@ -81,11 +81,9 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     Ok(Serve {
         source: source(args.model),
         options,
-        served_model_names: args.served_model_name,
         address: listen_address(&args.host, args.port)?,
         api_key: args.api_key,
-        seed: args.seed,
-        allow_unknown_fields: args.allow_unknown_fields,
+        request: request(args.request),
         cluster: cluster(args.cluster)?,
     })
 }

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
-use corella_server::{
-    Backend, GenerationDefaults, ServeConfig, ServerState, TextModel, shutdown_signal,
-};
+use corella_server::{Backend, ServeConfig, ServerState, TextModel, shutdown_signal};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -44,7 +42,10 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     let has_key = config.api_key.is_some();
     let scheduler = config.options.scheduler.clone();
-    let serve_config = serve_config(&llm, config);
+    let serve_config = ServeConfig {
+        api_key: config.api_key,
+        ..config.request.serve_config(&llm)
+    };
     make_room_for(serve_config.max_num_connections);
     eprintln!("{}", llm.summary());
     eprintln!("{}", limits_line(&scheduler, &serve_config));
@@ -97,29 +98,6 @@ fn make_room_for(max_num_connections: usize) {
             limit.saturating_sub(NUM_OTHERS)
         ),
         Err(error) => tracing::warn!("cannot raise the limit of open files: {error}"),
-    }
-}
-
-fn serve_config(llm: &Llm, config: Serve) -> ServeConfig {
-    let generation = &llm.config.generation;
-    let mut names = config.served_model_names;
-    if names.is_empty() {
-        names.push(llm.name.clone());
-    }
-    ServeConfig {
-        served_model_names: names,
-        api_key: config.api_key,
-        seed: config.seed,
-        allow_unknown_fields: config.allow_unknown_fields,
-        end_token_ids: llm.config.eos_token_ids.clone(),
-        generation_defaults: GenerationDefaults {
-            temperature: generation.temperature,
-            top_p: generation.top_p,
-            top_k: generation.top_k,
-            min_p: generation.min_p,
-            repetition_penalty: generation.repetition_penalty,
-        },
-        ..ServeConfig::new("", llm.max_model_len, llm.config.spec.vocab_size)
     }
 }
 
