@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use corella_core::TokenId;
 use corella_engine::Generate;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -16,7 +17,7 @@ use crate::kv_transfer::KvTransferCall;
 use crate::metrics::CallTimer;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::GenerationParams;
+use crate::sampling_fields::{GenerationParams, StreamUsage};
 use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
@@ -58,6 +59,9 @@ pub struct ResponseObject<'a, C> {
     /// Only in answers of `/v1/chat/completions`, as in vLLM: completions have them in each choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<&'a [TokenId]>,
 }
 
 impl ResponseHead {
@@ -76,6 +80,7 @@ impl ResponseHead {
             usage,
             kv_transfer_params: self.kv_transfer_params.as_ref(),
             prompt_logprobs: None,
+            prompt_token_ids: None,
         }
     }
 }
@@ -99,7 +104,7 @@ pub trait Endpoint: Sized + Send + 'static {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
-        include_usage: bool,
+        stream_usage: StreamUsage,
     ) -> Self::Encoder;
 
     fn response(
@@ -147,11 +152,9 @@ pub async fn serve_call<E: Endpoint>(
     let mut generation =
         Generation::start(&state, generator, prompts, params, field, &name, timer).await?;
     if call.params.stream {
-        let include_usage = call.params.include_usage;
-        let encoder = call
-            .format
-            .encoder(&state, head, num_choices, include_usage);
-        return Ok(sse_response(generation, encoder, include_usage));
+        let stream_usage = call.params.stream_usage;
+        let encoder = { call.format }.encoder(&state, head, num_choices, stream_usage);
+        return Ok(sse_response(generation, encoder));
     }
     let choices = generation.collect().await?;
     let usage = generation.usage();

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
-use corella_text::{ChatInput, TextError, Tokenizer};
+use corella_text::{ChatInput, TextError};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,13 +20,13 @@ use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{EndpointFields, SamplingFields, check_logprobs};
+use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
 use crate::scored_prompt::PromptLogprobs;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
-use crate::token_logprob::ChatLogprobs;
+use crate::token_logprob::{ChatLogprobs, TokenNames};
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,
@@ -126,9 +126,24 @@ impl ChatFields {
     }
 }
 
+/// What an answer has beside its message.
+#[derive(Clone, Copy)]
 struct Chat {
     /// The number of alternatives in `prompt_logprobs`.
     prompt_logprobs: Option<u32>,
+    /// Whether log-probabilities name tokens by their ids.
+    tokens_as_ids: bool,
+    /// Whether token ids are part of the answer.
+    returns_token_ids: bool,
+}
+
+impl Chat {
+    fn token_names(self, state: &ServerState) -> TokenNames<'_> {
+        TokenNames {
+            tokenizer: &state.text.tokenizer,
+            as_ids: self.tokens_as_ids,
+        }
+    }
 }
 
 impl Endpoint for Chat {
@@ -150,10 +165,8 @@ impl Endpoint for Chat {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
         let own = EndpointFields {
-            default_max_tokens: None,
             logprobs: fields.logprobs(&state.config)?,
-            best_of: None,
-            echo: false,
+            ..EndpointFields::default()
         };
         let params = sampling.validate(state, caller, own)?;
         let prompt = PromptTokens {
@@ -164,6 +177,8 @@ impl Endpoint for Chat {
             prompts: vec![prompt],
             format: Self {
                 prompt_logprobs: params.prompt_logprobs,
+                tokens_as_ids: params.tokens_as_ids,
+                returns_token_ids: params.returns_token_ids,
             },
             params,
             model,
@@ -175,13 +190,14 @@ impl Endpoint for Chat {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
-        include_usage: bool,
+        stream_usage: StreamUsage,
     ) -> ChatChunks {
         ChatChunks {
             state: state.clone(),
             head,
+            format: self,
             has_role: vec![false; num_choices],
-            include_usage,
+            stream_usage,
         }
     }
 
@@ -194,6 +210,9 @@ impl Endpoint for Chat {
     ) -> Response {
         // All choices have the same prompt.
         let prompt = choices.first_mut().and_then(|choice| choice.prompt.take());
+        let prompt_tokens = choices
+            .first()
+            .and_then(|choice| choice.prompt_tokens.clone());
         let prompt_logprobs = self.prompt_logprobs.zip(prompt);
         let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
             tokenizer: &state.text.tokenizer,
@@ -202,10 +221,11 @@ impl Endpoint for Chat {
         });
         let choices: Vec<_> = choices
             .into_iter()
-            .map(|choice| ChatChoice::new(&state.text.tokenizer, choice))
+            .map(|choice| ChatChoice::new(self, self.token_names(state), choice))
             .collect();
         let mut object = head.object("chat.completion", &choices, Some(Some(&usage)));
         object.prompt_logprobs = prompt_logprobs;
+        object.prompt_token_ids = prompt_tokens.as_deref();
         json_response(&object)
     }
 }
@@ -217,6 +237,8 @@ struct ChatChoice {
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Serialize)]
@@ -227,8 +249,8 @@ struct ChatMessage {
 }
 
 impl ChatChoice {
-    fn new(tokenizer: &Tokenizer, choice: ChoiceDelta) -> Self {
-        let logprobs = logprobs_of(tokenizer, &choice.logprobs);
+    fn new(format: Chat, names: TokenNames, choice: ChoiceDelta) -> Self {
+        let logprobs = logprobs_of(names, &choice.logprobs);
         let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
             (Some(finish.reason), finish.stop_reason)
         });
@@ -242,21 +264,23 @@ impl ChatChoice {
             logprobs,
             finish_reason,
             stop_reason,
+            token_ids: format.returns_token_ids.then_some(choice.tokens),
         }
     }
 }
 
-fn logprobs_of(tokenizer: &Tokenizer, tokens: &[(TokenId, Box<Logprobs>)]) -> Option<ChatLogprobs> {
-    (!tokens.is_empty()).then(|| ChatLogprobs::new(tokenizer, tokens))
+fn logprobs_of(names: TokenNames, tokens: &[(TokenId, Box<Logprobs>)]) -> Option<ChatLogprobs> {
+    (!tokens.is_empty()).then(|| ChatLogprobs::new(names, tokens))
 }
 
 /// Encodes the chunks of each choice: first its role, then its text, then its finish reason.
 struct ChatChunks {
     state: Arc<ServerState>,
     head: ResponseHead,
+    format: Chat,
     /// Whether the role of each choice has been sent.
     has_role: Vec<bool>,
-    include_usage: bool,
+    stream_usage: StreamUsage,
 }
 
 #[derive(Default, Serialize)]
@@ -267,6 +291,8 @@ struct ChatChunkChoice<'a> {
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    token_ids: Vec<TokenId>,
 }
 
 #[derive(Default, Serialize)]
@@ -277,11 +303,13 @@ struct ChatDelta<'a> {
     content: Option<&'a str>,
 }
 
+/// The `object` of a chunk.
+const CHUNK: &str = "chat.completion.chunk";
+
 impl ChatChunks {
-    fn push(&self, choices: &[ChatChunkChoice], usage: Option<&Usage>, events: &mut Events) {
-        let usage = self.include_usage.then_some(usage);
-        let chunk = self.head.object("chat.completion.chunk", choices, usage);
-        events.push(&chunk);
+    fn push(&self, choice: ChatChunkChoice, usage: &Usage, events: &mut Events) {
+        let usage = self.stream_usage.of_choice(usage);
+        events.push(&self.head.object(CHUNK, &[choice], usage));
     }
 }
 
@@ -297,8 +325,13 @@ impl ChunkEncoder for ChatChunks {
                 },
                 ..ChatChunkChoice::default()
             };
-            self.push(&[role], None, events);
+            let usage = self.stream_usage.of_choice(&delta.usage);
+            let choices = [role];
+            let mut chunk = self.head.object(CHUNK, &choices, usage);
+            chunk.prompt_token_ids = delta.prompt_tokens.as_deref();
+            events.push(&chunk);
         }
+        let mut token_ids = delta.tokens;
         if !delta.text.is_empty() || !delta.logprobs.is_empty() {
             let content = ChatChunkChoice {
                 index,
@@ -306,23 +339,29 @@ impl ChunkEncoder for ChatChunks {
                     role: None,
                     content: Some(&delta.text),
                 },
-                logprobs: logprobs_of(&self.state.text.tokenizer, &delta.logprobs),
+                logprobs: logprobs_of(self.format.token_names(&self.state), &delta.logprobs),
+                token_ids: std::mem::take(&mut token_ids),
                 ..ChatChunkChoice::default()
             };
-            self.push(&[content], None, events);
+            self.push(content, &delta.usage, events);
         }
         if let Some(finish) = delta.finish {
             let end = ChatChunkChoice {
                 index,
                 finish_reason: Some(finish.reason),
                 stop_reason: finish.stop_reason,
+                token_ids,
                 ..ChatChunkChoice::default()
             };
-            self.push(&[end], None, events);
+            self.push(end, &delta.usage, events);
         }
     }
 
-    fn encode_usage(&mut self, usage: &Usage, events: &mut Events) {
-        self.push(&[], Some(usage), events);
+    fn encode_end(&mut self, usage: &Usage, events: &mut Events) {
+        if self.stream_usage != StreamUsage::Never {
+            let no_choices: &[ChatChunkChoice] = &[];
+            events.push(&self.head.object(CHUNK, no_choices, Some(Some(usage))));
+        }
+        events.push_done();
     }
 }

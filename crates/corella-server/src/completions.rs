@@ -6,7 +6,8 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_text::Tokenizer;
+use corella_core::TokenId;
+use corella_text::{FillInMiddle, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
@@ -17,13 +18,13 @@ use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::{
-    EndpointFields, SamplingFields, check_logprobs, check_num_tokens, check_token_ids,
+    EndpointFields, SamplingFields, StreamUsage, check_logprobs, check_num_tokens, check_token_ids,
 };
 use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
-use crate::token_logprob::CompletionLogprobs;
+use crate::token_logprob::{CompletionLogprobs, TokenNames};
 
 pub async fn completions(
     State(state): State<Arc<ServerState>>,
@@ -43,19 +44,24 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 #[serde(expecting = "a JSON object")]
 struct CompletionFields {
     prompt: Option<PromptField>,
+    suffix: Option<String>,
     echo: Option<bool>,
     logprobs: Option<u32>,
     best_of: Option<u32>,
     add_special_tokens: Option<bool>,
 }
 
-/// What an answer has of its prompt: the number of alternatives to each token.
+/// What an answer has beside its text.
 #[derive(Clone, Copy)]
 struct Completion {
-    /// Among the `logprobs` of an echoed prompt.
+    /// The number of alternatives to each token among the `logprobs` of an echoed prompt.
     echoed: Option<u32>,
-    /// In `prompt_logprobs`.
+    /// The number of alternatives to each token in `prompt_logprobs`.
     prompt_logprobs: Option<u32>,
+    /// Whether log-probabilities name tokens by their ids.
+    tokens_as_ids: bool,
+    /// Whether token ids are part of the answer.
+    returns_token_ids: bool,
 }
 
 impl Endpoint for Completion {
@@ -77,11 +83,15 @@ impl Endpoint for Completion {
             .map(|num_logprobs| check_logprobs("logprobs", num_logprobs, &state.config))
             .transpose()?;
         let echo = fields.echo.unwrap_or(false);
+        let suffix = Suffix::checked(state, fields.suffix, echo)?;
         let own = EndpointFields {
             default_max_tokens: Some(DEFAULT_MAX_TOKENS),
             logprobs,
             best_of: fields.best_of,
             echo,
+            more_end_token_ids: suffix
+                .as_ref()
+                .map_or_else(Vec::new, |suffix| suffix.end_token_ids(state)),
         };
         let params = sampling.validate(state, caller, own)?;
         let Some(PromptField(prompts)) = fields.prompt else {
@@ -102,11 +112,17 @@ impl Endpoint for Completion {
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()
-            .map(|prompt| tokenize(state, prompt, echo, add_special_tokens, caller))
+            .map(|prompt| match &suffix {
+                None => Ok(prompt),
+                Some(suffix) => suffix.put_behind(prompt),
+            })
+            .map(|prompt| tokenize(state, prompt?, echo, add_special_tokens, caller))
             .collect::<Result<_, _>>()?;
         let format = Self {
             echoed: logprobs.filter(|_| echo),
             prompt_logprobs: params.prompt_logprobs,
+            tokens_as_ids: params.tokens_as_ids,
+            returns_token_ids: params.returns_token_ids,
         };
         Ok(Call {
             prompts,
@@ -121,14 +137,14 @@ impl Endpoint for Completion {
         state: &Arc<ServerState>,
         head: ResponseHead,
         num_choices: usize,
-        include_usage: bool,
+        stream_usage: StreamUsage,
     ) -> CompletionChunks {
         CompletionChunks {
             state: state.clone(),
             head,
             format: self,
             text_offsets: vec![0; num_choices],
-            include_usage,
+            stream_usage,
         }
     }
 
@@ -144,6 +160,51 @@ impl Endpoint for Completion {
             .map(|choice| CompletionChoice::new(&state.text.tokenizer, self, choice, &mut 0))
             .collect();
         json_response(&head.object(OBJECT, &choices, Some(Some(&usage))))
+    }
+}
+
+/// The text after the one that is asked for, and the tokens by which the model is told so.
+struct Suffix {
+    text: String,
+    tokens: FillInMiddle,
+}
+
+impl Suffix {
+    /// An empty suffix is the same as none.
+    fn checked(
+        state: &ServerState,
+        suffix: Option<String>,
+        echo: bool,
+    ) -> Result<Option<Self>, ApiError> {
+        let Some(text) = suffix.filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let Some(tokens) = FillInMiddle::of(&state.text.tokenizer) else {
+            return Err(ApiError::invalid(
+                "suffix",
+                "this model cannot fill in the middle: its vocabulary has no tokens for it",
+            ));
+        };
+        match echo {
+            true => Err(ApiError::invalid("echo", "cannot be combined with suffix")),
+            false => Ok(Some(Self { text, tokens })),
+        }
+    }
+
+    fn end_token_ids(&self, state: &ServerState) -> Vec<TokenId> {
+        let mut ids = self.tokens.end_token_ids(&state.text.tokenizer);
+        ids.retain(|&id| (id as usize) < state.config.vocab_size);
+        ids
+    }
+
+    fn put_behind(&self, prompt: Prompt) -> Result<Prompt, ApiError> {
+        match prompt {
+            Prompt::Text(prefix) => Ok(Prompt::Text(self.tokens.prompt(&prefix, &self.text))),
+            Prompt::Tokens(_) => Err(ApiError::invalid(
+                "prompt",
+                "must be text if there is a suffix",
+            )),
+        }
     }
 }
 
@@ -181,6 +242,10 @@ struct CompletionChoice<'a> {
     stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
 }
 
 impl<'a> CompletionChoice<'a> {
@@ -191,14 +256,18 @@ impl<'a> CompletionChoice<'a> {
         delta: ChoiceDelta,
         text_offset: &mut usize,
     ) -> Self {
+        let names = TokenNames {
+            tokenizer,
+            as_ids: format.tokens_as_ids,
+        };
         let echoed = format.echoed.zip(delta.prompt.as_ref());
         let logprobs = (echoed.is_some() || !delta.logprobs.is_empty()).then(|| {
             let mut logprobs = CompletionLogprobs::default();
             if let Some((num_top, prompt)) = echoed {
                 let num_top = num_top as usize;
-                logprobs.push_prompt(tokenizer, prompt, num_top, &delta.text, text_offset);
+                logprobs.push_prompt(names, prompt, num_top, &delta.text, text_offset);
             }
-            logprobs.push_output(tokenizer, &delta.logprobs, text_offset);
+            logprobs.push_output(names, &delta.logprobs, text_offset);
             logprobs
         });
         let prompt_logprobs = format.prompt_logprobs.zip(delta.prompt);
@@ -217,6 +286,8 @@ impl<'a> CompletionChoice<'a> {
             finish_reason,
             stop_reason,
             prompt_logprobs,
+            prompt_token_ids: delta.prompt_tokens.map(|tokens| tokens.to_vec()),
+            token_ids: format.returns_token_ids.then_some(delta.tokens),
         }
     }
 }
@@ -226,25 +297,24 @@ struct CompletionChunks {
     head: ResponseHead,
     format: Completion,
     text_offsets: Vec<usize>,
-    include_usage: bool,
-}
-
-impl CompletionChunks {
-    fn push(&self, choices: &[CompletionChoice<'_>], usage: Option<&Usage>, events: &mut Events) {
-        let usage = self.include_usage.then_some(usage);
-        events.push(&self.head.object(OBJECT, choices, usage));
-    }
+    stream_usage: StreamUsage,
 }
 
 impl ChunkEncoder for CompletionChunks {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         let text_offset = &mut self.text_offsets[delta.index];
         let tokenizer = &self.state.text.tokenizer;
+        let usage = delta.usage.clone();
         let choice = CompletionChoice::new(tokenizer, self.format, delta, text_offset);
-        self.push(&[choice], None, events);
+        let usage = self.stream_usage.of_choice(&usage);
+        events.push(&self.head.object(OBJECT, &[choice], usage));
     }
 
-    fn encode_usage(&mut self, usage: &Usage, events: &mut Events) {
-        self.push(&[], Some(usage), events);
+    fn encode_end(&mut self, usage: &Usage, events: &mut Events) {
+        if self.stream_usage != StreamUsage::Never {
+            let no_choices: &[CompletionChoice] = &[];
+            events.push(&self.head.object(OBJECT, no_choices, Some(Some(usage))));
+        }
+        events.push_done();
     }
 }

@@ -115,6 +115,8 @@ pub static BODY: FieldTable = FieldTable {
         "cache_salt",
         "logprobs",
         "prompt_logprobs",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
         "echo",
         "add_special_tokens",
     ],
@@ -122,6 +124,7 @@ pub static BODY: FieldTable = FieldTable {
         ("messages", &[Endpoint::Chat, Endpoint::Tokenize]),
         ("prompt", &[Endpoint::Completions, Endpoint::Tokenize]),
         ("top_logprobs", &[Endpoint::Chat]),
+        ("suffix", &[Endpoint::Completions, Endpoint::Tokenize]),
         ("best_of", &[Endpoint::Completions, Endpoint::Tokenize]),
         (
             "add_generation_prompt",
@@ -237,7 +240,6 @@ pub static BODY: FieldTable = FieldTable {
         refused("reasoning", never),
         refused("verbosity", |value| value == "medium"),
         refused("web_search_options", never),
-        refused("suffix", |value| value == ""),
         // The Responses API, which is not served.
         instead("input", "use /v1/chat/completions with messages"),
         instead("instructions", "use a message with the role \"system\""),
@@ -256,8 +258,6 @@ pub static BODY: FieldTable = FieldTable {
         refused("structured_outputs", never),
         refused("structural_tag", never),
         refused("truncate_prompt_tokens", never),
-        refused("return_tokens_as_token_ids", is_false),
-        refused("return_token_ids", is_false),
         refused("include_reasoning", |value| *value == true),
         refused("thinking_token_budget", never),
         refused("kv_transfer_params", is_empty),
@@ -358,10 +358,10 @@ pub static BODY: FieldTable = FieldTable {
 };
 
 pub static STREAM_OPTIONS: FieldTable = FieldTable {
-    read: &["include_usage"],
+    read: &["include_usage", "continuous_usage_stats"],
     read_at: &[],
     no_effect: &[("padding against eavesdroppers", &["include_obfuscation"])],
-    refused: &[refused("continuous_usage_stats", is_false)],
+    refused: &[],
 };
 
 /// A member of a message that a template may use counts as read.

@@ -38,6 +38,12 @@ pub struct ChoiceDelta {
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
     /// The prompt's, if they were requested, in the first delta of the choice.
     pub prompt: Option<ScoredPrompt>,
+    /// All tokens that were drawn since the last delta, the end token included; empty unless requested.
+    pub tokens: Vec<TokenId>,
+    /// The prompt's tokens, if token ids were requested, in the first delta of the choice.
+    pub prompt_tokens: Option<Arc<[TokenId]>>,
+    /// The prompt and the tokens of this choice up to here.
+    pub usage: Usage,
     pub finish: Option<Finish>,
 }
 
@@ -62,6 +68,21 @@ pub struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     prompt_tokens_details: PromptTokensDetails,
+}
+
+impl Usage {
+    fn new(num_prompt_tokens: u32, num_cached_tokens: u32, num_output_tokens: u32) -> Self {
+        let (prompt_tokens, completion_tokens) =
+            (num_prompt_tokens.into(), num_output_tokens.into());
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: num_cached_tokens.into(),
+            },
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -110,6 +131,8 @@ impl Generation {
                 others: Vec::new(),
             });
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
+            let returned = params.returns_token_ids;
+            let returned = returned.then(|| Arc::<[TokenId]>::from(&prompt.tokens[..]));
             let streams = generator
                 .submit(Submission {
                     prompt: prompt.tokens,
@@ -132,6 +155,7 @@ impl Generation {
                     params,
                     &prompt.echo,
                     scored.clone(),
+                    returned.clone(),
                 ));
             }
         }
@@ -205,6 +229,9 @@ impl Generation {
                 text: String::new(),
                 logprobs: Vec::new(),
                 prompt: None,
+                tokens: Vec::new(),
+                prompt_tokens: None,
+                usage: Usage::default(),
                 finish: None,
             })
             .collect();
@@ -214,6 +241,9 @@ impl Generation {
             choice.text.push_str(&delta.text);
             choice.logprobs.extend(delta.logprobs);
             choice.prompt = choice.prompt.take().or(delta.prompt);
+            choice.tokens.extend(delta.tokens);
+            choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+            choice.usage = delta.usage;
             choice.finish = delta.finish;
         }
         if self.num_best < self.choices_per_prompt {
@@ -280,6 +310,10 @@ struct Choice {
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
     /// The prompt, while its log-probabilities are to come or not yet part of a delta.
     prompt: Option<ScoredPrompt>,
+    returns_token_ids: bool,
+    /// Tokens that are not yet part of a delta, of the prompt and of the output.
+    prompt_tokens: Option<Arc<[TokenId]>>,
+    pending_tokens: Vec<TokenId>,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
     num_output_tokens: u32,
@@ -293,6 +327,7 @@ impl Choice {
         params: &GenerationParams,
         echo: &Option<String>,
         prompt: Option<ScoredPrompt>,
+        prompt_tokens: Option<Arc<[TokenId]>>,
     ) -> Self {
         Self {
             index,
@@ -305,6 +340,9 @@ impl Choice {
             pending_text: echo.clone().unwrap_or_default(),
             pending_logprobs: Vec::new(),
             prompt,
+            returns_token_ids: params.returns_token_ids,
+            prompt_tokens,
+            pending_tokens: Vec::new(),
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             num_output_tokens: 0,
@@ -393,6 +431,10 @@ impl Choice {
             self.logprob_sum += f64::from(logprobs.token);
             self.num_logprobs += 1;
         }
+        if self.returns_token_ids {
+            let drawn = output.sample.iter().map(|sample| sample.token);
+            self.pending_tokens.extend(drawn);
+        }
         // The end token or stop token itself is not part of the text.
         let ended_by_token = finish
             .as_ref()
@@ -428,6 +470,13 @@ impl Choice {
             text: std::mem::take(&mut self.pending_text),
             logprobs: std::mem::take(&mut self.pending_logprobs),
             prompt: self.prompt.take(),
+            tokens: std::mem::take(&mut self.pending_tokens),
+            prompt_tokens: self.prompt_tokens.take(),
+            usage: Usage::new(
+                self.num_prompt_tokens,
+                self.num_cached_tokens,
+                self.num_output_tokens,
+            ),
             finish,
         }))
     }

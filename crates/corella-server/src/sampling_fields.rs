@@ -12,6 +12,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::generation::Usage;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
@@ -50,12 +51,37 @@ pub struct SamplingFields {
     cache_salt: Option<String>,
     kv_transfer_params: Option<Map<String, Value>>,
     prompt_logprobs: Option<u32>,
+    return_token_ids: Option<bool>,
+    return_tokens_as_token_ids: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
 struct StreamOptions {
     include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+/// Which chunks of a stream have `usage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamUsage {
+    Never,
+    /// An additional last chunk, for the whole call.
+    Last,
+    /// All chunks: the additional last one for the whole call, the others for their choice up to there.
+    Every,
+}
+
+impl StreamUsage {
+    /// The field `usage` of a chunk whose choice has used `usage` up to there. OpenAI sends `null` in all
+    /// chunks but the last.
+    pub fn of_choice(self, usage: &Usage) -> Option<Option<&Usage>> {
+        match self {
+            Self::Never => None,
+            Self::Last => Some(None),
+            Self::Every => Some(Some(usage)),
+        }
+    }
 }
 
 /// The field `stop`, which is a string or an array of strings.
@@ -63,7 +89,7 @@ struct StreamOptions {
 struct StopField(Vec<String>);
 
 /// What an endpoint says of the fields that it reads in a way of its own.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EndpointFields {
     /// Without it, `max_tokens` is what fits.
     pub default_max_tokens: Option<u32>,
@@ -72,6 +98,8 @@ pub struct EndpointFields {
     pub best_of: Option<u32>,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
+    /// Tokens that end an answer beside the model's end tokens.
+    pub more_end_token_ids: Vec<TokenId>,
 }
 
 /// The parameters of one API call for the engine, without the prompts.
@@ -93,7 +121,11 @@ pub struct GenerationParams {
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
     pub stream: bool,
-    pub include_usage: bool,
+    pub stream_usage: StreamUsage,
+    /// Whether the token ids of prompt and output are part of the answer.
+    pub returns_token_ids: bool,
+    /// Whether log-probabilities name tokens by their ids.
+    pub tokens_as_ids: bool,
     /// Between this server and another; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
@@ -144,7 +176,10 @@ impl SamplingFields {
         }
         let prompt_logprobs = self.prompt_logprobs(config, stream)?;
         let may_draw_nothing = own.echo || prompt_logprobs.is_some();
-        let stopping = self.stopping(config, own.default_max_tokens, may_draw_nothing)?;
+        let mut stopping = self.stopping(config, own.default_max_tokens, may_draw_nothing)?;
+        if self.ignore_eos != Some(true) {
+            stopping.end_token_ids.extend(own.more_end_token_ids);
+        }
         let rules = TokenRuleFields {
             logit_bias: self.logit_bias.take(),
             allowed_token_ids: self.allowed_token_ids.take(),
@@ -209,10 +244,9 @@ impl SamplingFields {
                 tpot_us: objective_us("tpot_slo_ms", self.tpot_slo_ms)?,
             },
             stream,
-            include_usage: self
-                .stream_options
-                .as_ref()
-                .is_some_and(|options| options.include_usage.unwrap_or(false)),
+            stream_usage: stream_usage(self.stream_options.as_ref())?,
+            returns_token_ids: self.return_token_ids.unwrap_or(false),
+            tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
             namespace: Namespace {
                 lora: None,
                 cache_salt: self.cache_salt()?,
@@ -323,6 +357,22 @@ impl SamplingFields {
             }
             Some(salt) => Ok(Some(salt.as_str().into())),
         }
+    }
+}
+
+fn stream_usage(options: Option<&StreamOptions>) -> Result<StreamUsage, ApiError> {
+    let is_set =
+        |option: fn(&StreamOptions) -> Option<bool>| options.and_then(option) == Some(true);
+    let in_last = is_set(|options| options.include_usage);
+    let in_every = is_set(|options| options.continuous_usage_stats);
+    match (in_last, in_every) {
+        (false, false) => Ok(StreamUsage::Never),
+        (true, false) => Ok(StreamUsage::Last),
+        (true, true) => Ok(StreamUsage::Every),
+        (false, true) => Err(ApiError::invalid(
+            "stream_options.continuous_usage_stats",
+            "only allowed with include_usage = true",
+        )),
     }
 }
 

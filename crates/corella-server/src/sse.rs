@@ -13,11 +13,12 @@ use serde::Serialize;
 use crate::api_error::ApiError;
 use crate::generation::{ChoiceDelta, Generation, Usage};
 
-/// Formats a generation as the chunks of an endpoint.
+/// Formats a generation as the events of an endpoint.
 pub trait ChunkEncoder: Send + Unpin + 'static {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events);
 
-    fn encode_usage(&mut self, usage: &Usage, events: &mut Events);
+    /// What follows when every choice has finished. `usage` is for the whole call.
+    fn encode_end(&mut self, usage: &Usage, events: &mut Events);
 }
 
 /// Encoded events that wait to be written.
@@ -39,7 +40,7 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    fn push_done(&mut self) {
+    pub fn push_done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
@@ -48,15 +49,10 @@ impl Events {
 /// writes, and a call with many choices does not fill memory.
 const FRAME_BYTES: usize = 16 << 10;
 
-pub fn sse_response<E: ChunkEncoder>(
-    generation: Generation,
-    encoder: E,
-    include_usage: bool,
-) -> Response {
+pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
     let mut response = Response::new(Body::new(SseBody {
         generation: Some(generation),
         encoder,
-        include_usage,
     }));
     let headers = response.headers_mut();
     headers.insert(
@@ -72,13 +68,12 @@ pub fn sse_response<E: ChunkEncoder>(
     response
 }
 
-/// The body of a stream. It ends with `[DONE]` if every choice has finished, else with an `error`
+/// The body of a stream. It ends as its encoder says if every choice has finished, else with an `error`
 /// event.
 struct SseBody<E> {
     /// `None` after the last event. Dropped with the body when the client leaves.
     generation: Option<Generation>,
     encoder: E,
-    include_usage: bool,
 }
 
 impl<E: ChunkEncoder> HttpBody for SseBody<E> {
@@ -101,10 +96,7 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
                     this.generation = None;
                 }
                 Poll::Ready(None) => {
-                    if this.include_usage {
-                        this.encoder.encode_usage(&generation.usage(), &mut events);
-                    }
-                    events.push_done();
+                    this.encoder.encode_end(&generation.usage(), &mut events);
                     this.generation = None;
                 }
             }

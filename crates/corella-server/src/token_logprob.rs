@@ -11,6 +11,23 @@ use crate::scored_prompt::ScoredPrompt;
 /// Reported instead of −∞, which JSON does not have; vLLM does the same.
 const LEAST_LOGPROB: f32 = -9999.0;
 
+/// How tokens are named in an answer.
+#[derive(Clone, Copy)]
+pub struct TokenNames<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// By their ids, as `token_id:7`, since texts of different tokens may be equal.
+    pub as_ids: bool,
+}
+
+impl TokenNames<'_> {
+    fn name(self, token: TokenId) -> String {
+        match self.as_ids {
+            true => format!("token_id:{token}"),
+            false => text_of(self.tokenizer.token_bytes(token).unwrap_or_default()),
+        }
+    }
+}
+
 /// `choices[].logprobs` of `/v1/completions`, which has a column for each kind of value.
 #[derive(Default, Serialize)]
 pub struct CompletionLogprobs {
@@ -26,18 +43,13 @@ impl CompletionLogprobs {
     /// advanced past the last.
     pub fn push_output(
         &mut self,
-        tokenizer: &Tokenizer,
+        names: TokenNames,
         tokens: &[(TokenId, Box<Logprobs>)],
         text_offset: &mut usize,
     ) {
         for (token, logprobs) in tokens {
-            self.push(
-                tokenizer,
-                *token,
-                Some((&**logprobs, usize::MAX)),
-                *text_offset,
-            );
-            let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+            self.push(names, *token, Some((&**logprobs, usize::MAX)), *text_offset);
+            let bytes = names.tokenizer.token_bytes(*token).unwrap_or_default();
             *text_offset += num_chars(bytes);
         }
     }
@@ -45,7 +57,7 @@ impl CompletionLogprobs {
     /// Adds an echoed prompt, with which `text` begins, and `num_top` alternatives to each token.
     pub fn push_prompt(
         &mut self,
-        tokenizer: &Tokenizer,
+        names: TokenNames,
         prompt: &ScoredPrompt,
         num_top: usize,
         text: &str,
@@ -55,8 +67,8 @@ impl CompletionLogprobs {
         let others = prompt.others.iter();
         let others = others.map(|scored| (scored.token, Some((&scored.logprobs, num_top))));
         for (token, logprobs) in [(prompt.first, None)].into_iter().chain(others) {
-            self.push(tokenizer, token, logprobs, *text_offset);
-            let (own, behind) = rest.split_at(num_bytes_in(rest, tokenizer, token));
+            self.push(names, token, logprobs, *text_offset);
+            let (own, behind) = rest.split_at(num_bytes_in(rest, names.tokenizer, token));
             *text_offset += num_chars(own);
             rest = behind;
         }
@@ -64,21 +76,20 @@ impl CompletionLogprobs {
 
     fn push(
         &mut self,
-        tokenizer: &Tokenizer,
+        names: TokenNames,
         token: TokenId,
         logprobs: Option<(&Logprobs, usize)>,
         text_offset: usize,
     ) {
-        let text = |token| text_of(tokenizer.token_bytes(token).unwrap_or_default());
         self.text_offset.push(text_offset);
-        self.tokens.push(text(token));
+        self.tokens.push(names.name(token));
         let logprob = logprobs.map(|(logprobs, _)| finite(logprobs.token));
         self.token_logprobs.push(logprob);
         self.top_logprobs.push(logprobs.map(|(logprobs, num_top)| {
             let top = logprobs.top.iter().take(num_top);
             let own = (token, logprobs.token);
             { top.chain([&own]) }
-                .map(|&(token, logprob)| (text(token), finite(logprob)))
+                .map(|&(token, logprob)| (names.name(token), finite(logprob)))
                 .collect()
         }));
     }
@@ -130,13 +141,13 @@ struct TokenLogprob {
 }
 
 impl ChatLogprobs {
-    pub fn new(tokenizer: &Tokenizer, tokens: &[(TokenId, Box<Logprobs>)]) -> Self {
+    pub fn new(names: TokenNames, tokens: &[(TokenId, Box<Logprobs>)]) -> Self {
         let row = |(token, logprobs): &(TokenId, Box<Logprobs>)| ChatLogprob {
-            token: TokenLogprob::new(tokenizer, *token, logprobs.token),
+            token: TokenLogprob::new(names, *token, logprobs.token),
             top_logprobs: logprobs
                 .top
                 .iter()
-                .map(|&(token, logprob)| TokenLogprob::new(tokenizer, token, logprob))
+                .map(|&(token, logprob)| TokenLogprob::new(names, token, logprob))
                 .collect(),
         };
         Self {
@@ -146,10 +157,10 @@ impl ChatLogprobs {
 }
 
 impl TokenLogprob {
-    fn new(tokenizer: &Tokenizer, token: TokenId, logprob: f32) -> Self {
-        let bytes = tokenizer.token_bytes(token).unwrap_or_default();
+    fn new(names: TokenNames, token: TokenId, logprob: f32) -> Self {
+        let bytes = names.tokenizer.token_bytes(token).unwrap_or_default();
         Self {
-            token: text_of(bytes),
+            token: names.name(token),
             logprob: finite(logprob),
             bytes: bytes.to_vec(),
         }

@@ -38,6 +38,8 @@ pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
     pub serve: ServeConfig,
+    /// Special tokens behind those that the tokenizer always has.
+    pub more_tokens: &'static [&'static str],
     /// Makes the reader of `kv_transfer_params`, if there is to be one.
     pub kv_transfer: Option<MakeKvTransfer>,
 }
@@ -56,6 +58,7 @@ impl Setup {
             scheduler,
             mock,
             serve,
+            more_tokens: &[],
             kv_transfer: None,
         }
     }
@@ -70,6 +73,14 @@ impl Setup {
         self
     }
 
+    /// Adds special tokens to tokenizer and model.
+    pub fn with_tokens(mut self, tokens: &'static [&'static str]) -> Self {
+        self.more_tokens = tokens;
+        self.mock.vocab_size = VOCAB_SIZE + tokens.len();
+        self.serve.vocab_size = VOCAB_SIZE + tokens.len();
+        self
+    }
+
     /// Lets steps take so long that a test can act while one runs.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
         self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
@@ -77,7 +88,7 @@ impl Setup {
     }
 
     pub async fn start(self) -> TestServer {
-        let tokenizer = tokenizer();
+        let tokenizer = tokenizer(self.more_tokens);
         let template = ChatTemplate::new(TEMPLATE, SpecialTokens::default()).expect("it parses");
         let text = TextModel {
             tokenizer: tokenizer.clone(),
@@ -209,8 +220,8 @@ pub async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A tokenizer with a token for each byte, `ab`, `bc`, and four special tokens.
-fn tokenizer() -> Tokenizer {
+/// A tokenizer with a token for each byte, `ab`, `bc`, three special tokens, and `more` of them.
+fn tokenizer(more: &[&str]) -> Tokenizer {
     let mut vocab = Map::new();
     for byte in 0..=255u8 {
         vocab.insert(byte_character(byte).to_string(), byte.into());
@@ -223,16 +234,22 @@ fn tokenizer() -> Tokenizer {
             "lstrip": false, "rstrip": false, "normalized": false,
         })
     };
+    let mut added = vec![
+        special(258, "<|user|>"),
+        special(259, "<|assistant|>"),
+        special(END, "<|end|>"),
+    ];
+    added.extend(
+        more.iter()
+            .zip(END + 1..)
+            .map(|(token, id)| special(id, token)),
+    );
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
     });
     let file = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
-        "added_tokens": [
-            special(258, "<|user|>"),
-            special(259, "<|assistant|>"),
-            special(END, "<|end|>"),
-        ],
+        "added_tokens": added,
         "pre_tokenizer": byte_level,
         "post_processor": null,
         "decoder": byte_level,

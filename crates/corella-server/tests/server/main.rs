@@ -13,5 +13,7 @@ mod metric;
 mod prompt_logprobs;
 mod service;
 mod speculation;
+mod suffix;
+mod token_id;
 mod token_rule;
 mod validation;
