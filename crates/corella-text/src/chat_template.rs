@@ -2,15 +2,17 @@
 //! Transformers.
 
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::from_args;
 use minijinja::{Environment, ErrorKind, State, Value};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::error::TextError;
 use crate::python_json;
+use crate::reply::ReplyFormat;
 use crate::strftime::strftime;
 
 /// The most steps of the template engine for one conversation. A message or a tool takes some
@@ -26,6 +28,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
     has_tool_use: bool,
+    /// Whether it needs the arguments of calls as text, once that was asked.
+    needs_text_arguments: OnceLock<bool>,
 }
 
 /// Special tokens, which templates know by these names. An absent one is undefined and prints
@@ -134,6 +138,7 @@ impl ChatTemplate {
             environment,
             special,
             has_tool_use,
+            needs_text_arguments: OnceLock::new(),
         })
     }
 
@@ -153,6 +158,47 @@ impl ChatTemplate {
             "reasoning_strategy",
         ];
         SWITCHES.into_iter().find(|name| self.reads(name))
+    }
+
+    /// How the model writes calls of tools and reasoning, as far as the template shows it.
+    pub fn reply_format(&self) -> ReplyFormat {
+        let named = [TOOL_USE, DEFAULT].into_iter();
+        let templates = named.filter_map(|name| self.environment.get_template(name).ok());
+        let sources: String = templates
+            .map(|template| template.source().to_owned())
+            .collect();
+        ReplyFormat::of_template(&sources)
+    }
+
+    /// Whether the arguments of a call in an earlier message must be JSON within a string. Most templates
+    /// write an object as JSON; some join strings, and fail on an object. A call that is rendered
+    /// in both ways tells.
+    pub fn needs_text_arguments(&self) -> bool {
+        const KEY: &str = "probe_key";
+        let writes = |arguments: Json| {
+            // Some templates accept only ids of nine letters and digits.
+            let call = json!({
+                "id": "call12345", "type": "function",
+                "function": {"name": "probe", "arguments": arguments},
+            });
+            let messages = [
+                json!({"role": "user", "content": "probe"}),
+                json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+            ];
+            let rendered = self.render(ChatInput {
+                messages: &messages,
+                tools: None,
+                add_generation_prompt: false,
+                continue_final_message: false,
+                kwargs: None,
+            });
+            rendered.is_ok_and(|prompt| prompt.contains(KEY))
+        };
+        *self.needs_text_arguments.get_or_init(|| {
+            let object = json!({KEY: "value"});
+            let text = Json::from(object.to_string());
+            !writes(object) && writes(text)
+        })
     }
 
     fn reads(&self, name: &str) -> bool {

@@ -10,6 +10,8 @@ use crate::tokenizer::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
+    /// Special tokens that are part of the text all the same.
+    kept: Vec<u32>,
     is_first: bool,
     num_strippable: usize,
     /// The first bytes of a character whose rest has not arrived. They are a prefix of valid UTF-8,
@@ -31,6 +33,7 @@ impl Detokenizer {
         let mut detokenizer = Self {
             tokenizer,
             skip_special_tokens,
+            kept: Vec::new(),
             is_first: true,
             num_strippable,
             unfinished: Vec::with_capacity(8),
@@ -41,6 +44,16 @@ impl Detokenizer {
             unwanted.clear();
         }
         detokenizer
+    }
+
+    /// Keeps the tokens with these texts in the text, even if they are special. They are what a reply's
+    /// parts are told by.
+    pub fn keeping(mut self, markers: &[&str]) -> Self {
+        let ids = markers
+            .iter()
+            .filter_map(|text| self.tokenizer.token_to_id(text));
+        self.kept = ids.collect();
+        self
     }
 
     /// Adds a token and returns the text that it completes, which is empty in the middle of a
@@ -63,7 +76,7 @@ impl Detokenizer {
         let Some(bytes) = pieces.bytes(id) else {
             return;
         };
-        if self.skip_special_tokens && pieces.is_special(id) {
+        if self.skip_special_tokens && pieces.is_special(id) && !self.kept.contains(&id) {
             return;
         }
         let start = out.len();

@@ -1,4 +1,5 @@
-//! Text for a language model: tokenizer, chat templates, incremental detokenizer and stop strings.
+//! Text for a language model: tokenizer, chat templates, incremental detokenizer, stop strings, and
+//! what replies consist of.
 
 mod added_token;
 mod byte_alphabet;
@@ -11,6 +12,7 @@ mod long_word;
 mod normalizer;
 mod piece;
 mod python_json;
+mod reply;
 mod reply_part;
 mod stop_string;
 mod strftime;
@@ -25,6 +27,9 @@ pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use fill_in_middle::FillInMiddle;
 pub use grammar_source::GrammarSource;
+pub use reply::{
+    CallFormat, ReasoningFormat, ReplyContext, ReplyFormat, ReplyParser, ToolSet, UnknownFormat,
+};
 pub use reply_part::ReplyPart;
 pub use stop_string::StopStrings;
 pub use text_stream::{TextDelta, TextStream};

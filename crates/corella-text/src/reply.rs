@@ -1,0 +1,127 @@
+//! Reads a reply as it grows: reasoning, text and calls of tools, without the markup between them.
+//!
+//! A parser takes pieces of text as the detokenizer gives them, and tells what has become certain. It
+//! holds back no more than what may still turn out to be markup, or the beginning of a call whose name is
+//! not complete. However the text is cut, the parts joined together are the same.
+
+mod call_object;
+mod call_reader;
+mod deepseek;
+mod harmony;
+mod hermes;
+mod json_extent;
+mod llama;
+mod mistral;
+mod part_list;
+mod qwen_coder;
+mod reply_format;
+mod tag;
+mod think;
+mod tool_set;
+
+use std::sync::Arc;
+
+use call_reader::{CallReader, PlainReader};
+use deepseek::DeepSeekReader;
+use harmony::HarmonyReader;
+use hermes::HermesReader;
+use llama::LlamaReader;
+use mistral::MistralReader;
+use part_list::PartList;
+use qwen_coder::QwenCoderReader;
+use think::ThinkReader;
+
+pub use reply_format::{CallFormat, ReasoningFormat, ReplyFormat, UnknownFormat};
+pub use tool_set::ToolSet;
+
+use crate::reply_part::ReplyPart;
+
+/// What is known of a reply before it begins.
+#[derive(Clone, Debug, Default)]
+pub struct ReplyContext {
+    pub format: ReplyFormat,
+    /// The tools that were offered. Without any, calls are not looked for.
+    pub tools: Option<Arc<ToolSet>>,
+    /// Whether the prompt ends within the reasoning.
+    pub within_reasoning: bool,
+    /// Calls after the first are left out.
+    pub one_call: bool,
+}
+
+/// Reads one reply.
+pub struct ReplyParser {
+    think: Option<ThinkReader>,
+    calls: Box<dyn CallReader>,
+    /// The end of what was pushed, until it is known whether it is reasoning.
+    unsorted: String,
+    /// What is not reasoning and was not read yet.
+    unread: String,
+    out: PartList,
+}
+
+impl ReplyParser {
+    pub fn new(context: &ReplyContext) -> Self {
+        let ReplyContext { format, tools, .. } = context;
+        let calls = format.calls.filter(|_| tools.is_some());
+        let reads_harmony_reasoning = format.reasoning == Some(ReasoningFormat::Harmony);
+        let reader: Box<dyn CallReader> = match calls {
+            _ if reads_harmony_reasoning => Box::new(HarmonyReader::new(calls.is_some(), true)),
+            Some(CallFormat::Harmony) => Box::new(HarmonyReader::new(true, false)),
+            Some(CallFormat::Hermes) => Box::new(HermesReader::new()),
+            Some(CallFormat::Qwen3Coder) => Box::new(QwenCoderReader::new(tools.clone())),
+            Some(CallFormat::Llama3) => Box::new(LlamaReader::new(tools.clone())),
+            Some(CallFormat::Mistral) => Box::new(MistralReader::new()),
+            Some(CallFormat::DeepSeekV3) => Box::new(DeepSeekReader::new(true)),
+            Some(CallFormat::DeepSeekV31) => Box::new(DeepSeekReader::new(false)),
+            None => Box::new(PlainReader),
+        };
+        let tags = format.reasoning.and_then(ReasoningFormat::tags);
+        Self {
+            think: tags.map(|tags| ThinkReader::new(tags, context.within_reasoning)),
+            calls: reader,
+            unsorted: String::new(),
+            unread: String::new(),
+            out: PartList::new(
+                calls.is_some(),
+                if context.one_call { 1 } else { usize::MAX },
+            ),
+        }
+    }
+
+    /// Adds text and returns what it made certain.
+    pub fn push(&mut self, text: &str) -> Vec<ReplyPart> {
+        self.read(text, false);
+        self.out.take()
+    }
+
+    /// Returns what was held back. Call it once, after the last text.
+    pub fn finish(&mut self) -> Vec<ReplyPart> {
+        self.read("", true);
+        self.out.finish();
+        self.out.take()
+    }
+
+    fn read(&mut self, text: &str, at_end: bool) {
+        match &mut self.think {
+            None => self.unread.push_str(text),
+            Some(think) => {
+                self.unsorted.push_str(text);
+                let mut at = 0;
+                while let Some(len) = think.step(
+                    &self.unsorted[at..],
+                    at_end,
+                    &mut self.out,
+                    &mut self.unread,
+                ) {
+                    at += len;
+                }
+                self.unsorted.drain(..at);
+            }
+        }
+        let mut at = 0;
+        while let Some(len) = self.calls.step(&self.unread[at..], at_end, &mut self.out) {
+            at += len;
+        }
+        self.unread.drain(..at);
+    }
+}

@@ -1,0 +1,213 @@
+//! A call as a JSON object with a name and arguments, read while it arrives.
+
+use serde_json::Value;
+
+use super::json_extent::JsonExtent;
+use super::part_list::PartList;
+
+/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. Arguments may also be
+/// called `parameters`, and be JSON within a string.
+pub(crate) struct CallObject {
+    state: State,
+    extent: JsonExtent,
+    /// The member that is read, with its quotes.
+    key: String,
+    /// A value that is only understood as a whole.
+    value: String,
+    /// What was read before the name was known.
+    raw: String,
+    /// Arguments that were written before the name.
+    early: String,
+    is_started: bool,
+    has_arguments: bool,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Object,
+    Key,
+    KeyRest,
+    Colon,
+    Value,
+    /// Further bytes of a value, which are passed on as they come if `is_passed`.
+    ValueRest(Member, IsPassed),
+}
+
+type IsPassed = bool;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Member {
+    Name,
+    Arguments,
+    Other,
+}
+
+pub(crate) enum Progress {
+    More,
+    Done,
+    /// This is something else than a call: what was read so far.
+    NotACall(String),
+}
+
+impl CallObject {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: State::Object,
+            extent: JsonExtent::default(),
+            key: String::new(),
+            value: String::new(),
+            raw: String::new(),
+            early: String::new(),
+            is_started: false,
+            has_arguments: false,
+        }
+    }
+
+    /// Reads more of the object, and returns how many bytes of `text` belong to it. Nothing is told to
+    /// `out` before there is a name that `accepts`.
+    pub(crate) fn read(
+        &mut self,
+        text: &str,
+        out: &mut PartList,
+        accepts: &dyn Fn(&str) -> bool,
+    ) -> (usize, Progress) {
+        let mut at = 0;
+        while at < text.len() {
+            let rest = &text[at..];
+            let byte = rest.as_bytes()[0];
+            let mut len = 1;
+            let mut goes_on = true;
+            match self.state {
+                _ if byte.is_ascii_whitespace() && !self.is_within_value() => {}
+                State::Object if byte == b'{' => self.state = State::Key,
+                State::Key if byte == b',' => {}
+                State::Key if byte == b'}' => {
+                    return match self.is_started {
+                        true => {
+                            out.end_call();
+                            (at + 1, Progress::Done)
+                        }
+                        false => (at, self.not_a_call(&text[..at])),
+                    };
+                }
+                State::Key if byte == b'"' => {
+                    self.key.clear();
+                    self.extent = JsonExtent::default();
+                    self.state = State::KeyRest;
+                    len = 0;
+                }
+                State::KeyRest => {
+                    let (num_bytes, is_complete) = self.extent.read(rest);
+                    self.key.push_str(&rest[..num_bytes]);
+                    if is_complete {
+                        self.state = State::Colon;
+                    }
+                    len = num_bytes;
+                }
+                State::Colon if byte == b':' => self.state = State::Value,
+                State::Value => {
+                    let member = self.member();
+                    self.extent = JsonExtent::default();
+                    self.value.clear();
+                    self.state =
+                        State::ValueRest(member, member == Member::Arguments && byte == b'{');
+                    len = 0;
+                }
+                State::ValueRest(member, is_passed) => {
+                    let (num_bytes, is_complete) = self.extent.read(rest);
+                    let piece = &rest[..num_bytes];
+                    if is_passed {
+                        self.pass_arguments(piece, out);
+                    } else if member != Member::Other {
+                        self.value.push_str(piece);
+                    }
+                    if is_complete {
+                        self.state = State::Key;
+                        goes_on = is_passed || self.end_value(member, out, accepts);
+                    }
+                    len = num_bytes;
+                }
+                State::Object | State::Key | State::Colon => goes_on = false,
+            }
+            if !goes_on {
+                return match self.is_started {
+                    // The caller skips the rest, since a part of this call has been told.
+                    true => {
+                        out.end_call();
+                        (at, Progress::Done)
+                    }
+                    false => (at, self.not_a_call(&text[..at])),
+                };
+            }
+            at += len;
+        }
+        if !self.is_started {
+            self.raw.push_str(text);
+        }
+        (text.len(), Progress::More)
+    }
+
+    /// What was read, if no call has begun.
+    pub(crate) fn unread(&mut self) -> String {
+        std::mem::take(&mut self.raw)
+    }
+
+    fn is_within_value(&self) -> bool {
+        matches!(self.state, State::KeyRest | State::ValueRest(..))
+    }
+
+    fn member(&self) -> Member {
+        match self.key.as_str() {
+            "\"name\"" if !self.is_started => Member::Name,
+            "\"arguments\"" | "\"parameters\"" if !self.has_arguments => Member::Arguments,
+            _ => Member::Other,
+        }
+    }
+
+    fn pass_arguments(&mut self, json: &str, out: &mut PartList) {
+        self.has_arguments = true;
+        match self.is_started {
+            true => out.arguments(json),
+            false => self.early.push_str(json),
+        }
+    }
+
+    /// Takes a complete value. Returns false if this is no call.
+    fn end_value(
+        &mut self,
+        member: Member,
+        out: &mut PartList,
+        accepts: &dyn Fn(&str) -> bool,
+    ) -> bool {
+        if member == Member::Other {
+            return true;
+        }
+        let value = std::mem::take(&mut self.value);
+        let value = serde_json::from_str(&value).unwrap_or(Value::Null);
+        match (member, value) {
+            (Member::Name, Value::String(name)) if !name.is_empty() && accepts(&name) => {
+                out.start_call(&name);
+                out.arguments(&std::mem::take(&mut self.early));
+                self.is_started = true;
+                self.raw.clear();
+                true
+            }
+            (Member::Name, _) => false,
+            (_, Value::Null) => true,
+            (_, Value::String(json)) => {
+                self.pass_arguments(&json, out);
+                true
+            }
+            (_, value) => {
+                self.pass_arguments(&value.to_string(), out);
+                true
+            }
+        }
+    }
+
+    fn not_a_call(&mut self, text: &str) -> Progress {
+        let mut raw = std::mem::take(&mut self.raw);
+        raw.push_str(text);
+        Progress::NotACall(raw)
+    }
+}

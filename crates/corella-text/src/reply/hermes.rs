@@ -1,0 +1,81 @@
+//! Calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
+use super::call_object::{CallObject, Progress};
+use super::call_reader::CallReader;
+use super::part_list::PartList;
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+const TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
+const OPEN: usize = 0;
+
+pub(crate) struct HermesReader {
+    state: State,
+}
+
+enum State {
+    Text,
+    Call(Box<CallObject>),
+    /// Behind the object of a call.
+    AfterObject,
+}
+
+impl HermesReader {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Text }
+    }
+
+    fn handle_tag(&mut self, tag: usize) {
+        self.state = match tag {
+            OPEN => State::Call(Box::new(CallObject::new())),
+            _ => State::Text,
+        };
+    }
+}
+
+impl CallReader for HermesReader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Text => match find_tag(text, &TAGS) {
+                Sight::Tag { start, tag } => {
+                    out.text(&text[..start]);
+                    self.handle_tag(tag);
+                    Some(start + TAGS[tag].len())
+                }
+                Sight::Clear(settled) => {
+                    let settled = if at_end { text.len() } else { settled };
+                    out.text(&text[..settled]);
+                    (settled > 0).then_some(settled)
+                }
+            },
+            State::Call(object) => match object.read(text, out, &|_| true) {
+                (_, Progress::More) if text.is_empty() => None,
+                (len, Progress::More) => Some(len),
+                (len, Progress::Done) => {
+                    self.state = State::AfterObject;
+                    Some(len)
+                }
+                (len, Progress::NotACall(raw)) => {
+                    out.text(&raw);
+                    self.state = State::Text;
+                    Some(len)
+                }
+            },
+            State::AfterObject => {
+                // Models sometimes close a bracket too many.
+                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
+                let len = text.len() - rest.len();
+                match begins_with(rest, &TAGS) {
+                    Beginning::Tag(tag) => {
+                        self.handle_tag(tag);
+                        Some(len + TAGS[tag].len())
+                    }
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    Beginning::Other => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Calls as Llama 3 writes them: the whole reply is `{"name": …, "parameters": {…}}`, or several of
+//! these with semicolons between them, perhaps after `<|python_tag|>`.
+
+use super::call_object::{CallObject, Progress};
+use super::call_reader::{CallReader, OfferedTools};
+use super::part_list::PartList;
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+const PYTHON_TAG: [&str; 1] = ["<|python_tag|>"];
+
+pub(crate) struct LlamaReader {
+    tools: OfferedTools,
+    state: State,
+}
+
+enum State {
+    /// Nothing but white space was read.
+    Start,
+    Text,
+    /// In a call, which may have any name if it is `marked` as one.
+    Call {
+        object: Box<CallObject>,
+        marked: bool,
+    },
+    /// Behind a call, where another may follow.
+    Between,
+}
+
+impl LlamaReader {
+    pub(crate) fn new(tools: OfferedTools) -> Self {
+        Self {
+            tools,
+            state: State::Start,
+        }
+    }
+
+    fn start_call(&mut self, marked: bool) {
+        self.state = State::Call {
+            object: Box::new(CallObject::new()),
+            marked,
+        };
+    }
+}
+
+impl CallReader for LlamaReader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Start => {
+                let rest = text.trim_start();
+                if rest.starts_with('{') {
+                    self.start_call(false);
+                    return Some(text.len() - rest.len());
+                }
+                match begins_with(rest, &PYTHON_TAG) {
+                    Beginning::Undecided if !at_end => None,
+                    _ => {
+                        self.state = State::Text;
+                        Some(0)
+                    }
+                }
+            }
+            State::Text => match find_tag(text, &PYTHON_TAG) {
+                Sight::Tag { start, .. } => {
+                    out.text(&text[..start]);
+                    self.start_call(true);
+                    Some(start + PYTHON_TAG[0].len())
+                }
+                Sight::Clear(settled) => {
+                    let settled = if at_end { text.len() } else { settled };
+                    out.text(&text[..settled]);
+                    (settled > 0).then_some(settled)
+                }
+            },
+            State::Call { object, marked } => {
+                let (tools, marked) = (&self.tools, *marked);
+                // Without a mark this may be JSON that the user asked for, so it must name a tool.
+                let is_offered = |name: &str| tools.as_ref().is_some_and(|set| set.contains(name));
+                match object.read(text, out, &|name| marked || is_offered(name)) {
+                    (_, Progress::More) if text.is_empty() => {
+                        if at_end && !marked {
+                            out.text(&object.unread());
+                        }
+                        None
+                    }
+                    (len, Progress::More) => Some(len),
+                    (len, Progress::Done) => {
+                        self.state = State::Between;
+                        Some(len)
+                    }
+                    (len, Progress::NotACall(raw)) => {
+                        out.text(&raw);
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+            State::Between => {
+                let rest =
+                    text.trim_start_matches(|c: char| c.is_whitespace() || c == ';' || c == ',');
+                let len = text.len() - rest.len();
+                if rest.starts_with('{') {
+                    self.start_call(false);
+                    return Some(len);
+                }
+                match begins_with(rest, &PYTHON_TAG) {
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    Beginning::Tag(_) | Beginning::Other => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+        }
+    }
+}

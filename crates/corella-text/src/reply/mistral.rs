@@ -1,0 +1,183 @@
+//! Calls as Mistral's models write them: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and in newer
+//! ones `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
+
+use super::call_object::{CallObject, Progress};
+use super::call_reader::{CallReader, is_name, may_become_name};
+use super::json_extent::JsonExtent;
+use super::part_list::PartList;
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+const CALLS: [&str; 1] = ["[TOOL_CALLS]"];
+/// What may follow a name: its id, or its arguments, which may also begin without a tag.
+const AFTER_NAME: [&str; 3] = ["[CALL_ID]", "[ARGS]", "{"];
+const CALL_ID: usize = 0;
+const ARGS: usize = 1;
+
+pub(crate) struct MistralReader {
+    state: State,
+}
+
+enum State {
+    Text,
+    AfterTag,
+    /// In a list of calls, between two.
+    List,
+    Object {
+        object: Box<CallObject>,
+        in_list: bool,
+    },
+    Name,
+    Id,
+    /// Before the arguments of a call that was begun.
+    BeforeArguments,
+    Arguments(JsonExtent),
+    /// Behind a call, where another may follow.
+    Between,
+}
+
+impl MistralReader {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Text }
+    }
+
+    fn handle_argument_tag(&mut self, start: usize, tag: usize) -> usize {
+        match tag {
+            CALL_ID => {
+                self.state = State::Id;
+                start + AFTER_NAME[tag].len()
+            }
+            ARGS => {
+                self.state = State::BeforeArguments;
+                start + AFTER_NAME[tag].len()
+            }
+            _ => {
+                self.state = State::BeforeArguments;
+                start
+            }
+        }
+    }
+}
+
+impl CallReader for MistralReader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Text => match find_tag(text, &CALLS) {
+                Sight::Tag { start, .. } => {
+                    out.text(&text[..start]);
+                    self.state = State::AfterTag;
+                    Some(start + CALLS[0].len())
+                }
+                Sight::Clear(settled) => {
+                    let settled = if at_end { text.len() } else { settled };
+                    out.text(&text[..settled]);
+                    (settled > 0).then_some(settled)
+                }
+            },
+            State::AfterTag => {
+                let rest = text.trim_start();
+                let len = text.len() - rest.len();
+                let (state, num_read) = match rest.chars().next()? {
+                    '[' => (State::List, 1),
+                    '{' => {
+                        let object = Box::new(CallObject::new());
+                        (
+                            State::Object {
+                                object,
+                                in_list: false,
+                            },
+                            0,
+                        )
+                    }
+                    _ => (State::Name, 0),
+                };
+                self.state = state;
+                Some(len + num_read)
+            }
+            State::List => {
+                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
+                let len = text.len() - rest.len();
+                match rest.chars().next()? {
+                    '{' => {
+                        let object = Box::new(CallObject::new());
+                        self.state = State::Object {
+                            object,
+                            in_list: true,
+                        };
+                        Some(len)
+                    }
+                    ']' => {
+                        self.state = State::Between;
+                        Some(len + 1)
+                    }
+                    _ => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+            State::Object { object, in_list } => match object.read(text, out, &|_| true) {
+                (_, Progress::More) if text.is_empty() => None,
+                (len, Progress::More) => Some(len),
+                (len, Progress::Done) => {
+                    self.state = match in_list {
+                        true => State::List,
+                        false => State::Between,
+                    };
+                    Some(len)
+                }
+                (len, Progress::NotACall(raw)) => {
+                    out.text(&raw);
+                    self.state = State::Text;
+                    Some(len)
+                }
+            },
+            State::Name => match find_tag(text, &AFTER_NAME) {
+                Sight::Tag { start, tag } if is_name(text[..start].trim()) => {
+                    out.start_call(text[..start].trim());
+                    Some(self.handle_argument_tag(start, tag))
+                }
+                Sight::Clear(settled) if may_become_name(&text[..settled]) => None,
+                _ => {
+                    self.state = State::Text;
+                    Some(0)
+                }
+            },
+            State::Id => match find_tag(text, &AFTER_NAME) {
+                Sight::Tag { start, tag } => Some(self.handle_argument_tag(start, tag)),
+                Sight::Clear(settled) => (settled > 0).then_some(settled),
+            },
+            State::BeforeArguments => {
+                let rest = text.trim_start();
+                let first = rest.chars().next();
+                if first == Some('{') {
+                    self.state = State::Arguments(JsonExtent::default());
+                } else if first.is_some() || at_end {
+                    out.end_call();
+                    self.state = State::Between;
+                } else {
+                    return None;
+                }
+                Some(text.len() - rest.len())
+            }
+            State::Arguments(extent) => {
+                let (len, is_complete) = extent.read(text);
+                out.arguments(&text[..len]);
+                if is_complete {
+                    self.state = State::Between;
+                }
+                (len > 0).then_some(len)
+            }
+            State::Between => {
+                let rest = text.trim_start();
+                let len = text.len() - rest.len();
+                match begins_with(rest, &CALLS) {
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    Beginning::Tag(_) | Beginning::Other => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The parts that a reader has found: joined, numbered, and without the white space around markup.
+
+use crate::reply_part::ReplyPart;
+
+/// Collects parts between two calls of a parser.
+pub(crate) struct PartList {
+    parts: Vec<ReplyPart>,
+    num_calls: usize,
+    /// Calls from this one on are left out.
+    max_calls: usize,
+    /// Whether white space before a call is markup.
+    reads_calls: bool,
+    /// White space at the end of the text, which is dropped if a call follows.
+    space: String,
+    /// White space at the end of the reasoning, which is dropped if the reasoning ends there.
+    reasoning_space: String,
+    has_reasoning: bool,
+    /// Whether white space that comes next belongs to the markup before it.
+    follows_markup: bool,
+    /// Whether the call that was begun last has arguments.
+    has_arguments: bool,
+}
+
+impl PartList {
+    pub(crate) fn new(reads_calls: bool, max_calls: usize) -> Self {
+        Self {
+            parts: Vec::new(),
+            num_calls: 0,
+            max_calls,
+            reads_calls,
+            space: String::new(),
+            reasoning_space: String::new(),
+            has_reasoning: false,
+            follows_markup: false,
+            has_arguments: false,
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<ReplyPart> {
+        std::mem::take(&mut self.parts)
+    }
+
+    pub(crate) fn reasoning(&mut self, text: &str) {
+        let text = match self.has_reasoning {
+            true => text,
+            false => text.trim_start(),
+        };
+        let (text, space) = text.split_at(text.trim_end().len());
+        if !text.is_empty() {
+            self.has_reasoning = true;
+            let text = std::mem::take(&mut self.reasoning_space) + text;
+            match self.parts.last_mut() {
+                Some(ReplyPart::Reasoning(last)) => last.push_str(&text),
+                _ => self.parts.push(ReplyPart::Reasoning(text)),
+            }
+        }
+        if self.has_reasoning {
+            self.reasoning_space.push_str(space);
+        }
+    }
+
+    /// Ends a stretch of reasoning. If another follows, a line break is between them.
+    pub(crate) fn end_reasoning(&mut self) {
+        self.reasoning_space.clear();
+        if self.has_reasoning {
+            self.reasoning_space.push('\n');
+        }
+        self.follows_markup = true;
+    }
+
+    pub(crate) fn text(&mut self, text: &str) {
+        let text = match self.follows_markup {
+            true => text.trim_start(),
+            false => text,
+        };
+        let settled = match self.reads_calls {
+            true => text.trim_end().len(),
+            false => text.len(),
+        };
+        let (text, space) = text.split_at(settled);
+        if !text.is_empty() {
+            self.follows_markup = false;
+            let space = std::mem::take(&mut self.space);
+            match self.parts.last_mut() {
+                Some(ReplyPart::Text(last)) => {
+                    last.push_str(&space);
+                    last.push_str(text);
+                }
+                _ => self.parts.push(ReplyPart::Text(space + text)),
+            }
+        }
+        self.space.push_str(space);
+    }
+
+    /// Ends a stretch of text. If another follows, a line break is between them.
+    pub(crate) fn end_text(&mut self) {
+        if !self.follows_markup {
+            self.space.clear();
+            self.space.push('\n');
+        }
+    }
+
+    /// Begins a call. Its name must not be empty.
+    pub(crate) fn start_call(&mut self, name: &str) {
+        debug_assert!(!name.is_empty());
+        self.space.clear();
+        self.follows_markup = true;
+        self.has_arguments = false;
+        if self.num_calls < self.max_calls {
+            let (call, name) = (self.num_calls, name.to_owned());
+            self.parts.push(ReplyPart::CallStart { call, name });
+        }
+        self.num_calls += 1;
+    }
+
+    /// Adds to the arguments of the call that was begun last.
+    pub(crate) fn arguments(&mut self, json: &str) {
+        let call = self.num_calls.saturating_sub(1);
+        self.has_arguments |= !json.is_empty();
+        if json.is_empty() || call >= self.max_calls {
+            return;
+        }
+        match self.parts.last_mut() {
+            Some(ReplyPart::CallArguments { json: last, .. }) => last.push_str(json),
+            _ => self.parts.push(ReplyPart::CallArguments {
+                call,
+                json: json.to_owned(),
+            }),
+        }
+    }
+
+    /// Ends the call that was begun last. A call without arguments has empty ones.
+    pub(crate) fn end_call(&mut self) {
+        if !self.has_arguments {
+            self.arguments("{}");
+        }
+    }
+
+    /// Adds the white space that no call followed.
+    pub(crate) fn finish(&mut self) {
+        let space = std::mem::take(&mut self.space);
+        if !self.follows_markup && !space.is_empty() {
+            self.parts.push(ReplyPart::Text(space));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The formats of replies: how they are named, and how a chat template shows which is meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::think::ThinkTags;
+
+/// How a model marks calls of tools and reasoning in its replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyFormat {
+    pub calls: Option<CallFormat>,
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+/// How a model writes calls of tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFormat {
+    Hermes,
+    Qwen3Coder,
+    Llama3,
+    Mistral,
+    Harmony,
+    DeepSeekV3,
+    DeepSeekV31,
+}
+
+/// How a model writes what it thinks before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// `<think>…</think>`
+    Think,
+    /// `[THINK]…[/THINK]`, of Mistral's Magistral.
+    MistralThink,
+    /// The channel `analysis` of gpt-oss.
+    Harmony,
+}
+
+impl ReplyFormat {
+    /// What the source of a chat template shows: it writes earlier replies as the model does.
+    pub(crate) fn of_template(source: &str) -> Self {
+        Self {
+            calls: CallFormat::of_template(source),
+            reasoning: ReasoningFormat::of_template(source),
+        }
+    }
+
+    /// The texts of tokens that the format is read by, which are kept in a reply even if they are
+    /// special.
+    pub fn markers(&self) -> Vec<&'static str> {
+        let calls: &[_] = match self.calls {
+            Some(CallFormat::Hermes | CallFormat::Qwen3Coder) => &["<tool_call>", "</tool_call>"],
+            Some(CallFormat::Llama3) => &["<|python_tag|>"],
+            Some(CallFormat::Mistral) => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+            Some(CallFormat::DeepSeekV3 | CallFormat::DeepSeekV31) => &super::deepseek::TAGS,
+            Some(CallFormat::Harmony) => &super::harmony::TAGS,
+            None => &[],
+        };
+        let reasoning: &[_] = match self.reasoning {
+            Some(ReasoningFormat::Think) => &["<think>", "</think>"],
+            Some(ReasoningFormat::MistralThink) => &["[THINK]", "[/THINK]"],
+            Some(ReasoningFormat::Harmony) => &super::harmony::TAGS,
+            None => &[],
+        };
+        let mut markers = [calls, reasoning].concat();
+        markers.sort_unstable();
+        markers.dedup();
+        markers
+    }
+}
+
+impl CallFormat {
+    pub const ALL: [Self; 7] = [
+        Self::Hermes,
+        Self::Qwen3Coder,
+        Self::Llama3,
+        Self::Mistral,
+        Self::Harmony,
+        Self::DeepSeekV3,
+        Self::DeepSeekV31,
+    ];
+
+    fn of_template(source: &str) -> Option<Self> {
+        let has = |text: &str| source.contains(text);
+        if has("<|channel|>") && has("<|message|>") {
+            Some(Self::Harmony)
+        } else if has("<｜tool▁call▁begin｜>") {
+            match has("```json") {
+                true => Some(Self::DeepSeekV3),
+                false => Some(Self::DeepSeekV31),
+            }
+        } else if has("<function=") && has("<parameter=") {
+            Some(Self::Qwen3Coder)
+        } else if has("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else if has("<tool_call>") {
+            Some(Self::Hermes)
+        } else if has("<|python_tag|>") || (has("<|start_header_id|>") && has("\"parameters\": ")) {
+            Some(Self::Llama3)
+        } else {
+            None
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hermes => "hermes",
+            Self::Qwen3Coder => "qwen3_coder",
+            Self::Llama3 => "llama3_json",
+            Self::Mistral => "mistral",
+            Self::Harmony => "openai",
+            Self::DeepSeekV3 => "deepseek_v3",
+            Self::DeepSeekV31 => "deepseek_v31",
+        }
+    }
+}
+
+impl ReasoningFormat {
+    pub const ALL: [Self; 3] = [Self::Think, Self::MistralThink, Self::Harmony];
+
+    fn of_template(source: &str) -> Option<Self> {
+        let has = |text: &str| source.contains(text);
+        if has("<|channel|>") && has("<|message|>") {
+            Some(Self::Harmony)
+        } else if has("[THINK]") {
+            Some(Self::MistralThink)
+        } else if has("<think>") || has("</think>") {
+            Some(Self::Think)
+        } else {
+            None
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Think => "think",
+            Self::MistralThink => "mistral",
+            Self::Harmony => "openai_gptoss",
+        }
+    }
+
+    /// The tags around the reasoning, if the format has such.
+    pub(crate) fn tags(self) -> Option<ThinkTags> {
+        match self {
+            Self::Think => Some(ThinkTags {
+                open: "<think>",
+                close: "</think>",
+            }),
+            Self::MistralThink => Some(ThinkTags {
+                open: "[THINK]",
+                close: "[/THINK]",
+            }),
+            Self::Harmony => None,
+        }
+    }
+
+    /// Whether the model goes on with its reasoning where this text ends.
+    pub fn is_open_at_end(self, text: &str) -> bool {
+        self.tags().is_some_and(|tags| match text.rfind(tags.open) {
+            Some(open) => !text[open..].contains(tags.close),
+            None => false,
+        })
+    }
+
+    /// Whether a prompt that asks for a new reply has opened the reasoning for it.
+    pub fn is_opened_by(self, prompt: &str) -> bool {
+        let prompt = prompt.trim_end();
+        self.tags().is_some_and(|tags| prompt.ends_with(tags.open))
+    }
+}
+
+/// A name that no format has.
+#[derive(Debug)]
+pub struct UnknownFormat {
+    name: String,
+    known: String,
+}
+
+impl fmt::Display for UnknownFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} is not a known format; known are {}",
+            self.name, self.known
+        )
+    }
+}
+
+impl std::error::Error for UnknownFormat {}
+
+fn unknown<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> UnknownFormat {
+    UnknownFormat {
+        name: name.to_owned(),
+        known: known.collect::<Vec<_>>().join(", "),
+    }
+}
+
+impl FromStr for CallFormat {
+    type Err = UnknownFormat;
+
+    /// Knows the names that vLLM has for the same formats, too.
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        match name {
+            "hermes" | "qwen" | "qwen25" | "qwen3" => Ok(Self::Hermes),
+            "qwen3_coder" | "qwen3_xml" => Ok(Self::Qwen3Coder),
+            "llama3_json" | "llama4_json" | "llama3" => Ok(Self::Llama3),
+            "mistral" => Ok(Self::Mistral),
+            "openai" | "harmony" => Ok(Self::Harmony),
+            "deepseek_v3" => Ok(Self::DeepSeekV3),
+            "deepseek_v31" => Ok(Self::DeepSeekV31),
+            _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
+        }
+    }
+}
+
+impl FromStr for ReasoningFormat {
+    type Err = UnknownFormat;
+
+    /// Knows the names that vLLM has for the same formats, too.
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        match name {
+            "think" | "deepseek_r1" | "deepseek_v3" | "qwen3" | "glm45" => Ok(Self::Think),
+            "mistral" => Ok(Self::MistralThink),
+            "openai_gptoss" | "harmony" => Ok(Self::Harmony),
+            _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The tools that a model was offered: their names, and the types of their parameters.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+/// Tools by name, each with the JSON schema of its parameters.
+#[derive(Clone, Debug, Default)]
+pub struct ToolSet {
+    parameters: BTreeMap<String, Value>,
+}
+
+/// How deep references and alternatives in a parameter's schema are followed.
+const MAX_SCHEMA_DEPTH: usize = 8;
+
+impl ToolSet {
+    /// Makes a set of names and schemas. `Value::Null` is the schema of a tool that gives none.
+    pub fn new(tools: impl IntoIterator<Item = (String, Value)>) -> Self {
+        Self {
+            parameters: tools.into_iter().collect(),
+        }
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.parameters.contains_key(name)
+    }
+
+    /// The tools in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        { self.parameters.iter() }.map(|(name, schema)| (name.as_str(), schema))
+    }
+
+    /// Whether a value that a model wrote without quotes is a string whatever it looks like.
+    pub(crate) fn is_text(&self, tool: &str, parameter: &str) -> bool {
+        let types = self.types(tool, parameter);
+        types.iter().all(|kind| *kind == "string")
+    }
+
+    /// The JSON of a value that a model wrote without quotes: what it looks like, if the parameter may
+    /// be that, and otherwise a string.
+    pub(crate) fn json_of(&self, tool: &str, parameter: &str, text: &str) -> String {
+        let types = self.types(tool, parameter);
+        // Models that were trained on Python write its constants.
+        let json = match text.trim() {
+            "True" => "true",
+            "False" => "false",
+            "None" => "null",
+            json => json,
+        };
+        let kind = match serde_json::from_str(json) {
+            Ok(Value::Null) => "null",
+            Ok(Value::Bool(_)) => "boolean",
+            Ok(Value::Number(_)) => "number",
+            Ok(Value::Array(_)) => "array",
+            Ok(Value::Object(_)) => "object",
+            Ok(Value::String(_)) | Err(_) => "",
+        };
+        let may_be = |wanted: &&str| *wanted == kind || (*wanted == "integer" && kind == "number");
+        match types.iter().any(may_be) {
+            true => json.to_owned(),
+            false => Value::from(text).to_string(),
+        }
+    }
+
+    /// The types that a parameter may have; none if nothing is known of it.
+    fn types(&self, tool: &str, parameter: &str) -> Vec<&str> {
+        let mut types = Vec::new();
+        if let Some(root) = self.parameters.get(tool) {
+            collect_types(root, &root["properties"][parameter], 0, &mut types);
+        }
+        types
+    }
+}
+
+fn collect_types<'s>(root: &'s Value, schema: &'s Value, depth: usize, types: &mut Vec<&'s str>) {
+    if depth > MAX_SCHEMA_DEPTH {
+        return;
+    }
+    match &schema["type"] {
+        Value::String(kind) => types.push(kind),
+        Value::Array(kinds) => types.extend(kinds.iter().filter_map(Value::as_str)),
+        _ => {}
+    }
+    for alternatives in ["anyOf", "oneOf", "allOf"] {
+        for alternative in schema[alternatives].as_array().into_iter().flatten() {
+            collect_types(root, alternative, depth + 1, types);
+        }
+    }
+    let reference = schema["$ref"].as_str();
+    if let Some(target) = reference.and_then(|path| root.pointer(path.strip_prefix('#')?)) {
+        collect_types(root, target, depth + 1, types);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_value_has_a_type_that_its_schema_allows() {
+        let schema = json!({
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "flag": {"type": "boolean"},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "place": {"$ref": "#/$defs/Place"},
+            },
+            "$defs": {"Place": {"type": "object"}},
+        });
+        let tools = ToolSet::new([("f".into(), schema)]);
+        assert!(tools.is_text("f", "city"));
+        assert!(tools.is_text("f", "unknown"));
+        assert!(tools.is_text("unknown", "city"));
+        assert!(!tools.is_text("f", "note"));
+        let json_of = |parameter, text| tools.json_of("f", parameter, text);
+        assert_eq!(json_of("city", "12"), "\"12\"");
+        assert_eq!(json_of("days", "12"), "12");
+        assert_eq!(json_of("days", "soon"), "\"soon\"");
+        assert_eq!(json_of("flag", "True"), "true");
+        assert_eq!(json_of("note", "null"), "null");
+        assert_eq!(json_of("note", "5"), "\"5\"");
+        assert_eq!(json_of("place", "{\"x\": 1}"), "{\"x\": 1}");
+    }
+}
