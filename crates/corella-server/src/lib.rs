@@ -16,6 +16,7 @@ mod field_table;
 mod generation;
 mod health;
 mod kv_transfer;
+mod local_client;
 mod metrics;
 mod model_list;
 mod prefix_cache;
@@ -37,6 +38,7 @@ mod token_rule;
 mod tokenization;
 
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
+pub use local_client::{LocalClient, LocalResponse};
 pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;
 pub use serve::{DrainReport, serve};

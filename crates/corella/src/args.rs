@@ -1,6 +1,7 @@
 //! The command line as it is typed. `config.rs` turns it into configuration.
 
 mod admission;
+mod batch;
 mod bench;
 mod cluster;
 mod inspect;
@@ -14,6 +15,7 @@ use corella::LlmOptions;
 use corella_core::{HeadRoom, SchedulerConfig};
 
 pub use admission::BenchAdmissionArgs;
+pub use batch::BatchArgs;
 pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
@@ -42,6 +44,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write a model's answer to standard output, and its speed to standard error
     Generate(GenerateArgs),
+    /// Answer the requests of a file, without a server
+    Batch(Box<BatchArgs>),
     /// Say what a model is, how large it is, and whether Corella serves it
     Inspect(InspectArgs),
     /// Write a model as a folder with integer weights

@@ -23,12 +23,15 @@ use crate::args::{
     SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
+use crate::progress_line::LogWriter;
 
 mod admission;
+mod batch;
 mod bench;
 mod request;
 
 pub use admission::{BenchAdmission, bench_admission};
+pub use batch::{Batch, batch};
 pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
@@ -325,7 +328,7 @@ pub fn start_log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogWriter)
         .init();
 }
 

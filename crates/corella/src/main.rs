@@ -6,6 +6,7 @@ use clap::Parser;
 use corella_cluster::transport::exit;
 
 mod args;
+mod batch;
 mod bench;
 mod cluster;
 #[cfg(test)]
@@ -14,8 +15,10 @@ mod config;
 mod generate;
 mod inspect_command;
 mod limit_share;
+mod local_server;
 mod open_files;
 mod profile_table;
+mod progress_line;
 mod quantize_command;
 mod serve;
 mod unknown_option;
@@ -36,7 +39,7 @@ fn main() {
     };
     config::start_log();
     match run(cli.command) {
-        Ok(()) => exit(0),
+        Ok(status) => exit(status),
         Err(error) => refuse(&one_line(&*error)),
     }
 }
@@ -46,10 +49,12 @@ fn refuse(reason: &str) -> ! {
     exit(2)
 }
 
-fn run(command: Command) -> Result<(), Box<dyn Error>> {
+/// Returns the exit status.
+fn run(command: Command) -> Result<i32, Box<dyn Error>> {
     match command {
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Batch(args) => return Ok(batch::run(config::batch(*args)?)?),
         Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
@@ -69,7 +74,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             bench::admission(config::bench_admission(args)?)?
         }
     }
-    Ok(())
+    Ok(0)
 }
 
 fn one_line(error: &dyn Error) -> String {

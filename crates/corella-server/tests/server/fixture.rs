@@ -8,8 +8,8 @@ use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
 use corella_server::{
-    Backend, DrainReport, KvTransfer, ServeConfig, ServerState, Shutdown, ShutdownSender,
-    TextModel, serve,
+    Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState, Shutdown,
+    ShutdownSender, TextModel, serve,
 };
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -107,9 +107,11 @@ impl Setup {
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);
         let (shutdown, asked) = Shutdown::channel();
+        let local = LocalClient::new(state.clone());
         let server = tokio::spawn(serve(listener, state, asked));
         TestServer {
             address,
+            local,
             engine,
             mock: Arc::new(self.mock),
             tokenizer,
@@ -121,6 +123,8 @@ impl Setup {
 
 pub struct TestServer {
     pub address: SocketAddr,
+    /// Calls the same server without a socket.
+    pub local: LocalClient,
     pub engine: Engine,
     pub mock: Arc<MockConfig>,
     pub tokenizer: Tokenizer,

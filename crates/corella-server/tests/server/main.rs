@@ -9,6 +9,7 @@ mod fixture;
 mod kv_transfer;
 mod lifecycle;
 mod limit;
+mod local_client;
 mod metric;
 mod prompt_logprobs;
 mod service;

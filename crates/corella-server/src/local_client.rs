@@ -1,0 +1,91 @@
+//! Calls the server within its own process: the same router, without a socket.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Method, Request, Uri};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+
+use crate::router::router;
+use crate::server_state::ServerState;
+
+/// Sends requests to a server that need not listen anywhere. Whatever a client gets over a socket,
+/// this one gets too: the same checks, limits, errors and events.
+#[derive(Clone)]
+pub struct LocalClient {
+    service: TowerToHyperService<Router>,
+}
+
+/// A response whose body has not been read. Dropping it before its end aborts its request.
+pub struct LocalResponse {
+    pub status: u16,
+    /// The name of the request in the log and in `x-request-id`.
+    pub request_id: String,
+    body: Body,
+}
+
+impl LocalClient {
+    pub fn new(state: Arc<ServerState>) -> Self {
+        Self {
+            service: TowerToHyperService::new(router(state)),
+        }
+    }
+
+    /// Posts a JSON body. Dropping the future aborts the request.
+    ///
+    /// `Err` is the reason why `path` cannot be part of a request.
+    pub async fn post(&self, path: &str, json: Vec<u8>) -> Result<LocalResponse, String> {
+        let uri: Uri = path
+            .parse()
+            .map_err(|error| format!("{path} is no path: {error}"))?;
+        let mut request = Request::new(Body::from(json));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri;
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().insert(CONTENT_TYPE, json);
+        let response = match self.service.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let request_id = { response.headers().get("x-request-id") }
+            .and_then(|name| name.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
+        Ok(LocalResponse {
+            status: response.status().as_u16(),
+            request_id,
+            body: response.into_body(),
+        })
+    }
+}
+
+impl LocalResponse {
+    /// The next part of the body; `None` at its end. `Err` says why the rest cannot be had.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, String> {
+        loop {
+            let body = &mut self.body;
+            let frame = std::future::poll_fn(|cx| std::pin::Pin::new(&mut *body).poll_frame(cx));
+            match frame.await {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(error.to_string()),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The rest of the body.
+    pub async fn bytes(&mut self) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = self.chunk().await? {
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,129 @@
+//! The lines of OpenAI's batch files: requests, and what became of them.
+//!
+//! Source: <https://platform.openai.com/docs/api-reference/batch/request-input>.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A line of the input.
+#[derive(Debug, PartialEq, Deserialize)]
+pub struct RequestLine {
+    /// Says which line of the output belongs to this one.
+    pub custom_id: String,
+    method: String,
+    pub url: String,
+    pub body: Map<String, Value>,
+}
+
+/// A line of the output.
+#[derive(Debug, Serialize)]
+pub struct ResultLine<'a> {
+    pub id: String,
+    pub custom_id: &'a str,
+    /// The server's answer, which may be an error.
+    pub response: Option<&'a ResultResponse>,
+    /// Why there is no answer.
+    pub error: Option<&'a ResultError>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ResultResponse {
+    pub status_code: u16,
+    pub request_id: String,
+    pub body: Value,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ResultError {
+    pub code: &'static str,
+    pub message: String,
+}
+
+impl ResultResponse {
+    /// Whether there were too many other requests.
+    pub fn is_queue_full(&self) -> bool {
+        self.status_code == 429 && self.body["error"]["code"] == "queue_full"
+    }
+}
+
+/// What a line of an earlier run's output must have at least.
+#[derive(Deserialize)]
+pub struct EarlierLine {
+    pub custom_id: String,
+}
+
+impl RequestLine {
+    /// `Err` says what is wrong with the line.
+    pub fn parse(line: &[u8]) -> Result<Self, String> {
+        let line: Self = serde_json::from_slice(line).map_err(|error| match error.is_data() {
+            // All lines are parsed alone, so the place would be `line 1`.
+            true => without_place(&error.to_string()).to_owned(),
+            false => format!("is not JSON: {}", without_place(&error.to_string())),
+        })?;
+        if line.method != "POST" {
+            return Err(format!("`method` must be POST, not `{}`", line.method));
+        }
+        let path = line.url.as_str();
+        if !(path.starts_with("/v1/") || path == "/score" || path == "/rerank") {
+            return Err(format!(
+                "`url` must be an endpoint such as /v1/chat/completions, not `{path}`"
+            ));
+        }
+        Ok(line)
+    }
+
+    /// Why no server is asked about this line.
+    pub fn refusal(&self) -> Option<ResultError> {
+        let streams = self
+            .body
+            .get("stream")
+            .is_some_and(|stream| *stream == true);
+        streams.then(|| ResultError {
+            code: "invalid_request",
+            message: "`stream` must be false: each answer of a batch is one line".to_owned(),
+        })
+    }
+}
+
+fn without_place(message: &str) -> &str {
+    message
+        .rfind(" at line ")
+        .map_or(message, |at| &message[..at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str =
+        r#"{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}"#;
+
+    #[test]
+    fn what_is_wrong_with_a_line_is_named() {
+        assert_eq!(RequestLine::parse(GOOD.as_bytes()).unwrap().custom_id, "a");
+        for (from, to, reason) in [
+            ("}}", "}", "is not JSON"),
+            (r#""custom_id":"a","#, "", "custom_id"),
+            (r#""a""#, "7", "expected a string"),
+            ("POST", "GET", "`method` must be POST, not `GET`"),
+            ("/v1/completions", "/reset_prefix_cache", "`url` must be"),
+            (r#"{"prompt":"x"}"#, "[]", "expected a map"),
+        ] {
+            let line = GOOD.replace(from, to);
+            let error = RequestLine::parse(line.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{line}: {error}");
+            assert!(!error.contains("line 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_whole_answers_can_be_lines() {
+        let with = |stream: &str| {
+            let line = GOOD.replace(r#""x""#, &format!(r#""x","stream":{stream}"#));
+            RequestLine::parse(line.as_bytes()).unwrap().refusal()
+        };
+        assert_eq!(with("true").unwrap().code, "invalid_request");
+        assert!(with("false").is_none());
+        assert!(with("null").is_none());
+    }
+}

@@ -1,0 +1,47 @@
+//! A model behind the API without a socket, for commands that ask their questions themselves.
+
+use std::sync::Arc;
+
+use corella::{Error, Llm, LlmOptions, ModelSource};
+use corella_engine::Engine;
+use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
+
+use crate::config::RequestOptions;
+
+pub struct LocalServer {
+    pub client: LocalClient,
+    pub engine: Engine,
+    /// What runs, in one line.
+    pub summary: String,
+}
+
+impl LocalServer {
+    pub fn load(
+        source: &ModelSource,
+        options: &LlmOptions,
+        request: RequestOptions,
+    ) -> Result<Self, Error> {
+        let mut llm = Llm::load(source, options)?;
+        // Packed weights are written to the cache while a server runs; here that would slow answers.
+        llm.weight_keepers.clear();
+        let config = ServeConfig {
+            // A line of a file or of a terminal is there at once, however long it is.
+            max_body_bytes: MAX_BODY_BYTES,
+            ..request.serve_config(&llm)
+        };
+        let summary = llm.summary();
+        let text = TextModel {
+            tokenizer: llm.tokenizer,
+            chat_template: llm.chat_template,
+        };
+        let state: Arc<ServerState> = ServerState::new(config, text, llm.engine.clone());
+        Ok(Self {
+            client: LocalClient::new(state),
+            engine: llm.engine,
+            summary,
+        })
+    }
+}
+
+/// The longest request, in bytes.
+pub const MAX_BODY_BYTES: usize = 64 << 20;

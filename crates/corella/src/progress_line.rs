@@ -1,0 +1,134 @@
+//! One line at the bottom of a terminal that says how far some work is. Log lines go above it.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// The text that is shown, if any. There is one standard error, and so one line.
+static SHOWN: Mutex<Option<String>> = Mutex::new(None);
+
+/// Goes to the beginning of the line and clears it.
+const CLEAR: &str = "\r\x1b[K";
+
+/// Shows text until it is dropped. Where standard error is no terminal, nothing is shown.
+pub struct ProgressLine {
+    is_terminal: bool,
+}
+
+impl ProgressLine {
+    pub fn new() -> Self {
+        Self {
+            is_terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    /// Replaces what is shown. A line longer than the terminal is cut, because it could not be cleared.
+    pub fn show(&self, text: &str) {
+        if !self.is_terminal {
+            return;
+        }
+        let text: String = text.chars().take(terminal_columns() - 1).collect();
+        let mut shown = lock();
+        let mut err = io::stderr().lock();
+        // A terminal that is gone has nobody to tell.
+        let _ = write!(err, "{CLEAR}{text}");
+        let _ = err.flush();
+        *shown = Some(text);
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        if lock().take().is_some() {
+            let _ = io::stderr().lock().write_all(CLEAR.as_bytes());
+        }
+    }
+}
+
+/// Standard error for whole lines of a log: the progress line is moved below them.
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let shown = lock();
+        let mut err = io::stderr().lock();
+        match &*shown {
+            None => err.write_all(line)?,
+            Some(text) => {
+                err.write_all(CLEAR.as_bytes())?;
+                err.write_all(line)?;
+                err.write_all(text.as_bytes())?;
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+fn lock() -> std::sync::MutexGuard<'static, Option<String>> {
+    SHOWN
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn terminal_columns() -> usize {
+    const USUAL: usize = 80;
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: `size` is a valid place for the answer.
+    let asked = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &mut size) };
+    match asked == 0 && size.ws_col > 1 {
+        true => size.ws_col.into(),
+        false => USUAL,
+    }
+}
+
+/// A bar of `width` characters, filled to `share`, which is from 0 to 1.
+pub fn bar(share: f64, width: usize) -> String {
+    let num_full = (share.clamp(0.0, 1.0) * width as f64) as usize;
+    format!("[{}{}]", "=".repeat(num_full), " ".repeat(width - num_full))
+}
+
+/// A time for people: `7 s`, `3 min 12 s`, `2 h 05 min`.
+pub fn display_time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_two_units_at_most() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min 00 s"),
+            (3599, "59 min 59 s"),
+            (3600, "1 h 00 min"),
+            (93_784, "26 h 03 min"),
+        ] {
+            assert_eq!(display_time(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_bar_keeps_its_width() {
+        assert_eq!(bar(0.0, 4), "[    ]");
+        assert_eq!(bar(0.5, 4), "[==  ]");
+        assert_eq!(bar(1.0, 4), "[====]");
+        assert_eq!(bar(1.5, 4), "[====]");
+    }
+}
