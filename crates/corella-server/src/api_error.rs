@@ -51,6 +51,33 @@ impl ApiError {
         error
     }
 
+    pub fn message(&self) -> &str {
+        &self.body.message
+    }
+
+    pub fn param(&self) -> Option<&str> {
+        self.body.param.as_deref()
+    }
+
+    pub fn code(&self) -> Option<&'static str> {
+        self.body.code
+    }
+
+    /// The same error of a field that has another name at this endpoint, or of a place within it.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        let Some(rest) = self.param().and_then(|param| param.strip_prefix(from)) else {
+            return self;
+        };
+        if rest.is_empty() || rest.starts_with(['.', '[']) {
+            let param = format!("{to}{rest}");
+            if let Some(message) = self.body.message.strip_prefix(&format!("{from}{rest}: ")) {
+                self.body.message = format!("{param}: {message}");
+            }
+            self.body.param = Some(param);
+        }
+        self
+    }
+
     /// A field that is neither known here nor from another server.
     pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
         const MAX_CHARS: usize = 100;
@@ -111,7 +138,7 @@ impl ApiError {
         let mut error = Self::new(
             StatusCode::UNAUTHORIZED,
             "authentication_error",
-            "Missing or wrong API key; send `Authorization: Bearer KEY`.",
+            "Missing or wrong API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         );
         error.body.code = Some("invalid_api_key");
         error
@@ -323,6 +350,8 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
+        // Another API's layer reads it here to write it in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

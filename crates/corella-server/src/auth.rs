@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::HeaderName;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::api_error::ApiError;
 use crate::server_state::ServerState;
+
+/// The header by which Anthropic's clients send a key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 pub async fn require_api_key(
     State(state): State<Arc<ServerState>>,
@@ -18,10 +22,12 @@ pub async fn require_api_key(
     let Some(api_key) = &state.config.api_key else {
         return next.run(request).await;
     };
-    let given = request
-        .headers()
-        .get(AUTHORIZATION)
-        .and_then(|value| bearer(value.as_bytes()));
+    let headers = request.headers();
+    let authorization = headers.get(AUTHORIZATION);
+    let given = match authorization {
+        Some(value) => bearer(value.as_bytes()),
+        None => headers.get(X_API_KEY).map(|value| value.as_bytes()),
+    };
     if given.is_some_and(|given| is_same(given, api_key.as_bytes())) {
         next.run(request).await
     } else {

@@ -1,4 +1,4 @@
-//! The way of a call that both generating endpoints share, around the trait of what differs.
+//! The way of a call that all generating endpoints share, around the trait of what differs.
 
 use std::sync::Arc;
 
@@ -88,6 +88,7 @@ impl ResponseHead {
 /// An endpoint that generates text.
 pub trait Endpoint: Sized + Send + 'static {
     type Encoder: ChunkEncoder;
+    /// What the ids of answers begin with.
     const ID_PREFIX: &'static str;
     /// The field that holds the prompt, named in errors.
     const PROMPT_FIELD: &'static str;
@@ -136,7 +137,7 @@ pub async fn serve_call<E: Endpoint>(
         None => None,
     };
     let mut head = ResponseHead {
-        id: format!("{}-{name}", E::ID_PREFIX),
+        id: format!("{}{name}", E::ID_PREFIX),
         created: unix_now_s(),
         model: call.model,
         kv_transfer_params: None,

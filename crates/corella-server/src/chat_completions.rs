@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: generates the next message of a conversation.
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -8,7 +9,7 @@ use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
 use corella_text::{ChatInput, TextError};
-use serde::de::IgnoredAny;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -36,8 +37,9 @@ pub async fn chat_completions(
     serve_call::<Chat>(state, name, body).await
 }
 
-/// Fields that `/v1/completions` does not have. `/tokenize` reads a conversation with them too.
-#[derive(Deserialize)]
+/// Fields that `/v1/completions` does not have. `/tokenize` reads a conversation with them too, and other
+/// APIs' conversations are brought into this form.
+#[derive(Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct ChatFields {
     messages: Option<Vec<Map<String, Value>>>,
@@ -54,19 +56,74 @@ pub struct ChatFields {
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct MessageCount {
-    messages: Option<Vec<IgnoredAny>>,
+    messages: Option<ItemCount>,
+    input: Option<ItemCount>,
+}
+
+/// The number of items of an array; what is no array has none.
+struct ItemCount(usize);
+
+impl<'de> Deserialize<'de> for ItemCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemVisitor;
+
+        impl<'de> Visitor<'de> for ItemVisitor {
+            type Value = ItemCount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<ItemCount, E> {
+                Ok(ItemCount(0))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<ItemCount, A::Error> {
+                let mut num_items = 0;
+                while items.next_element::<IgnoredAny>()?.is_some() {
+                    num_items += 1;
+                }
+                Ok(ItemCount(num_items))
+            }
+        }
+
+        deserializer.deserialize_any(ItemVisitor)
+    }
 }
 
 impl ChatFields {
     pub fn parse(body: &RequestBody, state: &ServerState) -> Result<Self, ApiError> {
-        let messages = body.parse::<MessageCount>()?.messages;
-        let num_messages = messages.map_or(0, |messages| messages.len());
+        Self::check_num_messages(body, state)?;
+        body.parse()
+    }
+
+    /// Refuses more messages, or items of `input`, than the context can hold.
+    pub fn check_num_messages(body: &RequestBody, state: &ServerState) -> Result<(), ApiError> {
+        let count: MessageCount = body.parse()?;
         // A chat template writes at least one token for each message.
         let max_model_len = state.config.max_model_len;
-        if num_messages > max_model_len as usize {
-            return Err(ApiError::too_many_messages(num_messages, max_model_len));
+        for (field, items) in [("messages", count.messages), ("input", count.input)] {
+            let num_items = items.map_or(0, |items| items.0);
+            if num_items > max_model_len as usize {
+                let error = ApiError::too_many_messages(num_items, max_model_len);
+                return Err(error.renamed("messages", field));
+            }
         }
-        body.parse()
+        Ok(())
+    }
+
+    /// The conversation of another API's request, whose last message is continued if `is_begun`.
+    pub fn conversation(
+        messages: Vec<Map<String, Value>>,
+        is_begun: bool,
+        chat_template_kwargs: Option<Map<String, Value>>,
+    ) -> Self {
+        Self {
+            messages: Some(messages),
+            continue_final_message: Some(is_begun),
+            chat_template_kwargs,
+            ..Self::default()
+        }
     }
 
     pub fn tokenize(
@@ -148,7 +205,7 @@ impl Chat {
 
 impl Endpoint for Chat {
     type Encoder = ChatChunks;
-    const ID_PREFIX: &'static str = "chatcmpl";
+    const ID_PREFIX: &'static str = "chatcmpl-";
     const PROMPT_FIELD: &'static str = "messages";
 
     fn prepare(

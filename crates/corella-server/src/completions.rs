@@ -66,7 +66,7 @@ struct Completion {
 
 impl Endpoint for Completion {
     type Encoder = CompletionChunks;
-    const ID_PREFIX: &'static str = "cmpl";
+    const ID_PREFIX: &'static str = "cmpl-";
     const PROMPT_FIELD: &'static str = "prompt";
 
     fn prepare(

@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
-use crate::field_table::{BODY, Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
+use crate::field_table::{Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
 
 /// Checks the fields of a request to one endpoint.
 #[derive(Clone, Copy)]
@@ -35,13 +35,14 @@ impl<'de> Visitor<'de> for FieldCheck {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
         let mut result = Ok(());
+        let table = self.endpoint.table();
         while let Some(name) = fields.next_key::<String>()? {
             // Only the first fault is reported, but the rest must still be JSON.
             if result.is_err() {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
             }
-            result = match BODY.find(&name) {
+            result = match table.find(&name) {
                 Some(_) if self.takes_kv_transfer && name == KV_TRANSFER_PARAMS => {
                     fields.next_value::<IgnoredAny>()?;
                     Ok(())
@@ -64,7 +65,7 @@ impl<'de> Visitor<'de> for FieldCheck {
                 },
                 treatment => {
                     fields.next_value::<IgnoredAny>()?;
-                    self.accept(&BODY, &name, "", treatment)
+                    self.accept(table, &name, "", treatment)
                 }
             };
         }
@@ -170,7 +171,7 @@ fn num_edits(a: &[char], b: &[char]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field_table::{CONTENT_PART, MESSAGE};
+    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, responses};
 
     #[test]
     fn edits_are_counted() {
@@ -192,7 +193,21 @@ mod tests {
     /// Only the first entry of a name would count.
     #[test]
     fn every_name_is_in_a_table_once() {
-        for table in [&BODY, &STREAM_OPTIONS, &MESSAGE, &CONTENT_PART] {
+        let tables = [
+            &BODY,
+            &STREAM_OPTIONS,
+            &MESSAGE,
+            &CONTENT_PART,
+            &messages::BODY,
+            &messages::MESSAGE,
+            &messages::BLOCK,
+            &responses::BODY,
+            &responses::TEXT,
+            &responses::REASONING,
+            &responses::MESSAGE,
+            &responses::CONTENT,
+        ];
+        for table in tables {
             let mut names: Vec<_> = table.names().collect();
             names.sort_unstable();
             let num_names = names.len();

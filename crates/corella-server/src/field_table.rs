@@ -4,6 +4,9 @@
 //! Ignoring a field may give a wrong answer that looks right. So every field is either read, or
 //! accepted because it cannot change the answer, or refused by name.
 
+pub mod messages;
+pub mod responses;
+
 use serde_json::Value;
 
 /// An endpoint that takes a body with fields.
@@ -13,6 +16,9 @@ pub enum Endpoint {
     Completions,
     Tokenize,
     Detokenize,
+    Responses,
+    Messages,
+    CountTokens,
 }
 
 impl Endpoint {
@@ -22,6 +28,18 @@ impl Endpoint {
             Self::Completions => "/v1/completions",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
+        }
+    }
+
+    /// The fields of its body.
+    pub fn table(self) -> &'static FieldTable {
+        match self {
+            Self::Chat | Self::Completions | Self::Tokenize | Self::Detokenize => &BODY,
+            Self::Responses => &responses::BODY,
+            Self::Messages | Self::CountTokens => &messages::BODY,
         }
     }
 }
@@ -83,7 +101,7 @@ impl FieldTable {
     }
 }
 
-/// The fields of the body, for all endpoints.
+/// The fields of the body, for chat, completions and tokenising.
 pub static BODY: FieldTable = FieldTable {
     read: &[
         "model",
@@ -158,6 +176,8 @@ pub static BODY: FieldTable = FieldTable {
             &[
                 "prompt_cache_key",
                 "prompt_cache_retention",
+                "prompt_cache_options",
+                "session_id",
                 "cache_prompt",
                 "id_slot",
             ],
@@ -240,8 +260,8 @@ pub static BODY: FieldTable = FieldTable {
         refused("reasoning", never),
         refused("verbosity", |value| value == "medium"),
         refused("web_search_options", never),
-        // The Responses API, which is not served.
-        instead("input", "use /v1/chat/completions with messages"),
+        // The Responses API.
+        instead("input", "use messages, or /v1/responses"),
         instead("instructions", "use a message with the role \"system\""),
         instead("max_output_tokens", "use max_completion_tokens"),
         // vLLM.
@@ -267,6 +287,14 @@ pub static BODY: FieldTable = FieldTable {
         refused("mm_processor_kwargs", is_empty),
         refused("media_io_kwargs", is_empty),
         refused("repetition_detection", never),
+        refused("watermarking", is_false),
+        refused("logprob_token_ids", is_empty),
+        refused("return_prompt_text", is_false),
+        refused("return_token_offsets", is_false),
+        refused("return_mm_kwargs", |value| *value == true),
+        refused("routed_experts_prompt_start", is_zero),
+        refused("ec_transfer_params", is_empty),
+        refused("stream_interval", is_one),
         refused("dimensions", never),
         // SGLang.
         refused("regex", never),
@@ -474,5 +502,25 @@ fn is_empty(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page says what becomes of each field, so none may be missing.
+    #[test]
+    fn the_book_names_every_field() {
+        let page = include_str!("../../../docs/src/reference/api.md");
+        let tables = [&BODY, &STREAM_OPTIONS, &responses::BODY, &messages::BODY];
+        let names = tables.into_iter().flat_map(FieldTable::names);
+        let missing: Vec<_> = { names }
+            .filter(|name| !page.contains(&format!("`{name}`")))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "not in docs/src/reference/api.md: {missing:?}"
+        );
     }
 }

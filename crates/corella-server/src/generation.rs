@@ -64,10 +64,10 @@ pub enum StopReason {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    total_tokens: u64,
-    prompt_tokens_details: PromptTokensDetails,
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub total_tokens: u64,
+    pub prompt_tokens_details: PromptTokensDetails,
 }
 
 impl Usage {
@@ -86,8 +86,8 @@ impl Usage {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct PromptTokensDetails {
-    cached_tokens: u64,
+pub struct PromptTokensDetails {
+    pub cached_tokens: u64,
 }
 
 /// A tokenised prompt, and the text that the answer begins with if `echo` is set.

@@ -1,7 +1,7 @@
-//! The OpenAI-compatible HTTP front end.
+//! The HTTP front end, which speaks OpenAI's API and Anthropic's.
 //!
-//! A request passes `router`, then `chat_completions` or `completions` (which parse, check and
-//! tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
+//! A request passes `router`, then `chat_completions`, `completions`, `responses` or `messages` (which
+//! parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
 //! streams as text), and leaves as events of `sse` or as one JSON object.
 
 mod accounting;
@@ -17,12 +17,16 @@ mod generation;
 mod health;
 mod kv_transfer;
 mod local_client;
+mod messages;
 mod metrics;
 mod model_list;
+mod openapi;
 mod prefix_cache;
 mod prompt;
+mod reply_block;
 mod request_body;
 mod request_id;
+mod responses;
 mod role;
 mod router;
 mod sampling_fields;

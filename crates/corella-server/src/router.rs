@@ -13,9 +13,12 @@ use crate::auth::require_api_key;
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
 use crate::health::{health, metrics, ready, version};
+use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
+use crate::openapi::openapi;
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
+use crate::responses::responses;
 use crate::role::{change_role, role};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
@@ -24,6 +27,7 @@ pub fn router(state: Arc<ServerState>) -> Router {
     let protected = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .route("/tokenize", post(tokenize))
@@ -31,12 +35,19 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/role", get(role).post(change_role))
         .route_layer(from_fn_with_state(state.clone(), require_api_key));
+    let anthropic = Router::new()
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn(in_anthropic_shape));
     Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/version", get(version))
+        .route("/openapi.json", get(openapi))
         .merge(protected)
+        .merge(anthropic)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state.clone(), count_request))

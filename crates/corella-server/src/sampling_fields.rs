@@ -132,15 +132,25 @@ pub struct GenerationParams {
     pub prompt_logprobs: Option<u32>,
 }
 
-const MAX_STOP_STRINGS: usize = 32;
+pub const MAX_STOP_STRINGS: usize = 32;
 /// A stream holds back as much text as its longest stop string, so that is bounded.
-const MAX_STOP_BYTES: usize = 1024;
-const MAX_STOP_TOKEN_IDS: usize = 256;
-const MAX_CACHE_SALT_BYTES: usize = 1024;
+pub const MAX_STOP_BYTES: usize = 1024;
+pub const MAX_STOP_TOKEN_IDS: usize = 256;
+pub const MAX_CACHE_SALT_BYTES: usize = 1024;
 /// Lower temperatures make a softmax in f32 greedy or NaN; vLLM raises them to this value too.
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl SamplingFields {
+    /// Stop strings that the request has under another name.
+    pub fn set_stop(&mut self, stop: Option<Vec<String>>) {
+        self.stop = stop.map(StopField);
+    }
+
+    /// The most tokens, which the request has under another name.
+    pub fn set_max_tokens(&mut self, max_tokens: Option<u32>) {
+        self.max_tokens = max_tokens;
+    }
+
     /// Checks all fields.
     pub fn validate(
         mut self,

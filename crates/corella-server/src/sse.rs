@@ -19,6 +19,11 @@ pub trait ChunkEncoder: Send + Unpin + 'static {
 
     /// What follows when every choice has finished. `usage` is for the whole call.
     fn encode_end(&mut self, usage: &Usage, events: &mut Events);
+
+    /// What ends a stream that fails.
+    fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
+        events.push_error(error);
+    }
 }
 
 /// Encoded events that wait to be written.
@@ -32,6 +37,14 @@ impl Events {
         let written = serde_json::to_writer(&mut self.0, chunk);
         debug_assert!(written.is_ok());
         self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// An event with a name, which clients of some APIs go by.
+    pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.push(data);
     }
 
     fn push_error(&mut self, error: &ApiError) {
@@ -92,7 +105,7 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
                 Poll::Pending => break,
                 Poll::Ready(Some(Ok(delta))) => this.encoder.encode_delta(delta, &mut events),
                 Poll::Ready(Some(Err(error))) => {
-                    events.push_error(&error);
+                    this.encoder.encode_error(&error, &mut events);
                     this.generation = None;
                 }
                 Poll::Ready(None) => {

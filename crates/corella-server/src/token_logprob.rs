@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use corella_core::{Logprobs, TokenId};
 use corella_text::Tokenizer;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::scored_prompt::ScoredPrompt;
 
@@ -153,6 +154,16 @@ impl ChatLogprobs {
         Self {
             content: tokens.iter().map(row).collect(),
         }
+    }
+}
+
+impl ChatLogprobs {
+    /// The rows as JSON.
+    pub fn into_rows(self) -> Vec<Value> {
+        // Rows are structs of strings and numbers, whose encoding cannot fail.
+        { self.content.iter() }
+            .filter_map(|row| serde_json::to_value(row).ok())
+            .collect()
     }
 }
 

@@ -21,9 +21,9 @@ pub struct TokenRuleFields {
 
 /// OpenAI documents no limit; a request carries these to every node that draws for it.
 const MAX_BIASES: usize = 1024;
-const MAX_ALLOWED_TOKEN_IDS: usize = 16_384;
-const MAX_BAD_WORDS: usize = 256;
-const MAX_BAD_WORD_BYTES: usize = 128;
+pub const MAX_ALLOWED_TOKEN_IDS: usize = 16_384;
+pub const MAX_BAD_WORDS: usize = 256;
+pub const MAX_BAD_WORD_BYTES: usize = 128;
 
 impl TokenRuleFields {
     /// Checks the fields and tokenises the bad words. `None` means that all tokens are equal.

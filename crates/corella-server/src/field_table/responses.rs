@@ -1,0 +1,138 @@
+//! The fields of OpenAI's Responses API, and of the sampling that Corella adds to it.
+
+use super::{FieldTable, instead, is_empty, is_false, never, refused};
+
+pub static BODY: FieldTable = FieldTable {
+    read: &[
+        "model",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_logprobs",
+        "include",
+        "reasoning",
+        "text",
+        "metadata",
+        "chat_template_kwargs",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "seed",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "ignore_eos",
+        "priority",
+        "ttft_slo_ms",
+        "tpot_slo_ms",
+        "cache_salt",
+    ],
+    read_at: &[],
+    no_effect: &[
+        (
+            "they serve the caller's own accounting and moderation",
+            &[
+                "user",
+                "safety_identifier",
+                "service_tier",
+                "moderation",
+                "access_programs",
+            ],
+        ),
+        ("no response is kept", &["store"]),
+        (
+            "the prefix cache needs no hints, and never changes an answer",
+            &[
+                "prompt_cache_key",
+                "prompt_cache_retention",
+                "prompt_cache_options",
+            ],
+        ),
+        (
+            "there are no tools to call",
+            &["parallel_tool_calls", "max_tool_calls"],
+        ),
+        (
+            "it pads events against eavesdroppers, and usage is always part of the last one",
+            &["stream_options"],
+        ),
+        ("the header x-request-id names responses", &["request_id"]),
+    ],
+    refused: &[
+        instead(
+            "previous_response_id",
+            "responses are not kept, so send the whole conversation as input",
+        ),
+        instead(
+            "conversation",
+            "conversations are not kept, so send the whole one as input",
+        ),
+        refused("background", is_false),
+        refused("tools", is_empty),
+        refused("tool_choice", |value| value == "none" || value == "auto"),
+        refused("truncation", |value| value == "disabled"),
+        refused("prompt", never),
+        refused("image", is_empty),
+        refused("context_management", is_empty),
+        instead("messages", "use input"),
+        instead("max_tokens", "use max_output_tokens"),
+        instead("max_completion_tokens", "use max_output_tokens"),
+        instead("reasoning_effort", "use reasoning.effort"),
+        instead("response_format", "use text.format"),
+    ],
+};
+
+/// The members of `text`.
+pub static TEXT: FieldTable = FieldTable {
+    read: &[],
+    read_at: &[],
+    no_effect: &[],
+    refused: &[
+        refused("format", |format| format["type"] == "text"),
+        refused("verbosity", |value| value == "medium"),
+    ],
+};
+
+/// The members of `reasoning`.
+pub static REASONING: FieldTable = FieldTable {
+    read: &["effort"],
+    read_at: &[],
+    no_effect: &[],
+    refused: &[
+        refused("summary", |value| value == "auto"),
+        refused("generate_summary", |value| value == "auto"),
+        refused("encrypted_content", never),
+    ],
+};
+
+/// The members of a message among the input items.
+pub static MESSAGE: FieldTable = FieldTable {
+    read: &["type", "role", "content"],
+    read_at: &[],
+    no_effect: &[(
+        "a server wrote it into an answer that is now sent back",
+        &["id", "status", "phase"],
+    )],
+    refused: &[],
+};
+
+/// A part of a message's content.
+pub static CONTENT: FieldTable = FieldTable {
+    read: &["type", "text"],
+    read_at: &[],
+    no_effect: &[(
+        "a server wrote it into an answer that is now sent back",
+        &["annotations", "logprobs"],
+    )],
+    refused: &[],
+};

@@ -1,0 +1,292 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
+
+mod conversation;
+mod error;
+mod event;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_text::ReplyPart;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::chat_completions::ChatFields;
+use crate::field_check::FieldCheck;
+use crate::field_table;
+use crate::generation::{ChoiceDelta, Finish, PromptTokens, StopReason, Usage};
+use crate::reply_block::ReplyBlock;
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage};
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+
+use conversation::conversation;
+use event::MessageEvents;
+
+pub use error::{error_event, in_anthropic_shape};
+
+pub async fn messages(
+    State(state): State<Arc<ServerState>>,
+    Extension(name): Extension<RequestName>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    serve_call::<Messages>(state, name, body).await
+}
+
+pub async fn count_tokens(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    #[derive(Serialize)]
+    struct TokenCount {
+        input_tokens: usize,
+    }
+    let body = RequestBody::read(body, &state).await?;
+    let num_bytes = body.num_bytes();
+    let count = move |state: &ServerState, caller: &Caller| {
+        ChatFields::check_num_messages(&body, state)?;
+        let fields: MessageFields = body.parse()?;
+        let check = state.field_check(field_table::Endpoint::CountTokens);
+        body.check_fields(check)?;
+        check_model(state, fields.model.as_deref())?;
+        let mut chat = fields.chat(state, check)?;
+        let tokens = chat.tokenize(state, check, caller)?;
+        Ok(json_response(&TokenCount {
+            input_tokens: tokens.len(),
+        }))
+    };
+    state.run_blocking(num_bytes, count).await
+}
+
+/// Fields that no other endpoint has, or that it has with another meaning.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct MessageFields {
+    model: Option<String>,
+    max_tokens: Option<u32>,
+    messages: Option<Vec<Map<String, Value>>>,
+    system: Option<Value>,
+    stop_sequences: Option<Vec<String>>,
+    thinking: Option<Map<String, Value>>,
+}
+
+impl MessageFields {
+    /// The conversation as the chat template takes it.
+    fn chat(self, state: &ServerState, check: FieldCheck) -> Result<ChatFields, ApiError> {
+        let Some(messages) = self.messages else {
+            return Err(ApiError::invalid("messages", "is required"));
+        };
+        let messages = conversation(messages, self.system, check)?;
+        // What the last message has of the assistant's answer is continued.
+        let is_begun = { messages.last() }.is_some_and(|message| message["role"] == "assistant");
+        let template_kwargs = match self.thinking {
+            None => None,
+            Some(thinking) => thinking_switch(state, &thinking)?,
+        };
+        Ok(ChatFields::conversation(
+            messages,
+            is_begun,
+            template_kwargs,
+        ))
+    }
+}
+
+/// The template's variables that switch thinking off.
+fn thinking_switch(
+    state: &ServerState,
+    thinking: &Map<String, Value>,
+) -> Result<Option<Map<String, Value>>, ApiError> {
+    if thinking.get("type").and_then(Value::as_str) != Some("disabled") {
+        return Err(ApiError::invalid(
+            "thinking.type",
+            "only \"disabled\" is supported; without the field, the model thinks if its template says so",
+        ));
+    }
+    let template = state.text.chat_template.as_ref();
+    Ok(
+        match template.and_then(|template| template.thinking_switch()) {
+            Some(switch @ ("enable_thinking" | "thinking")) => {
+                Some(Map::from_iter([(switch.to_owned(), Value::Bool(false))]))
+            }
+            _ => None,
+        },
+    )
+}
+
+struct Messages;
+
+impl Endpoint for Messages {
+    type Encoder = MessageEvents;
+    const ID_PREFIX: &'static str = "msg_";
+    const PROMPT_FIELD: &'static str = "messages";
+
+    fn prepare(
+        state: &ServerState,
+        body: &RequestBody,
+        caller: &Caller,
+    ) -> Result<Call<Self>, ApiError> {
+        ChatFields::check_num_messages(body, state)?;
+        let mut sampling: SamplingFields = body.parse()?;
+        let fields: MessageFields = body.parse()?;
+        let check = state.field_check(field_table::Endpoint::Messages);
+        body.check_fields(check)?;
+        let model = check_model(state, fields.model.as_deref())?;
+        if fields.max_tokens.is_none() {
+            return Err(ApiError::invalid("max_tokens", "is required"));
+        }
+        sampling.set_stop(fields.stop_sequences.clone());
+        let params = sampling.validate(state, caller, EndpointFields::default());
+        let params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
+        let mut chat = fields.chat(state, check)?;
+        let prompt = PromptTokens {
+            tokens: chat.tokenize(state, check, caller)?,
+            echo: None,
+        };
+        Ok(Call {
+            prompts: vec![prompt],
+            params,
+            model,
+            format: Self,
+        })
+    }
+
+    fn encoder(
+        self,
+        _: &Arc<ServerState>,
+        head: ResponseHead,
+        _: usize,
+        _: StreamUsage,
+    ) -> MessageEvents {
+        MessageEvents::new(head)
+    }
+
+    fn response(
+        self,
+        _: &ServerState,
+        head: ResponseHead,
+        mut choices: Vec<ChoiceDelta>,
+        usage: Usage,
+    ) -> Response {
+        let choice = choices.pop();
+        let (parts, finish) = choice.map_or((Vec::new(), None), |choice| {
+            (parts_of(choice.text), choice.finish)
+        });
+        let content: Vec<_> = { ReplyBlock::all(&parts).into_iter().enumerate() }
+            .map(|(index, block)| ContentBlock::new(&head, index, block))
+            .collect();
+        let (stop_reason, stop_sequence) = stop_of(finish);
+        json_response(&Message {
+            id: &head.id,
+            kind: "message",
+            role: "assistant",
+            model: &head.model,
+            content: &content,
+            stop_reason,
+            stop_sequence,
+            usage: MessageUsage::new(&usage),
+        })
+    }
+}
+
+fn parts_of(text: String) -> Vec<ReplyPart> {
+    match text.is_empty() {
+        true => Vec::new(),
+        false => vec![ReplyPart::Text(text)],
+    }
+}
+
+/// The answer, or its beginning in a stream.
+#[derive(Serialize)]
+struct Message<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    model: &'a str,
+    content: &'a [ContentBlock],
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<String>,
+    usage: MessageUsage,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ContentBlock {
+    /// Anthropic signs what its models think; nobody checks an empty signature here.
+    Thinking {
+        thinking: String,
+        signature: &'static str,
+    },
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Value,
+    },
+}
+
+impl ContentBlock {
+    /// The block with an index within the answer.
+    fn new(head: &ResponseHead, index: usize, block: ReplyBlock) -> Self {
+        match block {
+            ReplyBlock::Reasoning(thinking) => Self::Thinking {
+                thinking,
+                signature: "",
+            },
+            ReplyBlock::Text(text) => Self::Text { text },
+            ReplyBlock::Call { name, arguments } => Self::ToolUse {
+                id: format!("toolu_{}_{index}", head.id),
+                name,
+                // What was cut off by `max_tokens` is no JSON, and an object is expected.
+                input: serde_json::from_str(&arguments)
+                    .unwrap_or_else(|_| Value::Object(Map::new())),
+            },
+        }
+    }
+}
+
+/// Tokens as Anthropic counts them: those that came from the cache apart from those that did not.
+#[derive(Serialize)]
+struct MessageUsage {
+    input_tokens: u64,
+    cache_creation_input_tokens: u64,
+    cache_read_input_tokens: u64,
+    output_tokens: u64,
+}
+
+impl MessageUsage {
+    fn new(usage: &Usage) -> Self {
+        let cached = usage.prompt_tokens_details.cached_tokens;
+        Self {
+            input_tokens: usage.prompt_tokens - cached,
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached,
+            output_tokens: usage.completion_tokens,
+        }
+    }
+}
+
+/// `stop_reason` and `stop_sequence`.
+fn stop_of(finish: Option<Finish>) -> (Option<&'static str>, Option<String>) {
+    match finish {
+        None => (None, None),
+        Some(Finish {
+            stop_reason: Some(StopReason::Text(text)),
+            ..
+        }) => (Some("stop_sequence"), Some(text)),
+        Some(Finish { reason, .. }) => match reason {
+            "length" => (Some("max_tokens"), None),
+            "tool_calls" => (Some("tool_use"), None),
+            _ => (Some("end_turn"), None),
+        },
+    }
+}

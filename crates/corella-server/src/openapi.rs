@@ -1,0 +1,433 @@
+//! `/openapi.json`: what this server answers, as an OpenAPI 3.1 document.
+//!
+//! The fields of a body come from the tables by which requests are checked, so that the document says of
+//! each field what the server does with it.
+
+mod answer_schema;
+mod field_schema;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::call::json_response;
+use crate::field_table::{Endpoint, FieldTable, Treatment};
+use crate::serve_config::ServeConfig;
+use crate::server_state::ServerState;
+
+use field_schema::{FieldSchemas, object_schemas};
+
+pub async fn openapi(State(state): State<Arc<ServerState>>) -> Response {
+    json_response(&document(&state.config))
+}
+
+/// An endpoint with a body.
+struct Operation {
+    endpoint: Endpoint,
+    id: &'static str,
+    summary: &'static str,
+    required: &'static [&'static str],
+    /// The name of the answer's schema.
+    answer: &'static str,
+    may_stream: bool,
+}
+
+const OPERATIONS: &[Operation] = &[
+    Operation {
+        endpoint: Endpoint::Chat,
+        id: "createChatCompletion",
+        summary: "Generates the next message of a conversation.",
+        required: &["messages"],
+        answer: "ChatCompletion",
+        may_stream: true,
+    },
+    Operation {
+        endpoint: Endpoint::Completions,
+        id: "createCompletion",
+        summary: "Continues a prompt.",
+        required: &["prompt"],
+        answer: "Completion",
+        may_stream: true,
+    },
+    Operation {
+        endpoint: Endpoint::Responses,
+        id: "createResponse",
+        summary: "Answers an input, by OpenAI's Responses API. Nothing is kept.",
+        required: &["input"],
+        answer: "Response",
+        may_stream: true,
+    },
+    Operation {
+        endpoint: Endpoint::Messages,
+        id: "createMessage",
+        summary: "Generates the next message of a conversation, by Anthropic's API.",
+        required: &["messages", "max_tokens"],
+        answer: "Message",
+        may_stream: true,
+    },
+    Operation {
+        endpoint: Endpoint::CountTokens,
+        id: "countTokens",
+        summary: "Counts the tokens of a conversation, by Anthropic's API.",
+        required: &["messages"],
+        answer: "TokenCount",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::Tokenize,
+        id: "tokenize",
+        summary: "Converts a text or a conversation to token ids.",
+        required: &[],
+        answer: "Tokenized",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::Detokenize,
+        id: "detokenize",
+        summary: "Converts token ids to text.",
+        required: &["tokens"],
+        answer: "Detokenized",
+        may_stream: false,
+    },
+];
+
+/// An endpoint without fields in a table.
+struct Simple {
+    path: &'static str,
+    method: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    /// The name of the answer's schema, if the answer is JSON.
+    answer: Option<&'static str>,
+    needs_key: bool,
+}
+
+const SIMPLE: &[Simple] = &[
+    simple(
+        "/v1/models",
+        "get",
+        "listModels",
+        "Lists the model under each of its names.",
+        Some("ModelList"),
+        true,
+    ),
+    simple(
+        "/reset_prefix_cache",
+        "post",
+        "resetPrefixCache",
+        "Forgets cached prefixes, or answers 409 while requests hold cached pages.",
+        None,
+        true,
+    ),
+    simple(
+        "/role",
+        "get",
+        "getRole",
+        "Tells the role among other nodes; 409 if the server serves alone.",
+        Some("Role"),
+        true,
+    ),
+    simple(
+        "/health",
+        "get",
+        "getHealth",
+        "Answers 200 while the engine works.",
+        None,
+        false,
+    ),
+    simple(
+        "/ready",
+        "get",
+        "getReady",
+        "Answers 200 if the server takes new requests.",
+        None,
+        false,
+    ),
+    simple(
+        "/version",
+        "get",
+        "getVersion",
+        "Tells the version.",
+        Some("Version"),
+        false,
+    ),
+    simple(
+        "/openapi.json",
+        "get",
+        "getOpenApi",
+        "This document.",
+        Some("Document"),
+        false,
+    ),
+];
+
+const fn simple(
+    path: &'static str,
+    method: &'static str,
+    id: &'static str,
+    summary: &'static str,
+    answer: Option<&'static str>,
+    needs_key: bool,
+) -> Simple {
+    Simple {
+        path,
+        method,
+        id,
+        summary,
+        answer,
+        needs_key,
+    }
+}
+
+fn document(config: &ServeConfig) -> Value {
+    let schemas = FieldSchemas { config };
+    let mut paths = Map::new();
+    let mut components = object_schemas();
+    components.extend(answer_schema::answer_schemas());
+    for operation in OPERATIONS {
+        let name = format!("{:?}Request", operation.endpoint);
+        components.insert(name.clone(), body_schema(operation, &schemas));
+        let path = operation.endpoint.path().to_owned();
+        paths.insert(path, json!({"post": operation_object(operation, &name)}));
+    }
+    for simple in SIMPLE {
+        let path = paths.entry(simple.path).or_insert_with(|| json!({}));
+        path[simple.method] = simple_object(simple);
+    }
+    paths["/role"]["post"] = json!({
+        "operationId": "changeRole",
+        "summary": "Changes the role among other nodes, and answers when it has changed.",
+        "requestBody": json_body(json!({
+            "type": "object", "required": ["role"], "additionalProperties": false,
+            "properties": {"role": {"enum": ["unified", "prefill", "decode"]}},
+        })),
+        "responses": responses("Role", false, "Error"),
+    });
+    paths.insert(
+        "/v1/models/{model}".to_owned(),
+        json!({"get": {
+            "operationId": "retrieveModel",
+            "summary": "Tells about the model under one of its names.",
+            "parameters": [{
+                "name": "model", "in": "path", "required": true,
+                "schema": {"type": "string", "minLength": 1},
+            }],
+            "responses": responses("Model", false, "Error"),
+        }}),
+    );
+    paths.insert(
+        "/metrics".to_owned(),
+        json!({"get": {
+            "operationId": "getMetrics",
+            "summary": "The metrics, as OpenMetrics text.",
+            "security": [],
+            "responses": {
+                "200": {"description": "The metrics.", "content": {"application/openmetrics-text": {
+                    "schema": {"type": "string"},
+                }}},
+                "default": error("Error"),
+            },
+        }}),
+    );
+    let security = match config.api_key {
+        None => json!([]),
+        Some(_) => json!([{"bearer": []}, {"header": []}]),
+    };
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Corella",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "A server of language models that speaks OpenAI's API and Anthropic's. \
+                Fields that are not in a schema are refused with 400.",
+            "license": {"name": env!("CARGO_PKG_LICENSE")},
+        },
+        "security": security,
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    })
+}
+
+fn operation_object(operation: &Operation, body: &str) -> Value {
+    let errors = match operation.endpoint {
+        Endpoint::Messages | Endpoint::CountTokens => "AnthropicError",
+        _ => "Error",
+    };
+    json!({
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "requestBody": json_body(reference(body)),
+        "responses": responses(operation.answer, operation.may_stream, errors),
+    })
+}
+
+fn simple_object(simple: &Simple) -> Value {
+    let mut object = json!({
+        "operationId": simple.id,
+        "summary": simple.summary,
+        "responses": match simple.answer {
+            Some(answer) => responses(answer, false, "Error"),
+            None => json!({"200": {"description": "Done."}, "default": error("Error")}),
+        },
+    });
+    if !simple.needs_key {
+        object["security"] = json!([]);
+    }
+    object
+}
+
+fn json_body(schema: Value) -> Value {
+    json!({"required": true, "content": {"application/json": {"schema": schema}}})
+}
+
+fn responses(answer: &str, may_stream: bool, errors: &str) -> Value {
+    let mut content = json!({"application/json": {"schema": reference(answer)}});
+    if may_stream {
+        content["text/event-stream"] = json!({});
+    }
+    json!({
+        "200": {"description": "The answer.", "content": content},
+        "default": error(errors),
+    })
+}
+
+fn error(schema: &str) -> Value {
+    json!({
+        "description": "Why there is no answer.",
+        "content": {"application/json": {"schema": reference(schema)}},
+    })
+}
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+/// The schema of a body, with the fields that are read and those that are accepted without effect.
+fn body_schema(operation: &Operation, schemas: &FieldSchemas) -> Value {
+    let endpoint = operation.endpoint;
+    let schema = |name: &str| schemas.of_field(endpoint, name);
+    let mut object = table_schema(
+        endpoint.table(),
+        |name, treatment| match treatment {
+            Treatment::NoEffect(_) => operation.may_stream,
+            _ => is_heeded(endpoint, name, treatment),
+        },
+        schema,
+    );
+    if !operation.required.is_empty() {
+        object["required"] = json!(operation.required);
+    }
+    object
+}
+
+/// Whether a field makes a difference at an endpoint. Those that count or convert tokens accept the fields
+/// of those that generate, so that a request can be sent to both, and leave them unread.
+fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
+    match treatment {
+        Treatment::Read => match endpoint {
+            Endpoint::Tokenize => matches!(name, "model" | "add_special_tokens"),
+            Endpoint::Detokenize => name == "model",
+            Endpoint::CountTokens => matches!(name, "model" | "messages" | "system" | "thinking"),
+            _ => true,
+        },
+        Treatment::ReadAt(endpoints) => endpoints.contains(&endpoint),
+        Treatment::NoEffect(_) | Treatment::Refused(_) => false,
+    }
+}
+
+/// The schema of an object whose fields are those of a table for which `is_shown`.
+fn table_schema(
+    table: &FieldTable,
+    is_shown: impl Fn(&str, &Treatment) -> bool,
+    schema: impl Fn(&str) -> Option<Value>,
+) -> Value {
+    let mut properties = Map::new();
+    for name in table.names() {
+        let Some(treatment) = table
+            .find(name)
+            .filter(|treatment| is_shown(name, treatment))
+        else {
+            continue;
+        };
+        let schema = match treatment {
+            Treatment::NoEffect(reason) => {
+                Some(json!({"description": format!("No effect: {reason}.")}))
+            }
+            _ => schema(name),
+        };
+        properties.insert(name.to_owned(), schema.unwrap_or_else(|| json!({})));
+    }
+    json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::field_table;
+
+    /// A field that is read and has no schema would be described as taking anything.
+    #[test]
+    fn every_field_that_is_read_has_a_schema() {
+        let config = ServeConfig::new("model", 64, 100);
+        let schemas = FieldSchemas { config: &config };
+        let mut missing = Vec::new();
+        for operation in OPERATIONS {
+            let endpoint = operation.endpoint;
+            for name in endpoint.table().names() {
+                let treatment = endpoint.table().find(name);
+                let is_read = treatment.is_some_and(|known| is_heeded(endpoint, name, &known));
+                if is_read && schemas.of_field(endpoint, name).is_none() {
+                    missing.push(format!("{name} of {}", endpoint.path()));
+                }
+            }
+        }
+        let objects = [
+            ("stream_options", &field_table::STREAM_OPTIONS),
+            ("messages[]", &field_table::MESSAGE),
+            ("messages[].content[]", &field_table::CONTENT_PART),
+            ("messages[]", &field_table::messages::MESSAGE),
+            ("messages[].content[]", &field_table::messages::BLOCK),
+            ("input[]", &field_table::responses::MESSAGE),
+            ("input[].content[]", &field_table::responses::CONTENT),
+            ("reasoning", &field_table::responses::REASONING),
+        ];
+        for (object, table) in objects {
+            for name in table.names() {
+                let is_read = matches!(table.find(name), Some(Treatment::Read));
+                if is_read && field_schema::of_member(name).is_none() {
+                    missing.push(format!("{name} of {object}"));
+                }
+            }
+        }
+        assert!(
+            missing.is_empty(),
+            "no schema in field_schema.rs: {missing:?}"
+        );
+    }
+
+    #[test]
+    fn every_route_is_described() {
+        let config = ServeConfig::new("model", 64, 100);
+        let document = document(&config);
+        let router = include_str!("router.rs");
+        let routes: Vec<&str> = { router.split(".route(\"").skip(1) }
+            .filter_map(|rest| rest.split('"').next())
+            .collect();
+        assert!(routes.len() > 10);
+        for route in routes {
+            let path = route.replace("{*name}", "{model}");
+            assert!(
+                document["paths"].get(&path).is_some(),
+                "{path} is not described"
+            );
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The JSON schema of each field that is read. `null` is the same as leaving a field out.
+
+use serde_json::{Map, Value, json};
+
+use super::{reference, table_schema};
+use crate::field_table::{self, Endpoint, Treatment, messages, responses};
+use crate::sampling_fields::{
+    MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+};
+use crate::serve_config::ServeConfig;
+use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
+
+/// Schemas with the limits of one server.
+pub struct FieldSchemas<'a> {
+    pub config: &'a ServeConfig,
+}
+
+impl FieldSchemas<'_> {
+    /// The schema of a field of an endpoint's body, if the field is known here.
+    pub fn of_field(&self, endpoint: Endpoint, name: &str) -> Option<Value> {
+        let own = match endpoint {
+            Endpoint::Completions => self.of_completion(name),
+            Endpoint::Tokenize if name == "prompt" => Some(string()),
+            Endpoint::Responses => self.of_response(name),
+            Endpoint::Messages | Endpoint::CountTokens => self.of_messages(name),
+            _ => None,
+        };
+        own.or_else(|| self.of_any(endpoint, name))
+    }
+
+    fn of_any(&self, endpoint: Endpoint, name: &str) -> Option<Value> {
+        let config = self.config;
+        Some(match name {
+            "model" => self.model(),
+            // Only a prompt that is a text of its own can be repeated.
+            "echo" if endpoint == Endpoint::Chat => json!({"enum": [false, null]}),
+            "messages" if endpoint == Endpoint::Tokenize => {
+                array(reference("ChatMessage"), 1, config.max_model_len as usize)
+            }
+            "messages" => required_array(reference("ChatMessage"), config.max_model_len as usize),
+            "stream"
+            | "echo"
+            | "include_stop_str_in_output"
+            | "skip_special_tokens"
+            | "ignore_eos"
+            | "add_special_tokens"
+            | "logprobs"
+            | "add_generation_prompt"
+            | "continue_final_message"
+            | "return_token_strs"
+            | "return_token_ids"
+            | "return_tokens_as_token_ids" => boolean(),
+            "stream_options" => json!({"anyOf": [reference("StreamOptions"), {"type": "null"}]}),
+            "n" | "best_of" => integer(1, config.max_num_choices.into()),
+            "temperature" => json!({
+                "type": ["number", "null"], "minimum": 0, "maximum": f64::from(f32::MAX),
+            }),
+            "top_p" => json!({"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}),
+            "top_k" => integer(-1, u32::MAX.into()),
+            "min_p" => number(0.0, 1.0),
+            "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
+            "repetition_penalty" => json!({
+                "type": ["number", "null"], "exclusiveMinimum": 0, "maximum": f64::from(f32::MAX),
+            }),
+            "logit_bias" => json!({
+                "type": ["object", "null"],
+                "propertyNames": {"pattern": "^[0-9]+$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                "description": "The keys are token ids.",
+            }),
+            "allowed_token_ids" => array(self.token_id(), 1, MAX_ALLOWED_TOKEN_IDS),
+            "bad_words" => array(
+                json!({"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_BYTES}),
+                0,
+                MAX_BAD_WORDS,
+            ),
+            "seed" => integer(i64::MIN, i64::MAX),
+            "max_tokens" | "max_completion_tokens" => integer(1, u32::MAX.into()),
+            "min_tokens" => integer(0, u32::MAX.into()),
+            "stop" => {
+                let one = json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES});
+                json!({"anyOf": [
+                    one, {"type": "array", "items": one, "maxItems": MAX_STOP_STRINGS}, {"type": "null"},
+                ]})
+            }
+            "stop_token_ids" => array(self.token_id(), 0, MAX_STOP_TOKEN_IDS),
+            "priority" => integer(i32::MIN.into(), i32::MAX.into()),
+            "ttft_slo_ms" | "tpot_slo_ms" => integer(1, u32::MAX.into()),
+            "cache_salt" => json!({
+                "type": ["string", "null"], "minLength": 1, "maxLength": MAX_CACHE_SALT_BYTES,
+            }),
+            "prompt_logprobs" | "top_logprobs" => integer(0, config.max_logprobs.into()),
+            "suffix" => string(),
+            "prompt" => self.prompt(),
+            "chat_template_kwargs" => object(),
+            "tokens" => json!({
+                "type": "array", "items": self.token_id(), "maxItems": config.max_model_len,
+            }),
+            _ => return None,
+        })
+    }
+
+    fn of_completion(&self, name: &str) -> Option<Value> {
+        match name {
+            "logprobs" => Some(integer(0, self.config.max_logprobs.into())),
+            _ => None,
+        }
+    }
+
+    fn of_response(&self, name: &str) -> Option<Value> {
+        let max_items = self.config.max_model_len;
+        Some(match name {
+            "input" => json!({"anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": reference("InputMessage"), "minItems": 1, "maxItems": max_items},
+            ]}),
+            "instructions" => string(),
+            "max_output_tokens" => integer(1, u32::MAX.into()),
+            "include" => array(
+                json!({"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}),
+                0,
+                16,
+            ),
+            "reasoning" => json!({"anyOf": [reference("Reasoning"), {"type": "null"}]}),
+            "text" => json!({"anyOf": [reference("TextOptions"), {"type": "null"}]}),
+            "metadata" => object(),
+            _ => return None,
+        })
+    }
+
+    fn of_messages(&self, name: &str) -> Option<Value> {
+        let blocks = json!({"type": "array", "items": reference("TextBlock")});
+        Some(match name {
+            "messages" => {
+                required_array(reference("InputTurn"), self.config.max_model_len as usize)
+            }
+            "max_tokens" => json!({"type": "integer", "minimum": 1, "maximum": u32::MAX}),
+            "system" => json!({"anyOf": [{"type": "string"}, blocks, {"type": "null"}]}),
+            "stop_sequences" => array(
+                json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}),
+                0,
+                MAX_STOP_STRINGS,
+            ),
+            "thinking" => json!({
+                "type": ["object", "null"], "required": ["type"],
+                "properties": {"type": {"const": "disabled"}},
+            }),
+            _ => return None,
+        })
+    }
+
+    fn model(&self) -> Value {
+        let mut names: Vec<Value> = { self.config.served_model_names.iter() }
+            .map(|name| json!(name))
+            .collect();
+        names.push(Value::Null);
+        json!({"enum": names})
+    }
+
+    fn token_id(&self) -> Value {
+        json!({"type": "integer", "minimum": 0, "maximum": self.config.vocab_size.saturating_sub(1)})
+    }
+
+    fn prompt(&self) -> Value {
+        let tokens = json!({
+            "type": "array", "items": self.token_id(),
+            "minItems": 1, "maxItems": self.config.max_model_len,
+        });
+        let text = json!({"type": "string"});
+        json!({"anyOf": [text, tokens, {
+            "type": "array", "items": {"anyOf": [text, tokens]},
+            "minItems": 1, "maxItems": self.config.max_num_choices,
+        }]})
+    }
+}
+
+/// The objects within bodies.
+pub fn object_schemas() -> Map<String, Value> {
+    let is_shown = |_: &str, treatment: &Treatment| !matches!(treatment, Treatment::Refused(_));
+    let object = |table, required: Value, of_member: fn(&str) -> Option<Value>| {
+        let mut object = table_schema(table, is_shown, of_member);
+        object["required"] = required;
+        object
+    };
+    let mut message = object(&field_table::MESSAGE, json!(["role"]), of_member);
+    message["properties"]["content"] = content("ChatText");
+    let mut turn = object(&messages::MESSAGE, json!(["role", "content"]), of_member);
+    turn["properties"]["role"] = json!({"enum": ["user", "assistant", "system"]});
+    turn["properties"]["content"] = content("TextBlock");
+    let mut input = object(&responses::MESSAGE, json!(["role", "content"]), of_member);
+    input["properties"]["type"] = json!({"const": "message"});
+    input["properties"]["role"] = json!({"enum": ["user", "assistant", "system", "developer"]});
+    input["properties"]["content"] = content("InputText");
+    let text = json!(["type", "text"]);
+    let mut input_text = object(&responses::CONTENT, text.clone(), of_member);
+    input_text["properties"]["type"] = json!({"enum": ["input_text", "output_text", "text"]});
+    let mut reasoning = object(&responses::REASONING, json!([]), of_member);
+    reasoning["properties"]["effort"] = string();
+    let pairs = [
+        ("ChatMessage", message),
+        (
+            "ChatText",
+            object(&field_table::CONTENT_PART, text.clone(), of_member),
+        ),
+        (
+            "StreamOptions",
+            object(&field_table::STREAM_OPTIONS, json!([]), of_member),
+        ),
+        ("InputTurn", turn),
+        ("TextBlock", object(&messages::BLOCK, text, of_member)),
+        ("InputMessage", input),
+        ("InputText", input_text),
+        ("Reasoning", reasoning),
+        (
+            "TextOptions",
+            json!({
+                "type": "object", "additionalProperties": false,
+                "properties": {"format": {"type": ["object", "null"], "required": ["type"],
+                    "properties": {"type": {"const": "text"}}}},
+            }),
+        ),
+    ];
+    Map::from_iter(pairs.map(|(name, schema)| (name.to_owned(), schema)))
+}
+
+/// The schema of a member of a message, of a part of it, or of `stream_options`.
+pub fn of_member(name: &str) -> Option<Value> {
+    Some(match name {
+        "type" => json!({"const": "text"}),
+        "role" | "text" => json!({"type": "string"}),
+        "content" => content("ChatText"),
+        "name" | "tool_call_id" | "reasoning" | "reasoning_content" | "thinking" | "prefix"
+        | "partial" => json!({"description": "Passed to the chat template as it is."}),
+        "include_usage" | "continuous_usage_stats" => boolean(),
+        "effort" => string(),
+        _ => return None,
+    })
+}
+
+fn content(part: &str) -> Value {
+    json!({"anyOf": [{"type": "string"}, {"type": "array", "items": reference(part)}]})
+}
+
+fn boolean() -> Value {
+    json!({"type": ["boolean", "null"]})
+}
+
+fn string() -> Value {
+    json!({"type": ["string", "null"]})
+}
+
+fn object() -> Value {
+    json!({"type": ["object", "null"]})
+}
+
+fn integer(minimum: i64, maximum: i64) -> Value {
+    json!({"type": ["integer", "null"], "minimum": minimum, "maximum": maximum})
+}
+
+fn number(minimum: f64, maximum: f64) -> Value {
+    json!({"type": ["number", "null"], "minimum": minimum, "maximum": maximum})
+}
+
+fn array(items: Value, min_items: usize, max_items: usize) -> Value {
+    json!({"type": ["array", "null"], "items": items, "minItems": min_items, "maxItems": max_items})
+}
+
+fn required_array(items: Value, max_items: usize) -> Value {
+    json!({"type": "array", "items": items, "minItems": 1, "maxItems": max_items})
+}

@@ -1,0 +1,221 @@
+//! `/v1/responses`: OpenAI's Responses API, of which nothing is kept between calls.
+
+mod event;
+mod input;
+mod object;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_text::ReplyPart;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::chat_completions::ChatFields;
+use crate::field_check::FieldCheck;
+use crate::field_table;
+use crate::field_table::responses::{REASONING, TEXT};
+use crate::generation::{ChoiceDelta, PromptTokens, Usage};
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+
+use event::ResponseEvents;
+use input::{InputField, conversation};
+use object::{Echo, Output, Status};
+
+pub async fn responses(
+    State(state): State<Arc<ServerState>>,
+    Extension(name): Extension<RequestName>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    serve_call::<Responses>(state, name, body).await
+}
+
+/// Fields that no other endpoint has, or that it has with another meaning.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct ResponseFields {
+    input: Option<InputField>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
+    include: Option<Vec<String>>,
+    top_logprobs: Option<u32>,
+    reasoning: Option<Map<String, Value>>,
+    text: Option<Map<String, Value>>,
+    metadata: Option<Map<String, Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// What is asked for by `include`.
+const LOGPROBS: &str = "message.output_text.logprobs";
+/// Accepted because there is none: what a model thinks is never encrypted here.
+const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
+
+impl ResponseFields {
+    fn check(&self, check: FieldCheck) -> Result<(), ApiError> {
+        if let Some(text) = &self.text {
+            check.check(&TEXT, "text", text)?;
+        }
+        if let Some(reasoning) = &self.reasoning {
+            check.check(&REASONING, "reasoning", reasoning)?;
+        }
+        let known = [LOGPROBS, ENCRYPTED_REASONING];
+        let mut include = self.include.iter().flatten();
+        match include.position(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(at) => Err(ApiError::invalid(
+                format!("include[{at}]"),
+                format!("must be \"{LOGPROBS}\" or \"{ENCRYPTED_REASONING}\""),
+            )),
+        }
+    }
+
+    /// The number of alternatives to each token of the answer, if they are asked for.
+    fn logprobs(&self, state: &ServerState) -> Result<Option<u32>, ApiError> {
+        let mut include = self.include.iter().flatten();
+        let is_included = include.any(|name| name == LOGPROBS);
+        let num_top = self.top_logprobs.unwrap_or(0);
+        (is_included || num_top > 0)
+            .then(|| check_logprobs("top_logprobs", num_top, &state.config))
+            .transpose()
+    }
+
+    /// The template's variables. An effort is passed to a template that reads it, and refused otherwise.
+    fn template_kwargs(
+        &mut self,
+        state: &ServerState,
+    ) -> Result<Option<Map<String, Value>>, ApiError> {
+        let mut kwargs = self.chat_template_kwargs.take();
+        let effort = self
+            .reasoning
+            .as_ref()
+            .and_then(|reasoning| reasoning.get("effort"));
+        let Some(effort) = effort.filter(|effort| !effort.is_null()) else {
+            return Ok(kwargs);
+        };
+        let template = state.text.chat_template.as_ref();
+        let switch = template.and_then(|template| template.thinking_switch());
+        let (name, value) = match switch {
+            Some(name @ "reasoning_effort") => (name, effort.clone()),
+            Some(name @ ("enable_thinking" | "thinking")) if effort == "none" => {
+                (name, false.into())
+            }
+            _ => {
+                return Err(ApiError::unsupported(
+                    "reasoning.effort",
+                    "this model's chat template does not read an effort; leave it out",
+                ));
+            }
+        };
+        kwargs
+            .get_or_insert_default()
+            .insert(name.to_owned(), value);
+        Ok(kwargs)
+    }
+}
+
+struct Responses {
+    /// What the answer repeats of the request.
+    echo: Echo,
+}
+
+impl Endpoint for Responses {
+    type Encoder = ResponseEvents;
+    const ID_PREFIX: &'static str = "resp_";
+    const PROMPT_FIELD: &'static str = "input";
+
+    fn prepare(
+        state: &ServerState,
+        body: &RequestBody,
+        caller: &Caller,
+    ) -> Result<Call<Self>, ApiError> {
+        ChatFields::check_num_messages(body, state)?;
+        let mut sampling: SamplingFields = body.parse()?;
+        let mut fields: ResponseFields = body.parse()?;
+        let check = state.field_check(field_table::Endpoint::Responses);
+        body.check_fields(check)?;
+        fields.check(check)?;
+        let model = check_model(state, sampling.model.as_deref())?;
+        sampling.set_max_tokens(fields.max_output_tokens);
+        let own = EndpointFields {
+            logprobs: fields.logprobs(state)?,
+            ..EndpointFields::default()
+        };
+        let params = sampling.validate(state, caller, own);
+        let params = params.map_err(|error| error.renamed("max_tokens", "max_output_tokens"))?;
+        let template_kwargs = fields.template_kwargs(state)?;
+        let Some(input) = fields.input else {
+            return Err(ApiError::invalid("input", "is required"));
+        };
+        let messages = conversation(input, fields.instructions.as_deref(), check)?;
+        let mut chat = ChatFields::conversation(messages, false, template_kwargs);
+        let tokens = chat.tokenize(state, check, caller);
+        let prompt = PromptTokens {
+            tokens: tokens.map_err(|error| error.renamed("messages", "input"))?,
+            echo: None,
+        };
+        let echo = Echo {
+            instructions: fields.instructions,
+            max_output_tokens: fields.max_output_tokens,
+            metadata: fields.metadata.unwrap_or_default(),
+            reasoning: fields.reasoning.unwrap_or_default(),
+            temperature: params.sampling.temperature,
+            top_p: params.sampling.top_p,
+            top_logprobs: fields.top_logprobs.unwrap_or(0),
+        };
+        Ok(Call {
+            prompts: vec![prompt],
+            params,
+            model,
+            format: Self { echo },
+        })
+    }
+
+    fn encoder(
+        self,
+        state: &Arc<ServerState>,
+        head: ResponseHead,
+        _: usize,
+        _: StreamUsage,
+    ) -> ResponseEvents {
+        ResponseEvents::new(state.clone(), head, self.echo)
+    }
+
+    fn response(
+        self,
+        state: &ServerState,
+        head: ResponseHead,
+        mut choices: Vec<ChoiceDelta>,
+        usage: Usage,
+    ) -> Response {
+        let mut output = Output::default();
+        let mut status = Status::Completed;
+        if let Some(choice) = choices.pop() {
+            output.push_logprobs(state, &choice.logprobs);
+            for part in parts_of(choice.text) {
+                output.push(&part);
+            }
+            status = Status::of(choice.finish.as_ref());
+        }
+        json_response(
+            &self
+                .echo
+                .object(&head, status, output.items(&head, status), Some(&usage)),
+        )
+    }
+}
+
+fn parts_of(text: String) -> Vec<ReplyPart> {
+    match text.is_empty() {
+        true => Vec::new(),
+        false => vec![ReplyPart::Text(text)],
+    }
+}

@@ -1,0 +1,205 @@
+//! The response object and the items of its output.
+
+use corella_core::{Logprobs, TokenId};
+use corella_text::ReplyPart;
+use serde_json::{Map, Value, json};
+
+use crate::call::ResponseHead;
+use crate::generation::{Finish, Usage};
+use crate::reply_block::ReplyBlock;
+use crate::server_state::ServerState;
+use crate::token_logprob::{ChatLogprobs, TokenNames};
+
+/// How far a response is, or how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    InProgress,
+    Completed,
+    /// Cut off by `max_output_tokens` or the context.
+    Incomplete,
+    Failed,
+}
+
+impl Status {
+    pub fn of(finish: Option<&Finish>) -> Self {
+        match finish {
+            Some(finish) if finish.reason == "length" => Self::Incomplete,
+            _ => Self::Completed,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Incomplete => "incomplete",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What a response repeats of its request.
+pub struct Echo {
+    pub instructions: Option<String>,
+    pub max_output_tokens: Option<u32>,
+    pub metadata: Map<String, Value>,
+    pub reasoning: Map<String, Value>,
+    pub temperature: f32,
+    pub top_p: f32,
+    pub top_logprobs: u32,
+}
+
+impl Echo {
+    pub fn object(
+        &self,
+        head: &ResponseHead,
+        status: Status,
+        output: Vec<Value>,
+        usage: Option<&Usage>,
+    ) -> Value {
+        let reason = (status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
+        let member = |name| self.reasoning.get(name).cloned().unwrap_or(Value::Null);
+        json!({
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "status": status.name(),
+            "background": false,
+            "error": null,
+            "incomplete_details": reason,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata,
+            "model": head.model,
+            "output": output,
+            "parallel_tool_calls": true,
+            "previous_response_id": null,
+            "reasoning": {"effort": member("effort"), "summary": null},
+            "service_tier": "default",
+            "store": false,
+            "temperature": self.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": self.top_logprobs,
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "usage": usage.map(usage_object),
+            "user": null,
+        })
+    }
+}
+
+fn usage_object(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    })
+}
+
+/// The output up to now.
+#[derive(Default)]
+pub struct Output {
+    blocks: Vec<ReplyBlock>,
+    /// Rows in OpenAI's shape for the tokens of the answer, if they were asked for.
+    logprobs: Vec<Value>,
+}
+
+impl Output {
+    pub fn push(&mut self, part: &ReplyPart) {
+        ReplyBlock::push(&mut self.blocks, part);
+    }
+
+    /// Adds log-probabilities, and returns the new rows.
+    pub fn push_logprobs(
+        &mut self,
+        state: &ServerState,
+        tokens: &[(TokenId, Box<Logprobs>)],
+    ) -> Vec<Value> {
+        let names = TokenNames {
+            tokenizer: &state.text.tokenizer,
+            as_ids: false,
+        };
+        let rows: Vec<Value> = ChatLogprobs::new(names, tokens).into_rows();
+        self.logprobs.extend_from_slice(&rows);
+        rows
+    }
+
+    pub fn num_items(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub fn last(&self) -> Option<&ReplyBlock> {
+        self.blocks.last()
+    }
+
+    /// The items of the output, the last of which the response's end may have cut off.
+    pub fn items(&self, head: &ResponseHead, status: Status) -> Vec<Value> {
+        let last = self.blocks.len().saturating_sub(1);
+        let status = |index| match index == last {
+            true => status,
+            false => Status::Completed,
+        };
+        { self.blocks.iter().enumerate() }
+            .map(|(index, block)| self.item(head, index, block, status(index)))
+            .collect()
+    }
+
+    /// The last item.
+    pub fn last_item(&self, head: &ResponseHead, status: Status) -> Option<Value> {
+        let block = self.last()?;
+        Some(self.item(head, self.blocks.len() - 1, block, status))
+    }
+
+    fn item(&self, head: &ResponseHead, index: usize, block: &ReplyBlock, status: Status) -> Value {
+        let (id, status) = (item_id(head, index, block), status.name());
+        match block {
+            ReplyBlock::Reasoning(text) => json!({
+                "id": id, "type": "reasoning", "status": status, "summary": [],
+                "content": [reasoning_part(text)],
+            }),
+            ReplyBlock::Text(text) => json!({
+                "id": id, "type": "message", "status": status, "role": "assistant",
+                "content": [self.text_part(text)],
+            }),
+            ReplyBlock::Call { name, arguments } => json!({
+                "id": id, "type": "function_call", "status": status,
+                "call_id": call_id(head, index), "name": name, "arguments": arguments,
+            }),
+        }
+    }
+
+    /// The content of a message.
+    pub fn text_part(&self, text: &str) -> Value {
+        text_part(text, &self.logprobs)
+    }
+
+    pub fn logprobs(&self) -> &[Value] {
+        &self.logprobs
+    }
+}
+
+pub fn text_part(text: &str, logprobs: &[Value]) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}
+
+pub fn reasoning_part(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
+}
+
+/// The id of an item, which is unique among all responses.
+pub fn item_id(head: &ResponseHead, index: usize, block: &ReplyBlock) -> String {
+    let prefix = match block {
+        ReplyBlock::Reasoning(_) => "rs",
+        ReplyBlock::Text(_) => "msg",
+        ReplyBlock::Call { .. } => "fc",
+    };
+    format!("{prefix}_{}_{index}", head.id)
+}
+
+fn call_id(head: &ResponseHead, index: usize) -> String {
+    format!("call_{}_{index}", head.id)
+}

@@ -1,0 +1,227 @@
+//! `/v1/messages`, Anthropic's API.
+
+use corella_core::StepId;
+use corella_model::Fault;
+use serde_json::{Value, json};
+
+use crate::client::{head, named_events, post, send};
+use crate::fixture::{MODEL, Setup, TestServer};
+
+const PATH: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
+
+fn hi() -> Value {
+    json!([{"role": "user", "content": "hi"}])
+}
+
+fn assert_error(reply: &crate::client::Reply, status: u16, kind: &str, message: &str) {
+    assert_eq!(reply.status, status, "{}", reply.text());
+    let body = reply.json();
+    assert_eq!(body["type"], "error");
+    assert_eq!(body["error"]["type"], kind, "{body}");
+    let text = body["error"]["message"].as_str().expect("a message");
+    assert!(text.contains(message), "{text}");
+    assert_eq!(
+        body["request_id"],
+        reply.header("request-id").expect("a header")
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_is_rendered_counted_and_answered() {
+    let server = Setup::new().ending_at(9).start().await;
+    let body = json!({
+        "model": MODEL, "max_tokens": 40, "temperature": 0,
+        "system": [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [{"type": "text", "text": "well"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ],
+        "metadata": {"user_id": "7"},
+    });
+    let prompt = "<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>well<|end|>\
+                  <|user|>a\nb<|end|><|assistant|>";
+    let prompt = server.encode(prompt);
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let answer = reply.json();
+    assert_eq!(answer["type"], "message");
+    assert_eq!(answer["role"], "assistant");
+    assert_eq!(answer["model"], MODEL);
+    assert!(answer["id"].as_str().expect("an id").starts_with("msg_"));
+    let content = json!([{"type": "text", "text": server.greedy(&prompt, 8)}]);
+    assert_eq!(answer["content"], content);
+    assert_eq!(answer["stop_reason"], "end_turn");
+    assert_eq!(answer["stop_sequence"], Value::Null);
+    assert_eq!(answer["usage"]["input_tokens"], prompt.len());
+    assert_eq!(answer["usage"]["output_tokens"], 9);
+    let count = post(server.address, COUNT, &body).await.json();
+    assert_eq!(count, json!({"input_tokens": prompt.len()}));
+}
+
+#[tokio::test]
+async fn tokens_from_the_cache_are_counted_apart() {
+    let server = TestServer::start().await;
+    let text = "a long text that fills some pages of the cache, so that there is something to find";
+    let body = json!({"max_tokens": 4, "messages": [{"role": "user", "content": text}]});
+    let cold = post(server.address, PATH, &body).await.json()["usage"].clone();
+    let warm = post(server.address, PATH, &body).await.json()["usage"].clone();
+    let number = |usage: &Value, name: &str| usage[name].as_u64().expect("a number");
+    assert_eq!(number(&cold, "cache_read_input_tokens"), 0);
+    let cached = number(&warm, "cache_read_input_tokens");
+    assert!(cached > 0);
+    let all = number(&cold, "input_tokens");
+    assert_eq!(number(&warm, "input_tokens") + cached, all);
+}
+
+#[tokio::test]
+async fn the_last_message_of_the_assistant_is_continued() {
+    let server = TestServer::start().await;
+    let messages = json!([
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"},
+    ]);
+    let body = json!({"messages": messages, "temperature": 0, "max_tokens": 10});
+    let answer = post(server.address, PATH, &body).await.json();
+    let prompt = server.encode("<|user|>hi<|end|><|assistant|>well");
+    assert_eq!(answer["content"][0]["text"], server.greedy(&prompt, 10));
+    assert_eq!(answer["stop_reason"], "max_tokens");
+}
+
+#[tokio::test]
+async fn a_stream_has_the_events_of_the_whole_message() {
+    let server = TestServer::start().await;
+    let mut body = json!({
+        "messages": hi(), "max_tokens": 30, "seed": 5, "stop_sequences": ["e", "zz"],
+    });
+    body["temperature"] = json!(1.5);
+    let whole = post(server.address, PATH, &body).await.json();
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let (start, rest) = names.split_at(2);
+    assert_eq!(start, ["message_start", "content_block_start"]);
+    let (deltas, end) = rest.split_at(rest.len() - 3);
+    assert!(
+        deltas.iter().all(|name| *name == "content_block_delta"),
+        "{names:?}"
+    );
+    assert_eq!(end, ["content_block_stop", "message_delta", "message_stop"]);
+    let message = &events[0].1["message"];
+    assert_eq!(message["content"], json!([]));
+    // The prefix cache has a part of the second prompt.
+    let num_input = |usage: &Value| {
+        let names = ["input_tokens", "cache_read_input_tokens"];
+        names
+            .map(|name| usage[name].as_u64().expect("a number"))
+            .iter()
+            .sum::<u64>()
+    };
+    assert_eq!(num_input(&message["usage"]), num_input(&whole["usage"]));
+    let text: String = { events.iter() }
+        .filter_map(|(_, data)| data["delta"]["text"].as_str())
+        .collect();
+    assert_eq!(text, whole["content"][0]["text"]);
+    let delta = &events[events.len() - 2].1;
+    assert_eq!(delta["delta"]["stop_reason"], "stop_sequence");
+    assert_eq!(delta["delta"]["stop_sequence"], whole["stop_sequence"]);
+    assert_eq!(
+        delta["usage"]["output_tokens"],
+        whole["usage"]["output_tokens"]
+    );
+}
+
+#[tokio::test]
+async fn an_empty_answer_has_no_content() {
+    let server = Setup::new().ending_at(1).start().await;
+    let mut body = json!({"messages": hi(), "max_tokens": 5});
+    let answer = post(server.address, PATH, &body).await.json();
+    assert_eq!(answer["content"], json!([]));
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["message_start", "message_delta", "message_stop"]);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_in_their_shape() {
+    let server = TestServer::start().await;
+    let invalid = "invalid_request_error";
+    let cases = [
+        (json!({"max_tokens": 5}), "messages: is required"),
+        (json!({"messages": hi()}), "max_tokens: is required"),
+        (
+            json!({"messages": [], "max_tokens": 5}),
+            "messages: must hold at least one",
+        ),
+        (
+            json!({"messages": hi(), "max_tokens": 5, "stop_sequences": [""]}),
+            "stop_sequences: ",
+        ),
+        (
+            json!({"messages": hi(), "max_tokens": 5, "tools": [{}]}),
+            "tools: ",
+        ),
+        (
+            json!({"messages": hi(), "max_tokens": 5, "temprature": 1}),
+            "did you mean `temperature`?",
+        ),
+        (
+            json!({"messages": hi(), "max_tokens": 5, "stop": "x"}),
+            "use stop_sequences",
+        ),
+        (
+            json!({"messages": hi(), "max_tokens": 5, "thinking": {"type": "enabled"}}),
+            "thinking.type: ",
+        ),
+        (
+            json!({"messages": [{"role": "tool", "content": "x"}], "max_tokens": 5}),
+            "messages[0].role: ",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 5}),
+            "messages[0].content[0].type: ",
+        ),
+        (
+            json!({"messages": hi(), "system": [{"type": "text", "text": 1}], "max_tokens": 5}),
+            "system[0].text: ",
+        ),
+    ];
+    for (body, message) in cases {
+        let reply = post(server.address, PATH, &body).await;
+        assert_error(&reply, 400, invalid, message);
+    }
+    let body = json!({"model": "other", "messages": hi(), "max_tokens": 5});
+    let reply = post(server.address, PATH, &body).await;
+    assert_error(&reply, 404, "not_found_error", "`other` does not exist");
+}
+
+#[tokio::test]
+async fn a_key_may_come_in_their_header() {
+    let mut setup = Setup::new();
+    setup.serve.api_key = Some("secret".into());
+    let server = setup.start().await;
+    let body = json!({"messages": hi(), "max_tokens": 2}).to_string();
+    for (key, status) in [("secret", 200), ("Secret", 401)] {
+        let head = head("POST", PATH, &[("x-api-key", key)], Some(body.len()));
+        let reply = send(server.address, &head, body.as_bytes()).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+        if status == 401 {
+            assert_error(&reply, 401, "authentication_error", "x-api-key");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_ends_with_an_error() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(5), Fault::Fail)];
+    let server = setup.start().await;
+    let body = json!({"messages": hi(), "max_tokens": 50, "stream": true});
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let (name, data) = events.last().expect("events");
+    assert_eq!(name, "error");
+    assert_eq!(data["error"]["type"], "api_error");
+    let is_end = |name: &str| name == "message_delta" || name == "message_stop";
+    assert!(!events.iter().any(|(name, _)| is_end(name)), "{events:?}");
+}

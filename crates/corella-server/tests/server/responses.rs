@@ -1,0 +1,202 @@
+//! `/v1/responses`, OpenAI's newer API.
+
+use corella_core::StepId;
+use corella_model::Fault;
+use serde_json::{Value, json};
+
+use crate::client::{named_events, post};
+use crate::fixture::{MODEL, Setup, TestServer};
+
+const PATH: &str = "/v1/responses";
+
+#[tokio::test]
+async fn input_and_instructions_are_answered() {
+    let server = Setup::new().ending_at(9).start().await;
+    let prompt = server.encode("<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>");
+    let mut body = json!({
+        "model": MODEL, "temperature": 0, "instructions": "be kind", "input": "hi",
+        "metadata": {"a": "b"}, "store": true, "top_logprobs": 2,
+    });
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let answer = reply.json();
+    assert_eq!(answer["object"], "response");
+    assert_eq!(answer["status"], "completed");
+    assert_eq!(answer["error"], Value::Null);
+    assert_eq!(answer["metadata"], json!({"a": "b"}));
+    assert_eq!(answer["store"], false);
+    let [item] = &answer["output"].as_array().expect("items")[..] else {
+        panic!("one item is expected: {answer}");
+    };
+    assert_eq!(item["type"], "message");
+    assert_eq!(item["status"], "completed");
+    let part = &item["content"][0];
+    assert_eq!(part["type"], "output_text");
+    assert_eq!(part["text"], server.greedy(&prompt, 8));
+    assert_eq!(part["logprobs"].as_array().expect("rows").len(), 8);
+    assert_eq!(answer["usage"]["input_tokens"], prompt.len());
+    assert_eq!(answer["usage"]["output_tokens"], 9);
+    // The same conversation as items, with parts, is the same prompt.
+    body["instructions"] = Value::Null;
+    body["input"] = json!([
+        {"role": "developer", "content": "be kind"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    ]);
+    let again = post(server.address, PATH, &body).await.json();
+    assert_eq!(again["output"][0]["content"], item["content"]);
+    // The output of one turn is part of the input of the next.
+    body["input"] = json!([
+        {"role": "user", "content": "hi"}, item, {"role": "user", "content": "more"},
+    ]);
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let text = part["text"].as_str().expect("text");
+    let prompt =
+        format!("<|user|>hi<|end|><|assistant|>{text}<|end|><|user|>more<|end|><|assistant|>");
+    let num_tokens = server.encode(&prompt).len();
+    assert_eq!(reply.json()["usage"]["input_tokens"], num_tokens);
+}
+
+#[tokio::test]
+async fn a_stream_has_numbered_events_up_to_the_whole_response() {
+    let server = TestServer::start().await;
+    let mut body = json!({
+        "input": "hi", "seed": 5, "max_output_tokens": 12,
+        "include": ["message.output_text.logprobs"],
+    });
+    let whole = post(server.address, PATH, &body).await.json();
+    assert_eq!(whole["status"], "incomplete");
+    assert_eq!(
+        whole["incomplete_details"],
+        json!({"reason": "max_output_tokens"})
+    );
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, PATH, &body).await);
+    for (number, (_, data)) in events.iter().enumerate() {
+        assert_eq!(data["sequence_number"], number);
+    }
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let (start, rest) = names.split_at(4);
+    let expected = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ];
+    assert_eq!(start, expected);
+    let (deltas, end) = rest.split_at(rest.len() - 4);
+    assert!(
+        deltas
+            .iter()
+            .all(|name| *name == "response.output_text.delta"),
+        "{names:?}"
+    );
+    let expected = [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ];
+    assert_eq!(end, expected);
+    let text: String = { events.iter() }
+        .filter_map(|(_, data)| data["delta"].as_str())
+        .collect();
+    let part = &whole["output"][0]["content"][0];
+    assert_eq!(text, part["text"]);
+    let rows: Vec<&Value> = { events.iter() }
+        .filter(|(name, _)| name == "response.output_text.delta")
+        .flat_map(|(_, data)| data["logprobs"].as_array().expect("rows"))
+        .collect();
+    assert_eq!(json!(rows), part["logprobs"]);
+    let last = &events[events.len() - 1].1["response"];
+    assert_eq!(last["usage"]["output_tokens"], 12);
+    assert_eq!(last["output"][0]["content"][0], *part);
+    assert_eq!(events[0].1["response"]["id"], last["id"]);
+    assert_eq!(events[0].1["response"]["status"], "in_progress");
+}
+
+#[tokio::test]
+async fn what_cannot_be_honoured_is_refused_by_its_field() {
+    let server = TestServer::start().await;
+    let item = |item: Value| json!([item]);
+    let cases = [
+        (
+            "previous_response_id",
+            json!("resp_1"),
+            "previous_response_id",
+        ),
+        ("conversation", json!("conv_1"), "conversation"),
+        ("background", json!(true), "background"),
+        ("truncation", json!("auto"), "truncation"),
+        ("tools", json!([{"type": "web_search"}]), "tools"),
+        (
+            "text",
+            json!({"format": {"type": "json_object"}}),
+            "text.format",
+        ),
+        ("text", json!({"verbosity": "low"}), "text.verbosity"),
+        ("reasoning", json!({"effort": "low"}), "reasoning.effort"),
+        (
+            "reasoning",
+            json!({"summary": "detailed"}),
+            "reasoning.summary",
+        ),
+        ("include", json!(["file_search_call.results"]), "include[0]"),
+        ("max_output_tokens", json!(0), "max_output_tokens"),
+        ("max_tokens", json!(5), "max_tokens"),
+        ("input", json!([]), "input"),
+        ("input", json!(5), "input"),
+        ("input", json!("x".repeat(2000)), "input"),
+        (
+            "input",
+            item(json!({"role": "robot", "content": "x"})),
+            "input[0].role",
+        ),
+        ("input", item(json!({"role": "user"})), "input[0].content"),
+        (
+            "input",
+            item(json!({"type": "item_reference", "id": "x"})),
+            "input[0].type",
+        ),
+        (
+            "input",
+            item(json!({"role": "user", "content": [{"type": "input_image"}]})),
+            "input[0].content[0].type",
+        ),
+        ("temprature", json!(1), "temprature"),
+    ];
+    for (field, value, param) in cases {
+        let mut body = json!({"input": "hi"});
+        body[field] = value;
+        let reply = post(server.address, PATH, &body).await;
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text());
+        assert_eq!(reply.error()["param"], param, "{}", reply.text());
+    }
+    let body = json!({
+        "input": "hi", "truncation": "disabled", "tools": [], "tool_choice": "auto",
+        "text": {"format": {"type": "text"}}, "reasoning": {"effort": null, "summary": "auto"},
+        "include": ["reasoning.encrypted_content"], "parallel_tool_calls": true,
+        "max_output_tokens": 3,
+    });
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_says_so() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(5), Fault::Fail)];
+    let server = setup.start().await;
+    let body = json!({"input": "hi", "max_output_tokens": 50, "stream": true});
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let [.., (error, _), (failed, data)] = &events[..] else {
+        panic!("two events are expected: {events:?}");
+    };
+    assert_eq!(
+        (error.as_str(), failed.as_str()),
+        ("error", "response.failed")
+    );
+    assert_eq!(data["response"]["status"], "failed");
+    assert!(data["response"]["error"]["message"].is_string());
+    assert!(!events.iter().any(|(name, _)| name == "response.completed"));
+}
