@@ -103,7 +103,7 @@ def run(command):
     )
 
 
-COMMANDS = ["serve", "generate", "inspect", "quantize"] + [
+COMMANDS = ["serve", "generate", "inspect", "quantize", "pull", "list", "rm"] + [
     f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache", "admission", "transfer"]
 ]
 

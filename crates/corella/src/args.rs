@@ -4,6 +4,7 @@ mod admission;
 mod batch;
 mod bench;
 mod cluster;
+mod hub;
 mod inspect;
 mod quantize;
 mod request;
@@ -21,6 +22,7 @@ pub use bench::{
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
+pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
@@ -50,6 +52,12 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write a model as a folder with integer weights
     Quantize(QuantizeArgs),
+    /// Fetch models from the Hugging Face hub, and print where they are
+    Pull(PullArgs),
+    /// List the models that were fetched, by Corella or by other programs
+    List,
+    /// Delete models that were fetched
+    Rm(RmArgs),
     /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -139,8 +147,10 @@ pub struct GenerateArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors) or GGUF file [default: the
-    /// built-in model]
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), GGUF file, or the name of a
+    /// model on the Hugging Face hub, which is fetched if it is not there: OWNER/MODEL, with :Q4_K_M
+    /// for one of its GGUF files and @REVISION for a branch, a tag or a commit [default: the built-in
+    /// model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// The same as MODEL
@@ -151,6 +161,13 @@ pub struct ModelArgs {
         conflicts_with = "model"
     )]
     pub model_option: Option<PathBuf>,
+    /// The name by which MODEL was given, if it is one of the hub.
+    #[arg(skip)]
+    pub name: Option<String>,
+    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
+    /// does the same
+    #[arg(long)]
+    pub offline: bool,
     /// Most tokens of a prompt and its output together [default: the model's own limit]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
@@ -244,7 +261,7 @@ pub struct SpeculationArgs {
     /// draft asks a smaller model. Answers stay the same, and come sooner when guesses hold
     #[arg(long, value_enum, default_value_t)]
     pub speculate: SpeculateArg,
-    /// With --speculate draft: folder or GGUF file of the draft model, which must have the same
+    /// With --speculate draft: folder, GGUF file or name of the draft model, which must have the same
     /// vocabulary and should be much smaller
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,

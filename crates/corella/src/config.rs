@@ -28,6 +28,7 @@ use crate::progress_line::LogWriter;
 mod admission;
 mod batch;
 mod bench;
+mod hub;
 mod request;
 
 pub use admission::{BenchAdmission, bench_admission};
@@ -35,6 +36,7 @@ pub use batch::{Batch, batch};
 pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
+pub use hub::{hub, pull};
 pub use request::{RequestOptions, request};
 
 pub struct Serve {
@@ -235,7 +237,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     let limits = options.scheduler.validate();
     limits.map_err(|error| Error::Config(error.0))?;
     Ok(Inspect {
-        source: args.model.map_or(ModelSource::BuiltIn, ModelSource::Path),
+        source: source_of(args.model, args.name),
         options,
         prints_json: args.json,
     })
@@ -333,8 +335,15 @@ pub fn start_log() {
 }
 
 fn source(args: ModelArgs) -> ModelSource {
-    let path = args.model.or(args.model_option);
-    path.map_or(ModelSource::BuiltIn, ModelSource::Path)
+    source_of(args.model.or(args.model_option), args.name)
+}
+
+fn source_of(path: Option<PathBuf>, name: Option<String>) -> ModelSource {
+    match (path, name) {
+        (None, _) => ModelSource::BuiltIn,
+        (Some(path), None) => ModelSource::Path(path),
+        (Some(path), Some(name)) => ModelSource::Named { path, name },
+    }
 }
 
 fn set_model(options: &mut LlmOptions, args: &ModelArgs) {

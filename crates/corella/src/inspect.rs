@@ -102,13 +102,17 @@ pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection,
             let outline = Outline::from_static(&built_in::FILES)?;
             (built_in::NAME.to_owned(), "built in", outline)
         }
-        ModelSource::Path(path) => {
+        ModelSource::Path(path) | ModelSource::Named { path, .. } => {
             let outline = Outline::open(path)?;
             let form = match outline.is_gguf() {
                 true => "GGUF",
                 false => "folder",
             };
-            (model_name(path), form, outline)
+            let name = match source {
+                ModelSource::Named { name, .. } => name.clone(),
+                _ => model_name(path),
+            };
+            (name, form, outline)
         }
     };
     let mut inspection = Inspection {

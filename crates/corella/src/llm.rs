@@ -368,6 +368,7 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
             let checkpoint = Checkpoint::open(path)?;
             Ok((model_name(path), checkpoint))
         }
+        ModelSource::Named { path, name } => Ok((name.clone(), Checkpoint::open(path)?)),
     }
 }
 

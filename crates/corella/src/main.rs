@@ -12,10 +12,13 @@ mod cluster;
 #[cfg(test)]
 mod command_line_reference;
 mod config;
+mod fetch_display;
 mod generate;
+mod hub_command;
 mod inspect_command;
 mod limit_share;
 mod local_server;
+mod model_lookup;
 mod open_files;
 mod profile_table;
 mod progress_line;
@@ -50,13 +53,17 @@ fn refuse(reason: &str) -> ! {
 }
 
 /// Returns the exit status.
-fn run(command: Command) -> Result<i32, Box<dyn Error>> {
+fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
+    model_lookup::resolve(&mut command)?;
     match command {
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
         Command::Batch(args) => return Ok(batch::run(config::batch(*args)?)?),
         Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
+        Command::Pull(args) => hub_command::pull(config::pull(&args), &args.models)?,
+        Command::List => hub_command::list(config::hub(true))?,
+        Command::Rm(args) => hub_command::remove(config::hub(true), &args.models)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
         Command::Bench(BenchCommand::Offline(args)) => {
             bench::offline(config::bench_offline(args)?)?

@@ -16,6 +16,8 @@ pub enum ModelSource {
     BuiltIn,
     /// A Hugging Face folder or a GGUF file.
     Path(PathBuf),
+    /// The same, with a name that its path does not tell: a model in the hub's cache.
+    Named { path: PathBuf, name: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -78,8 +78,7 @@ const ELSEWHERE: [(&[&str], &str); 29] = [
     ),
     (
         &["-hf", "-hfr", "--hf-repo"],
-        "models are not downloaded; fetch one with `hf download OWNER/NAME --local-dir FOLDER` and \
-         give the folder",
+        "give the name as the model: corella serve OWNER/MODEL:Q4_K_M",
     ),
     (&["--alias", "-a"], "use --served-model-name"),
     (

@@ -338,10 +338,15 @@ fn options_of_other_servers_are_answered_with_ours() {
 }
 
 #[test]
-fn a_name_on_a_hub_is_answered_with_a_download() {
-    let line = refusal(&["serve", "Qwen/Qwen3-0.6B", "--port", "0"]);
-    let command = "`hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B`";
-    assert!(line.contains(command), "{line}");
+fn a_name_is_not_looked_up_offline() {
+    let line = refusal(&["serve", "no-such-owner/model", "--port", "0", "--offline"]);
+    for word in [
+        "no-such-owner/model is no folder or file here",
+        "not in the cache",
+        "--offline",
+    ] {
+        assert!(line.contains(word), "{line}");
+    }
 }
 
 #[test]

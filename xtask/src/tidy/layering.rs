@@ -4,7 +4,7 @@ use super::manifest::{dependencies, packages};
 use super::{Tree, rust_code};
 
 const ROWS: [&[&str]; 5] = [
-    &["corella-core", "corella-text"],
+    &["corella-core", "corella-hub", "corella-text"],
     &["corella-model"],
     &["corella-cpu", "corella-cuda"],
     &[

@@ -56,8 +56,8 @@ impl Source {
             Err(error) if error.kind() == ErrorKind::NotFound => match hub_name(path) {
                 None => "no such folder or file".into(),
                 Some(name) => format!(
-                    "no such folder or file, and models are not downloaded; if this is one on \
-                     Hugging Face, `hf download {name} --local-dir {name}` fetches it"
+                    "no such folder or file; if this is a model on Hugging Face, \
+                     `corella pull {name}` fetches it and prints its path"
                 ),
             },
             Err(error) => error.to_string(),

@@ -345,7 +345,7 @@ fn paths_that_are_no_checkpoint() {
     let open = |name: &str| Checkpoint::open(folder.0.join(name)).err().unwrap().problem;
     assert_eq!(open("nowhere"), "no such folder or file");
     let of_name = |name: &str| Checkpoint::open(name).err().unwrap().problem;
-    let advice = "`hf download no-such-owner/Model-0.6B --local-dir no-such-owner/Model-0.6B`";
+    let advice = "`corella pull no-such-owner/Model-0.6B`";
     assert!(of_name("no-such-owner/Model-0.6B").contains(advice));
     for name in [
         "no-such-owner/",

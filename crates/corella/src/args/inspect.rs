@@ -8,9 +8,16 @@ use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg, defaults, parse_size
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// Hugging Face folder or GGUF file to read [default: the built-in model]
+    /// Hugging Face folder, GGUF file or name of a model on the hub, to read [default: the built-in model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
+    /// The name by which MODEL was given, if it is one of the hub.
+    #[arg(skip)]
+    pub name: Option<String>,
+    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
+    /// does the same
+    #[arg(long)]
+    pub offline: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -8,12 +8,16 @@ use super::IsaArg;
 
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// Hugging Face folder or GGUF file to read, which may be quantised already
+    /// Hugging Face folder, GGUF file or name of a model on the hub, to read; it may be quantised already
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// Folder to write, which must not exist yet
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
+    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
+    /// does the same
+    #[arg(long)]
+    pub offline: bool,
     /// Format of the weights to write
     #[arg(long, value_enum)]
     pub format: QuantizeFormatArg,

@@ -1,0 +1,286 @@
+//! A model by its name: from the cache if it is there, else from the hub.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::cache::{Cache, Repository};
+use crate::client::{Client, Listing};
+use crate::download::Download;
+use crate::free_space::free_bytes;
+use crate::listing::RemoteFile;
+use crate::lock::FileLock;
+use crate::selection::{self, FolderWeights, INDEX, SINGLE, Selection};
+use crate::{CachedModel, FetchEvent, HubError, ModelName, Observer, Removed};
+
+#[derive(Clone, Debug)]
+pub struct HubConfig {
+    /// The hub's address, such as `https://huggingface.co`.
+    pub endpoint: String,
+    /// What proves to the hub who asks.
+    pub token: Option<String>,
+    /// The cache's folder, which need not exist.
+    pub cache: PathBuf,
+    /// Certificates in PEM format to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Whether nothing is fetched.
+    pub is_offline: bool,
+    /// Files that are fetched at once.
+    pub num_parallel: usize,
+}
+
+pub struct Hub {
+    config: HubConfig,
+    cache: Cache,
+}
+
+/// A model that is in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// The folder of the model, or its GGUF file, or the first part of that.
+    pub path: PathBuf,
+    pub commit: String,
+    /// Files that were fetched just now.
+    pub num_fetched: usize,
+    /// Bytes of all files of the model.
+    pub num_bytes: u64,
+}
+
+impl Hub {
+    pub fn new(config: HubConfig) -> Self {
+        let cache = Cache {
+            folder: config.cache.clone(),
+        };
+        Self { config, cache }
+    }
+
+    /// The model as it is in the cache, without asking the hub whether there is a newer one; from the
+    /// hub if it is not there or not whole.
+    pub fn resolve(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
+        match self.find(name)? {
+            Some(found) => Ok(found),
+            None => self.fetch(name, observer),
+        }
+    }
+
+    /// The model in the cache, if it is there as a whole.
+    pub fn find(&self, name: &ModelName) -> Result<Option<Fetched>, HubError> {
+        let repository = self.cache.repository(&name.repository);
+        let Some(commit) = repository.commit(name.revision_or_main())? else {
+            return Ok(None);
+        };
+        let files = repository.complete(&commit, name.file.as_deref())?;
+        Ok(files.map(|files| {
+            let sizes = files
+                .iter()
+                .map(|file| fs::metadata(repository.file(&commit, file)));
+            Fetched {
+                path: model_path(&repository, &commit, &files),
+                num_bytes: sizes.map(|size| size.map_or(0, |size| size.len())).sum(),
+                num_fetched: 0,
+                commit,
+            }
+        }))
+    }
+
+    /// Fetches what the hub has now and the cache has not.
+    pub fn fetch(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
+        if self.config.is_offline {
+            return Err(HubError::Offline(format!(
+                "{name} is not in the cache ({}) as a whole, and --offline or HF_HUB_OFFLINE forbids to \
+                 fetch it",
+                self.config.cache.display()
+            )));
+        }
+        let client = Client::new(&self.config)?;
+        let Listing { commit, files } = client.listing(name, observer)?;
+        let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        let selection = Selection::new(&name.repository, &paths, name.file.as_deref())?;
+        let fetch = Fetch {
+            client: &client,
+            name,
+            commit: &commit,
+            listed: &files,
+            repository: self.cache.repository(&name.repository),
+            num_parallel: self.config.num_parallel.max(1),
+            observer,
+        };
+        fetch.repository.create()?;
+        // Weights come last: a snapshot that has them has all that comes before.
+        let (small, large) = match selection {
+            Selection::Gguf(parts) => (Vec::new(), parts),
+            Selection::Folder { small, weights } => match weights {
+                FolderWeights::Single => (small, vec![SINGLE.to_owned()]),
+                FolderWeights::Indexed => {
+                    let mut small = small;
+                    small.push(INDEX.to_owned());
+                    fetch.files(&small)?;
+                    let index = fetch.repository.file(&commit, INDEX);
+                    let index = fs::read(&index).map_err(HubError::disk("read", &index))?;
+                    let shards = selection::shards(&index).map_err(|reason| {
+                        HubError::Corrupt(format!("{}: {INDEX}: {reason}", name.repository))
+                    })?;
+                    (small, shards)
+                }
+            },
+        };
+        let mut num_fetched = fetch.files(&small)?;
+        num_fetched += fetch.files(&large)?;
+        // Only now the revision means this commit: an interrupted fetch leaves the old model whole.
+        fetch
+            .repository
+            .set_commit(name.revision_or_main(), &commit)?;
+        let files: Vec<String> = small.into_iter().chain(large).collect();
+        Ok(Fetched {
+            path: model_path(&fetch.repository, &commit, &files),
+            num_bytes: fetch
+                .listed(&files)?
+                .iter()
+                .map(|file| file.num_bytes)
+                .sum(),
+            num_fetched,
+            commit,
+        })
+    }
+
+    /// All models in the cache.
+    pub fn list(&self) -> Result<Vec<CachedModel>, HubError> {
+        self.cache.models()
+    }
+
+    /// Deletes a model, one revision of it, or one of its GGUF files. `None` if it is not there.
+    pub fn remove(&self, name: &ModelName) -> Result<Option<Removed>, HubError> {
+        self.cache.repository(&name.repository).remove(name)
+    }
+}
+
+/// What to load: the GGUF file, or the folder.
+fn model_path(repository: &Repository, commit: &str, files: &[String]) -> PathBuf {
+    match files.first() {
+        Some(first) if first.ends_with(".gguf") => repository.file(commit, first),
+        _ => repository.snapshot(commit),
+    }
+}
+
+struct Fetch<'a> {
+    client: &'a Client,
+    name: &'a ModelName,
+    commit: &'a str,
+    listed: &'a [RemoteFile],
+    repository: Repository,
+    num_parallel: usize,
+    observer: Observer<'a>,
+}
+
+impl Fetch<'_> {
+    fn listed(&self, paths: &[String]) -> Result<Vec<&RemoteFile>, HubError> {
+        let listed = |path: &String| {
+            let file = self.listed.iter().find(|file| file.path == *path);
+            file.ok_or_else(|| {
+                HubError::Refused(format!(
+                    "{} has no {path}, which it needs",
+                    self.name.repository
+                ))
+            })
+        };
+        paths.iter().map(listed).collect()
+    }
+
+    /// Fetches those of the files that are not there, some at a time, and says how many those were.
+    /// After the first error, none is begun.
+    fn files(&self, paths: &[String]) -> Result<usize, HubError> {
+        let files = self.listed(paths)?;
+        let is_missing = |file: &&RemoteFile| {
+            let in_snapshot = self.repository.file(self.commit, &file.path);
+            !self.repository.blob(&file.digest).exists() && !in_snapshot.exists()
+        };
+        let mut missing: Vec<_> = files.iter().copied().filter(is_missing).collect();
+        // The largest file takes longest, so it is begun first.
+        missing.sort_by_key(|file| std::cmp::Reverse(file.num_bytes));
+        self.check_space(&missing)?;
+        if !missing.is_empty() {
+            (self.observer)(FetchEvent::Planned {
+                num_files: missing.len(),
+                num_bytes: missing.iter().map(|file| file.num_bytes).sum(),
+            });
+        }
+        let next = AtomicUsize::new(0);
+        let is_stopped = AtomicBool::new(false);
+        let first_error = Mutex::new(None);
+        std::thread::scope(|scope| {
+            for _ in 0..self.num_parallel.min(missing.len()) {
+                scope.spawn(|| {
+                    while !is_stopped.load(Ordering::Relaxed) {
+                        let Some(file) = missing.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                            return;
+                        };
+                        if let Err(error) = self.file(file, &is_stopped)
+                            && !is_stopped.swap(true, Ordering::Relaxed)
+                            && let Ok(mut first) = first_error.lock()
+                        {
+                            first.get_or_insert(error);
+                        }
+                    }
+                });
+            }
+        });
+        if let Some(error) = first_error.into_inner().ok().flatten() {
+            return Err(error);
+        }
+        for file in &files {
+            self.repository
+                .link(self.commit, &file.path, &file.digest)?;
+        }
+        Ok(missing.len())
+    }
+
+    fn file(&self, file: &RemoteFile, is_stopped: &AtomicBool) -> Result<(), HubError> {
+        let blob = self.repository.blob(&file.digest);
+        let _lock = FileLock::acquire(
+            &self.repository.lock(&file.digest),
+            &file.path,
+            self.observer,
+        )?;
+        if blob.exists() {
+            // Another process has fetched it meanwhile.
+            (self.observer)(FetchEvent::Received {
+                num_bytes: file.num_bytes,
+            });
+            return Ok(());
+        }
+        let download = Download {
+            client: self.client,
+            name: self.name,
+            commit: self.commit,
+            file,
+            observer: self.observer,
+            is_stopped,
+        };
+        download.run(&self.repository.incomplete_blob(&file.digest), &blob)
+    }
+
+    fn check_space(&self, missing: &[&RemoteFile]) -> Result<(), HubError> {
+        let left = |file: &&RemoteFile| {
+            let there = fs::metadata(self.repository.incomplete_blob(&file.digest));
+            file.num_bytes
+                .saturating_sub(there.map_or(0, |there| there.len()))
+        };
+        let needed = missing.iter().map(left).fold(0, u64::saturating_add);
+        let folder = self.repository.snapshot(self.commit);
+        let cache = folder.ancestors().find(|folder| folder.exists());
+        match cache.and_then(free_bytes) {
+            Some(free) if free < needed => Err(HubError::Disk(
+                format!(
+                    "cannot fetch {}: it needs {:.1} GB more, and {} has {:.1} GB left",
+                    self.name,
+                    needed as f64 / 1e9,
+                    folder.display(),
+                    free as f64 / 1e9
+                ),
+                std::io::ErrorKind::StorageFull.into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Models by name: fetches them from the Hugging Face hub into the hub's own cache, where other
+//! programs find them, and finds there what others fetched.
+//!
+//! [`ModelName`] is what a user types, [`Hub`] does the work. Files are chosen by
+//! [`selection`](crate::selection), fetched and checked by `download.rs`, and kept by `cache.rs` in
+//! the layout of the Python package `huggingface_hub`.
+
+mod cache;
+mod client;
+mod download;
+mod error;
+mod free_space;
+mod hub;
+mod listing;
+mod lock;
+mod model_name;
+mod selection;
+mod uri;
+
+pub use cache::{CachedModel, Removed};
+pub use error::HubError;
+pub use hub::{Fetched, Hub, HubConfig};
+pub use listing::Digest;
+pub use model_name::ModelName;
+
+/// What happens while a model is fetched, for whoever shows it. Events come from several threads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FetchEvent<'a> {
+    /// These many bytes have to come; sent again when an index has told of further files.
+    Planned { num_files: usize, num_bytes: u64 },
+    /// Bytes arrived and were written.
+    Received { num_bytes: u64 },
+    /// Bytes that were counted as received are not usable, and come again.
+    Discarded { num_bytes: u64 },
+    /// A request failed and is made again after a pause.
+    Retrying { reason: &'a str, pause_s: f64 },
+    /// Another process fetches this file, and this one waits for it.
+    Waiting { path: &'a str },
+}
+
+/// Takes the events of a fetch.
+pub type Observer<'a> = &'a (dyn Fn(FetchEvent<'_>) + Sync);

@@ -1,0 +1,27 @@
+//! The command line of `corella pull`, `list` and `rm`.
+
+use clap::Args;
+use corella_hub::ModelName;
+
+#[derive(Args)]
+pub struct PullArgs {
+    /// Model on the Hugging Face hub: OWNER/MODEL; OWNER/MODEL:Q4_K_M for one of its GGUF files;
+    /// OWNER/MODEL@REVISION for a branch, a tag or a commit
+    #[arg(value_name = "MODEL", required = true, value_parser = parse_name)]
+    pub models: Vec<ModelName>,
+    /// Most files to fetch at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub max_workers: u8,
+}
+
+#[derive(Args)]
+pub struct RmArgs {
+    /// Model to delete, as `corella list` names it. OWNER/MODEL deletes all of its files and
+    /// revisions
+    #[arg(value_name = "MODEL", required = true, value_parser = parse_name)]
+    pub models: Vec<ModelName>,
+}
+
+fn parse_name(text: &str) -> Result<ModelName, String> {
+    ModelName::parse(text).map_err(|error| error.to_string())
+}

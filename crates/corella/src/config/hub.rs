@@ -1,0 +1,65 @@
+//! Where the hub and its cache are, by the variables that `huggingface_hub` reads.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use corella_hub::HubConfig;
+
+use crate::args::PullArgs;
+
+const NUM_PARALLEL: usize = 8;
+
+pub fn pull(args: &PullArgs) -> HubConfig {
+    HubConfig {
+        num_parallel: args.max_workers.into(),
+        ..hub(false)
+    }
+}
+
+pub fn hub(is_offline: bool) -> HubConfig {
+    let home = path("HF_HOME").unwrap_or_else(|| caches().join("huggingface"));
+    let cache = { path("HF_HUB_CACHE") }.or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+    let endpoint = text("HF_ENDPOINT");
+    let is_set = |name: &str| {
+        let value = text(name).unwrap_or_default().to_ascii_uppercase();
+        matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
+    };
+    let token = { text("HF_TOKEN") }.or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
+    let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+    let from_file = || {
+        let token = fs::read_to_string(token_file).ok()?.trim().to_owned();
+        (!token.is_empty()).then_some(token)
+    };
+    let ca_file = { path("SSL_CERT_FILE") }.or_else(|| path("REQUESTS_CA_BUNDLE"));
+    HubConfig {
+        endpoint: endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned()),
+        token: token.or_else(from_file),
+        cache: cache.unwrap_or_else(|| home.join("hub")),
+        ca_file,
+        is_offline: is_offline || is_set("HF_HUB_OFFLINE"),
+        num_parallel: NUM_PARALLEL,
+    }
+}
+
+/// A variable that is set to more than blanks.
+fn text(name: &str) -> Option<String> {
+    let text = env::var(name).ok()?.trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+/// A path, in which `~` is the home folder.
+fn path(name: &str) -> Option<PathBuf> {
+    let text = text(name)?;
+    let in_home = text.strip_prefix("~/").map(|rest| home_folder().join(rest));
+    Some(in_home.unwrap_or_else(|| text.into()))
+}
+
+fn caches() -> PathBuf {
+    path("XDG_CACHE_HOME").unwrap_or_else(|| home_folder().join(".cache"))
+}
+
+/// The working directory, if there is no home folder.
+fn home_folder() -> PathBuf {
+    env::home_dir().unwrap_or_else(|| PathBuf::from("."))
+}

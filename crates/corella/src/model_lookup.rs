@@ -1,0 +1,109 @@
+//! Finds the model that a command names: a path that exists is that path, and what else has the form
+//! of a name is a model of the hub, from its cache or fetched.
+
+use std::path::{Path, PathBuf};
+
+use corella::Error;
+use corella_hub::{Fetched, Hub, ModelName};
+
+use crate::args::{BenchCommand, Command, InspectArgs, ModelArgs, SpeculationArgs};
+use crate::config;
+use crate::fetch_display::FetchDisplay;
+
+/// Replaces names by paths in the arguments of a command.
+pub fn resolve(command: &mut Command) -> Result<(), Error> {
+    match command {
+        Command::Serve(args) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
+        Command::Generate(args) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
+        Command::Batch(args) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
+        Command::Bench(BenchCommand::Offline(args)) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
+        Command::Bench(BenchCommand::Perplexity(args)) => resolve_model(&mut args.model),
+        Command::Inspect(args) => resolve_inspected(args),
+        Command::Quantize(args) => {
+            if let Some((path, _)) = resolve_path(&args.model, args.offline)? {
+                args.model = path;
+            }
+            Ok(())
+        }
+        Command::Pull(_)
+        | Command::List
+        | Command::Rm(_)
+        | Command::Bench(
+            BenchCommand::Serve(_)
+            | BenchCommand::Kernels(_)
+            | BenchCommand::Scheduler(_)
+            | BenchCommand::Transfer(_)
+            | BenchCommand::Cache(_)
+            | BenchCommand::Admission(_),
+        ) => Ok(()),
+    }
+}
+
+fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
+    let given = args.model.as_mut().or(args.model_option.as_mut());
+    if let Some(given) = given
+        && let Some((path, name)) = resolve_path(given, args.offline)?
+    {
+        *given = path;
+        args.name = Some(name);
+    }
+    Ok(())
+}
+
+fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
+    if let Some(given) = &mut args.model
+        && let Some((path, name)) = resolve_path(given, args.offline)?
+    {
+        *given = path;
+        args.name = Some(name);
+    }
+    Ok(())
+}
+
+fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Error> {
+    if let Some(given) = &mut args.draft_model
+        && let Some((path, _)) = resolve_path(given, is_offline)?
+    {
+        *given = path;
+    }
+    Ok(())
+}
+
+/// The path of a model of the hub, and its name without a revision; `None` for what is no name.
+fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, String)>, Error> {
+    if given.exists() {
+        return Ok(None);
+    }
+    let Some(name) = given.to_str().and_then(|text| ModelName::parse(text).ok()) else {
+        return Ok(None);
+    };
+    let display = FetchDisplay::new();
+    let hub = Hub::new(config::hub(is_offline));
+    let found = hub.resolve(&name, &|event| display.handle(event));
+    drop(display);
+    match found {
+        Ok(Fetched { path, .. }) => {
+            let name = ModelName {
+                revision: None,
+                ..name
+            };
+            Ok(Some((path, name.to_string())))
+        }
+        Err(error) => Err(Error::Config(format!(
+            "{} is no folder or file here; as a model of the hub: {error}",
+            given.display()
+        ))),
+    }
+}
