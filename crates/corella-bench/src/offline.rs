@@ -127,6 +127,7 @@ pub(crate) fn greedy_submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submis
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        constraint: None,
         trace_id: None,
     }
 }

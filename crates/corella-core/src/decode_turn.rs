@@ -6,11 +6,15 @@ use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
     /// Plans one token for each running request that decodes. Where `max_decode_seqs` or pipeline
-    /// stages limit the decodes of a step, the requests alternate.
+    /// stages limit the decodes of a step, the requests alternate. A masked request waits until its
+    /// last token has been drawn, and the others are planned without it.
     pub(crate) fn continue_decodes(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let is_pipeline = self.config.num_pipeline_stages > 1;
-        let is_here = |state: &RequestState| !is_pipeline || state.num_inflight_samples == 0;
+        let is_here = |state: &RequestState| {
+            let needs_last_token = is_pipeline || state.request.is_masked;
+            !needs_last_token || state.num_inflight_samples == 0
+        };
         let mut num_wanting = 0;
         let mut wants = |state: &RequestState| {
             let wants = state.wants_decode();

@@ -110,6 +110,9 @@ impl Scheduler {
                     );
                 }
             }
+            if state.request.is_masked {
+                self.check_masked(state);
+            }
             if self.config.has_kv_groups() {
                 self.check_windows(state);
                 continue;
@@ -178,6 +181,19 @@ impl Scheduler {
                 "request {id} holds a page behind the window of {group:?}, or lacks one within it"
             );
         }
+    }
+
+    /// What a masked request computes is known, because the next mask depends on it.
+    fn check_masked(&self, state: &RequestState) {
+        let id = state.request.id;
+        assert!(
+            state.drafts.is_empty() && state.num_inflight_samples <= 1,
+            "masked request {id} is planned behind a token that has not been drawn"
+        );
+        assert!(
+            state.num_scheduled_tokens <= state.num_known_tokens(),
+            "masked request {id} computes a token that is not known"
+        );
     }
 
     fn check_receipts(&self) {

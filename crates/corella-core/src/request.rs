@@ -20,6 +20,9 @@ pub struct Request {
     /// Somebody else wants the KV of its prompt: see
     /// [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
     pub exports_kv: bool,
+    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is
+    /// planned behind a token that has not been drawn yet, and nothing is guessed.
+    pub is_masked: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
     /// Urgency under the policy `priority`: a smaller number is more urgent, as in vLLM.
@@ -37,6 +40,7 @@ impl Request {
             prompt,
             output: Vec::new(),
             exports_kv: false,
+            is_masked: false,
             sampling: SamplingParams::GREEDY,
             stopping: StoppingCriteria {
                 max_tokens: Some(max_tokens),
@@ -116,7 +120,8 @@ pub struct RequestOutput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end token was drawn. It is this event's sample and not part of the text.
+    /// An end token was drawn. It is this event's sample and not part of the text. There is no sample
+    /// if the request ended because nothing may follow.
     EndToken,
     /// One of the caller's stop tokens was drawn. It is this event's sample.
     StopToken,
@@ -132,6 +137,8 @@ pub enum RequestError {
     StepFailed(Box<str>),
     /// No token could be drawn from its logits.
     NotDrawn(Box<str>),
+    /// No mask could be made for its next token.
+    NotMasked(Box<str>),
     /// Its KV does not fit in the pool even when it runs alone.
     PoolExhausted { num_pages: u32 },
     /// It was preempted more often than the configuration allows.
@@ -275,6 +282,9 @@ impl fmt::Display for RequestError {
         match self {
             Self::StepFailed(reason) => write!(f, "the step failed: {reason}"),
             Self::NotDrawn(reason) => write!(f, "no token can be drawn: {reason}"),
+            Self::NotMasked(reason) => {
+                write!(f, "what may come next cannot be worked out: {reason}")
+            }
             Self::PoolExhausted { num_pages } => {
                 write!(f, "its KV cache does not fit the pool of {num_pages} pages")
             }

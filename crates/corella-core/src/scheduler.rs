@@ -45,7 +45,7 @@ use crate::{
 /// The scheduler owns all requests and all KV pages, and does no IO.
 ///
 /// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
-///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
+///   [`end_request`](Self::end_request), [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
 /// * KV from and for other nodes: [`reserve`](Self::reserve),
 ///   [`handle_kv_arrived`](Self::handle_kv_arrived), [`handle_kv_lost`](Self::handle_kv_lost),
 ///   [`poll_kv_fact`](Self::poll_kv_fact), [`release_hold`](Self::release_hold),
@@ -200,7 +200,9 @@ impl Scheduler {
             arrival: self.num_arrivals + num_before as u64,
         };
         let mut state = RequestState::new(request, rank, max_tokens);
-        state.speculator = Speculator::new(&self.config);
+        if !state.request.is_masked {
+            state.speculator = Speculator::new(&self.config);
+        }
         Ok(state)
     }
 
@@ -214,13 +216,19 @@ impl Scheduler {
 
     /// Ends a request with one terminal output. Returns false if it had already ended.
     pub fn abort_request(&mut self, id: RequestId) -> bool {
+        self.end_request(id, FinishReason::Aborted)
+    }
+
+    /// Ends a request for a reason that its tokens do not tell, with one terminal output. What steps
+    /// in flight draw for it is dropped. Returns false if it had already ended.
+    pub fn end_request(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(&index) = self.index_of.get(&id) else {
             return false;
         };
         if self.requests[index].stage == Stage::Leaving(Leaving::Finished) {
             return false;
         }
-        self.finish(index, FinishReason::Aborted, None);
+        self.finish(index, reason, None);
         true
     }
 

@@ -28,6 +28,7 @@
 //! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
 //! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` yields
 //!                                    those of tokens 1 to 5, and `told` says when they are emitted
+//! add g prompt=4 masked=on           each of its tokens is drawn through a mask
 //! add g prompt=4 export=on           another node wants the KV of its prompt
 //! facts                              what that node is told since it last asked
 //! release g                          nobody reads g's pages any more
@@ -40,6 +41,7 @@
 //! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
 //! restored a · restored a=failed     a has its KV back, or could not get it
 //! abort a                            abort a
+//! end a · end a=reason               nothing may follow what a has, or no mask can be made for it
 //! reset                              reset the prefix cache
 //! stats · share · hits · drafts      print counters, the head-room share, hits, drafts
 //! ```
@@ -53,8 +55,8 @@ use std::path::Path;
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
     LatencyObjectives, Logprobs, LostKv, Namespace, PageId, PrefillAdmissionPolicy, PromptLogprob,
-    Request, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
-    SlotId, Span, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
+    Request, RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
+    SchedulingPolicy, SlotId, Span, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
 };
 use line_diff::line_diff;
 
@@ -334,6 +336,17 @@ impl World {
                 }
                 self.print_outputs();
             }
+            "end" => {
+                let (id, why) = self.named(words[0]);
+                let reason = match why {
+                    Some(why) => FinishReason::Error(RequestError::NotMasked(why.into())),
+                    None => FinishReason::EndToken,
+                };
+                if !self.scheduler.end_request(id, reason) {
+                    self.say("it had ended");
+                }
+                self.print_outputs();
+            }
             "reset" => match self.scheduler.reset_prefix_cache() {
                 Ok(()) => self.say("done"),
                 Err(in_use) => {
@@ -485,6 +498,7 @@ impl World {
         let mut until_us = u64::MAX;
         let mut output = Vec::new();
         let mut exports_kv = false;
+        let mut is_masked = false;
         let mut prompt_logprobs = None;
         let mut prompt = Vec::new();
         let mut stopping = StoppingCriteria::default();
@@ -498,6 +512,7 @@ impl World {
                 "drawn" => output = value.chars().map(TokenId::from).collect(),
                 "scored" => prompt_logprobs = (value == "on").then_some(0),
                 "export" => exports_kv = value == "on",
+                "masked" => is_masked = value == "on",
                 "prompt" => {
                     prompt = match value.parse() {
                         Ok(num_tokens) => (0..num_tokens).map(|_| self.fresh_token()).collect(),
@@ -523,6 +538,7 @@ impl World {
                 prompt: prompt.clone(),
                 output: output.clone(),
                 exports_kv,
+                is_masked,
                 sampling: SamplingParams {
                     choice,
                     prompt_logprobs,

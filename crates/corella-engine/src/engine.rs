@@ -23,9 +23,11 @@ use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::feed::{Feed, subscription};
 use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
+use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
 use crate::submission::Submission;
+use crate::token_constraint::TokenConstraint;
 use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
 
@@ -155,6 +157,8 @@ impl Engine {
                 Some(thread.map_err(EngineError::Thread)?)
             }
         };
+        let masks = MaskTable::start(shared.limits.max_num_seqs, doorbell.clone());
+        let masks = masks.map_err(EngineError::Thread)?;
         let watchdog = |subject| {
             let (timeout, deadline) = (config.step_timeout, config.step_deadline);
             Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
@@ -174,6 +178,8 @@ impl Engine {
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
             spill_thread,
+            masks,
+            unsampled: None,
             in_flight: InFlight::new(watchdog, shared.clone()),
             step_log: StepLog::new(config.step_log_len, config.step_log_path),
             shared: shared.clone(),
@@ -212,6 +218,7 @@ impl Engine {
         entry: Entry,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
+        let constraint = submission.constraint.clone();
         let first = self.take_in(submission, entry)?;
         let mut requests = Vec::with_capacity(num_choices as usize);
         let mut senders = Vec::with_capacity(num_choices as usize);
@@ -226,7 +233,11 @@ impl Engine {
             senders.push(sender);
             streams.push(stream);
         }
-        self.commands.send(Command::Add { requests, senders });
+        self.commands.send(Command::Add {
+            requests,
+            senders,
+            constraint,
+        });
         Ok(streams)
     }
 
@@ -244,6 +255,7 @@ impl Engine {
             num_choices: 1,
             ..submission
         };
+        let constraint = submission.constraint.clone();
         let request = self.take_in(submission, Entry::New)?;
         let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
         let reservation = Arc::new(OnceLock::new());
@@ -251,6 +263,7 @@ impl Engine {
             request: Box::new(request),
             timeout,
             sender,
+            constraint,
             reservation: reservation.clone(),
         });
         Ok(Receipt {
@@ -312,6 +325,7 @@ impl Engine {
             priority: 0,
             objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
+            constraint: None,
             trace_id: None,
         };
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
@@ -455,12 +469,14 @@ pub(crate) enum Command {
     Add {
         requests: Vec<Request>,
         senders: Vec<StreamSender>,
+        constraint: Option<Arc<dyn TokenConstraint>>,
     },
     /// Its pages are to be filled within `timeout`.
     Reserve {
         request: Box<Request>,
         timeout: Duration,
         sender: StreamSender,
+        constraint: Option<Arc<dyn TokenConstraint>>,
         reservation: Arc<OnceLock<Reservation>>,
     },
     Abort(RequestId),

@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::{Batch, BatchOutput, KvEvent, KvFact, Namespace, RequestId, Scheduler, StepId};
+use corella_core::{
+    Batch, BatchOutput, KvEvent, KvFact, Namespace, RequestId, Scheduler, SlotId, StepId,
+};
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::{Receiver, TryRecvError};
 
@@ -17,6 +19,7 @@ use crate::engine::{Command, Shared};
 use crate::engine_error::ResetError;
 use crate::feed::Feed;
 use crate::kv_exchange::KvCommand;
+use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
 use crate::token_stream::{StreamEvent, StreamSender};
@@ -37,6 +40,9 @@ pub(crate) struct EngineLoop {
     pub(crate) kv_facts: Feed<KvFact>,
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
+    pub(crate) masks: MaskTable,
+    /// The step that was submitted last, if it waits for its masks.
+    pub(crate) unsampled: Option<StepId>,
     pub(crate) in_flight: InFlight,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
@@ -66,6 +72,7 @@ impl EngineLoop {
             self.doorbell.clear();
             self.drain_commands()?;
             self.take_ended_copies();
+            self.take_made_masks()?;
             self.drive_step()?;
             self.forward_outputs();
             match self.next_event()? {
@@ -96,20 +103,52 @@ impl EngineLoop {
         }
     }
 
-    /// Plans and submits as many steps as may be in flight.
+    /// Takes the masks that have been made, and lets the step that waits for the last of them draw.
+    fn take_made_masks(&mut self) -> Result<(), Stopped> {
+        self.masks.take_made(&mut self.scheduler);
+        if !self.masks.is_awaiting()
+            && let Some(step) = self.unsampled.take()
+        {
+            self.sample(step)?;
+        }
+        Ok(())
+    }
+
+    /// Plans and submits as many steps as may be in flight. A step that waits for its masks is
+    /// computed meanwhile, and the next one is planned when it has them.
     fn drive_step(&mut self) -> Result<(), Stopped> {
+        if self.masks.is_awaiting() {
+            return Ok(());
+        }
         self.draft();
-        while let Some(batch) = self.scheduler.schedule(self.shared.now_us()) {
+        while !self.masks.is_awaiting()
+            && let Some(batch) = self.scheduler.schedule(self.shared.now_us())
+        {
             let batch = Arc::new(batch);
             self.step_log.push(batch.clone());
             self.in_flight.push(batch.clone());
-            let submitted = self.call_executor(batch.step, |executor| {
-                executor.submit(batch.clone())?;
-                executor.sample(batch.step, Vec::new())
-            })?;
+            let submitted =
+                self.call_executor(batch.step, |executor| executor.submit(batch.clone()))?;
             if let Err(reason) = submitted {
                 self.in_flight.fail_newest(reason);
+                continue;
             }
+            let in_flight = &self.in_flight;
+            self.masks.ask(&batch, |slot| in_flight.request_of(slot));
+            match self.masks.is_awaiting() {
+                true => self.unsampled = Some(batch.step),
+                false => self.sample(batch.step)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the newest step draw its tokens.
+    fn sample(&mut self, step: StepId) -> Result<(), Stopped> {
+        let masks = self.masks.masks();
+        let sampled = self.call_executor(step, |executor| executor.sample(step, masks))?;
+        if let Err(reason) = sampled {
+            self.in_flight.fail_newest(reason);
         }
         Ok(())
     }
@@ -158,6 +197,7 @@ impl EngineLoop {
             }
             if finished {
                 self.streams.remove(&id);
+                self.masks.remove(id);
             }
         }
         let scheduler = &mut self.scheduler;
@@ -224,6 +264,8 @@ impl EngineLoop {
             },
         };
         self.in_flight.pop();
+        // A step may fail before it could draw.
+        self.unsampled.take_if(|unsampled| *unsampled == step);
         match returned {
             Err(reason) => Ok(Some(Event::StepFailed { step, reason })),
             Ok(output) if output.step == step => Ok(Some(Event::StepReturned(output))),
@@ -236,8 +278,17 @@ impl EngineLoop {
 
     fn handle_command(&mut self, command: Command) -> Result<(), Stopped> {
         match command {
-            Command::Add { requests, senders } => {
+            Command::Add {
+                requests,
+                senders,
+                constraint,
+            } => {
                 let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
+                if let Some(constraint) = &constraint {
+                    for request in &requests {
+                        self.masks.insert(request, constraint);
+                    }
+                }
                 match self.scheduler.add_requests(requests) {
                     Ok(()) => {
                         for (id, mut sender) in ids.into_iter().zip(senders) {
@@ -246,7 +297,8 @@ impl EngineLoop {
                         }
                     }
                     Err(error) => {
-                        for mut sender in senders {
+                        for (id, mut sender) in ids.into_iter().zip(senders) {
+                            self.masks.remove(id);
                             sender.send(StreamEvent::Refused(error.clone()));
                         }
                     }
@@ -256,9 +308,13 @@ impl EngineLoop {
                 request,
                 timeout,
                 mut sender,
+                constraint,
                 reservation,
             } => {
                 let id = request.id;
+                if let Some(constraint) = &constraint {
+                    self.masks.insert(&request, constraint);
+                }
                 let deadline_us = self.shared.now_us() + timeout.as_micros() as u64;
                 match self.scheduler.reserve(*request, deadline_us) {
                     Ok(reserved) => {
@@ -267,7 +323,10 @@ impl EngineLoop {
                         sender.send(StreamEvent::Accepted);
                         self.streams.insert(id, sender);
                     }
-                    Err(error) => sender.send(StreamEvent::Refused(error)),
+                    Err(error) => {
+                        self.masks.remove(id);
+                        sender.send(StreamEvent::Refused(error));
+                    }
                 }
             }
             Command::Kv(command) => self.handle_kv(command),
@@ -393,6 +452,11 @@ impl InFlight {
             watchdog,
             shared,
         }
+    }
+
+    /// The request that holds a slot, as the newest batch has it.
+    fn request_of(&self, slot: SlotId) -> RequestId {
+        self.slot_requests[slot.0 as usize]
     }
 
     fn oldest(&mut self) -> Option<&mut InFlightStep> {

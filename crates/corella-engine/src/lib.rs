@@ -10,9 +10,12 @@ mod engine_stats;
 mod feed;
 mod generate;
 mod kv_exchange;
+mod mask_table;
+mod mask_thread;
 mod spill_thread;
 mod step_log;
 mod submission;
+mod token_constraint;
 mod token_stream;
 mod watchdog;
 
@@ -23,4 +26,5 @@ pub use engine_stats::EngineStats;
 pub use generate::Generate;
 pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 pub use submission::Submission;
+pub use token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
 pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};

@@ -6,6 +6,8 @@ use corella_core::{
     LatencyObjectives, Namespace, Request, RequestId, SamplingParams, StoppingCriteria, TokenId,
 };
 
+use crate::token_constraint::TokenConstraint;
+
 /// What to generate. Each choice becomes a request of its own.
 #[derive(Clone, Debug)]
 pub struct Submission {
@@ -23,6 +25,8 @@ pub struct Submission {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
+    /// What the answer may be. Every choice is held to it.
+    pub constraint: Option<Arc<dyn TokenConstraint>>,
     /// What logs call it, on every node that serves it.
     pub trace_id: Option<Arc<str>>,
 }
@@ -35,6 +39,7 @@ impl Submission {
             prompt: self.prompt,
             output: self.output,
             exports_kv: self.exports_kv,
+            is_masked: self.constraint.is_some(),
             sampling: self.sampling,
             stopping: self.stopping,
             priority: self.priority,
@@ -45,7 +50,7 @@ impl Submission {
     }
 }
 
-/// A submission of one choice. The request's id and time of arrival are left out, because an engine
+/// A submission of one choice without a constraint. The request's id and time of arrival are left out, because an engine
 /// gives it its own.
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
@@ -59,6 +64,7 @@ impl From<Request> for Submission {
             priority: request.priority,
             objectives: request.objectives,
             namespace: request.namespace,
+            constraint: None,
             trace_id: None,
         }
     }

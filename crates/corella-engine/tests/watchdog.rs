@@ -51,6 +51,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            constraint: None,
             trace_id: None,
         })
         .unwrap();

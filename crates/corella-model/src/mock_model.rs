@@ -118,6 +118,25 @@ impl MockConfig {
         sequence.tokens.split_off(prompt.len())
     }
 
+    /// The same, where each token is drawn through the mask that `allowed` makes of the output so far.
+    /// Ends where there is none.
+    pub fn lone_masked_tokens(
+        &self,
+        prompt: &[TokenId],
+        sampling: &SamplingParams,
+        mut allowed: impl FnMut(&[TokenId]) -> Option<Box<[u32]>>,
+    ) -> Vec<TokenId> {
+        let mut sequence = Sequence::new(self, self.lone_start(prompt, sampling));
+        let mut logits = Vec::new();
+        while let Some(mask) = allowed(&sequence.tokens[prompt.len()..]) {
+            let (num_tokens, chain) = (sequence.tokens.len(), sequence.chains.last());
+            let chain = chain.copied().unwrap_or(0);
+            let drawn = self.draw(&sequence, num_tokens, chain, Some(&mask), &mut logits);
+            sequence.push(self, drawn.expect("the mask allows something").token);
+        }
+        sequence.tokens.split_off(prompt.len())
+    }
+
     fn chain(&self, before: Option<u64>, token: TokenId, position: usize) -> u64 {
         let before = before.unwrap_or_else(|| mix(self.seed, 1));
         mix(before, u64::from(token) << 32 | position as u64)

@@ -144,6 +144,7 @@ impl Generation {
                     priority: params.priority,
                     objectives: params.objectives,
                     namespace: params.namespace.clone(),
+                    constraint: None,
                     trace_id: Some(name.to_shared()),
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;

@@ -271,6 +271,8 @@ impl Writer {
                 prompt: prompt.clone(),
                 output: Vec::new(),
                 exports_kv: false,
+                // Masks change when a token is planned, never which one it is.
+                is_masked: self.num_requests % 5 == 3,
                 sampling: SamplingParams {
                     choice,
                     prompt_logprobs,

@@ -263,6 +263,7 @@ impl Llm {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            constraint: None,
             trace_id: None,
         })?;
         Ok(TextEvents {

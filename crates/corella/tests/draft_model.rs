@@ -89,6 +89,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            constraint: None,
             trace_id: None,
         }
     };

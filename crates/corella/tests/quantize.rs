@@ -182,6 +182,7 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
             priority: 0,
             objectives: Default::default(),
             namespace: Namespace::default(),
+            constraint: None,
             trace_id: None,
         };
         let mut stream = llm.engine.submit(submission).unwrap().remove(0);

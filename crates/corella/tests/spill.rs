@@ -61,6 +61,7 @@ fn submission(at: u32) -> Submission {
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        constraint: None,
         trace_id: None,
     }
 }

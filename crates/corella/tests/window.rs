@@ -92,6 +92,7 @@ fn submit(engine: &Engine, prompt: Vec<TokenId>, seed: u64, max_tokens: u32) -> 
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        constraint: None,
         trace_id: None,
     };
     engine.submit(submission).unwrap().remove(0)

@@ -170,6 +170,9 @@ impl Puller {
         if submission.sampling.prompt_logprobs.is_some() {
             return Err("log-probabilities of the prompt are wanted");
         }
+        if submission.constraint.is_some() {
+            return Err("its answer is constrained from the first token on");
+        }
         let rows = source.rows.ok_or("it is another kind of engine")?;
         let digest = prompt_digest(&submission.namespace, &submission.prompt);
         if rows.model_fingerprint != self.model_fingerprint {

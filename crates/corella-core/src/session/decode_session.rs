@@ -93,7 +93,9 @@ pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
         return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);
     };
     match error {
-        RequestError::NotDrawn(_) | RequestError::ObjectiveMissed(_) => None,
+        RequestError::NotDrawn(_)
+        | RequestError::NotMasked(_)
+        | RequestError::ObjectiveMissed(_) => None,
         RequestError::PoolExhausted { .. }
         | RequestError::PreemptedTooOften { .. }
         | RequestError::KvNotKept(_) => Some(AbortReason::OutOfPages),

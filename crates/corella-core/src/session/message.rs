@@ -217,6 +217,7 @@ impl Allocate {
             prompt: self.prompt,
             output: Vec::new(),
             exports_kv: false,
+            is_masked: false,
             sampling: self.sampling,
             stopping: self.stopping,
             priority: self.priority,

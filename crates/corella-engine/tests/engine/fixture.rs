@@ -58,6 +58,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
         priority: 0,
         objectives: Default::default(),
         namespace: Namespace::default(),
+        constraint: None,
         trace_id: None,
     }
 }

@@ -75,7 +75,7 @@ impl Executor for MockExecutor {
         };
         let now = Instant::now();
         self.advance(&mut oldest, now);
-        if now < oldest.time.done_at {
+        if now < oldest.time.done_at || oldest.masks.is_none() {
             self.inflight.push_front(oldest);
             return Ok(None);
         }

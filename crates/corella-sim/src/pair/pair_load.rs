@@ -308,6 +308,7 @@ impl Writer {
             prompt,
             output: Vec::new(),
             exports_kv: false,
+            is_masked: false,
             sampling: SamplingParams::GREEDY,
             stopping,
             priority: 0,

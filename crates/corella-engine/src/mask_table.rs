@@ -1,0 +1,149 @@
+//! The masks of the requests whose answers are constrained.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use corella_core::{
+    Batch, FinishReason, InputToken, Request, RequestError, RequestId, Scheduler, SlotId, TokenId,
+};
+use corella_model::TokenMask;
+
+use crate::doorbell::Doorbell;
+use crate::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
+use crate::token_constraint::TokenConstraint;
+
+/// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a
+/// masked request has not drawn, so a batch says all that a mask depends on: its span ends in the
+/// newest token.
+pub(crate) struct MaskTable {
+    thread: MaskThread,
+    requests: HashMap<RequestId, Masked>,
+    /// The slots of the step that was asked for, whose requests are masked.
+    asked: Vec<(SlotId, RequestId)>,
+    num_awaited: usize,
+}
+
+struct Masked {
+    num_prompt_tokens: u32,
+    /// `None` while the thread has it.
+    answer: Option<Answer>,
+    /// Tokens that were drawn elsewhere, before the first mask.
+    drawn: Vec<TokenId>,
+    /// How many output tokens the answer has taken.
+    num_taken: u32,
+    /// The mask of the token behind those. It is kept until that token is in the request's history,
+    /// because what a step draws is dropped when the request starts over.
+    mask: Option<Box<[u32]>>,
+}
+
+impl MaskTable {
+    pub(crate) fn start(max_num_seqs: u32, doorbell: Doorbell) -> io::Result<Self> {
+        Ok(Self {
+            thread: MaskThread::start(max_num_seqs as usize, doorbell)?,
+            requests: HashMap::new(),
+            asked: Vec::new(),
+            num_awaited: 0,
+        })
+    }
+
+    pub(crate) fn insert(&mut self, request: &Request, constraint: &Arc<dyn TokenConstraint>) {
+        let masked = Masked {
+            num_prompt_tokens: request.prompt.len() as u32,
+            answer: Some(Answer::new(constraint.clone(), &request.stopping)),
+            drawn: request.output.clone(),
+            num_taken: 0,
+            mask: None,
+        };
+        self.requests.insert(request.id, masked);
+    }
+
+    pub(crate) fn remove(&mut self, request: RequestId) {
+        self.requests.remove(&request);
+    }
+
+    /// Whether masks are being made. Meanwhile no step is asked for.
+    pub(crate) fn is_awaiting(&self) -> bool {
+        self.num_awaited > 0
+    }
+
+    /// Asks for the masks that a step needs and that are not there yet.
+    pub(crate) fn ask(&mut self, batch: &Batch, request_of: impl Fn(SlotId) -> RequestId) {
+        assert!(!self.is_awaiting(), "masks of two steps are asked for");
+        self.asked.clear();
+        if self.requests.is_empty() {
+            return;
+        }
+        for span in batch.spans.iter().filter(|span| span.yields.draws()) {
+            let request = request_of(span.slot);
+            let Some(masked) = self.requests.get_mut(&request) else {
+                continue;
+            };
+            self.asked.push((span.slot, request));
+            let num_tokens = span.start + span.tokens.len() as u32;
+            let num_output = num_tokens - masked.num_prompt_tokens;
+            if masked.mask.is_some() && masked.num_taken == num_output {
+                continue;
+            }
+            masked.mask = None;
+            let mut tokens = std::mem::take(&mut masked.drawn);
+            masked.num_taken += tokens.len() as u32;
+            if masked.num_taken < num_output {
+                let newest = batch.span_tokens(span).last();
+                let Some(&InputToken::Known(token)) = newest else {
+                    panic!("a masked request is planned behind a token that is not known");
+                };
+                tokens.push(token);
+                masked.num_taken += 1;
+            }
+            assert_eq!(
+                masked.num_taken, num_output,
+                "a masked request has drawn tokens without masks"
+            );
+            let answer = masked.answer.take();
+            self.thread.want(WantedMask {
+                request,
+                answer: answer.expect("the thread keeps no answer between two steps"),
+                tokens,
+            });
+            self.num_awaited += 1;
+        }
+    }
+
+    /// Takes the masks that have been made, and ends the requests for which there is none.
+    pub(crate) fn take_made(&mut self, scheduler: &mut Scheduler) {
+        while let Some(made) = self.thread.take_made() {
+            self.num_awaited -= 1;
+            let MadeMask {
+                request,
+                answer,
+                next,
+            } = made;
+            // The request may have ended meanwhile.
+            let Some(masked) = self.requests.get_mut(&request) else {
+                continue;
+            };
+            masked.answer = Some(answer);
+            match next {
+                Ok(Next::Masked(mask)) => masked.mask = Some(mask),
+                Ok(Next::Nothing) => {
+                    scheduler.end_request(request, FinishReason::EndToken);
+                }
+                Err(reason) => {
+                    let error = RequestError::NotMasked(reason.into());
+                    scheduler.end_request(request, FinishReason::Error(error));
+                }
+            }
+        }
+    }
+
+    /// The masks of the step that was asked for. There is none for requests that have ended, and
+    /// whatever is drawn for them is dropped.
+    pub(crate) fn masks(&self) -> Vec<TokenMask> {
+        let mask = |&(slot, request): &(SlotId, RequestId)| {
+            let allowed = self.requests.get(&request)?.mask.clone()?;
+            Some(TokenMask { slot, allowed })
+        };
+        self.asked.iter().filter_map(mask).collect()
+    }
+}

@@ -1,0 +1,140 @@
+//! The thread that makes masks while the executor computes the step that needs them.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+use corella_core::{RequestId, StoppingCriteria, TokenId};
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::doorbell::{Doorbell, LoopSender};
+use crate::engine_loop::panic_message;
+use crate::token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
+
+/// The loop's end of the thread, which ends when this is dropped and it has made what it was asked for.
+pub(crate) struct MaskThread {
+    wanted: Sender<WantedMask>,
+    made: Receiver<MadeMask>,
+}
+
+/// A request for the mask of one request's next token.
+pub(crate) struct WantedMask {
+    pub(crate) request: RequestId,
+    pub(crate) answer: Answer,
+    /// The tokens that have been drawn since the last mask.
+    pub(crate) tokens: Vec<TokenId>,
+}
+
+pub(crate) struct MadeMask {
+    pub(crate) request: RequestId,
+    pub(crate) answer: Answer,
+    pub(crate) next: Result<Next, String>,
+}
+
+/// What may follow an answer.
+pub(crate) enum Next {
+    /// The tokens of this mask.
+    Masked(Box<[u32]>),
+    /// Nothing: the answer is complete.
+    Nothing,
+}
+
+/// The constrained answer of one request. The thread has it while it makes its mask, and the loop
+/// keeps it otherwise.
+pub(crate) struct Answer {
+    state: AnswerState,
+    /// The tokens with which the request may end.
+    end_tokens: Vec<TokenId>,
+}
+
+enum AnswerState {
+    New(Arc<dyn TokenConstraint>),
+    Begun(Box<dyn ConstrainedAnswer>),
+}
+
+impl MaskThread {
+    /// At most `max_wanted` masks may be wanted at a time.
+    pub(crate) fn start(max_wanted: usize, doorbell: Doorbell) -> io::Result<Self> {
+        let (wanted, jobs) = crossbeam_channel::bounded(max_wanted);
+        let (report, made) = crossbeam_channel::bounded(max_wanted);
+        let report = LoopSender::new(report, doorbell);
+        thread::Builder::new()
+            .name("corella-masks".to_owned())
+            .spawn(move || {
+                while let Ok(job) = jobs.recv() {
+                    if !report.send(make(job)) {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self { wanted, made })
+    }
+
+    pub(crate) fn want(&self, mask: WantedMask) {
+        let is_sent = self.wanted.send(mask).is_ok();
+        assert!(is_sent, "the thread that makes masks has ended");
+    }
+
+    /// A mask that has been made since the last call.
+    pub(crate) fn take_made(&self) -> Option<MadeMask> {
+        self.made.try_recv().ok()
+    }
+}
+
+/// Whatever goes wrong in a constraint, a panic included, is told to the one request that has it.
+fn make(job: WantedMask) -> MadeMask {
+    let WantedMask {
+        request,
+        mut answer,
+        tokens,
+    } = job;
+    let next = catch_unwind(AssertUnwindSafe(|| answer.next(&tokens)));
+    MadeMask {
+        request,
+        answer,
+        next: next.unwrap_or_else(|panic| Err(panic_message(&*panic))),
+    }
+}
+
+impl Answer {
+    pub(crate) fn new(constraint: Arc<dyn TokenConstraint>, stopping: &StoppingCriteria) -> Self {
+        let ends = stopping.end_token_ids.iter();
+        Self {
+            state: AnswerState::New(constraint),
+            end_tokens: ends.chain(&stopping.stop_token_ids).copied().collect(),
+        }
+    }
+
+    fn next(&mut self, tokens: &[TokenId]) -> Result<Next, String> {
+        if let AnswerState::New(constraint) = &self.state {
+            self.state = AnswerState::Begun(constraint.start()?);
+        }
+        let AnswerState::Begun(answer) = &mut self.state else {
+            unreachable!("an answer has just begun");
+        };
+        for &token in tokens {
+            answer.push(token)?;
+        }
+        let Allowed { tokens, may_end } = answer.allowed()?;
+        let has_tokens = tokens.iter().any(|&word| word != 0);
+        match (has_tokens, may_end) {
+            (true, false) => Ok(Next::Masked(tokens)),
+            (true, true) => Ok(Next::Masked(with_bits(tokens, &self.end_tokens))),
+            (false, true) => Ok(Next::Nothing),
+            (false, false) => Err("no token of the vocabulary may follow".to_owned()),
+        }
+    }
+}
+
+fn with_bits(words: Box<[u32]>, tokens: &[TokenId]) -> Box<[u32]> {
+    let mut words = words.into_vec();
+    for &token in tokens {
+        let word = token as usize / 32;
+        if word >= words.len() {
+            words.resize(word + 1, 0);
+        }
+        words[word] |= 1 << (token % 32);
+    }
+    words.into()
+}
