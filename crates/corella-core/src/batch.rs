@@ -46,6 +46,9 @@ pub struct SlotStart {
     /// be.
     pub min_tokens: u32,
     pub masked_until_min_tokens: Arc<[TokenId]>,
+    /// The adapter that the request's tokens are computed with, by the name under which the executor
+    /// has it.
+    pub adapter: Option<Arc<str>>,
 }
 
 /// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a

@@ -297,6 +297,7 @@ impl RequestState {
             cached_tokens: self.tokens[..num_cached_tokens].to_vec(),
             min_tokens: self.request.stopping.min_tokens,
             masked_until_min_tokens: self.masked_until_min_tokens.clone(),
+            adapter: self.request.namespace.lora.clone(),
         }
     }
 

@@ -154,6 +154,8 @@ impl LayerCalibration {
             max_rows: MAX_ROWS,
             num_threads: self.pool.num_threads(),
             draws: false,
+            max_adapter_rank: None,
+            first_layer: 0,
             max_context: spec.max_position,
         })
     }

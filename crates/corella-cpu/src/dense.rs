@@ -7,7 +7,7 @@ mod packed_rows;
 mod tiles;
 
 pub use self::buffer::Buffer;
-pub use self::gemm::{Epilogue, Part, gemm, shared_gemm};
+pub use self::gemm::{Epilogue, Part, Updates, Weights, gemm, shared_gemm};
 pub use self::grid::Grid;
 pub use self::packed_rows::PackedRows;
 pub use self::tiles::Tiles;

@@ -9,18 +9,19 @@ use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat, KvGroups,
-    KvLayout, KvPages, StepWaker, TokenMask, WeightFormat,
+    Adapters, DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat,
+    KvGroups, KvLayout, KvPages, StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, page_bytes};
 use crate::step::{
-    CallerWaker, Command, Forward, ForwardParts, Output, Profile, SlotLimits, Slots, Stage,
+    AdapterStore, CallerWaker, Command, Forward, ForwardParts, Output, Profile, SlotLimits, Slots,
+    Stage,
 };
 use crate::system::{ThreadPool, allowed_cores};
-use crate::weights::{PackedImage, PackedWeights};
+use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
 
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
@@ -44,6 +45,8 @@ pub struct CpuConfig {
     /// The number of pipeline stages over which the layers and the threads are divided. Stages work
     /// on different steps at a time.
     pub num_stages: usize,
+    /// The largest rank of the adapters that may be loaded; `None` leaves no room for adapters.
+    pub max_adapter_rank: Option<usize>,
     /// The account in which the time of every step is noted, if any.
     pub profile: Option<Arc<Profile>>,
 }
@@ -65,6 +68,7 @@ impl CpuConfig {
             max_model_len: limits.max_model_len,
             isa: None,
             num_stages: limits.num_pipeline_stages as usize,
+            max_adapter_rank: None,
             profile: None,
         }
     }
@@ -74,6 +78,7 @@ pub struct CpuExecutor {
     info: ExecutorInfo,
     kv_layout: KvLayout,
     kv_pages: Arc<PipelinePages>,
+    adapters: Option<Arc<AdapterStore>>,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
     waker: Arc<OnceLock<StepWaker>>,
@@ -179,6 +184,10 @@ impl CpuExecutor {
             kv_groups: kv_groups.groups().to_vec(),
             vocab_size: spec.vocab_size,
         };
+        let adapters = config.max_adapter_rank.map(|max_rank| {
+            let packing = AdapterPacking::new(&spec, &packed.layers, kernels);
+            Arc::new(AdapterStore::new(packing, max_rank))
+        });
         let weight_bytes = packed.num_bytes();
         let num_stages = config.num_stages;
         let mut pools = vec![pool];
@@ -201,7 +210,9 @@ impl CpuExecutor {
         let new_forward = |((stage, layers), pool): ((usize, Range<usize>), &ThreadPool)| {
             let mut spec = spec.clone();
             spec.layers = spec.layers[layers.clone()].to_vec();
+            let first_layer = layers.start;
             let mut forward = Forward::new(ForwardParts {
+                first_layer,
                 weights: packed.take_layers(layers.len()),
                 spec,
                 kernels,
@@ -214,6 +225,7 @@ impl CpuExecutor {
                 num_threads: pool.num_threads(),
                 draws: stage + 1 == num_stages,
                 max_context: config.max_model_len as usize,
+                max_adapter_rank: config.max_adapter_rank,
             })?;
             forward.profile = config.profile.clone();
             Ok(forward)
@@ -235,6 +247,7 @@ impl CpuExecutor {
                 config.num_pages,
                 kv.collect(),
             )),
+            adapters,
             commands,
             results,
             waker: Arc::default(),
@@ -254,7 +267,11 @@ impl CpuExecutor {
             let stage_loop = Stage::new(
                 forward,
                 pool,
-                Slots::new(limits.clone(), is_first || is_last),
+                Slots::new(
+                    limits.clone(),
+                    executor.adapters.clone(),
+                    is_first || is_last,
+                ),
                 config.max_num_batched_tokens,
                 is_first,
                 std::mem::replace(&mut receiver, next_receiver),
@@ -322,6 +339,11 @@ impl Executor for CpuExecutor {
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(lost()),
         }
+    }
+
+    fn adapters(&self) -> Option<Arc<dyn Adapters>> {
+        let adapters = self.adapters.clone();
+        adapters.map(|adapters| adapters as Arc<dyn Adapters>)
     }
 
     fn set_waker(&mut self, waker: StepWaker) {

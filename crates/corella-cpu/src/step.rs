@@ -1,6 +1,7 @@
 //! One step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 
 mod activation_memory;
+mod adapter;
 mod expert_layer;
 mod expert_plan;
 mod forward;
@@ -13,6 +14,7 @@ mod rotary;
 mod slot;
 mod stage;
 
+pub use self::adapter::AdapterStore;
 pub use self::forward::{Forward, ForwardParts, Observer};
 pub use self::layout::StepLayout;
 pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};

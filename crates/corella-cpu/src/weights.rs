@@ -5,6 +5,7 @@ mod grouped_matrix;
 mod image_reader;
 mod lane;
 mod norm;
+mod packed_adapter;
 mod packed_image;
 mod packed_layer;
 mod packed_size;
@@ -14,6 +15,9 @@ mod spec_check;
 pub use self::format_plan::{FormatPlan, Role, StoredMatrices, StoredMatrix, weight_format};
 pub use self::lane::Lane;
 pub use self::norm::PackedNorm;
+pub use self::packed_adapter::{
+    AdaptedMatrix, AdapterPacking, PackedAdapter, PackedUpdate, RowAdapters,
+};
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
 pub use self::packed_size::packed_bytes;

@@ -488,6 +488,7 @@ fn config(kv_format: KvFormat, page_size: u32) -> CpuConfig {
         max_model_len: NUM_POSITIONS,
         isa: held_isa(),
         num_stages: 1,
+        max_adapter_rank: None,
         pin_threads: false,
         profile: None,
     }

@@ -194,6 +194,7 @@ fn run_format(
             isa: Some(isa),
             num_stages,
             pin_threads: false,
+            max_adapter_rank: None,
             profile: None,
         };
         let weights = checkpoint.weights().unwrap();

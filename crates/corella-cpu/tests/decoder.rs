@@ -598,6 +598,7 @@ fn executor(
         max_model_len: spec.max_position as u32,
         isa: Some(isa),
         num_stages: 1,
+        max_adapter_rank: None,
         pin_threads: false,
         profile: None,
     };

@@ -237,6 +237,7 @@ impl Model {
             isa: Some(isa),
             num_stages: 1,
             pin_threads: false,
+            max_adapter_rank: None,
             profile: None,
         };
         let vocab_size = spec.vocab_size;

@@ -315,6 +315,7 @@ fn executor_of(
         isa,
         num_stages,
         pin_threads: false,
+        max_adapter_rank: None,
         profile: None,
     };
     let spec = checkpoint.config().spec.clone();

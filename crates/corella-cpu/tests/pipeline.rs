@@ -314,6 +314,7 @@ fn executor_with_kv(num_stages: usize, num_threads: usize, kv_format: KvFormat) 
         max_model_len: limits.max_model_len,
         isa: held_isa(),
         pin_threads: false,
+        max_adapter_rank: None,
         profile: None,
     };
     let spec = checkpoint.config().spec.clone();

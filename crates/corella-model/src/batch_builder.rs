@@ -57,6 +57,7 @@ impl BatchBuilder {
             cached_tokens: cached_tokens.to_vec(),
             min_tokens: 0,
             masked_until_min_tokens: Arc::new([]),
+            adapter: None,
         })
     }
 

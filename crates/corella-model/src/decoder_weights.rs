@@ -64,7 +64,7 @@ pub struct FileTensor {
 
 impl FileTensor {
     /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
-    fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
+    pub fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
         let (num_columns, shape) = match self.shape[..] {
             [.., num_columns] if self.shape.len() > 1 => {
                 (num_columns, vec![rows.len(), num_columns])
@@ -366,14 +366,14 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
 }
 
 /// Which rows of what a file stores make up a tensor.
-struct Part {
+pub struct Part {
     /// With the matrices of all experts in one tensor, their number.
     num_experts: Option<usize>,
     /// The first row.
     first: usize,
     /// The number of rows of the tensor that is stored, of one expert.
     num_rows: usize,
-    order: RowOrder,
+    pub order: RowOrder,
 }
 
 impl Part {
@@ -387,7 +387,7 @@ impl Part {
         }
     }
 
-    fn new(
+    pub fn new(
         tensor: LayerTensor,
         layer: &LayerSpec,
         layout: &Layout,
@@ -417,14 +417,14 @@ impl Part {
     }
 
     /// The shape of the stored tensor that has a part of this shape.
-    fn whole(&self, shape: &[usize]) -> Vec<usize> {
+    pub fn whole(&self, shape: &[usize]) -> Vec<usize> {
         let mut whole: Vec<usize> = self.num_experts.into_iter().collect();
         whole.push(self.num_rows);
         whole.extend(&shape[1..]);
         whole
     }
 
-    fn rows(&self, num_rows: usize) -> Range<usize> {
+    pub fn rows(&self, num_rows: usize) -> Range<usize> {
         self.first..self.first + num_rows
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId};
 
-use crate::{KvFormat, KvPages};
+use crate::{Adapters, KvFormat, KvPages};
 
 /// Runs batches in the order they were submitted. A slot's tokens depend on nothing but the
 /// slot's own history and parameters: not on the batch around it, not on how its prompt was
@@ -46,6 +46,11 @@ pub trait Executor: Send {
 
     /// The KV memory, for threads that fetch pages or bring them while steps run.
     fn kv_pages(&self) -> Arc<dyn KvPages>;
+
+    /// The adapters that slots may start with; `None` if there can be none.
+    fn adapters(&self) -> Option<Arc<dyn Adapters>> {
+        None
+    }
 }
 
 /// Tells whoever waits for a step that it may have returned.

@@ -1,5 +1,6 @@
 //! What a checkpoint is and what an executor must do.
 
+mod adapter;
 mod arch;
 mod batch_builder;
 mod batch_check;
@@ -43,6 +44,7 @@ mod tensor;
 mod tokenizer_json;
 mod transposed_tensor;
 
+pub use adapter::{Adapter, AdapterLayer, Adapters, LowRankUpdate};
 pub use arch::{Architecture, Layout, Outline, OutlineSizes, Stored};
 pub use batch_builder::BatchBuilder;
 pub use batch_check::BatchCheck;

@@ -163,6 +163,7 @@ impl MockConfig {
             cached_tokens: prompt.to_vec(),
             min_tokens: 0,
             masked_until_min_tokens: Arc::new([]),
+            adapter: None,
         }
     }
 

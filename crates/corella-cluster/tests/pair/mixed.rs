@@ -50,6 +50,7 @@ impl Kind {
             max_model_len: MAX_CONTEXT,
             isa: None,
             num_stages: 1,
+            max_adapter_rank: None,
             pin_threads: false,
             profile: None,
         };

@@ -20,7 +20,7 @@ use crate::kernels::{
     TileRows, TileUnit, wants_prefetch,
 };
 use crate::system::Worker;
-use crate::weights::PackedMatrix;
+use crate::weights::{AdaptedMatrix, PackedMatrix, PackedUpdate, RowAdapters};
 
 use super::buffer::Buffer;
 use super::grid::Grid;
@@ -84,6 +84,40 @@ impl<'a> Epilogue<'a> {
                 is_gated,
             },
         }
+    }
+}
+
+/// The weights of a dense layer, and what adapters add to its outputs.
+#[derive(Clone, Copy)]
+pub struct Weights<'a> {
+    pub matrix: &'a PackedMatrix,
+    pub updates: Option<Updates<'a>>,
+}
+
+impl<'a> From<&'a PackedMatrix> for Weights<'a> {
+    fn from(matrix: &'a PackedMatrix) -> Self {
+        Self {
+            matrix,
+            updates: None,
+        }
+    }
+}
+
+/// What the adapters of a step's rows add to the outputs of one matrix.
+#[derive(Clone, Copy)]
+pub struct Updates<'a> {
+    pub adapters: &'a RowAdapters,
+    pub layer: usize,
+    pub matrix: AdaptedMatrix,
+    /// The inner values of the rows that have an adapter, `[row][num_inner]`, complete since the last
+    /// barrier.
+    pub inner: &'a Buffer,
+}
+
+impl<'a> Updates<'a> {
+    /// The update of a row's outputs, if its adapter has one.
+    pub fn of(&self, row: usize) -> Option<&'a PackedUpdate> {
+        self.adapters.update(row, self.layer, self.matrix)
     }
 }
 
@@ -153,7 +187,10 @@ pub fn gemm(
     part: &Part,
     units: Range<usize>,
     next: Option<usize>,
-    weights: &PackedMatrix,
+    Weights {
+        matrix: weights,
+        updates,
+    }: Weights<'_>,
     epilogue: Epilogue<'_>,
 ) {
     assert_eq!((a.k, a.form()), (weights.k, weights.form));
@@ -162,6 +199,7 @@ pub fn gemm(
         a,
         tiles: part.tiles,
         weights,
+        updates,
         first_panel: part.first_panel,
         epilogue,
         tile_rows: kernels.tile_gemm.filter(|_| weights.form != Form::Columns),
@@ -197,12 +235,12 @@ pub fn shared_gemm(
     kernels: &Kernels,
     a: &PackedRows,
     grid: &Grid,
-    weights: &PackedMatrix,
+    weights: Weights<'_>,
     epilogue: Epilogue<'_>,
     worker: &Worker<'_>,
 ) {
     let part_of = |owner| {
-        let panels = grid.share(owner, weights.num_panels);
+        let panels = grid.share(owner, weights.matrix.num_panels);
         Part::new(kernels, a, grid.tiles, grid.tiles_of(owner), panels)
     };
     worker.take_shares(
@@ -221,6 +259,7 @@ struct Call<'a> {
     a: &'a PackedRows,
     tiles: Tiles,
     weights: &'a PackedMatrix,
+    updates: Option<Updates<'a>>,
     first_panel: usize,
     epilogue: Epilogue<'a>,
     tile_rows: Option<TileRows>,
@@ -423,7 +462,7 @@ impl Call<'_> {
 
     fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> OutputPlace {
         match self.epilogue {
-            Epilogue::Store(out) if self.weights.bias.is_none() => OutputPlace {
+            Epilogue::Store(out) if self.adds_nothing() => OutputPlace {
                 to: out.lanes_ptr(rows, panel - self.first_panel),
                 stride: out.stride(),
                 is_final: true,
@@ -434,6 +473,11 @@ impl Call<'_> {
                 is_final: false,
             },
         }
+    }
+
+    /// Whether the products are the outputs.
+    fn adds_nothing(&self) -> bool {
+        self.weights.bias.is_none() && self.updates.is_none()
     }
 
     /// # Safety
@@ -477,7 +521,7 @@ impl Call<'_> {
         }
     }
 
-    /// Adds the bias to a tile's outputs and puts them where the epilogue says.
+    /// Adds the bias and the updates of adapters to a tile's outputs, and puts them where the epilogue says.
     fn finish(&self, panel: usize, rows: Range<usize>, values: *mut Lanes) {
         // SAFETY: the kernel has just written these rows.
         let values = unsafe { std::slice::from_raw_parts_mut(values, rows.len()) };
@@ -486,6 +530,15 @@ impl Call<'_> {
             for values in &mut *values {
                 for (value, bias) in values.0.iter_mut().zip(bias) {
                     *value += bias;
+                }
+            }
+        }
+        if let Some(updates) = &self.updates {
+            for (row, values) in rows.clone().zip(&mut *values) {
+                if let Some(update) = updates.of(row) {
+                    // SAFETY: nobody writes inner values between the last barrier and the next.
+                    let inner = unsafe { updates.inner.row(row) };
+                    update.add(self.kernels, panel, inner, &mut values.0);
                 }
             }
         }

@@ -42,6 +42,8 @@ pub static KERNELS: Kernels = Kernels {
     silu_mul,
     activate,
     soft_cap,
+    low_rank_down,
+    low_rank_up,
     scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,

@@ -41,6 +41,8 @@ pub const KERNELS: Kernels = Kernels {
     silu_mul,
     activate,
     soft_cap,
+    low_rank_down,
+    low_rank_up,
     scores: ByKvFormat {
         f32: scores::<F32>,
         bf16: scores::<BF16>,

@@ -433,6 +433,18 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
+        unsafe fn low_rank_down(product: super::LowRankDown) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::low_rank::low_rank_down(product) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn low_rank_up(product: super::LowRankUp) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::low_rank::low_rank_up(product) }
+        }
+
+        $(#[target_feature(enable = $features)])?
         unsafe fn norm_rotate(head: super::NormRotate, out: *mut f32) {
             // SAFETY: the caller promises as much.
             unsafe {

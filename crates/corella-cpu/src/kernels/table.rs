@@ -6,6 +6,7 @@ use super::elementwise::{NormRotate, QuantiseRow};
 use super::form::{Form, TILE_K};
 use super::gemm::{Gemm, Int8Gemm, TileRows};
 use super::grouped::GroupedGemm;
+use super::low_rank::{LowRankDown, LowRankUp};
 use super::peak::Peak;
 use super::row_attention::{Scores, Values};
 use super::tile_attention::{KEY_TILE, TileAttention};
@@ -86,6 +87,10 @@ pub struct Kernels {
     pub activate: unsafe fn(activation: Activation, x: *mut f32, n: usize),
     /// `x[i] = cap * tanh(x[i] * scale / cap)`.
     pub soft_cap: unsafe fn(x: *mut f32, n: usize, scale: f32, cap: f32),
+    /// Multiplies a row by the first matrix of an adapter.
+    pub low_rank_down: unsafe fn(LowRankDown),
+    /// Adds the product with the second matrix of an adapter to outputs.
+    pub low_rank_up: unsafe fn(LowRankUp),
     pub scores: ByKvFormat<Scores>,
     /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`; all but the first
     /// `limit` weights are 0. Updates the running maximum and the 16 running sums, and returns the

@@ -136,7 +136,8 @@ impl Bench {
             let grid = Grid::new(tiles, self.pool.num_threads());
             let seconds = self.median(&|worker| {
                 for matrix in &matrices {
-                    shared_gemm(kernels, &rows, &grid, matrix, Epilogue::Store(&to), worker);
+                    let out = Epilogue::Store(&to);
+                    shared_gemm(kernels, &rows, &grid, matrix.into(), out, worker);
                     worker.barrier();
                 }
             })?;

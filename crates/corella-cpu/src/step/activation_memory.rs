@@ -10,6 +10,7 @@ use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
 use crate::weights::{PackedLayer, PackedWeights};
 
+use super::adapter::AdapterRows;
 use super::expert_layer::ExpertRows;
 use super::head_groups::HeadGroups;
 use super::projection::is_normed_apart;
@@ -28,6 +29,8 @@ pub struct Activations {
     /// What a layer's part computes, for parts with a norm behind them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
+    /// What is needed for adapters, where there can be any.
+    pub adapters: Option<AdapterRows>,
     pub layers: Vec<LayerRows>,
     /// The final norm's output, for one block of the rows that are sampled.
     pub head_input: PackedRows,
@@ -51,6 +54,8 @@ pub struct Sizes {
     pub logit_rows: usize,
     pub num_threads: usize,
     pub num_rotaries: usize,
+    /// The largest rank of an adapter's matrices, if there can be adapters.
+    pub max_adapter_rank: Option<usize>,
 }
 
 impl Activations {
@@ -102,6 +107,9 @@ impl Activations {
                 .then(|| Buffer::new(max_rows, hidden))
                 .transpose()?,
             experts,
+            adapters: { sizes.max_adapter_rank }
+                .map(|rank| AdapterRows::new(spec, max_rows, sizes.num_threads, rank))
+                .transpose()?,
             layers,
             head_input: PackedRows::new(sizes.logit_rows, hidden, head.form, head.is_grouped())?,
             logits: Buffer::new(sizes.logit_rows, spec.vocab_size)?,

@@ -158,7 +158,7 @@ impl Forward {
             Operation::Route,
             &rows.router_input,
             grid,
-            router,
+            router.into(),
             out,
             walk,
         );
@@ -270,7 +270,7 @@ impl Forward {
                         &part,
                         0..part.num_units(),
                         next,
-                        weights,
+                        weights.into(),
                         out,
                     );
                 }
@@ -292,7 +292,14 @@ impl Forward {
         if let (Some(shared), Some(weights)) = (&layer.spec.shared, &layer.weights.shared) {
             let out = Epilogue::Store(self.branch());
             let gated = &layer.layer_rows.gated;
-            self.run_mlp(layout, (&shared.mlp, weights), gated, out, walk, &());
+            self.run_mlp(
+                layout,
+                None,
+                (&shared.mlp, weights),
+                (gated, out),
+                walk,
+                &(),
+            );
         }
     }
 

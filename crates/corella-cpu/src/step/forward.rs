@@ -13,12 +13,13 @@ use corella_model::{
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
 use crate::cpu_error::CpuError;
-use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
+use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, Weights, shared_gemm};
 use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
 use crate::system::Worker;
 use crate::weights::{
-    PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm, PackedWeights,
+    AdaptedMatrix, PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm,
+    PackedWeights,
 };
 
 use super::activation_memory::{Activations, Sizes, divide_alike};
@@ -40,6 +41,8 @@ pub struct Forward {
     /// For each kind of attention that divides into other tasks, a layer that has it.
     attention_kinds: Vec<usize>,
     pub(super) layers: Vec<LayerPlace>,
+    /// The number of layers in the stages before this one.
+    pub(super) first_layer: usize,
     pub kv: Arc<KvMemory>,
     pub(super) activations: Activations,
     pub(super) scratch: Vec<Mutex<Scratch>>,
@@ -77,6 +80,8 @@ pub struct ForwardParts {
     pub spec: DecoderSpec,
     pub kernels: &'static Kernels,
     pub weights: PackedWeights,
+    /// The number of layers in the stages before this one.
+    pub first_layer: usize,
     /// Where the keys and values of the layers are.
     pub kv_layers: Vec<KvLayer>,
     pub num_pages: usize,
@@ -89,6 +94,8 @@ pub struct ForwardParts {
     pub draws: bool,
     /// The longest context that is computed, on which some kinds of RoPE depend.
     pub max_context: usize,
+    /// The largest rank of an adapter's matrices, if there can be adapters.
+    pub max_adapter_rank: Option<usize>,
 }
 
 impl Forward {
@@ -114,11 +121,13 @@ impl Forward {
             spec,
             kernels,
             weights,
+            first_layer,
             kv_layers,
             max_rows,
             num_threads,
             draws,
             max_context,
+            max_adapter_rank,
             ..
         } = parts;
         let head_form = weights.ends.head.form;
@@ -145,6 +154,7 @@ impl Forward {
             logit_rows: if draws { logit_rows(head_tile_rows) } else { 0 },
             num_threads,
             num_rotaries: rotaries.len(),
+            max_adapter_rank,
         };
         let activations = Activations::new(&spec, kernels, &weights, &kv, sizes)?;
         let head_dim = spec.layers[0].attention.head_dim;
@@ -160,6 +170,7 @@ impl Forward {
                 .collect(),
             attention_kinds: kinds,
             layers,
+            first_layer,
             scratch: scratch.collect::<io::Result<_>>()?,
             kernels,
             tile_rows: kernels.rows_at_once(form),
@@ -254,7 +265,14 @@ impl Forward {
         );
         barrier_after(Operation::Norm, walk);
         let out = Epilogue::logits(&act.logits, self.spec.logit_scale, self.spec.logit_soft_cap);
-        self.dense(Operation::Head, &act.head_input, grid, head, out, walk);
+        self.dense(
+            Operation::Head,
+            &act.head_input,
+            grid,
+            head.into(),
+            out,
+            walk,
+        );
     }
 
     /// # Safety
@@ -351,7 +369,9 @@ impl Forward {
         observer.observe(LayerInput::AttentionOutput, attended, grid.tiles, worker);
         let after = norms.after.as_ref();
         let out = self.part_output(spec, after);
-        self.dense(Operation::Output, attended, grid, &layer.output, out, walk);
+        let place = (index, AdaptedMatrix::Output);
+        let weights = self.adapted(layout, place, attended, &layer.output, walk);
+        self.dense(Operation::Output, attended, grid, weights, out, walk);
         self.add_part(spec, after, grid, worker);
     }
 
@@ -374,34 +394,34 @@ impl Forward {
         let out = self.part_output(spec, after);
         let gated = &act.layers[index].gated;
         let mlp = (spec.feed_forward.mlp(), mlp);
-        self.run_mlp(layout, mlp, gated, out, walk, observer);
+        self.run_mlp(layout, Some(index), mlp, (gated, out), walk, observer);
         self.add_part(spec, after, grid, walk.worker);
     }
 
-    /// Computes an MLP of the rows that have been normed.
+    /// Computes an MLP of the rows that have been normed. Adapters may update that of the layer
+    /// `adapted_layer`.
     pub(super) fn run_mlp(
         &self,
         layout: &StepLayout,
+        adapted_layer: Option<usize>,
         (spec, weights): (&MlpSpec, &PackedMlp),
-        gated: &PackedRows,
-        out: Epilogue<'_>,
+        (gated, out): (&PackedRows, Epilogue<'_>),
         walk: &mut Walk<'_>,
         observer: &impl Observer,
     ) {
         let (rows, grid) = (&self.activations.normed, layout.grid);
         observer.observe(LayerInput::Mlp, rows, grid.tiles, walk.worker);
         let activated = Epilogue::activate(gated, spec.activation, spec.is_gated);
-        self.dense(
-            Operation::GateUp,
-            rows,
-            grid,
-            &weights.gate_up,
-            activated,
-            walk,
-        );
+        let adapted = |place, rows, matrix, walk: &mut Walk<'_>| match adapted_layer {
+            Some(layer) => self.adapted(layout, (layer, place), rows, matrix, walk),
+            None => matrix.into(),
+        };
+        let gate_up = adapted(AdaptedMatrix::GateUp, rows, &weights.gate_up, walk);
+        self.dense(Operation::GateUp, rows, grid, gate_up, activated, walk);
         self.complete(gated, &weights.down, grid, walk);
         observer.observe(LayerInput::MlpOutput, gated, grid.tiles, walk.worker);
-        self.dense(Operation::Down, gated, grid, &weights.down, out, walk);
+        let down = adapted(AdaptedMatrix::Down, gated, &weights.down, walk);
+        self.dense(Operation::Down, gated, grid, down, out, walk);
     }
 
     /// Where the last dense layer of a layer's part leaves its outputs: in the residual stream, unless
@@ -437,12 +457,12 @@ impl Forward {
         operation: Operation,
         rows: &PackedRows,
         grid: Grid,
-        weights: &PackedMatrix,
+        weights: Weights<'_>,
         out: Epilogue<'_>,
         walk: &mut Walk<'_>,
     ) {
         shared_gemm(self.kernels, rows, &grid, weights, out, walk.worker);
-        self.count_dense(operation, rows, grid, weights, walk);
+        self.count_dense(operation, rows, grid, weights.matrix, walk);
         barrier_after(operation, walk);
     }
 

@@ -9,6 +9,7 @@ use corella_model::AttentionSpec;
 use crate::attention::{AttentionPlan, Spans, TaskShape};
 use crate::dense::{Grid, Tiles};
 use crate::kv::PageTable;
+use crate::weights::RowAdapters;
 
 use super::slot::Slots;
 
@@ -25,6 +26,7 @@ pub struct StepLayout {
     pub attention: Vec<AttentionPlan>,
     pub samples: Vec<StepSample>,
     pub scores: Vec<StepScore>,
+    pub adapters: RowAdapters,
 }
 
 /// One row of the step, which computes one token.
@@ -71,6 +73,7 @@ impl StepLayout {
         self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.samples.clear();
         self.scores.clear();
+        self.adapters.clear();
     }
 
     /// Cuts a range of rows into runs that lie in one page of one sequence.
@@ -112,6 +115,9 @@ impl StepLayout {
             let start = span.start as usize;
             let first_row = self.rows.len();
             self.add_span(&slot.history()[start..], start, slot.tables(span.start));
+            if let Some(adapter) = &slot.adapter {
+                self.adapters.add(first_row..self.rows.len(), adapter);
+            }
             if let Yield::Logprobs {
                 positions, next, ..
             } = &span.yields

@@ -10,6 +10,7 @@ use crate::system::Worker;
 pub enum Operation {
     Embed,
     Norm,
+    Adapter,
     Quantise,
     Qkv,
     Rope,
@@ -24,9 +25,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Embed,
         Self::Norm,
+        Self::Adapter,
         Self::Quantise,
         Self::Qkv,
         Self::Rope,
@@ -44,6 +46,7 @@ impl Operation {
         match self {
             Self::Embed => "embed",
             Self::Norm => "norms",
+            Self::Adapter => "adapters",
             Self::Quantise => "quantise rows",
             Self::Qkv => "dense q k v",
             Self::Rope => "rope, store",

@@ -8,7 +8,7 @@ use corella_model::{AttentionSpec, NormKind, QkNorm};
 use crate::dense::{Buffer, Epilogue, Part, gemm};
 use crate::kernels::NormRotate;
 use crate::kv::{HeadPage, Rows, Side};
-use crate::weights::{PackedLayer, PackedNorm};
+use crate::weights::{AdaptedMatrix, PackedLayer, PackedNorm};
 
 use super::forward::{Forward, barrier_after};
 use super::head_groups::HeadGroups;
@@ -52,6 +52,8 @@ impl Forward {
     ) {
         let spec = &self.spec.layers[index].attention;
         let (act, weights) = (&self.activations, &layer.qkv);
+        let place = (index, AdaptedMatrix::Qkv);
+        let adapted = self.adapted(layout, place, &act.normed, weights, walk);
         let (worker, grid) = (walk.worker, layout.grid);
         let groups = HeadGroups::new(spec);
         let heads = &act.heads[worker.index()];
@@ -69,7 +71,7 @@ impl Forward {
                     part.first_panel = part.panels.start;
                     let units = 0..part.num_units();
                     let out = Epilogue::Store(heads);
-                    gemm(self.kernels, &act.normed, &part, units, next, weights, out);
+                    gemm(self.kernels, &act.normed, &part, units, next, adapted, out);
                     walk.note(Operation::Qkv);
                     for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         for (i, head) in groups.heads(group).enumerate() {
@@ -99,7 +101,9 @@ impl Forward {
         let projected = self.activations.projected.as_ref();
         let projected = projected.expect("a layer has norms of its own, but no rows for them");
         let (rows, out) = (&self.activations.normed, Epilogue::Store(projected));
-        self.dense(Operation::Qkv, rows, grid, &layer.qkv, out, walk);
+        let place = (index, AdaptedMatrix::Qkv);
+        let weights = self.adapted(layout, place, rows, &layer.qkv, walk);
+        self.dense(Operation::Qkv, rows, grid, weights, out, walk);
         for row in grid.own_rows(worker.index()) {
             // SAFETY: the row is complete since the last barrier, and belongs to this worker.
             let row = unsafe { projected.row_mut(row) };

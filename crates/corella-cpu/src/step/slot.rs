@@ -9,10 +9,14 @@ use corella_core::{
 use corella_model::SampleRequest;
 
 use crate::kv::PageTable;
+use crate::weights::PackedAdapter;
+
+use super::adapter::AdapterStore;
 
 /// The state of one running request.
 pub struct Slot {
     pub params: SamplingParams,
+    pub adapter: Option<Arc<PackedAdapter>>,
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
@@ -138,6 +142,8 @@ pub struct SlotLimits {
 pub struct Slots {
     limits: SlotLimits,
     slots: Vec<Option<Slot>>,
+    /// The adapters that requests may name, if there can be any.
+    adapters: Option<Arc<AdapterStore>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
     /// Whether this pipeline stage learns which tokens were drawn. Only the first and the last do.
@@ -148,10 +154,11 @@ pub struct Slots {
 const MAX_FAILED_STEPS: usize = 16;
 
 impl Slots {
-    pub fn new(limits: SlotLimits, knows_drawn: bool) -> Self {
+    pub fn new(limits: SlotLimits, adapters: Option<Arc<AdapterStore>>, knows_drawn: bool) -> Self {
         Self {
             slots: (0..limits.max_num_seqs).map(|_| None).collect(),
             limits,
+            adapters,
             failed_steps: Vec::new(),
             knows_drawn,
         }
@@ -220,10 +227,21 @@ impl Slots {
                 start.slot, limits.max_num_seqs
             ));
         };
+        let adapter = match &start.adapter {
+            None => None,
+            Some(name) => {
+                let adapter = self
+                    .adapters
+                    .as_ref()
+                    .and_then(|adapters| adapters.get(name));
+                Some(adapter.ok_or_else(|| format!("adapter {name} is not loaded"))?)
+            }
+        };
         let mut history = Vec::with_capacity(limits.max_model_len as usize);
         history.extend_from_slice(&start.cached_tokens);
         *entry = Some(Slot {
             params: start.sampling.clone(),
+            adapter,
             num_prompt_tokens: start.num_prompt_tokens,
             min_tokens: start.min_tokens,
             masked_until_min_tokens: Arc::clone(&start.masked_until_min_tokens),

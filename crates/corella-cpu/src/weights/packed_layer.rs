@@ -217,14 +217,19 @@ pub(super) fn lanes<'a>((weight, bias): Part<'a>) -> impl Iterator<Item = Option
 
 /// The output channels of gate and up projections in common panels: 16 of each in turn.
 fn pairs<'a>(gate: Part<'a>, up: Part<'a>) -> Vec<Option<Lane<'a>>> {
-    let num_outputs = gate.0.shape[0];
-    let lanes = (0..num_outputs).step_by(16).flat_map(|first| {
-        [gate, up].into_iter().flat_map(move |(weight, bias)| {
-            (first..first + 16)
-                .map(move |row| (row < num_outputs).then_some(Lane { weight, bias, row }))
+    let lanes = paired(gate.0.shape[0], [gate, up]).into_iter();
+    let lane = |((weight, bias), row)| Lane { weight, bias, row };
+    lanes.map(|source| source.map(lane)).collect()
+}
+
+/// The rows of a gate and an up projection in the order in which they lie in panels.
+pub(super) fn paired<T: Copy>(num_rows: usize, [gate, up]: [T; 2]) -> Vec<Option<(T, usize)>> {
+    let blocks = (0..num_rows).step_by(16).flat_map(|first| {
+        [gate, up].into_iter().flat_map(move |matrix| {
+            (first..first + 16).map(move |row| (row < num_rows).then_some((matrix, row)))
         })
     });
-    lanes.collect()
+    blocks.collect()
 }
 
 /// Fills the last panel with channels that have no source.

@@ -179,7 +179,7 @@ impl Source {
         Ok(Some(Cow::Owned(tokenizer.to_string().into_bytes())))
     }
 
-    fn map(&self, name: &str) -> Result<Option<Storage>, CheckpointError> {
+    pub fn map(&self, name: &str) -> Result<Option<Storage>, CheckpointError> {
         let Self::Folder(folder) = self else {
             return Ok(self.find_static(name).map(Storage::Static));
         };

@@ -1,0 +1,154 @@
+//! Products with the thin matrices of adapters. Each instruction set has its own compiled copy, and all
+//! copies compute the same bits.
+
+use corella_model::DType;
+
+use super::sum_lanes;
+
+/// The first product of an adapter: a row times each row of a thin matrix.
+pub struct LowRankDown {
+    pub x: *const f32,
+    /// The length of `x` and of each row of the matrix.
+    pub k: usize,
+    /// The matrix, `[rank][k]`, in f32 or bf16.
+    pub matrix: *const u8,
+    pub dtype: DType,
+    pub rank: usize,
+    /// Where the `rank` sums go.
+    pub out: *mut f32,
+}
+
+/// The second product of an adapter: what the first one gave, times neighbouring output channels.
+pub struct LowRankUp {
+    /// The `rank` sums of the first product.
+    pub x: *const f32,
+    pub rank: usize,
+    /// The matrix, `[rank][num_lanes]`, in f32 or bf16.
+    pub matrix: *const u8,
+    pub dtype: DType,
+    pub num_lanes: usize,
+    /// The `num_lanes` outputs that the products are added to.
+    pub out: *mut f32,
+}
+
+/// The number of elements that are multiplied at a time.
+const CHUNK: usize = 16;
+
+/// # Safety
+/// Pointers are valid for the extents that [`LowRankDown`] names.
+#[inline(always)]
+pub unsafe fn low_rank_down(product: LowRankDown) {
+    // SAFETY: the caller promises as much.
+    unsafe {
+        match product.dtype {
+            DType::F32 => down::<f32>(product),
+            DType::Bf16 | DType::F16 => down::<Bf16>(product),
+        }
+    }
+}
+
+/// # Safety
+/// Pointers are valid for the extents that [`LowRankUp`] names.
+#[inline(always)]
+pub unsafe fn low_rank_up(product: LowRankUp) {
+    // SAFETY: the caller promises as much.
+    unsafe {
+        match product.dtype {
+            DType::F32 => up::<f32>(product),
+            DType::Bf16 | DType::F16 => up::<Bf16>(product),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn down<T: Element>(product: LowRankDown) {
+    let LowRankDown {
+        x, k, rank, out, ..
+    } = product;
+    for row in 0..rank {
+        let mut sums = [0.0_f32; CHUNK];
+        let mut i = 0;
+        // SAFETY: the caller promises `k` elements of `x` and of each row.
+        unsafe {
+            let weights = product.matrix.cast::<T>().add(row * k);
+            while i + CHUNK <= k {
+                let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+                let weights = weights.add(i).cast::<[T; CHUNK]>().read_unaligned();
+                for j in 0..CHUNK {
+                    sums[j] += x[j] * weights[j].to_f32();
+                }
+                i += CHUNK;
+            }
+            while i < k {
+                sums[i % CHUNK] += *x.add(i) * weights.add(i).read_unaligned().to_f32();
+                i += 1;
+            }
+            *out.add(row) = sum_lanes(&sums);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn up<T: Element>(product: LowRankUp) {
+    let LowRankUp {
+        x,
+        rank,
+        num_lanes,
+        out,
+        ..
+    } = product;
+    let matrix = product.matrix.cast::<T>();
+    let mut lane = 0;
+    // SAFETY: the caller promises `rank` rows of `num_lanes` elements, and as many outputs.
+    unsafe {
+        while lane + CHUNK <= num_lanes {
+            let mut sums = [0.0_f32; CHUNK];
+            for row in 0..rank {
+                let x = *x.add(row);
+                let weights = matrix.add(row * num_lanes + lane);
+                let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
+                for j in 0..CHUNK {
+                    sums[j] += x * weights[j].to_f32();
+                }
+            }
+            let out = out.add(lane).cast::<[f32; CHUNK]>();
+            let mut values = out.read_unaligned();
+            for j in 0..CHUNK {
+                values[j] += sums[j];
+            }
+            out.write_unaligned(values);
+            lane += CHUNK;
+        }
+        while lane < num_lanes {
+            let mut sum = 0.0;
+            for row in 0..rank {
+                let weights = matrix.add(row * num_lanes + lane);
+                sum += *x.add(row) * weights.read_unaligned().to_f32();
+            }
+            *out.add(lane) += sum;
+            lane += 1;
+        }
+    }
+}
+
+trait Element: Copy {
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Bf16(u16);
+
+impl Element for Bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+}
