@@ -31,6 +31,9 @@ pub struct MockConfig {
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
     pub echo: Option<MockEcho>,
+    /// Outputs that are given word for word, and then end. A request gets the one that its seed chooses:
+    /// the seed modulo their number. Without any, outputs are made up.
+    pub dictations: Vec<Vec<TokenId>>,
     pub faults: Vec<(StepId, Fault)>,
 }
 
@@ -93,6 +96,7 @@ impl MockConfig {
             drawable: Vec::new(),
             end: None,
             echo: None,
+            dictations: Vec::new(),
             faults: Vec::new(),
         }
     }
@@ -216,13 +220,32 @@ impl MockConfig {
         {
             logits[history[from] as usize] = 100.0;
         }
+        let num_output = (num_tokens as u32 + 1).saturating_sub(sequence.start.num_prompt_tokens);
+        let dictation = self.dictation(&sequence.start);
+        let dictated = dictation.and_then(|tokens| tokens.get(num_output.checked_sub(1)? as usize));
+        if let Some(&token) = dictated {
+            logits[token as usize] = 1000.0;
+        }
         if let Some(end) = &self.end {
-            let num_output =
-                (num_tokens as u32 + 1).saturating_sub(sequence.start.num_prompt_tokens);
-            let ends = chance(u64::MAX) < end.probability
-                || end.at_output.is_some_and(|at| num_output >= at);
+            let ends = match dictation {
+                Some(_) => dictated.is_none(),
+                None => {
+                    chance(u64::MAX) < end.probability
+                        || end.at_output.is_some_and(|at| num_output >= at)
+                }
+            };
             logits[end.token as usize] = if ends { 1000.0 } else { f32::NEG_INFINITY };
         }
+    }
+}
+
+impl MockConfig {
+    fn dictation(&self, start: &SlotStart) -> Option<&[TokenId]> {
+        let choice = start
+            .sampling
+            .seed
+            .checked_rem(self.dictations.len() as u64)?;
+        Some(&self.dictations[choice as usize])
     }
 }
 

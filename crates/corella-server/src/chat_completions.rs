@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
-use corella_text::{ChatInput, TextError};
+use corella_text::{ChatInput, ChatTemplate, ReplyContext, ReplyPart, TextError};
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_message::template_messages;
+use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
@@ -28,6 +29,7 @@ use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
+use crate::tool_fields::ToolFields;
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,
@@ -49,7 +51,27 @@ pub struct ChatFields {
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<String>,
     echo: Option<bool>,
+    tools: Option<Vec<Map<String, Value>>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+}
+
+/// A conversation as the model reads it, and how its reply is to be read.
+pub struct ChatPrompt {
+    pub tokens: Vec<TokenId>,
+    pub reply: ReplyContext,
+}
+
+impl From<ChatPrompt> for PromptTokens {
+    fn from(prompt: ChatPrompt) -> Self {
+        Self {
+            tokens: prompt.tokens,
+            echo: None,
+            reply: Some(prompt.reply),
+        }
+    }
 }
 
 /// Counts messages without storing them, so that too many are refused before they take memory.
@@ -131,22 +153,38 @@ impl ChatFields {
         state: &ServerState,
         check: FieldCheck,
         caller: &Caller,
-    ) -> Result<Vec<TokenId>, ApiError> {
+    ) -> Result<ChatPrompt, ApiError> {
         let Some(messages) = self.messages.take() else {
             return Err(ApiError::invalid("messages", "is required"));
         };
-        let messages = template_messages(messages, check)?;
-        let Some(template) = &state.text.chat_template else {
+        let tools = ToolFields {
+            tools: self.tools.take().unwrap_or_default(),
+            tool_choice: self.tool_choice.take(),
+            parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
+        };
+        let tools = tools.offered(state, check)?;
+        let template = state.text.chat_template.as_ref();
+        let needs_text_arguments = template.is_some_and(ChatTemplate::needs_text_arguments);
+        let messages = template_messages(messages, needs_text_arguments, check)?;
+        let Some(template) = template else {
             return Err(ApiError::invalid(
                 "messages",
                 "this model has no chat template; use /v1/completions",
             ));
         };
         let continue_final_message = self.continue_final_message.unwrap_or(false);
+        if let Some(effort) = self.reasoning_effort.take() {
+            if !template.reads("reasoning_effort") {
+                let advice = "the chat template of this model does not read it";
+                return Err(ApiError::unsupported("reasoning_effort", advice));
+            }
+            let kwargs = self.chat_template_kwargs.get_or_insert_default();
+            kwargs.insert("reasoning_effort".into(), effort.into());
+        }
         let is_abandoned = || caller.has_left();
         let input = ChatInput {
             messages: &messages,
-            tools: None,
+            tools: tools.as_ref().map(|tools| &tools.list),
             add_generation_prompt: self
                 .add_generation_prompt
                 .unwrap_or(!continue_final_message),
@@ -168,7 +206,24 @@ impl ChatFields {
                 error => ApiError::invalid("messages", error.to_string()),
             })?;
         let add_special_tokens = self.add_special_tokens.unwrap_or(false);
-        state.encode("messages", &prompt, add_special_tokens, caller)
+        let format = state.text.reply_format;
+        let within_reasoning = format.reasoning.is_some_and(|reasoning| {
+            let last = messages.last().map(|message| &message["content"]);
+            match last.and_then(Value::as_str) {
+                Some(content) if continue_final_message => reasoning.is_open_at_end(content),
+                _ => reasoning.is_opened_by(&prompt),
+            }
+        });
+        let one_call = tools.as_ref().is_some_and(|tools| tools.one_call);
+        Ok(ChatPrompt {
+            tokens: state.encode("messages", &prompt, add_special_tokens, caller)?,
+            reply: ReplyContext {
+                format,
+                tools: tools.map(|tools| tools.set),
+                within_reasoning,
+                one_call,
+            },
+        })
     }
 
     fn logprobs(&self, config: &ServeConfig) -> Result<Option<u32>, ApiError> {
@@ -226,12 +281,9 @@ impl Endpoint for Chat {
             ..EndpointFields::default()
         };
         let params = sampling.validate(state, caller, own)?;
-        let prompt = PromptTokens {
-            tokens: fields.tokenize(state, check, caller)?,
-            echo: None,
-        };
+        let prompt = fields.tokenize(state, check, caller)?;
         Ok(Call {
-            prompts: vec![prompt],
+            prompts: vec![prompt.into()],
             format: Self {
                 prompt_logprobs: params.prompt_logprobs,
                 tokens_as_ids: params.tokens_as_ids,
@@ -254,6 +306,7 @@ impl Endpoint for Chat {
             head,
             format: self,
             has_role: vec![false; num_choices],
+            has_call: vec![false; num_choices],
             stream_usage,
         }
     }
@@ -278,7 +331,7 @@ impl Endpoint for Chat {
         });
         let choices: Vec<_> = choices
             .into_iter()
-            .map(|choice| ChatChoice::new(self, self.token_names(state), choice))
+            .map(|choice| ChatChoice::new(self, state, choice))
             .collect();
         let mut object = head.object("chat.completion", &choices, Some(Some(&usage)));
         object.prompt_logprobs = prompt_logprobs;
@@ -298,26 +351,17 @@ struct ChatChoice {
     token_ids: Option<Vec<TokenId>>,
 }
 
-#[derive(Serialize)]
-struct ChatMessage {
-    role: &'static str,
-    content: String,
-    refusal: Option<&'static str>,
-}
-
 impl ChatChoice {
-    fn new(format: Chat, names: TokenNames, choice: ChoiceDelta) -> Self {
-        let logprobs = logprobs_of(names, &choice.logprobs);
+    fn new(format: Chat, state: &ServerState, choice: ChoiceDelta) -> Self {
+        let logprobs = logprobs_of(format.token_names(state), &choice.logprobs);
+        let message = ChatMessage::new(choice.parts, state.text.reply_format.calls);
         let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
-            (Some(finish.reason), finish.stop_reason)
+            let reason = finish_reason(finish.reason, message.has_calls());
+            (Some(reason), finish.stop_reason)
         });
         Self {
             index: choice.index,
-            message: ChatMessage {
-                role: "assistant",
-                content: choice.text,
-                refusal: None,
-            },
+            message,
             logprobs,
             finish_reason,
             stop_reason,
@@ -326,17 +370,28 @@ impl ChatChoice {
     }
 }
 
+/// A reply that ends by itself behind calls waits for what the tools say.
+fn finish_reason(reason: &'static str, has_calls: bool) -> &'static str {
+    match reason {
+        "stop" if has_calls => "tool_calls",
+        reason => reason,
+    }
+}
+
 fn logprobs_of(names: TokenNames, tokens: &[(TokenId, Box<Logprobs>)]) -> Option<ChatLogprobs> {
     (!tokens.is_empty()).then(|| ChatLogprobs::new(names, tokens))
 }
 
-/// Encodes the chunks of each choice: first its role, then its text, then its finish reason.
+/// Encodes the chunks of each choice: first its role, then the parts of its reply, then its finish
+/// reason.
 struct ChatChunks {
     state: Arc<ServerState>,
     head: ResponseHead,
     format: Chat,
     /// Whether the role of each choice has been sent.
     has_role: Vec<bool>,
+    /// Whether the reply of each choice has called a tool.
+    has_call: Vec<bool>,
     stream_usage: StreamUsage,
 }
 
@@ -350,14 +405,6 @@ struct ChatChunkChoice<'a> {
     stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     token_ids: Vec<TokenId>,
-}
-
-#[derive(Default, Serialize)]
-struct ChatDelta<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a str>,
 }
 
 /// The `object` of a chunk.
@@ -376,10 +423,7 @@ impl ChunkEncoder for ChatChunks {
         if !std::mem::replace(&mut self.has_role[index], true) {
             let role = ChatChunkChoice {
                 index,
-                delta: ChatDelta {
-                    role: Some("assistant"),
-                    content: Some(""),
-                },
+                delta: ChatDelta::first(),
                 ..ChatChunkChoice::default()
             };
             let usage = self.stream_usage.of_choice(&delta.usage);
@@ -389,23 +433,31 @@ impl ChunkEncoder for ChatChunks {
             events.push(&chunk);
         }
         let mut token_ids = delta.tokens;
-        if !delta.text.is_empty() || !delta.logprobs.is_empty() {
+        let calls = self.state.text.reply_format.calls;
+        let mut deltas: Vec<_> = { delta.parts.iter() }
+            .map(|part| ChatDelta::of_part(part, calls))
+            .collect();
+        if deltas.is_empty() && !delta.logprobs.is_empty() {
+            deltas.push(ChatDelta::text(""));
+        }
+        // What belongs to tokens comes with the first of the parts that they gave.
+        let mut logprobs = logprobs_of(self.format.token_names(&self.state), &delta.logprobs);
+        for content in deltas {
             let content = ChatChunkChoice {
                 index,
-                delta: ChatDelta {
-                    role: None,
-                    content: Some(&delta.text),
-                },
-                logprobs: logprobs_of(self.format.token_names(&self.state), &delta.logprobs),
+                delta: content,
+                logprobs: logprobs.take(),
                 token_ids: std::mem::take(&mut token_ids),
                 ..ChatChunkChoice::default()
             };
             self.push(content, &delta.usage, events);
         }
+        let is_call = |part: &ReplyPart| matches!(part, ReplyPart::CallStart { .. });
+        self.has_call[index] |= delta.parts.iter().any(is_call);
         if let Some(finish) = delta.finish {
             let end = ChatChunkChoice {
                 index,
-                finish_reason: Some(finish.reason),
+                finish_reason: Some(finish_reason(finish.reason, self.has_call[index])),
                 stop_reason: finish.stop_reason,
                 token_ids,
                 ..ChatChunkChoice::default()

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::call_message::prepare_calls;
 use crate::field_check::FieldCheck;
 use crate::field_table::{CONTENT_PART, MESSAGE};
 
@@ -10,6 +11,7 @@ use crate::field_table::{CONTENT_PART, MESSAGE};
 /// members of a message are passed to the template as they are.
 pub fn template_messages(
     messages: Vec<Map<String, Value>>,
+    needs_text_arguments: bool,
     check: FieldCheck,
 ) -> Result<Vec<Value>, ApiError> {
     if messages.is_empty() {
@@ -21,13 +23,14 @@ pub fn template_messages(
     messages
         .into_iter()
         .enumerate()
-        .map(|(index, message)| template_message(index, message, check))
+        .map(|(index, message)| template_message(index, message, needs_text_arguments, check))
         .collect()
 }
 
 fn template_message(
     index: usize,
     mut message: Map<String, Value>,
+    needs_text_arguments: bool,
     check: FieldCheck,
 ) -> Result<Value, ApiError> {
     check.check(&MESSAGE, &format!("messages[{index}]"), &message)?;
@@ -37,10 +40,40 @@ fn template_message(
             "must be a string such as \"user\"",
         ));
     };
+    let is_assistant = role == "assistant";
+    let mut has_calls = false;
+    match message.get_mut("tool_calls") {
+        None | Some(Value::Null) => {
+            // Templates ask whether there are calls by asking whether the member is defined.
+            message.remove("tool_calls");
+        }
+        Some(Value::Array(calls)) if calls.is_empty() => {
+            message.remove("tool_calls");
+        }
+        Some(Value::Array(calls)) if is_assistant => {
+            prepare_calls(index, calls, needs_text_arguments, check)?;
+            has_calls = true;
+        }
+        Some(_) => {
+            return Err(ApiError::invalid(
+                format!("messages[{index}].tool_calls"),
+                "must be an array of calls, in a message of the assistant",
+            ));
+        }
+    }
+    if let Some(reasoning) = message.get("reasoning")
+        && !message.contains_key("reasoning_content")
+    {
+        // It is vLLM's newer name, which templates do not know.
+        let reasoning = reasoning.clone();
+        message.insert("reasoning_content".into(), reasoning);
+    }
     let content = match message.get("content") {
         Some(Value::String(_)) => return Ok(Value::Object(message)),
-        None | Some(Value::Null) if role == "assistant" => String::new(),
-        Some(Value::Array(parts)) => text_of_parts(index, parts, check)?,
+        // Some templates know a message that consists of calls by its `content`, which is `none`.
+        None | Some(Value::Null) if has_calls => Value::Null,
+        None | Some(Value::Null) if is_assistant => Value::from(""),
+        Some(Value::Array(parts)) => Value::from(text_of_parts(index, parts, check)?),
         _ => {
             return Err(ApiError::invalid(
                 format!("messages[{index}].content"),
@@ -48,7 +81,7 @@ fn template_message(
             ));
         }
     };
-    message.insert("content".into(), content.into());
+    message.insert("content".into(), content);
     Ok(Value::Object(message))
 }
 

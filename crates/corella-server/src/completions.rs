@@ -219,7 +219,11 @@ fn tokenize(
         Prompt::Text(text) => {
             let tokens = state.encode("prompt", &text, add_special_tokens, caller)?;
             let echo = echo.then_some(text);
-            Ok(PromptTokens { tokens, echo })
+            Ok(PromptTokens {
+                tokens,
+                echo,
+                reply: None,
+            })
         }
         Prompt::Tokens(tokens) => {
             check_num_tokens("prompt", tokens.len(), &state.config)?;
@@ -228,7 +232,11 @@ fn tokenize(
                 .then(|| state.text.tokenizer.decode(&tokens, true))
                 .transpose()
                 .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
-            Ok(PromptTokens { tokens, echo })
+            Ok(PromptTokens {
+                tokens,
+                echo,
+                reply: None,
+            })
         }
     }
 }

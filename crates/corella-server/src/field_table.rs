@@ -156,6 +156,10 @@ pub static BODY: FieldTable = FieldTable {
             "chat_template_kwargs",
             &[Endpoint::Chat, Endpoint::Tokenize],
         ),
+        ("reasoning_effort", &[Endpoint::Chat, Endpoint::Tokenize]),
+        ("tools", &[Endpoint::Chat, Endpoint::Tokenize]),
+        ("tool_choice", &[Endpoint::Chat, Endpoint::Tokenize]),
+        ("parallel_tool_calls", &[Endpoint::Chat, Endpoint::Tokenize]),
         ("tokens", &[Endpoint::Detokenize]),
         ("return_token_strs", &[Endpoint::Tokenize]),
     ],
@@ -187,10 +191,6 @@ pub static BODY: FieldTable = FieldTable {
             &["keep_alive"],
         ),
         (
-            "there are no tools to call",
-            &["parallel_tool_calls", "parse_tool_calls"],
-        ),
-        (
             "the header x-request-id names responses",
             &["request_id", "rid"],
         ),
@@ -216,15 +216,6 @@ pub static BODY: FieldTable = FieldTable {
             ],
         ),
         (
-            "answers are not parsed for reasoning, which remains part of the text",
-            &[
-                "separate_reasoning",
-                "stream_reasoning",
-                "reasoning_format",
-                "thinking_forced_open",
-            ],
-        ),
-        (
             "the tokenizers that are supported put no spaces between special tokens",
             &["spaces_between_special_tokens"],
         ),
@@ -244,8 +235,6 @@ pub static BODY: FieldTable = FieldTable {
     ],
     refused: &[
         // OpenAI.
-        refused("tools", is_empty),
-        refused("tool_choice", |value| value == "none" || value == "auto"),
         refused("functions", is_empty),
         refused("function_call", |value| value == "none" || value == "auto"),
         refused("response_format", |value| value["type"] == "text"),
@@ -256,7 +245,6 @@ pub static BODY: FieldTable = FieldTable {
         }),
         refused("audio", never),
         refused("prediction", never),
-        refused("reasoning_effort", never),
         refused("reasoning", never),
         refused("verbosity", |value| value == "medium"),
         refused("web_search_options", never),
@@ -278,7 +266,7 @@ pub static BODY: FieldTable = FieldTable {
         refused("structured_outputs", never),
         refused("structural_tag", never),
         refused("truncate_prompt_tokens", never),
-        refused("include_reasoning", |value| *value == true),
+        refused("include_reasoning", is_true),
         refused("thinking_token_budget", never),
         refused("kv_transfer_params", is_empty),
         refused("vllm_xargs", is_empty),
@@ -297,6 +285,8 @@ pub static BODY: FieldTable = FieldTable {
         refused("stream_interval", is_one),
         refused("dimensions", never),
         // SGLang.
+        refused("separate_reasoning", is_true),
+        refused("stream_reasoning", is_true),
         refused("regex", never),
         refused("ebnf", never),
         refused("stop_regex", is_empty),
@@ -327,6 +317,11 @@ pub static BODY: FieldTable = FieldTable {
         refused("n_discard", is_zero),
         refused("n_indent", is_zero),
         refused("n_cmpl", |value| *value == 1),
+        refused("parse_tool_calls", is_true),
+        refused("reasoning_format", |value| {
+            value == "auto" || value == "deepseek"
+        }),
+        refused("thinking_forced_open", is_false),
         refused("t_max_predict_ms", |value| {
             value.as_i64().is_some_and(|ms| ms <= 0)
         }),
@@ -399,6 +394,7 @@ pub static MESSAGE: FieldTable = FieldTable {
         "content",
         "name",
         "tool_call_id",
+        "tool_calls",
         "reasoning",
         "reasoning_content",
         "thinking",
@@ -429,11 +425,51 @@ pub static MESSAGE: FieldTable = FieldTable {
         ),
     ],
     refused: &[
-        refused("tool_calls", is_empty),
         refused("function_call", never),
         refused("audio", never),
         refused("images", is_empty),
     ],
+};
+
+/// A call of a tool in an earlier message.
+pub static CALL: FieldTable = FieldTable {
+    read: &["id", "type", "function"],
+    read_at: &[],
+    no_effect: &[(
+        "a server or a client library wrote it into an answer that is now sent back",
+        &["index", "parsed_arguments", "extra_content"],
+    )],
+    refused: &[],
+};
+
+/// What a call of a tool names.
+pub static CALLED_FUNCTION: FieldTable = FieldTable {
+    read: &["name", "arguments"],
+    read_at: &[],
+    no_effect: &[(
+        "a client library wrote it into an answer that is now sent back",
+        &["parsed_arguments"],
+    )],
+    refused: &[],
+};
+
+/// A tool that is offered.
+pub static TOOL: FieldTable = FieldTable {
+    read: &["type", "function"],
+    read_at: &[],
+    no_effect: &[("the prefix cache needs no hints", &["cache_control"])],
+    refused: &[],
+};
+
+/// The function of a tool that is offered. The template sees all of it.
+pub static FUNCTION: FieldTable = FieldTable {
+    read: &["name", "description", "parameters", "return"],
+    read_at: &[],
+    no_effect: &[(
+        "the schema of a call that the model is free to make is not enforced",
+        &["strict"],
+    )],
+    refused: &[],
 };
 
 /// A part of a message's content, whose type is checked where it is read.
@@ -487,6 +523,10 @@ fn never(_: &Value) -> bool {
 
 fn is_false(value: &Value) -> bool {
     *value == false
+}
+
+fn is_true(value: &Value) -> bool {
+    *value == true
 }
 
 fn is_zero(value: &Value) -> bool {

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
 use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
-use corella_text::{Detokenizer, TextStream};
+use corella_text::{Detokenizer, ReplyContext, ReplyParser, ReplyPart, TextStream};
 use serde::Serialize;
 
 use crate::api_error::ApiError;
@@ -33,7 +33,10 @@ pub struct Generation {
 pub struct ChoiceDelta {
     /// Index of the choice within the call: prompt × number of choices + choice.
     pub index: usize,
+    /// The new text of a completion. It is empty in a reply of a conversation, which has parts.
     pub text: String,
+    /// What is new in a reply, as soon as it is known not to be markup.
+    pub parts: Vec<ReplyPart>,
     /// Log-probabilities of the tokens since the last delta; empty unless requested.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
     /// The prompt's, if they were requested, in the first delta of the choice.
@@ -95,6 +98,8 @@ pub struct PromptTokensDetails {
 pub struct PromptTokens {
     pub tokens: Vec<TokenId>,
     pub echo: Option<String>,
+    /// How the answer is read as the parts of a reply; `None` leaves it as text.
+    pub reply: Option<ReplyContext>,
 }
 
 /// Number of prompt tokens that the first output tokens are decoded after, so that their texts join.
@@ -116,14 +121,25 @@ impl Generation {
         let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
         for prompt in prompts {
             let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);
+            let reply = prompt.reply.as_ref();
+            let markers = reply.map_or_else(Vec::new, |reply| reply.format.markers());
             let text = |_| {
                 let detokenizer = Detokenizer::new(
                     state.text.tokenizer.clone(),
                     params.skip_special_tokens,
                     &prompt.tokens[tail..],
+                )
+                .keeping(&markers);
+                let text = TextStream::with_detokenizer(
+                    detokenizer,
+                    params.stop.clone(),
+                    params.include_stop,
                 );
-                TextStream::with_detokenizer(detokenizer, params.stop.clone(), params.include_stop)
-                    .with_min_tokens(params.stopping.min_tokens)
+                ChoiceText {
+                    stream: text.with_min_tokens(params.stopping.min_tokens),
+                    reply: reply.map(ReplyParser::new),
+                    beginning: prompt.echo.clone().unwrap_or_default(),
+                }
             };
             let scored = params.sampling.prompt_logprobs.and(prompt.tokens.first());
             let scored = scored.map(|&first| ScoredPrompt {
@@ -154,7 +170,6 @@ impl Generation {
                     stream,
                     text,
                     params,
-                    &prompt.echo,
                     scored.clone(),
                     returned.clone(),
                 ));
@@ -228,6 +243,7 @@ impl Generation {
             .map(|index| ChoiceDelta {
                 index,
                 text: String::new(),
+                parts: Vec::new(),
                 logprobs: Vec::new(),
                 prompt: None,
                 tokens: Vec::new(),
@@ -240,6 +256,9 @@ impl Generation {
             let delta = delta?;
             let choice = &mut finished[delta.index];
             choice.text.push_str(&delta.text);
+            for part in delta.parts {
+                part.append_to(&mut choice.parts);
+            }
             choice.logprobs.extend(delta.logprobs);
             choice.prompt = choice.prompt.take().or(delta.prompt);
             choice.tokens.extend(delta.tokens);
@@ -301,13 +320,15 @@ struct Choice {
     /// `None` when the choice has finished.
     stream: Option<TokenStream>,
     text: TextStream,
+    reply: Option<ReplyParser>,
     stop: Vec<String>,
     wants_logprobs: bool,
     /// Sum and number of the log-probabilities of all tokens that were drawn, the end token included.
     logprob_sum: f64,
     num_logprobs: u32,
-    /// Log-probabilities that are not yet part of a delta.
+    /// What is not yet part of a delta: text, the parts of a reply, and log-probabilities.
     pending_text: String,
+    pending_parts: Vec<ReplyPart>,
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
     /// The prompt, while its log-probabilities are to come or not yet part of a delta.
     prompt: Option<ScoredPrompt>,
@@ -320,25 +341,34 @@ struct Choice {
     num_output_tokens: u32,
 }
 
+/// What makes text, or the parts of a reply, of a choice's tokens.
+struct ChoiceText {
+    stream: TextStream,
+    reply: Option<ReplyParser>,
+    /// What the text begins with.
+    beginning: String,
+}
+
 impl Choice {
     fn new(
         index: usize,
         stream: TokenStream,
-        text: TextStream,
+        text: ChoiceText,
         params: &GenerationParams,
-        echo: &Option<String>,
         prompt: Option<ScoredPrompt>,
         prompt_tokens: Option<Arc<[TokenId]>>,
     ) -> Self {
         Self {
             index,
             stream: Some(stream),
-            text,
+            text: text.stream,
+            reply: text.reply,
             stop: params.stop.clone(),
             wants_logprobs: params.wants_logprobs,
             logprob_sum: 0.0,
             num_logprobs: 0,
-            pending_text: echo.clone().unwrap_or_default(),
+            pending_text: text.beginning,
+            pending_parts: Vec::new(),
             pending_logprobs: Vec::new(),
             prompt,
             returns_token_ids: params.returns_token_ids,
@@ -463,12 +493,26 @@ impl Choice {
         }
         if finish.is_some() {
             self.stream = None;
-        } else if self.pending_text.is_empty() {
+        }
+        if let Some(reply) = &mut self.reply {
+            let text = std::mem::take(&mut self.pending_text);
+            self.pending_parts = match text.is_empty() {
+                true => Vec::new(),
+                false => reply.push(&text),
+            };
+            if finish.is_some() {
+                for part in reply.finish() {
+                    part.append_to(&mut self.pending_parts);
+                }
+            }
+        }
+        if finish.is_none() && self.pending_text.is_empty() && self.pending_parts.is_empty() {
             return Ok(None);
         }
         Ok(Some(ChoiceDelta {
             index: self.index,
             text: std::mem::take(&mut self.pending_text),
+            parts: std::mem::take(&mut self.pending_parts),
             logprobs: std::mem::take(&mut self.pending_logprobs),
             prompt: self.prompt.take(),
             tokens: std::mem::take(&mut self.pending_tokens),

@@ -8,8 +8,10 @@ mod accounting;
 mod api_error;
 mod auth;
 mod call;
+mod call_message;
 mod chat_completions;
 mod chat_message;
+mod chat_reply;
 mod completions;
 mod field_check;
 mod field_table;
@@ -40,6 +42,7 @@ mod text_thread;
 mod token_logprob;
 mod token_rule;
 mod tokenization;
+mod tool_fields;
 
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use local_client::{LocalClient, LocalResponse};

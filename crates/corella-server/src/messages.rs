@@ -10,7 +10,6 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_text::ReplyPart;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -19,7 +18,7 @@ use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serv
 use crate::chat_completions::ChatFields;
 use crate::field_check::FieldCheck;
 use crate::field_table;
-use crate::generation::{ChoiceDelta, Finish, PromptTokens, StopReason, Usage};
+use crate::generation::{ChoiceDelta, Finish, StopReason, Usage};
 use crate::reply_block::ReplyBlock;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
@@ -57,9 +56,9 @@ pub async fn count_tokens(
         body.check_fields(check)?;
         check_model(state, fields.model.as_deref())?;
         let mut chat = fields.chat(state, check)?;
-        let tokens = chat.tokenize(state, check, caller)?;
+        let prompt = chat.tokenize(state, check, caller)?;
         Ok(json_response(&TokenCount {
-            input_tokens: tokens.len(),
+            input_tokens: prompt.tokens.len(),
         }))
     };
     state.run_blocking(num_bytes, count).await
@@ -145,12 +144,9 @@ impl Endpoint for Messages {
         let params = sampling.validate(state, caller, EndpointFields::default());
         let params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
         let mut chat = fields.chat(state, check)?;
-        let prompt = PromptTokens {
-            tokens: chat.tokenize(state, check, caller)?,
-            echo: None,
-        };
+        let prompt = chat.tokenize(state, check, caller)?;
         Ok(Call {
-            prompts: vec![prompt],
+            prompts: vec![prompt.into()],
             params,
             model,
             format: Self,
@@ -175,9 +171,8 @@ impl Endpoint for Messages {
         usage: Usage,
     ) -> Response {
         let choice = choices.pop();
-        let (parts, finish) = choice.map_or((Vec::new(), None), |choice| {
-            (parts_of(choice.text), choice.finish)
-        });
+        let (parts, finish) =
+            choice.map_or((Vec::new(), None), |choice| (choice.parts, choice.finish));
         let content: Vec<_> = { ReplyBlock::all(&parts).into_iter().enumerate() }
             .map(|(index, block)| ContentBlock::new(&head, index, block))
             .collect();
@@ -192,13 +187,6 @@ impl Endpoint for Messages {
             stop_sequence,
             usage: MessageUsage::new(&usage),
         })
-    }
-}
-
-fn parts_of(text: String) -> Vec<ReplyPart> {
-    match text.is_empty() {
-        true => Vec::new(),
-        false => vec![ReplyPart::Text(text)],
     }
 }
 

@@ -393,6 +393,13 @@ mod tests {
             ("stream_options", &field_table::STREAM_OPTIONS),
             ("messages[]", &field_table::MESSAGE),
             ("messages[].content[]", &field_table::CONTENT_PART),
+            ("messages[].tool_calls[]", &field_table::CALL),
+            (
+                "messages[].tool_calls[].function",
+                &field_table::CALLED_FUNCTION,
+            ),
+            ("tools[]", &field_table::TOOL),
+            ("tools[].function", &field_table::FUNCTION),
             ("messages[]", &field_table::messages::MESSAGE),
             ("messages[].content[]", &field_table::messages::BLOCK),
             ("input[]", &field_table::responses::MESSAGE),

@@ -10,7 +10,6 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_text::ReplyPart;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -20,7 +19,7 @@ use crate::chat_completions::ChatFields;
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::field_table::responses::{REASONING, TEXT};
-use crate::generation::{ChoiceDelta, PromptTokens, Usage};
+use crate::generation::{ChoiceDelta, Usage};
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
@@ -157,11 +156,8 @@ impl Endpoint for Responses {
         };
         let messages = conversation(input, fields.instructions.as_deref(), check)?;
         let mut chat = ChatFields::conversation(messages, false, template_kwargs);
-        let tokens = chat.tokenize(state, check, caller);
-        let prompt = PromptTokens {
-            tokens: tokens.map_err(|error| error.renamed("messages", "input"))?,
-            echo: None,
-        };
+        let prompt = chat.tokenize(state, check, caller);
+        let prompt = prompt.map_err(|error| error.renamed("messages", "input"))?;
         let echo = Echo {
             instructions: fields.instructions,
             max_output_tokens: fields.max_output_tokens,
@@ -172,7 +168,7 @@ impl Endpoint for Responses {
             top_logprobs: fields.top_logprobs.unwrap_or(0),
         };
         Ok(Call {
-            prompts: vec![prompt],
+            prompts: vec![prompt.into()],
             params,
             model,
             format: Self { echo },
@@ -200,7 +196,7 @@ impl Endpoint for Responses {
         let mut status = Status::Completed;
         if let Some(choice) = choices.pop() {
             output.push_logprobs(state, &choice.logprobs);
-            for part in parts_of(choice.text) {
+            for part in choice.parts {
                 output.push(&part);
             }
             status = Status::of(choice.finish.as_ref());
@@ -210,12 +206,5 @@ impl Endpoint for Responses {
                 .echo
                 .object(&head, status, output.items(&head, status), Some(&usage)),
         )
-    }
-}
-
-fn parts_of(text: String) -> Vec<ReplyPart> {
-    match text.is_empty() {
-        true => Vec::new(),
-        false => vec![ReplyPart::Text(text)],
     }
 }

@@ -493,7 +493,7 @@ fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
 
 /// A seed that differs for every call, also across restarts: a counter and the clock, mixed by
 /// splitmix64.
-fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);
     let nanos = SystemTime::now()

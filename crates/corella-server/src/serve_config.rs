@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use corella_core::TokenId;
-use corella_text::{ChatTemplate, Tokenizer};
+use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
 
 /// Requests that exceed a limit are refused with an error that names it.
 #[derive(Clone, Debug)]
@@ -82,4 +82,6 @@ pub struct TextModel {
     pub tokenizer: Tokenizer,
     /// Without a chat template, only `/v1/completions` generates.
     pub chat_template: Option<ChatTemplate>,
+    /// How the model marks calls of tools and reasoning in its replies.
+    pub reply_format: ReplyFormat,
 }

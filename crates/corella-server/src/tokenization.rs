@@ -64,7 +64,10 @@ pub async fn tokenize(
                 let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
                 state.encode("prompt", prompt, add_special_tokens, caller)?
             }
-            None => ChatFields::parse(&body, state)?.tokenize(state, check, caller)?,
+            None => {
+                let prompt = ChatFields::parse(&body, state)?.tokenize(state, check, caller)?;
+                prompt.tokens
+            }
         };
         let strings = || tokens.iter().map(|&id| tokenizer.id_to_token(id)).collect();
         Ok(json_response(&Tokenized {

@@ -201,7 +201,8 @@ impl ChatTemplate {
         })
     }
 
-    fn reads(&self, name: &str) -> bool {
+    /// Whether the template reads a variable of this name.
+    pub fn reads(&self, name: &str) -> bool {
         let default = self.environment.get_template(DEFAULT);
         default.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }

@@ -13,3 +13,19 @@ pub enum ReplyPart {
     /// More of a call's arguments, which are JSON.
     CallArguments { call: usize, json: String },
 }
+
+impl ReplyPart {
+    /// Appends this part to those before it, joined with the last one if that is of the same kind and
+    /// call.
+    pub fn append_to(self, parts: &mut Vec<Self>) {
+        match (parts.last_mut(), &self) {
+            (Some(Self::Reasoning(last)), Self::Reasoning(text))
+            | (Some(Self::Text(last)), Self::Text(text)) => last.push_str(text),
+            (
+                Some(Self::CallArguments { call: of, json }),
+                Self::CallArguments { call, json: more },
+            ) if of == call => json.push_str(more),
+            _ => parts.push(self),
+        }
+    }
+}

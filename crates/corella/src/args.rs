@@ -4,6 +4,7 @@ mod admission;
 mod batch;
 mod bench;
 mod cluster;
+mod format_choice;
 mod hub;
 mod inspect;
 mod quantize;
@@ -22,6 +23,7 @@ pub use bench::{
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
+pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
@@ -333,6 +335,9 @@ pub struct DeviceArgs {
     /// inputs of layers with bf16 weights are rounded to bf16
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
+    /// What the mock answers, word for word; of several texts, the seed of a request chooses
+    #[arg(long, value_name = "TEXT", hide = true)]
+    pub mock_dictation: Vec<String>,
 }
 
 #[derive(Args)]

@@ -464,6 +464,11 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
         DeviceArg::Mock => Device::Mock,
     };
+    if !args.mock_dictation.is_empty() && options.device != Device::Mock {
+        let reason = "--mock-dictation needs --device mock";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    options.mock_dictations.clone_from(&args.mock_dictation);
     check_threads(args.threads)?;
     options.num_threads = args.threads;
     options.pin_threads = args.pin_threads;

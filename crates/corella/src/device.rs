@@ -257,6 +257,13 @@ pub(crate) fn load(
             let mut mock = mock_config(checkpoint, tokenizer.get()?, &scheduler);
             mock.cost = options.mock_cost.clone();
             mock.num_stages = scheduler.num_pipeline_stages;
+            for text in &options.mock_dictations {
+                let tokens = tokenizer.get()?.encode(text, false);
+                let tokens = tokens.map_err(|error| {
+                    Error::Config(format!("--mock-dictation {text:?}: {error}"))
+                })?;
+                mock.dictations.push(tokens);
+            }
             LoadedExecutor::mock(mock)
         }
     };

@@ -24,6 +24,7 @@ impl LocalServer {
         let mut llm = Llm::load(source, options)?;
         // Packed weights are written to the cache while a server runs; here that would slow answers.
         llm.weight_keepers.clear();
+        let reply_format = request.reply_format(llm.chat_template.as_ref());
         let config = ServeConfig {
             // A line of a file or of a terminal is there at once, however long it is.
             max_body_bytes: MAX_BODY_BYTES,
@@ -33,6 +34,7 @@ impl LocalServer {
         let text = TextModel {
             tokenizer: llm.tokenizer,
             chat_template: llm.chat_template,
+            reply_format,
         };
         let state: Arc<ServerState> = ServerState::new(config, text, llm.engine.clone());
         Ok(Self {

@@ -83,6 +83,8 @@ pub struct LlmOptions {
     pub profile: Option<Arc<Profile>>,
     /// The time that a step of the mock takes. Default: none.
     pub mock_cost: Option<CostModel>,
+    /// What the mock answers, of which the seed of a request chooses. Default: made-up words.
+    pub mock_dictations: Vec<String>,
     /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,
 }
@@ -112,6 +114,7 @@ impl Default for LlmOptions {
             step_deadline: Duration::from_secs(300),
             profile: None,
             mock_cost: None,
+            mock_dictations: Vec::new(),
             scheduler,
         }
     }

@@ -42,6 +42,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
     let has_key = config.api_key.is_some();
     let scheduler = config.options.scheduler.clone();
+    let reply_format = config.request.reply_format(llm.chat_template.as_ref());
     let serve_config = ServeConfig {
         api_key: config.api_key,
         ..config.request.serve_config(&llm)
@@ -67,6 +68,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
     let text = TextModel {
         tokenizer: llm.tokenizer,
+        reply_format,
         chat_template: llm.chat_template,
     };
     let backend = Backend {

@@ -3,7 +3,7 @@
 use corella_text::ReplyPart;
 use serde_json::{Value, json};
 
-use super::{ContentBlock, Message, MessageUsage, error_event, parts_of, stop_of};
+use super::{ContentBlock, Message, MessageUsage, error_event, stop_of};
 use crate::api_error::ApiError;
 use crate::call::ResponseHead;
 use crate::generation::{ChoiceDelta, Usage};
@@ -85,7 +85,7 @@ impl MessageEvents {
 impl ChunkEncoder for MessageEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(&delta.usage, events);
-        for part in parts_of(delta.text) {
+        for part in delta.parts {
             self.push_part(&part, events);
         }
         if delta.finish.is_some() {

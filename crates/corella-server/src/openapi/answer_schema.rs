@@ -8,12 +8,24 @@ pub fn answer_schemas() -> Map<String, Value> {
     let token_ids = json!({"type": "array", "items": {"type": "integer"}});
     let finish_reason = json!({"enum": ["stop", "length", "tool_calls"]});
     let stop_reason = json!({"type": ["string", "integer", "null"]});
+    let tool_call = json!({
+        "type": "object", "required": ["id", "type", "function"], "properties": {
+            "id": {"type": "string", "minLength": 1},
+            "type": {"const": "function"},
+            "function": {"type": "object", "required": ["name", "arguments"], "properties": {
+                "name": {"type": "string", "minLength": 1},
+                "arguments": {"type": "string"},
+            }},
+        },
+    });
     let chat_choice = strict(
         json!({
             "index": {"type": "integer"},
             "message": {"type": "object", "required": ["role", "content"], "properties": {
                 "role": {"const": "assistant"},
                 "content": {"type": ["string", "null"]},
+                "reasoning_content": {"type": "string"},
+                "tool_calls": {"type": "array", "minItems": 1, "items": tool_call},
             }},
             "logprobs": {"type": ["object", "null"]},
             "finish_reason": finish_reason,

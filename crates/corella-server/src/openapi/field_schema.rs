@@ -9,6 +9,7 @@ use crate::sampling_fields::{
 };
 use crate::serve_config::ServeConfig;
 use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
+use crate::tool_fields::MAX_NAME_BYTES as MAX_TOOL_NAME_BYTES;
 
 /// Schemas with the limits of one server.
 pub struct FieldSchemas<'a> {
@@ -93,6 +94,10 @@ impl FieldSchemas<'_> {
             "suffix" => string(),
             "prompt" => self.prompt(),
             "chat_template_kwargs" => object(),
+            "reasoning_effort" => string(),
+            "tools" => array(reference("Tool"), 0, u32::MAX as usize),
+            "tool_choice" => json!({"enum": ["auto", "none", null]}),
+            "parallel_tool_calls" => boolean(),
             "tokens" => json!({
                 "type": "array", "items": self.token_id(), "maxItems": config.max_model_len,
             }),
@@ -196,6 +201,19 @@ pub fn object_schemas() -> Map<String, Value> {
     input_text["properties"]["type"] = json!({"enum": ["input_text", "output_text", "text"]});
     let mut reasoning = object(&responses::REASONING, json!([]), of_member);
     reasoning["properties"]["effort"] = string();
+    let kind = json!({"const": "function"});
+    let mut tool = object(&field_table::TOOL, json!(["type", "function"]), of_member);
+    tool["properties"]["type"] = kind.clone();
+    tool["properties"]["function"] = reference("Function");
+    let mut function = object(&field_table::FUNCTION, json!(["name"]), of_member);
+    function["properties"]["name"] = json!({
+        "type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME_BYTES,
+        "pattern": "^[a-zA-Z0-9_.-]+$",
+    });
+    let mut call = object(&field_table::CALL, json!(["function"]), of_member);
+    call["properties"]["type"] = kind;
+    let mut called = object(&field_table::CALLED_FUNCTION, json!(["name"]), of_member);
+    called["properties"]["name"] = json!({"type": "string", "minLength": 1});
     let pairs = [
         ("ChatMessage", message),
         (
@@ -211,6 +229,10 @@ pub fn object_schemas() -> Map<String, Value> {
         ("InputMessage", input),
         ("InputText", input_text),
         ("Reasoning", reasoning),
+        ("Tool", tool),
+        ("Function", function),
+        ("ToolCall", call),
+        ("CalledFunction", called),
         (
             "TextOptions",
             json!({
@@ -231,6 +253,14 @@ pub fn of_member(name: &str) -> Option<Value> {
         "content" => content("ChatText"),
         "name" | "tool_call_id" | "reasoning" | "reasoning_content" | "thinking" | "prefix"
         | "partial" => json!({"description": "Passed to the chat template as it is."}),
+        "id" | "return" => json!({"description": "Passed to the chat template as it is."}),
+        "tool_calls" => json!({"type": ["array", "null"], "items": reference("ToolCall")}),
+        "function" => reference("CalledFunction"),
+        "arguments" => json!({
+            "type": ["string", "object", "null"], "description": "JSON, as an answer has it.",
+        }),
+        "description" => string(),
+        "parameters" => object(),
         "include_usage" | "continuous_usage_stats" => boolean(),
         "effort" => string(),
         _ => return None,

@@ -6,7 +6,6 @@ use corella_text::ReplyPart;
 use serde_json::{Value, json};
 
 use super::object::{Echo, Output, Status, item_id, reasoning_part, text_part};
-use super::parts_of;
 use crate::api_error::ApiError;
 use crate::call::ResponseHead;
 use crate::generation::{ChoiceDelta, Usage};
@@ -172,7 +171,7 @@ impl ChunkEncoder for ResponseEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(events);
         let logprobs = self.output.push_logprobs(&self.state, &delta.logprobs);
-        for part in parts_of(delta.text) {
+        for part in delta.parts {
             self.push_part(&part, logprobs.clone(), events);
         }
         if delta.finish.is_some() {

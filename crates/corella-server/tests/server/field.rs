@@ -18,7 +18,6 @@ const ACCEPTED: &[&str] = &[
     "service_tier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     // vLLM
     "request_id",
     "guided_decoding_backend",
@@ -36,7 +35,6 @@ const ACCEPTED: &[&str] = &[
     "dry_sequence_breakers",
     "xtc_threshold",
     "dynatemp_exponent",
-    "reasoning_format",
     // Ollama
     "keep_alive",
     "num_gpu",
@@ -45,8 +43,6 @@ const ACCEPTED: &[&str] = &[
     "use_mmap",
     // SGLang
     "rid",
-    "separate_reasoning",
-    "stream_reasoning",
     // TGI
     "tool_prompt",
     "guideline",
@@ -88,8 +84,6 @@ const READ: &[(&str, &str)] = &[
 /// that Corella has anyway, and is accepted.
 const REFUSED: &[(&str, &str, &str)] = &[
     // OpenAI
-    ("tools", "[{\"type\": \"function\"}]", "[]"),
-    ("tool_choice", "\"required\"", "\"auto\""),
     ("functions", "[{}]", "[]"),
     ("function_call", "{\"name\": \"f\"}", "\"none\""),
     (
@@ -100,7 +94,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("modalities", "[\"text\", \"audio\"]", "[\"text\"]"),
     ("audio", "{\"voice\": \"alloy\"}", ""),
     ("prediction", "{\"type\": \"content\"}", ""),
-    ("reasoning_effort", "\"low\"", ""),
     ("verbosity", "\"low\"", "\"medium\""),
     ("web_search_options", "{}", ""),
     // vLLM
@@ -116,6 +109,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("structured_outputs", "{\"regex\": \"a\"}", ""),
     ("structural_tag", "\"a\"", ""),
     ("include_reasoning", "false", "true"),
+    ("separate_reasoning", "false", "true"),
+    ("stream_reasoning", "false", "true"),
+    ("parse_tool_calls", "false", "true"),
+    ("reasoning_format", "\"none\"", "\"auto\""),
+    ("thinking_forced_open", "true", "false"),
     ("kv_transfer_params", "{\"a\": 1}", "{}"),
     ("vllm_xargs", "{\"a\": 1}", "{}"),
     ("chat_template", "\"x\"", ""),
@@ -309,8 +307,8 @@ async fn unknown_fields_are_ignored_where_that_is_asked_for() {
     for (path, body) in bodies() {
         let reply = post_field(&server, path, &body, "temprature", json!(1)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
-        let reply = post_field(&server, path, &body, "tools", json!([{}])).await;
-        assert_refused(&reply, "tools", "unsupported_parameter");
+        let reply = post_field(&server, path, &body, "functions", json!([{}])).await;
+        assert_refused(&reply, "functions", "unsupported_parameter");
     }
 }
 
@@ -376,9 +374,9 @@ async fn fields_within_fields_are_checked() {
             unknown,
         ),
         (
-            message(json!({"role": "assistant", "tool_calls": [{}]})),
-            "messages[1].tool_calls",
-            unsupported,
+            message(json!({"role": "assistant", "tool_calls": [{"functoin": {}}]})),
+            "messages[1].tool_calls[0].functoin",
+            unknown,
         ),
         (
             part(json!({"type": "text", "txt": "a"})),

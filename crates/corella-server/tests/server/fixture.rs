@@ -40,6 +40,9 @@ pub struct Setup {
     pub serve: ServeConfig,
     /// Special tokens behind those that the tokenizer always has.
     pub more_tokens: &'static [&'static str],
+    pub template: &'static str,
+    /// Replies of the model, of which a request's seed chooses one.
+    pub replies: Vec<String>,
     /// Makes the reader of `kv_transfer_params`, if there is to be one.
     pub kv_transfer: Option<MakeKvTransfer>,
 }
@@ -59,6 +62,8 @@ impl Setup {
             mock,
             serve,
             more_tokens: &[],
+            template: TEMPLATE,
+            replies: Vec::new(),
             kv_transfer: None,
         }
     }
@@ -89,12 +94,18 @@ impl Setup {
 
     pub async fn start(self) -> TestServer {
         let tokenizer = tokenizer(self.more_tokens);
-        let template = ChatTemplate::new(TEMPLATE, SpecialTokens::default()).expect("it parses");
+        let template = ChatTemplate::new(self.template, SpecialTokens::default());
+        let template = template.expect("it parses");
+        let mut mock = self.mock;
+        mock.dictations = { self.replies.iter() }
+            .map(|reply| tokenizer.encode(reply, false).expect("it encodes"))
+            .collect();
         let text = TextModel {
+            reply_format: template.reply_format(),
             tokenizer: tokenizer.clone(),
             chat_template: Some(template),
         };
-        let executor = MockExecutor::new(self.mock.clone());
+        let executor = MockExecutor::new(mock.clone());
         let engine = Engine::start(EngineConfig::new(self.scheduler), Box::new(executor))
             .expect("it starts");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -113,7 +124,7 @@ impl Setup {
             address,
             local,
             engine,
-            mock: Arc::new(self.mock),
+            mock: Arc::new(mock),
             tokenizer,
             shutdown,
             server,

@@ -19,4 +19,5 @@ mod speculation;
 mod suffix;
 mod token_id;
 mod token_rule;
+mod tools;
 mod validation;

@@ -73,8 +73,6 @@ async fn every_error_names_its_field() {
         ("bad_words[1]", json!(["x", 7])),
         ("bad_words", json!("x")),
         ("bad_words", json!(vec!["x"; 257])),
-        ("tools", json!([{"type": "function"}])),
-        ("tool_choice", json!("required")),
         ("guided_json", json!({})),
         ("prompt_logprobs", json!(21)),
         ("prompt_logprobs", json!(-1)),
@@ -163,7 +161,7 @@ async fn prompts_and_messages_are_checked_part_by_part() {
             json!([{"role": "user", "content": [{"type": "text"}]}]),
         ),
         (
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
             json!([
                 {"role": "assistant", "content": "", "tool_calls": [{}]},
             ]),
@@ -246,7 +244,7 @@ async fn harmless_fields_and_values_are_accepted() {
     let server = TestServer::start().await;
     let body = json!({
         "prompt": "x", "user": "me", "metadata": {"a": "b"}, "store": false,
-        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {},
+        "response_format": {"type": "text"}, "logit_bias": {},
         "bad_words": [],
         "best_of": 1, "suffix": null, "stop": null, "seed": null, "top_k": -1, "n": null,
         "stream": false, "stream_options": null, "logprobs": null, "seed": -3,

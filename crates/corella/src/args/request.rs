@@ -2,6 +2,9 @@
 //! a file of requests.
 
 use clap::Args;
+use corella_text::{CallFormat, ReasoningFormat};
+
+use super::format_choice::FormatChoice;
 
 #[derive(Args)]
 #[command(next_help_heading = "Requests")]
@@ -16,4 +19,12 @@ pub struct RequestArgs {
     /// Ignore request fields with unknown names instead of answering 400
     #[arg(long)]
     pub allow_unknown_fields: bool,
+    /// How the model writes calls of tools: auto (what the chat template shows), none, hermes,
+    /// qwen3_coder, llama3_json, mistral, openai, deepseek_v3 or deepseek_v31
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub tool_call_parser: FormatChoice<CallFormat>,
+    /// How the model marks its reasoning: auto (what the chat template shows), none, think, mistral or
+    /// openai_gptoss
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub reasoning_parser: FormatChoice<ReasoningFormat>,
 }

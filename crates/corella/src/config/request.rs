@@ -2,8 +2,9 @@
 
 use corella::Llm;
 use corella_server::{GenerationDefaults, ServeConfig};
+use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 
-use crate::args::RequestArgs;
+use crate::args::{FormatChoice, RequestArgs};
 
 /// What the command line says about requests. The default is what it says when it says nothing.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +12,8 @@ pub struct RequestOptions {
     pub served_model_names: Vec<String>,
     pub seed: Option<u64>,
     pub allow_unknown_fields: bool,
+    pub call_format: FormatChoice<CallFormat>,
+    pub reasoning_format: FormatChoice<ReasoningFormat>,
 }
 
 pub fn request(args: RequestArgs) -> RequestOptions {
@@ -18,10 +21,21 @@ pub fn request(args: RequestArgs) -> RequestOptions {
         served_model_names: args.served_model_name,
         seed: args.seed,
         allow_unknown_fields: args.allow_unknown_fields,
+        call_format: args.tool_call_parser,
+        reasoning_format: args.reasoning_parser,
     }
 }
 
 impl RequestOptions {
+    /// How replies are read: as the chat template shows, unless an option says otherwise.
+    pub fn reply_format(&self, template: Option<&ChatTemplate>) -> ReplyFormat {
+        let shown = template.map_or_else(ReplyFormat::default, ChatTemplate::reply_format);
+        ReplyFormat {
+            calls: self.call_format.of(shown.calls),
+            reasoning: self.reasoning_format.of(shown.reasoning),
+        }
+    }
+
     /// The configuration of a server of this model. Without a name of its own, the model is served by
     /// the name of its folder or file.
     pub fn serve_config(self, llm: &Llm) -> ServeConfig {

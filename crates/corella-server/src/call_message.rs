@@ -1,0 +1,63 @@
+//! The calls of tools in earlier messages of a conversation, as chat templates read them.
+
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::{CALL, CALLED_FUNCTION};
+
+/// Checks `tool_calls` of a message, and writes the arguments of each call as the template wants them:
+/// an object, or JSON within a string if `as_text`. OpenAI's API has only the latter.
+pub fn prepare_calls(
+    message: usize,
+    calls: &mut [Value],
+    as_text: bool,
+    check: FieldCheck,
+) -> Result<(), ApiError> {
+    for (index, call) in calls.iter_mut().enumerate() {
+        let path = format!("messages[{message}].tool_calls[{index}]");
+        let Value::Object(call) = call else {
+            return Err(ApiError::invalid(path, "must be an object"));
+        };
+        check.check(&CALL, &path, call)?;
+        if !matches!(call.get("type"), None | Some(Value::Null)) && call["type"] != "function" {
+            let message = "must be \"function\"";
+            return Err(ApiError::invalid(format!("{path}.type"), message));
+        }
+        let path = format!("{path}.function");
+        let Some(Value::Object(function)) = call.get_mut("function") else {
+            return Err(ApiError::invalid(path, "must be an object with a name"));
+        };
+        check.check(&CALLED_FUNCTION, &path, function)?;
+        prepare_function(&path, function, as_text)?;
+    }
+    Ok(())
+}
+
+fn prepare_function(
+    path: &str,
+    function: &mut Map<String, Value>,
+    as_text: bool,
+) -> Result<(), ApiError> {
+    let name = function.get("name").and_then(Value::as_str);
+    if name.is_none_or(str::is_empty) {
+        let message = "must be the name of a tool";
+        return Err(ApiError::invalid(format!("{path}.name"), message));
+    }
+    let path = format!("{path}.arguments");
+    let arguments = match function.get("arguments") {
+        None | Some(Value::Null) => Value::Object(Map::new()),
+        Some(Value::String(json)) if json.trim().is_empty() => Value::Object(Map::new()),
+        Some(Value::String(_)) if as_text => return Ok(()),
+        Some(Value::String(json)) => serde_json::from_str(json)
+            .map_err(|error| ApiError::invalid(path, format!("is not valid JSON: {error}")))?,
+        Some(object @ Value::Object(_)) => object.clone(),
+        Some(_) => return Err(ApiError::invalid(path, "must be JSON in a string")),
+    };
+    let arguments = match as_text {
+        true => Value::from(arguments.to_string()),
+        false => arguments,
+    };
+    function.insert("arguments".into(), arguments);
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! The fields that offer tools to the model: `tools`, `tool_choice` and `parallel_tool_calls`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use corella_text::{ChatTemplate, ToolSet};
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::{FUNCTION, TOOL};
+use crate::server_state::ServerState;
+
+/// The fields as they were sent.
+pub struct ToolFields {
+    pub tools: Vec<Map<String, Value>>,
+    pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: bool,
+}
+
+/// Tools that are offered to the model.
+#[derive(Debug)]
+pub struct OfferedTools {
+    /// The list as the caller wrote it, which is what a chat template reads.
+    pub list: Value,
+    pub set: Arc<ToolSet>,
+    /// Whether only the first call counts.
+    pub one_call: bool,
+}
+
+/// What the caller wants the model to do with its tools.
+#[derive(Debug, PartialEq)]
+enum ToolChoice {
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+/// The longest name of a tool, as in OpenAI's API.
+pub const MAX_NAME_BYTES: usize = 64;
+
+impl ToolFields {
+    /// Checks the fields. Returns `None` if the model is to answer without tools.
+    pub fn offered(
+        self,
+        state: &ServerState,
+        check: FieldCheck,
+    ) -> Result<Option<OfferedTools>, ApiError> {
+        let tools = self.tools;
+        let mut schemas = Vec::with_capacity(tools.len());
+        let mut names = BTreeSet::new();
+        for (index, tool) in tools.iter().enumerate() {
+            let (name, schema) = check_tool(index, tool, check)?;
+            if !names.insert(name.clone()) {
+                return Err(ApiError::invalid(
+                    format!("tools[{index}].function.name"),
+                    "is the name of an earlier tool",
+                ));
+            }
+            schemas.push((name, schema));
+        }
+        match tool_choice(self.tool_choice.as_ref(), &names)? {
+            ToolChoice::None => return Ok(None),
+            ToolChoice::Auto if names.is_empty() => return Ok(None),
+            ToolChoice::Auto => {}
+            ToolChoice::Required | ToolChoice::Named(_) => {
+                return Err(ApiError::unsupported("tool_choice", "use \"auto\""));
+            }
+        }
+        let template = state.text.chat_template.as_ref();
+        if !template.is_some_and(ChatTemplate::reads_tools) {
+            return Err(ApiError::invalid(
+                "tools",
+                "the chat template of this model does not read tools",
+            ));
+        }
+        if state.text.reply_format.calls.is_none() {
+            return Err(ApiError::invalid(
+                "tools",
+                "how this model writes calls is not known; start the server with --tool-call-parser",
+            ));
+        }
+        Ok(Some(OfferedTools {
+            list: tools.into_iter().map(Value::Object).collect(),
+            set: Arc::new(ToolSet::new(schemas)),
+            one_call: !self.parallel_tool_calls,
+        }))
+    }
+}
+
+/// Returns the name of a tool, and the schema of its parameters.
+fn check_tool(
+    index: usize,
+    tool: &Map<String, Value>,
+    check: FieldCheck,
+) -> Result<(String, Value), ApiError> {
+    let path = format!("tools[{index}]");
+    check.check(&TOOL, &path, tool)?;
+    match tool.get("type").and_then(Value::as_str) {
+        Some("function") => {}
+        Some(kind) => {
+            let message = format!("tools of type {kind:?} are not supported; \"function\" is");
+            return Err(ApiError::invalid(format!("{path}.type"), message));
+        }
+        None => {
+            let message = "must be \"function\"";
+            return Err(ApiError::invalid(format!("{path}.type"), message));
+        }
+    }
+    let Some(Value::Object(function)) = tool.get("function") else {
+        let message = "must be an object with a name";
+        return Err(ApiError::invalid(format!("{path}.function"), message));
+    };
+    let path = format!("{path}.function");
+    check.check(&FUNCTION, &path, function)?;
+    let name = function.get("name").and_then(Value::as_str).unwrap_or("");
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(is_part) {
+        let message = format!("must be 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'");
+        return Err(ApiError::invalid(format!("{path}.name"), message));
+    }
+    if !matches!(
+        function.get("description"),
+        None | Some(Value::Null | Value::String(_))
+    ) {
+        let message = "must be a string";
+        return Err(ApiError::invalid(format!("{path}.description"), message));
+    }
+    let schema = match function.get("parameters") {
+        None | Some(Value::Null) => Value::Null,
+        Some(schema @ Value::Object(_)) => schema.clone(),
+        Some(_) => {
+            let message = "must be a JSON schema, which is an object";
+            return Err(ApiError::invalid(format!("{path}.parameters"), message));
+        }
+    };
+    Ok((name.to_owned(), schema))
+}
+
+fn tool_choice(choice: Option<&Value>, names: &BTreeSet<String>) -> Result<ToolChoice, ApiError> {
+    const EXPECTED: &str = "must be \"none\", \"auto\", \"required\" or \
+        {\"type\": \"function\", \"function\": {\"name\": NAME}}";
+    let choice = match choice {
+        None | Some(Value::Null) => return Ok(ToolChoice::Auto),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "none" => return Ok(ToolChoice::None),
+            "auto" => return Ok(ToolChoice::Auto),
+            "required" => ToolChoice::Required,
+            _ => return Err(ApiError::invalid("tool_choice", EXPECTED)),
+        },
+        Some(choice) => {
+            let name = choice["function"]["name"].as_str();
+            match name.filter(|_| choice["type"] == "function") {
+                Some(name) => ToolChoice::Named(name.to_owned()),
+                None => return Err(ApiError::invalid("tool_choice", EXPECTED)),
+            }
+        }
+    };
+    match &choice {
+        _ if names.is_empty() => Err(ApiError::invalid("tool_choice", "needs tools")),
+        ToolChoice::Named(name) if !names.contains(name) => Err(ApiError::invalid(
+            "tool_choice.function.name",
+            "is not the name of one of the tools",
+        )),
+        _ => Ok(choice),
+    }
+}

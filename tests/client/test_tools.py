@@ -1,0 +1,161 @@
+"""Tests tool calls and reasoning with OpenAI's own Python client. The mock dictates the replies, and the
+seed of a request says which."""
+
+import json
+import shutil
+
+import golden_model
+import openai
+import pytest
+from server_process import ServerProcess
+
+# Byte i of a text is token i, as a character of GPT-2's byte alphabet; special tokens follow.
+NUM_BYTES = 256
+SPECIAL = ["<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]",
+           "<think>", "</think>", "[ARGS]"]
+
+CONVERSATION = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content if m.content is string else '' }}{% for c in m.tool_calls %}CALL"
+    "{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CITY = {"city": "Orléans"}
+ARGUMENTS = json.dumps(CITY, ensure_ascii=False)
+QUESTION = [{"role": "user", "content": "What is the weather?"}]
+
+# A call with reasoning and text before it, two calls, and an answer, in each format.
+FORMATS = {
+    "hermes": (
+        "<tool_call>",
+        f'<think>\nHm, été.\n</think>\n\nI look.\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+        f'<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>\n' * 2,
+    ),
+    "mistral": (
+        "[TOOL_CALLS]",
+        f"<think>Hm, été.</think>I look.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}",
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "get_weather", "arguments": {ARGUMENTS}}}]',
+    ),
+}
+ONE_CALL, TWO_CALLS, ANSWER = range(3)
+
+
+def byte_character(byte):
+    if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
+        return chr(byte)
+    return chr(0x100 + [b for b in range(256) if b <= 0x20 or 0x7F <= b <= 0xA0 or b == 0xAD].index(byte))
+
+
+def make_folder(folder, template):
+    """Makes a folder with a byte tokenizer. The mock reads its configuration alone."""
+    source = golden_model.GOLDEN / "qwen3-gqa-tied"
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    config |= {
+        "vocab_size": NUM_BYTES + len(SPECIAL),
+        "max_position_embeddings": 4096,
+        "eos_token_id": NUM_BYTES + SPECIAL.index("<|end|>"),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [flags | {"id": NUM_BYTES + i, "content": text} for i, text in enumerate(SPECIAL)],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {byte_character(byte): byte for byte in range(NUM_BYTES)},
+            "merges": [],
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def client(request, tmp_path_factory):
+    marker, *replies = FORMATS[request.param]
+    # The template shows the format in its source, and reasoning likewise.
+    template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
+    folder = make_folder(tmp_path_factory.mktemp(request.param), template)
+    replies = [*replies, "<think></think>It is sunny."]
+    dictation = [f"--mock-dictation={reply}" for reply in replies]
+    with ServerProcess(folder, "--device", "mock", *dictation) as server:
+        yield server.client
+
+
+def create(client, seed, messages=QUESTION, **options):
+    options = {"tools": [WEATHER]} | options
+    return client.chat.completions.create(model=client.models.list().data[0].id, messages=messages, seed=seed, **options)
+
+
+def test_a_call_is_made_answered_and_read(client):
+    choice = create(client, ONE_CALL).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    assert choice.message.reasoning_content == "Hm, été."
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == CITY
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    choice = create(client, ANSWER, [*QUESTION, choice.message.to_dict(), result]).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == "It is sunny."
+    assert choice.message.tool_calls is None
+
+
+def test_parallel_calls_have_ids_of_their_own(client):
+    calls = create(client, TWO_CALLS).choices[0].message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == [CITY, CITY]
+    assert calls[0].id != calls[1].id
+    calls = create(client, TWO_CALLS, parallel_tool_calls=False).choices[0].message.tool_calls
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("seed", [ONE_CALL, TWO_CALLS, ANSWER])
+def test_a_stream_says_what_the_whole_says(client, seed):
+    whole = create(client, seed).choices[0]
+    options = {"tools": [WEATHER], "model": "x", "messages": QUESTION, "seed": seed}
+    options["model"] = client.models.list().data[0].id
+    with client.chat.completions.stream(**options) as stream:
+        for event in stream:
+            if event.type == "content.delta":
+                assert not set(event.delta) & set("<>[]")
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == whole.finish_reason
+    assert (final.message.content or None) == whole.message.content
+    calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert [(call.function.name, call.function.arguments) for call in final.message.tool_calls or []] == calls
+
+
+def test_none_offers_no_tools(client):
+    with_tools = create(client, ANSWER).usage.prompt_tokens
+    without = create(client, ANSWER, tool_choice="none").usage.prompt_tokens
+    assert without < with_tools
+
+
+def test_a_tool_that_is_none_is_named(client):
+    with pytest.raises(openai.BadRequestError) as error:
+        create(client, ANSWER, tools=[{"type": "function", "function": {"name": "two words"}}])
+    assert error.value.param == "tools[0].function.name"
