@@ -7,6 +7,11 @@ import urllib.request
 import jsonschema
 import openapi_spec_validator
 import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from server_process import ServerProcess
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -32,6 +37,16 @@ FAULTS = [
     ("/v1/messages/count_tokens", {"messages": []}),
     ("/detokenize", {"tokens": ["a"]}),
 ]
+# What each endpoint needs at least, and the parameters that its official client has.
+CLIENTS = [
+    ("/v1/chat/completions", CHAT | {"max_tokens": 1}, ChatParams),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 1}, CompletionCreateParamsBase),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}, ResponseCreateParamsBase),
+    ("/v1/messages", CHAT | {"max_tokens": 1}, MessageCreateParamsBase),
+    ("/v1/messages/count_tokens", CHAT, MessageCountTokensParams),
+]
+# Anthropic's client sends these as headers.
+HEADERS = {"user_profile_id", "workspace_id"}
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +122,12 @@ def test_answers_without_a_body_are_as_it_says(server, document):
         status, answer = ask(server, asked)
         assert status == 200
         assert is_valid(document, answer_schema(document, path, "200", "get"), answer), answer
+
+
+@pytest.mark.parametrize("path,body,params", CLIENTS)
+def test_every_parameter_of_a_client_is_known(server, path, body, params):
+    names = set(params.__annotations__) - HEADERS
+    assert names > set(body)
+    for name in names - set(body):
+        status, answer = ask(server, path, body | {name: None})
+        assert status == 200, answer

@@ -338,9 +338,15 @@ fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
             Endpoint::CountTokens => matches!(name, "model" | "messages" | "system" | "thinking"),
             _ => true,
         },
+        Treatment::ReadAt(_) if endpoint == Endpoint::Tokenize && is_of_answer(name) => false,
         Treatment::ReadAt(endpoints) => endpoints.contains(&endpoint),
         Treatment::NoEffect(_) | Treatment::Refused(_) => false,
     }
+}
+
+/// Whether a field of `/v1/completions` says what becomes of the tokens of a prompt, and not which they are.
+fn is_of_answer(name: &str) -> bool {
+    matches!(name, "best_of" | "suffix")
 }
 
 /// The schema of an object whose fields are those of a table for which `is_shown`.

@@ -1,0 +1,24 @@
+"""Sends what `/openapi.json` allows, and what it rules out, to every endpoint, by Schemathesis."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from server_process import ServerProcess
+
+SECONDS = int(os.environ.get("CORELLA_FUZZ_SECONDS", "30"))
+SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
+# Requests that are valid field by field may still be refused for what holds between fields.
+LEFT_OUT = "positive_data_acceptance"
+
+
+def test_no_request_breaks_the_server(tmp_path):
+    with ServerProcess() as server:
+        command = [SCHEMATHESIS, "run", f"{server.base_url}/openapi.json", "--no-color"]
+        command += ["--max-time", str(SECONDS), "--exclude-checks", LEFT_OUT]
+        command += ["--seed", "1", "--request-timeout", "60", "--output-sanitize", "false"]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS + 120)
+        assert run.returncode == 0, run.stdout[-20_000:]
+        assert server.process.poll() is None, server.log()
+        assert server.status_of("/health") == 200
