@@ -148,6 +148,19 @@ impl ChatFields {
         }
     }
 
+    /// The tools that another API's request offers.
+    pub fn with_tools(
+        mut self,
+        tools: Option<Vec<Map<String, Value>>>,
+        choice: Option<Value>,
+        parallel: Option<bool>,
+    ) -> Self {
+        self.tools = tools;
+        self.tool_choice = choice;
+        self.parallel_tool_calls = parallel;
+        self
+    }
+
     pub fn tokenize(
         &mut self,
         state: &ServerState,

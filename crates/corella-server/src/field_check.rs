@@ -201,11 +201,21 @@ mod tests {
             &messages::BODY,
             &messages::MESSAGE,
             &messages::BLOCK,
+            &messages::THINKING,
+            &messages::THINKING_BLOCK,
+            &messages::TOOL_USE,
+            &messages::TOOL_RESULT,
+            &messages::TOOL,
+            &messages::TOOL_CHOICE,
             &responses::BODY,
             &responses::TEXT,
             &responses::REASONING,
             &responses::MESSAGE,
             &responses::CONTENT,
+            &responses::TOOL,
+            &responses::CALL,
+            &responses::CALL_OUTPUT,
+            &responses::THOUGHT,
         ];
         for table in tables {
             let mut names: Vec<_> = table.names().collect();

@@ -3,6 +3,7 @@
 mod conversation;
 mod error;
 mod event;
+mod tool;
 
 use std::sync::Arc;
 
@@ -10,14 +11,17 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use corella_text::CallFormat;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_completions::ChatFields;
+use crate::chat_reply::call_id;
 use crate::field_check::FieldCheck;
 use crate::field_table;
+use crate::field_table::messages::THINKING;
 use crate::generation::{ChoiceDelta, Finish, StopReason, Usage};
 use crate::reply_block::ReplyBlock;
 use crate::request_body::RequestBody;
@@ -28,6 +32,7 @@ use crate::text_thread::Caller;
 
 use conversation::conversation;
 use event::MessageEvents;
+use tool::{chat_tool_choice, chat_tools};
 
 pub use error::{error_event, in_anthropic_shape};
 
@@ -74,6 +79,8 @@ struct MessageFields {
     system: Option<Value>,
     stop_sequences: Option<Vec<String>>,
     thinking: Option<Map<String, Value>>,
+    tools: Option<Vec<Map<String, Value>>>,
+    tool_choice: Option<Map<String, Value>>,
 }
 
 impl MessageFields {
@@ -87,36 +94,45 @@ impl MessageFields {
         let is_begun = { messages.last() }.is_some_and(|message| message["role"] == "assistant");
         let template_kwargs = match self.thinking {
             None => None,
-            Some(thinking) => thinking_switch(state, &thinking)?,
+            Some(thinking) => {
+                check.check(&THINKING, "thinking", &thinking)?;
+                thinking_switch(state, &thinking)?
+            }
         };
-        Ok(ChatFields::conversation(
-            messages,
-            is_begun,
-            template_kwargs,
-        ))
+        let tools = { self.tools }
+            .map(|tools| chat_tools(tools, check))
+            .transpose()?;
+        let choice = { self.tool_choice.as_ref() }.map(|choice| chat_tool_choice(choice, check));
+        let (choice, parallel) = choice.transpose()?.unzip();
+        let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
+        Ok(chat.with_tools(tools, choice, parallel))
     }
 }
 
-/// The template's variables that switch thinking off.
+/// The template's variables that switch thinking on or off.
 fn thinking_switch(
     state: &ServerState,
     thinking: &Map<String, Value>,
 ) -> Result<Option<Map<String, Value>>, ApiError> {
-    if thinking.get("type").and_then(Value::as_str) != Some("disabled") {
-        return Err(ApiError::invalid(
-            "thinking.type",
-            "only \"disabled\" is supported; without the field, the model thinks if its template says so",
-        ));
-    }
+    let is_on = match thinking.get("type").and_then(Value::as_str) {
+        Some("disabled") => false,
+        Some("enabled" | "adaptive") => true,
+        _ => {
+            let message = "must be \"enabled\", \"adaptive\" or \"disabled\"";
+            return Err(ApiError::invalid("thinking.type", message));
+        }
+    };
     let template = state.text.chat_template.as_ref();
-    Ok(
-        match template.and_then(|template| template.thinking_switch()) {
-            Some(switch @ ("enable_thinking" | "thinking")) => {
-                Some(Map::from_iter([(switch.to_owned(), Value::Bool(false))]))
-            }
-            _ => None,
-        },
-    )
+    match template.and_then(|template| template.thinking_switch()) {
+        Some(switch @ ("enable_thinking" | "thinking")) => {
+            Ok(Some(Map::from_iter([(switch.to_owned(), is_on.into())])))
+        }
+        _ if is_on && state.text.reply_format.reasoning.is_none() => Err(ApiError::invalid(
+            "thinking.type",
+            "this model does not think",
+        )),
+        _ => Ok(None),
+    }
 }
 
 struct Messages;
@@ -155,17 +171,17 @@ impl Endpoint for Messages {
 
     fn encoder(
         self,
-        _: &Arc<ServerState>,
+        state: &Arc<ServerState>,
         head: ResponseHead,
         _: usize,
         _: StreamUsage,
     ) -> MessageEvents {
-        MessageEvents::new(head)
+        MessageEvents::new(head, state.text.reply_format.calls)
     }
 
     fn response(
         self,
-        _: &ServerState,
+        state: &ServerState,
         head: ResponseHead,
         mut choices: Vec<ChoiceDelta>,
         usage: Usage,
@@ -173,10 +189,12 @@ impl Endpoint for Messages {
         let choice = choices.pop();
         let (parts, finish) =
             choice.map_or((Vec::new(), None), |choice| (choice.parts, choice.finish));
-        let content: Vec<_> = { ReplyBlock::all(&parts).into_iter().enumerate() }
-            .map(|(index, block)| ContentBlock::new(&head, index, block))
+        let blocks = ReplyBlock::all(&parts);
+        let (stop_reason, stop_sequence) = stop_of(finish, &blocks);
+        let format = state.text.reply_format.calls;
+        let content: Vec<_> = { blocks.into_iter() }
+            .map(|block| ContentBlock::new(block, format))
             .collect();
-        let (stop_reason, stop_sequence) = stop_of(finish);
         json_response(&Message {
             id: &head.id,
             kind: "message",
@@ -223,8 +241,7 @@ enum ContentBlock {
 }
 
 impl ContentBlock {
-    /// The block with an index within the answer.
-    fn new(head: &ResponseHead, index: usize, block: ReplyBlock) -> Self {
+    fn new(block: ReplyBlock, format: Option<CallFormat>) -> Self {
         match block {
             ReplyBlock::Reasoning(thinking) => Self::Thinking {
                 thinking,
@@ -232,7 +249,7 @@ impl ContentBlock {
             },
             ReplyBlock::Text(text) => Self::Text { text },
             ReplyBlock::Call { name, arguments } => Self::ToolUse {
-                id: format!("toolu_{}_{index}", head.id),
+                id: call_id(format),
                 name,
                 // What was cut off by `max_tokens` is no JSON, and an object is expected.
                 input: serde_json::from_str(&arguments)
@@ -263,18 +280,24 @@ impl MessageUsage {
     }
 }
 
-/// `stop_reason` and `stop_sequence`.
-fn stop_of(finish: Option<Finish>) -> (Option<&'static str>, Option<String>) {
+/// `stop_reason` and `stop_sequence`. A reply that ends by itself behind calls waits for what the tools say.
+fn stop_of(
+    finish: Option<Finish>,
+    blocks: &[ReplyBlock],
+) -> (Option<&'static str>, Option<String>) {
     match finish {
         None => (None, None),
         Some(Finish {
             stop_reason: Some(StopReason::Text(text)),
             ..
         }) => (Some("stop_sequence"), Some(text)),
-        Some(Finish { reason, .. }) => match reason {
-            "length" => (Some("max_tokens"), None),
-            "tool_calls" => (Some("tool_use"), None),
-            _ => (Some("end_turn"), None),
-        },
+        Some(Finish { reason, .. }) => {
+            let is_call = |block: &ReplyBlock| matches!(block, ReplyBlock::Call { .. });
+            match reason {
+                "length" => (Some("max_tokens"), None),
+                _ if blocks.iter().any(is_call) => (Some("tool_use"), None),
+                _ => (Some("end_turn"), None),
+            }
+        }
     }
 }

@@ -411,6 +411,19 @@ mod tests {
             ("input[]", &field_table::responses::MESSAGE),
             ("input[].content[]", &field_table::responses::CONTENT),
             ("reasoning", &field_table::responses::REASONING),
+            ("tools[]", &field_table::responses::TOOL),
+            ("input[]", &field_table::responses::CALL),
+            ("input[]", &field_table::responses::CALL_OUTPUT),
+            ("input[]", &field_table::responses::THOUGHT),
+            ("thinking", &field_table::messages::THINKING),
+            ("tools[]", &field_table::messages::TOOL),
+            ("tool_choice", &field_table::messages::TOOL_CHOICE),
+            ("messages[].content[]", &field_table::messages::TOOL_USE),
+            ("messages[].content[]", &field_table::messages::TOOL_RESULT),
+            (
+                "messages[].content[]",
+                &field_table::messages::THINKING_BLOCK,
+            ),
         ];
         for (object, table) in objects {
             for name in table.names() {

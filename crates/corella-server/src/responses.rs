@@ -3,6 +3,7 @@
 mod event;
 mod input;
 mod object;
+mod tool;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ use crate::text_thread::Caller;
 use event::ResponseEvents;
 use input::{InputField, conversation};
 use object::{Echo, Output, Status};
+use tool::{chat_tool_choice, chat_tools};
 
 pub async fn responses(
     State(state): State<Arc<ServerState>>,
@@ -51,6 +53,9 @@ struct ResponseFields {
     text: Option<Map<String, Value>>,
     metadata: Option<Map<String, Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    tools: Option<Vec<Map<String, Value>>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
 }
 
 /// What is asked for by `include`.
@@ -155,7 +160,13 @@ impl Endpoint for Responses {
             return Err(ApiError::invalid("input", "is required"));
         };
         let messages = conversation(input, fields.instructions.as_deref(), check)?;
-        let mut chat = ChatFields::conversation(messages, false, template_kwargs);
+        let tools = fields.tools.unwrap_or_default();
+        let choice = fields.tool_choice.as_ref().map(chat_tool_choice);
+        let mut chat = ChatFields::conversation(messages, false, template_kwargs).with_tools(
+            Some(chat_tools(&tools, check)?),
+            choice,
+            fields.parallel_tool_calls,
+        );
         let prompt = chat.tokenize(state, check, caller);
         let prompt = prompt.map_err(|error| error.renamed("messages", "input"))?;
         let echo = Echo {
@@ -166,6 +177,9 @@ impl Endpoint for Responses {
             temperature: params.sampling.temperature,
             top_p: params.sampling.top_p,
             top_logprobs: fields.top_logprobs.unwrap_or(0),
+            tools,
+            tool_choice: fields.tool_choice,
+            parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
         };
         Ok(Call {
             prompts: vec![prompt.into()],
@@ -192,12 +206,12 @@ impl Endpoint for Responses {
         mut choices: Vec<ChoiceDelta>,
         usage: Usage,
     ) -> Response {
-        let mut output = Output::default();
+        let mut output = Output::new(state.text.reply_format.calls);
         let mut status = Status::Completed;
         if let Some(choice) = choices.pop() {
             output.push_logprobs(state, &choice.logprobs);
-            for part in choice.parts {
-                output.push(&part);
+            for part in &choice.parts {
+                output.push(part);
             }
             status = Status::of(choice.finish.as_ref());
         }

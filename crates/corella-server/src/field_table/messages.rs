@@ -14,6 +14,8 @@ pub static BODY: FieldTable = FieldTable {
         "top_p",
         "top_k",
         "thinking",
+        "tools",
+        "tool_choice",
         "min_p",
         "seed",
         "priority",
@@ -32,10 +34,6 @@ pub static BODY: FieldTable = FieldTable {
         ),
     ],
     refused: &[
-        refused("tools", is_empty),
-        refused("tool_choice", |choice| {
-            choice["type"] == "none" || choice["type"] == "auto"
-        }),
         refused("container", |_| false),
         refused("context_management", is_empty),
         refused("mcp_servers", is_empty),
@@ -79,5 +77,79 @@ pub static BLOCK: FieldTable = FieldTable {
             &["citations"],
         ),
     ],
+    refused: &[],
+};
+
+/// The members of `thinking`.
+pub static THINKING: FieldTable = FieldTable {
+    read: &["type"],
+    read_at: &[],
+    no_effect: &[(
+        "thoughts count to max_tokens, which bounds them too",
+        &["budget_tokens"],
+    )],
+    refused: &[refused("display", |value| value == "summarized")],
+};
+
+/// What the assistant thought. Its signature is for Anthropic's own servers.
+pub static THINKING_BLOCK: FieldTable = FieldTable {
+    read: &["type", "thinking"],
+    read_at: &[],
+    no_effect: &[("nobody checks it here", &["signature"])],
+    refused: &[],
+};
+
+/// A call of a tool by the assistant.
+pub static TOOL_USE: FieldTable = FieldTable {
+    read: &["type", "id", "name", "input"],
+    read_at: &[],
+    no_effect: &[
+        ("the prefix cache needs no hints", &["cache_control"]),
+        (
+            "a server wrote it into an answer that is now sent back",
+            &["caller"],
+        ),
+    ],
+    refused: &[],
+};
+
+/// What a tool has said.
+pub static TOOL_RESULT: FieldTable = FieldTable {
+    read: &["type", "tool_use_id", "content"],
+    read_at: &[],
+    no_effect: &[
+        ("the prefix cache needs no hints", &["cache_control"]),
+        (
+            "chat templates do not tell errors from other results",
+            &["is_error"],
+        ),
+    ],
+    refused: &[],
+};
+
+/// A tool that is offered.
+pub static TOOL: FieldTable = FieldTable {
+    read: &["type", "name", "description", "input_schema"],
+    read_at: &[],
+    no_effect: &[
+        ("the prefix cache needs no hints", &["cache_control"]),
+        (
+            "the schema of a call that the model is free to make is not enforced",
+            &["strict"],
+        ),
+        ("the caller is who calls tools", &["allowed_callers"]),
+        ("all tools are part of the prompt", &["defer_loading"]),
+        (
+            "arguments are sent as soon as they are known",
+            &["eager_input_streaming"],
+        ),
+    ],
+    refused: &[refused("input_examples", is_empty)],
+};
+
+pub static TOOL_CHOICE: FieldTable = FieldTable {
+    read: &["type", "name", "disable_parallel_tool_use"],
+    read_at: &[],
+    no_effect: &[],
     refused: &[],
 };

@@ -16,6 +16,9 @@ pub static BODY: FieldTable = FieldTable {
         "reasoning",
         "text",
         "metadata",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
         "chat_template_kwargs",
         "top_k",
         "min_p",
@@ -59,8 +62,8 @@ pub static BODY: FieldTable = FieldTable {
             ],
         ),
         (
-            "there are no tools to call",
-            &["parallel_tool_calls", "max_tool_calls"],
+            "it counts calls of tools that the server calls itself, and there are none",
+            &["max_tool_calls"],
         ),
         (
             "it pads events against eavesdroppers, and usage is always part of the last one",
@@ -78,8 +81,6 @@ pub static BODY: FieldTable = FieldTable {
             "conversations are not kept, so send the whole one as input",
         ),
         refused("background", is_false),
-        refused("tools", is_empty),
-        refused("tool_choice", |value| value == "none" || value == "auto"),
         refused("truncation", |value| value == "disabled"),
         refused("prompt", never),
         refused("image", is_empty),
@@ -133,6 +134,51 @@ pub static CONTENT: FieldTable = FieldTable {
     no_effect: &[(
         "a server wrote it into an answer that is now sent back",
         &["annotations", "logprobs"],
+    )],
+    refused: &[],
+};
+
+/// The members of a tool that is offered.
+pub static TOOL: FieldTable = FieldTable {
+    read: &["type", "name", "description", "parameters"],
+    read_at: &[],
+    no_effect: &[
+        (
+            "the schema of a call that the model is free to make is not enforced",
+            &["strict"],
+        ),
+        ("all tools are part of the prompt", &["defer_loading"]),
+        ("the caller is who calls tools", &["allowed_callers"]),
+    ],
+    refused: &[],
+};
+
+/// A call of a tool among the input items.
+pub static CALL: FieldTable = FieldTable {
+    read: &["type", "call_id", "name", "arguments"],
+    read_at: &[],
+    no_effect: &[(
+        "a server wrote it into an answer that is now sent back",
+        &["id", "status", "namespace", "caller"],
+    )],
+    refused: &[],
+};
+
+/// What a tool has said.
+pub static CALL_OUTPUT: FieldTable = FieldTable {
+    read: &["type", "call_id", "output"],
+    read_at: &[],
+    no_effect: &[("a client library wrote it", &["id", "status", "caller"])],
+    refused: &[],
+};
+
+/// What the model thought. Encrypted thoughts are another server's.
+pub static THOUGHT: FieldTable = FieldTable {
+    read: &["type", "content"],
+    read_at: &[],
+    no_effect: &[(
+        "a server wrote it into an answer that is now sent back",
+        &["id", "status", "summary", "encrypted_content"],
     )],
     refused: &[],
 };

@@ -1,10 +1,10 @@
-//! Reads Anthropic's messages, whose content is a list of blocks, as the messages of a chat template.
+//! Reads Anthropic's messages, whose content is a list of blocks, as the messages of a chat.
 
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
-use crate::field_table::messages::{BLOCK, MESSAGE};
+use crate::field_table::messages::{BLOCK, MESSAGE, THINKING_BLOCK, TOOL_RESULT, TOOL_USE};
 
 /// `system` becomes the first message. Faults are named by their places in the request.
 pub fn conversation(
@@ -26,18 +26,26 @@ pub fn conversation(
     for (index, fields) in messages.iter().enumerate() {
         let path = format!("messages[{index}]");
         check.check(&MESSAGE, &path, fields)?;
-        let role = match fields.get("role").and_then(Value::as_str) {
-            Some(role @ ("user" | "assistant" | "system")) => role,
+        let content = fields.get("content").unwrap_or(&Value::Null);
+        let path_of_content = format!("{path}.content");
+        match fields.get("role").and_then(Value::as_str) {
+            Some("user") => push_user(&mut conversation, content, &path_of_content, check)?,
+            Some("assistant") => {
+                conversation.push(assistant(content, &path_of_content, check)?);
+            }
+            Some("system") => {
+                conversation.push(message(
+                    "system",
+                    text_of(content, &path_of_content, check)?,
+                ));
+            }
             _ => {
                 return Err(ApiError::invalid(
                     format!("{path}.role"),
                     "must be \"user\" or \"assistant\"",
                 ));
             }
-        };
-        let content = fields.get("content").unwrap_or(&Value::Null);
-        let text = text_of(content, &format!("{path}.content"), check)?;
-        conversation.push(message(role, text));
+        }
     }
     Ok(conversation)
 }
@@ -49,40 +57,134 @@ fn message(role: &str, content: String) -> Map<String, Value> {
     ])
 }
 
+/// A message of the user is text, and what tools have said, each of which is a message of its own.
+fn push_user(
+    conversation: &mut Vec<Map<String, Value>>,
+    content: &Value,
+    path: &str,
+    check: FieldCheck,
+) -> Result<(), ApiError> {
+    let Value::Array(blocks) = content else {
+        conversation.push(message("user", text_of(content, path, check)?));
+        return Ok(());
+    };
+    let mut texts = Vec::new();
+    let mut has_results = false;
+    for (index, block) in blocks.iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        if block["type"] != "tool_result" {
+            texts.push(text_of_block(block, &path, check)?);
+            continue;
+        }
+        flush(conversation, &mut texts);
+        has_results = true;
+        if let Value::Object(fields) = block {
+            check.check(&TOOL_RESULT, &path, fields)?;
+        }
+        let text = match &block["content"] {
+            Value::Null => String::new(),
+            content => text_of(content, &format!("{path}.content"), check)?,
+        };
+        let mut result = message("tool", text);
+        let id = required_text(block, "tool_use_id", &path)?;
+        result.insert("tool_call_id".to_owned(), json!(id));
+        conversation.push(result);
+    }
+    match texts.is_empty() && !has_results {
+        true => conversation.push(message("user", String::new())),
+        false => flush(conversation, &mut texts),
+    }
+    Ok(())
+}
+
+fn flush(conversation: &mut Vec<Map<String, Value>>, texts: &mut Vec<String>) {
+    if !texts.is_empty() {
+        conversation.push(message("user", texts.join("\n")));
+        texts.clear();
+    }
+}
+
+/// A message of the assistant is what it thought, its text and its calls of tools.
+fn assistant(
+    content: &Value,
+    path: &str,
+    check: FieldCheck,
+) -> Result<Map<String, Value>, ApiError> {
+    let Value::Array(blocks) = content else {
+        return Ok(message("assistant", text_of(content, path, check)?));
+    };
+    let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, block) in blocks.iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        let fields = block.as_object();
+        match block["type"].as_str() {
+            Some("thinking") => {
+                fields.map_or(Ok(()), |fields| check.check(&THINKING_BLOCK, &path, fields))?;
+                thoughts.push(required_text(block, "thinking", &path)?);
+            }
+            Some("tool_use") => {
+                fields.map_or(Ok(()), |fields| check.check(&TOOL_USE, &path, fields))?;
+                if !block["input"].is_object() {
+                    let message = "must be an object";
+                    return Err(ApiError::invalid(format!("{path}.input"), message));
+                }
+                calls.push(json!({
+                    "id": required_text(block, "id", &path)?,
+                    "type": "function",
+                    "function": {
+                        "name": required_text(block, "name", &path)?,
+                        "arguments": block["input"].to_string(),
+                    },
+                }));
+            }
+            _ => texts.push(text_of_block(block, &path, check)?),
+        }
+    }
+    let mut assistant = message("assistant", texts.join("\n"));
+    if !thoughts.is_empty() {
+        let thoughts = thoughts.join("\n");
+        assistant.insert("reasoning_content".to_owned(), json!(thoughts));
+    }
+    if !calls.is_empty() {
+        assistant.insert("tool_calls".to_owned(), json!(calls));
+    }
+    Ok(assistant)
+}
+
+fn required_text<'a>(block: &'a Value, name: &str, path: &str) -> Result<&'a str, ApiError> {
+    let text = block[name].as_str();
+    text.ok_or_else(|| ApiError::invalid(format!("{path}.{name}"), "must be a string"))
+}
+
 /// The text of a string or of a list of blocks, which are joined with line breaks, as parts of OpenAI's
 /// messages are.
 fn text_of(content: &Value, path: &str, check: FieldCheck) -> Result<String, ApiError> {
-    let blocks = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(blocks) => blocks,
-        _ => {
-            return Err(ApiError::invalid(
-                path,
-                "must be a string or an array of text blocks",
-            ));
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let texts = { blocks.iter().enumerate() }
+                .map(|(index, block)| text_of_block(block, &format!("{path}[{index}]"), check))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok(texts.join("\n"))
         }
-    };
-    let mut texts = Vec::with_capacity(blocks.len());
-    for (index, block) in blocks.iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        let kind = block["type"].as_str();
-        if kind != Some("text") {
-            let message = match kind {
-                None => "is required".to_owned(),
-                Some(kind) => format!("blocks of type {kind:?} are not supported; send text"),
-            };
+        _ => Err(ApiError::invalid(
+            path,
+            "must be a string or an array of text blocks",
+        )),
+    }
+}
+
+fn text_of_block(block: &Value, path: &str, check: FieldCheck) -> Result<String, ApiError> {
+    match block["type"].as_str() {
+        Some("text") => {}
+        None => return Err(ApiError::invalid(format!("{path}.type"), "is required")),
+        Some(kind) => {
+            let message = format!("blocks of type {kind:?} are not supported here; send text");
             return Err(ApiError::invalid(format!("{path}.type"), message));
         }
-        if let Value::Object(fields) = block {
-            check.check(&BLOCK, &path, fields)?;
-        }
-        let Some(text) = block["text"].as_str() else {
-            return Err(ApiError::invalid(
-                format!("{path}.text"),
-                "must be a string",
-            ));
-        };
-        texts.push(text);
     }
-    Ok(texts.join("\n"))
+    if let Value::Object(fields) = block {
+        check.check(&BLOCK, path, fields)?;
+    }
+    required_text(block, "text", path).map(str::to_owned)
 }

@@ -1,6 +1,6 @@
 //! The events of a streamed message.
 
-use corella_text::ReplyPart;
+use corella_text::{CallFormat, ReplyPart};
 use serde_json::{Value, json};
 
 use super::{ContentBlock, Message, MessageUsage, error_event, stop_of};
@@ -14,15 +14,17 @@ use crate::sse::{ChunkEncoder, Events};
 /// `content_block_stop`, then `message_delta` with the reason for the end, and `message_stop`.
 pub struct MessageEvents {
     head: ResponseHead,
+    format: Option<CallFormat>,
     is_started: bool,
     /// All blocks up to now, of which the last one is open.
     blocks: Vec<ReplyBlock>,
 }
 
 impl MessageEvents {
-    pub fn new(head: ResponseHead) -> Self {
+    pub fn new(head: ResponseHead, format: Option<CallFormat>) -> Self {
         Self {
             head,
+            format,
             is_started: false,
             blocks: Vec::new(),
         }
@@ -54,7 +56,7 @@ impl MessageEvents {
         let is_continued = { self.blocks.last() }.is_some_and(|last| last.is_continued_by(part));
         if !is_continued {
             self.stop_block(events);
-            let block = ContentBlock::new(&self.head, index, ReplyBlock::begun_by(part));
+            let block = ContentBlock::new(ReplyBlock::begun_by(part), self.format);
             let start = json!({"index": index, "content_block": block});
             push(events, "content_block_start", start);
         }
@@ -85,12 +87,12 @@ impl MessageEvents {
 impl ChunkEncoder for MessageEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(&delta.usage, events);
-        for part in delta.parts {
-            self.push_part(&part, events);
+        for part in &delta.parts {
+            self.push_part(part, events);
         }
         if delta.finish.is_some() {
             self.stop_block(events);
-            let (stop_reason, stop_sequence) = stop_of(delta.finish);
+            let (stop_reason, stop_sequence) = stop_of(delta.finish, &self.blocks);
             let end = json!({
                 "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
                 "usage": MessageUsage::new(&delta.usage),

@@ -117,7 +117,7 @@ impl FieldSchemas<'_> {
         Some(match name {
             "input" => json!({"anyOf": [
                 {"type": "string"},
-                {"type": "array", "items": reference("InputMessage"), "minItems": 1, "maxItems": max_items},
+                {"type": "array", "items": reference("InputItem"), "minItems": 1, "maxItems": max_items},
             ]}),
             "instructions" => string(),
             "max_output_tokens" => integer(1, u32::MAX.into()),
@@ -129,6 +129,8 @@ impl FieldSchemas<'_> {
             "reasoning" => json!({"anyOf": [reference("Reasoning"), {"type": "null"}]}),
             "text" => json!({"anyOf": [reference("TextOptions"), {"type": "null"}]}),
             "metadata" => object(),
+            "tools" => tool_array("ResponseTool"),
+            "tool_choice" => json!({"enum": ["auto", "none", null]}),
             _ => return None,
         })
     }
@@ -146,10 +148,9 @@ impl FieldSchemas<'_> {
                 0,
                 MAX_STOP_STRINGS,
             ),
-            "thinking" => json!({
-                "type": ["object", "null"], "required": ["type"],
-                "properties": {"type": {"const": "disabled"}},
-            }),
+            "thinking" => json!({"anyOf": [reference("Thinking"), {"type": "null"}]}),
+            "tools" => tool_array("MessageTool"),
+            "tool_choice" => json!({"anyOf": [reference("MessageToolChoice"), {"type": "null"}]}),
             _ => return None,
         })
     }
@@ -191,7 +192,64 @@ pub fn object_schemas() -> Map<String, Value> {
     message["properties"]["content"] = content("ChatText");
     let mut turn = object(&messages::MESSAGE, json!(["role", "content"]), of_member);
     turn["properties"]["role"] = json!({"enum": ["user", "assistant", "system"]});
-    turn["properties"]["content"] = content("TextBlock");
+    turn["properties"]["content"] = content("ContentBlock");
+    let mut thinking = object(&messages::THINKING, json!(["type"]), of_member);
+    thinking["properties"]["type"] = json!({"enum": ["enabled", "adaptive", "disabled"]});
+    let mut result = object(
+        &messages::TOOL_RESULT,
+        json!(["type", "tool_use_id"]),
+        of_member,
+    );
+    result["properties"]["type"] = json!({"const": "tool_result"});
+    result["properties"]["content"] = content("TextBlock");
+    let mut tool_use = object(
+        &messages::TOOL_USE,
+        json!(["type", "id", "name", "input"]),
+        of_member,
+    );
+    tool_use["properties"]["type"] = json!({"const": "tool_use"});
+    tool_use["properties"]["id"] = json!({"type": "string"});
+    tool_use["properties"]["name"] = json!({"type": "string", "minLength": 1});
+    let mut thought = object(
+        &messages::THINKING_BLOCK,
+        json!(["type", "thinking"]),
+        of_member,
+    );
+    thought["properties"]["type"] = json!({"const": "thinking"});
+    thought["properties"]["thinking"] = json!({"type": "string"});
+    let mut message_tool = object(&messages::TOOL, json!(["name", "input_schema"]), of_member);
+    message_tool["properties"]["type"] = json!({"const": "custom"});
+    message_tool["properties"]["name"] = tool_name();
+    let mut choice = object(&messages::TOOL_CHOICE, json!(["type"]), of_member);
+    choice["properties"]["type"] = json!({"enum": ["auto", "none"]});
+    let mut response_tool = object(&responses::TOOL, json!(["type", "name"]), of_member);
+    response_tool["properties"]["type"] = json!({"const": "function"});
+    response_tool["properties"]["name"] = tool_name();
+    let mut input_call = object(
+        &responses::CALL,
+        json!(["type", "call_id", "name", "arguments"]),
+        of_member,
+    );
+    input_call["properties"]["type"] = json!({"const": "function_call"});
+    input_call["properties"]["name"] = json!({"type": "string", "minLength": 1});
+    input_call["properties"]["arguments"] = json!({"type": "string", "description": "JSON."});
+    let mut output = object(
+        &responses::CALL_OUTPUT,
+        json!(["type", "call_id", "output"]),
+        of_member,
+    );
+    output["properties"]["type"] = json!({"const": "function_call_output"});
+    output["properties"]["output"] = content("InputText");
+    let mut input_thought = object(&responses::THOUGHT, json!(["type"]), of_member);
+    input_thought["properties"]["type"] = json!({"const": "reasoning"});
+    input_thought["properties"]["content"] = json!({"type": ["array", "null"], "items": {
+        "type": "object", "required": ["type", "text"], "additionalProperties": false,
+        "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}},
+    }});
+    let any_of = |names: &[&str]| {
+        let schemas: Vec<Value> = names.iter().map(|name| reference(name)).collect();
+        json!({"anyOf": schemas})
+    };
     let mut input = object(&responses::MESSAGE, json!(["role", "content"]), of_member);
     input["properties"]["type"] = json!({"const": "message"});
     input["properties"]["role"] = json!({"enum": ["user", "assistant", "system", "developer"]});
@@ -229,6 +287,29 @@ pub fn object_schemas() -> Map<String, Value> {
         ("InputMessage", input),
         ("InputText", input_text),
         ("Reasoning", reasoning),
+        ("Thinking", thinking),
+        ("ToolResult", result),
+        ("ToolUse", tool_use),
+        ("ThinkingBlock", thought),
+        (
+            "ContentBlock",
+            any_of(&["TextBlock", "ToolUse", "ToolResult", "ThinkingBlock"]),
+        ),
+        ("MessageTool", message_tool),
+        ("MessageToolChoice", choice),
+        ("ResponseTool", response_tool),
+        ("InputCall", input_call),
+        ("InputCallOutput", output),
+        ("InputThought", input_thought),
+        (
+            "InputItem",
+            any_of(&[
+                "InputMessage",
+                "InputCall",
+                "InputCallOutput",
+                "InputThought",
+            ]),
+        ),
         ("Tool", tool),
         ("Function", function),
         ("ToolCall", call),
@@ -263,8 +344,22 @@ pub fn of_member(name: &str) -> Option<Value> {
         "parameters" => object(),
         "include_usage" | "continuous_usage_stats" => boolean(),
         "effort" => string(),
+        "tool_use_id" | "call_id" | "output" => json!({"type": "string"}),
+        "input" | "input_schema" => json!({"type": "object"}),
+        "disable_parallel_tool_use" => boolean(),
         _ => return None,
     })
+}
+
+fn tool_name() -> Value {
+    json!({
+        "type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME_BYTES,
+        "pattern": "^[a-zA-Z0-9_.-]+$",
+    })
+}
+
+fn tool_array(name: &str) -> Value {
+    json!({"type": ["array", "null"], "items": reference(name)})
 }
 
 fn content(part: &str) -> Value {

@@ -28,10 +28,10 @@ pub struct ResponseEvents {
 impl ResponseEvents {
     pub fn new(state: Arc<ServerState>, head: ResponseHead, echo: Echo) -> Self {
         Self {
+            output: Output::new(state.text.reply_format.calls),
             state,
             head,
             echo,
-            output: Output::default(),
             status: Status::InProgress,
             num_events: 0,
         }
@@ -171,8 +171,8 @@ impl ChunkEncoder for ResponseEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(events);
         let logprobs = self.output.push_logprobs(&self.state, &delta.logprobs);
-        for part in delta.parts {
-            self.push_part(&part, logprobs.clone(), events);
+        for part in &delta.parts {
+            self.push_part(part, logprobs.clone(), events);
         }
         if delta.finish.is_some() {
             self.status = Status::of(delta.finish.as_ref());

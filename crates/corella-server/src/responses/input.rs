@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
-use crate::field_table::responses::{CONTENT, MESSAGE};
+use crate::field_table::responses::{CALL, CALL_OUTPUT, CONTENT, MESSAGE, THOUGHT};
 
 /// The value of the field.
 pub enum InputField {
@@ -64,23 +64,124 @@ pub fn conversation(
     }
     for (index, item) in items.iter().enumerate() {
         let path = format!("input[{index}]");
-        match item.get("type").map(Value::as_str) {
-            None | Some(Some("message")) => conversation.push(read_message(item, &path, check)?),
-            Some(Some(kind)) => {
-                return Err(ApiError::invalid(
-                    format!("{path}.type"),
-                    format!("items of type {kind:?} are not supported; send messages"),
-                ));
-            }
-            Some(None) => {
+        let kind = match item.get("type") {
+            None => "message",
+            Some(Value::String(kind)) => kind,
+            Some(_) => {
                 return Err(ApiError::invalid(
                     format!("{path}.type"),
                     "must be a string",
                 ));
             }
+        };
+        match kind {
+            "message" => {
+                let message = read_message(item, &path, check)?;
+                push_message(&mut conversation, message);
+            }
+            "reasoning" => {
+                check.check(&THOUGHT, &path, item)?;
+                let content = item.get("content").unwrap_or(&Value::Null);
+                if let Value::Array(parts) = content {
+                    let text = text_of(
+                        parts,
+                        &format!("{path}.content"),
+                        &["reasoning_text"],
+                        check,
+                    )?;
+                    let turn = open_turn(&mut conversation);
+                    turn.insert("reasoning_content".to_owned(), json!(text));
+                }
+            }
+            "function_call" => push_call(&mut conversation, item, &path, check)?,
+            "function_call_output" => conversation.push(read_output(item, &path, check)?),
+            kind => {
+                return Err(ApiError::invalid(
+                    format!("{path}.type"),
+                    format!("items of type {kind:?} are not supported"),
+                ));
+            }
         }
     }
     Ok(conversation)
+}
+
+/// The assistant's message to which an item belongs: thoughts, text and calls of one turn are items, but
+/// one message of a chat.
+fn open_turn(conversation: &mut Vec<Map<String, Value>>) -> &mut Map<String, Value> {
+    let is_open = { conversation.last() }.is_some_and(|last| last["role"] == "assistant");
+    if !is_open {
+        conversation.push(message("assistant", String::new()));
+    }
+    let last = conversation.len() - 1;
+    &mut conversation[last]
+}
+
+/// The assistant's text joins the thoughts before it.
+fn push_message(conversation: &mut Vec<Map<String, Value>>, message: Map<String, Value>) {
+    let is_thought = |last: &Map<String, Value>| {
+        last["role"] == "assistant" && last["content"] == "" && !last.contains_key("tool_calls")
+    };
+    match conversation.last_mut() {
+        Some(last) if message["role"] == "assistant" && is_thought(last) => {
+            last.insert("content".to_owned(), message["content"].clone());
+        }
+        _ => conversation.push(message),
+    }
+}
+
+fn push_call(
+    conversation: &mut Vec<Map<String, Value>>,
+    item: &Map<String, Value>,
+    path: &str,
+    check: FieldCheck,
+) -> Result<(), ApiError> {
+    check.check(&CALL, path, item)?;
+    let call = json!({
+        "id": required_text(item, "call_id", path)?,
+        "type": "function",
+        "function": {
+            "name": required_text(item, "name", path)?,
+            "arguments": required_text(item, "arguments", path)?,
+        },
+    });
+    let turn = open_turn(conversation);
+    let calls = turn.entry("tool_calls").or_insert_with(|| json!([]));
+    if let Value::Array(calls) = calls {
+        calls.push(call);
+    }
+    Ok(())
+}
+
+fn read_output(
+    item: &Map<String, Value>,
+    path: &str,
+    check: FieldCheck,
+) -> Result<Map<String, Value>, ApiError> {
+    check.check(&CALL_OUTPUT, path, item)?;
+    let text = match item.get("output") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => text_of(parts, &format!("{path}.output"), &TEXT_PARTS, check)?,
+        _ => {
+            return Err(ApiError::invalid(
+                format!("{path}.output"),
+                "must be a string or an array of text parts",
+            ));
+        }
+    };
+    let mut result = message("tool", text);
+    let id = required_text(item, "call_id", path)?;
+    result.insert("tool_call_id".to_owned(), json!(id));
+    Ok(result)
+}
+
+fn required_text<'a>(
+    item: &'a Map<String, Value>,
+    name: &str,
+    path: &str,
+) -> Result<&'a str, ApiError> {
+    let text = item.get(name).and_then(Value::as_str);
+    text.ok_or_else(|| ApiError::invalid(format!("{path}.{name}"), "must be a string"))
 }
 
 fn read_message(
@@ -102,7 +203,9 @@ fn read_message(
     };
     let text = match item.get("content") {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => text_of(parts, &format!("{path}.content"), check)?,
+        Some(Value::Array(parts)) => {
+            text_of(parts, &format!("{path}.content"), &TEXT_PARTS, check)?
+        }
         _ => {
             return Err(ApiError::invalid(
                 format!("{path}.content"),
@@ -113,13 +216,20 @@ fn read_message(
     Ok(message(role, text))
 }
 
-/// Joins the parts with line breaks, as those of a chat's messages.
-fn text_of(parts: &[Value], path: &str, check: FieldCheck) -> Result<String, ApiError> {
+const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
+
+/// Joins the parts, which are of one of these kinds, with line breaks, as those of a chat's messages.
+fn text_of(
+    parts: &[Value],
+    path: &str,
+    kinds: &[&str],
+    check: FieldCheck,
+) -> Result<String, ApiError> {
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
         let path = format!("{path}[{index}]");
         match part["type"].as_str() {
-            Some("input_text" | "output_text" | "text") => {}
+            Some(kind) if kinds.contains(&kind) => {}
             Some(kind) => {
                 return Err(ApiError::invalid(
                     format!("{path}.type"),

@@ -1,10 +1,11 @@
 //! The response object and the items of its output.
 
 use corella_core::{Logprobs, TokenId};
-use corella_text::ReplyPart;
+use corella_text::{CallFormat, ReplyPart};
 use serde_json::{Map, Value, json};
 
 use crate::call::ResponseHead;
+use crate::chat_reply::call_id;
 use crate::generation::{Finish, Usage};
 use crate::reply_block::ReplyBlock;
 use crate::server_state::ServerState;
@@ -47,6 +48,9 @@ pub struct Echo {
     pub temperature: f32,
     pub top_p: f32,
     pub top_logprobs: u32,
+    pub tools: Vec<Map<String, Value>>,
+    pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: bool,
 }
 
 impl Echo {
@@ -72,15 +76,15 @@ impl Echo {
             "metadata": self.metadata,
             "model": head.model,
             "output": output,
-            "parallel_tool_calls": true,
+            "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": null,
             "reasoning": {"effort": member("effort"), "summary": null},
             "service_tier": "default",
             "store": false,
             "temperature": self.temperature,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": self.tool_choice.as_ref().unwrap_or(&json!("auto")),
+            "tools": self.tools,
             "top_logprobs": self.top_logprobs,
             "top_p": self.top_p,
             "truncation": "disabled",
@@ -101,16 +105,31 @@ fn usage_object(usage: &Usage) -> Value {
 }
 
 /// The output up to now.
-#[derive(Default)]
 pub struct Output {
+    format: Option<CallFormat>,
     blocks: Vec<ReplyBlock>,
+    /// The id of each block that is a call, and nothing for the others.
+    call_ids: Vec<Option<String>>,
     /// Rows in OpenAI's shape for the tokens of the answer, if they were asked for.
     logprobs: Vec<Value>,
 }
 
 impl Output {
+    pub fn new(format: Option<CallFormat>) -> Self {
+        Self {
+            format,
+            blocks: Vec::new(),
+            call_ids: Vec::new(),
+            logprobs: Vec::new(),
+        }
+    }
+
     pub fn push(&mut self, part: &ReplyPart) {
         ReplyBlock::push(&mut self.blocks, part);
+        if self.call_ids.len() < self.blocks.len() {
+            let is_call = matches!(part, ReplyPart::CallStart { .. });
+            self.call_ids.push(is_call.then(|| call_id(self.format)));
+        }
     }
 
     /// Adds log-probabilities, and returns the new rows.
@@ -167,7 +186,7 @@ impl Output {
             }),
             ReplyBlock::Call { name, arguments } => json!({
                 "id": id, "type": "function_call", "status": status,
-                "call_id": call_id(head, index), "name": name, "arguments": arguments,
+                "call_id": self.call_ids[index], "name": name, "arguments": arguments,
             }),
         }
     }
@@ -198,8 +217,4 @@ pub fn item_id(head: &ResponseHead, index: usize, block: &ReplyBlock) -> String 
         ReplyBlock::Call { .. } => "fc",
     };
     format!("{prefix}_{}_{index}", head.id)
-}
-
-fn call_id(head: &ResponseHead, index: usize) -> String {
-    format!("call_{}_{index}", head.id)
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::client::{head, named_events, post, send};
 use crate::fixture::{MODEL, Setup, TestServer};
+use crate::tools::{CALLS, hermes};
 
 const PATH: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -160,7 +161,7 @@ async fn what_is_wrong_is_said_in_their_shape() {
         ),
         (
             json!({"messages": hi(), "max_tokens": 5, "tools": [{}]}),
-            "tools: ",
+            "tools[0].input_schema: ",
         ),
         (
             json!({"messages": hi(), "max_tokens": 5, "temprature": 1}),
@@ -224,4 +225,120 @@ async fn a_stream_that_fails_ends_with_an_error() {
     assert_eq!(data["error"]["type"], "api_error");
     let is_end = |name: &str| name == "message_delta" || name == "message_stop";
     assert!(!events.iter().any(|(name, _)| is_end(name)), "{events:?}");
+}
+
+/// The reply of `CALLS` as blocks of content, with whatever ids the calls have.
+fn blocks_of_calls(content: &Value) -> Value {
+    json!([
+        {"type": "thinking", "thinking": "É, hm.", "signature": ""},
+        {"type": "text", "text": "I look."},
+        {
+            "type": "tool_use", "id": content[2]["id"], "name": "weather",
+            "input": {"city": "Orléans", "days": 3},
+        },
+        {"type": "tool_use", "id": content[3]["id"], "name": "time", "input": {}},
+    ])
+}
+
+fn body_with_tools() -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    json!({
+        "messages": hi(), "max_tokens": 500, "temperature": 0, "seed": 0,
+        "tools": [
+            {"name": "weather", "description": "d", "input_schema": schema},
+            {"type": "custom", "name": "time", "input_schema": {"type": "object"}},
+        ],
+    })
+}
+
+#[tokio::test]
+async fn calls_and_thoughts_are_blocks_whole_and_streamed() {
+    let server = hermes(&[CALLS]).start().await;
+    let mut body = body_with_tools();
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let whole = reply.json();
+    assert_eq!(whole["content"], blocks_of_calls(&whole["content"]));
+    assert_ne!(whole["content"][2]["id"], whole["content"][3]["id"]);
+    assert_eq!(whole["stop_reason"], "tool_use");
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let mut content: Vec<Value> = Vec::new();
+    let mut inputs = vec![String::new(); 4];
+    for (name, data) in &events {
+        let index = data["index"].as_u64().unwrap_or(0) as usize;
+        let delta = &data["delta"];
+        match name.as_str() {
+            "content_block_start" => {
+                assert_eq!(index, content.len());
+                content.push(data["content_block"].clone());
+            }
+            "content_block_delta" => match delta["type"].as_str().expect("a type") {
+                "input_json_delta" => {
+                    inputs[index] += delta["partial_json"].as_str().expect("JSON")
+                }
+                kind => {
+                    let member = kind.strip_suffix("_delta").expect("a delta");
+                    let text = content[index][member].as_str().expect("text").to_owned();
+                    content[index][member] = json!(text + delta[member].as_str().expect("text"));
+                }
+            },
+            _ => {}
+        }
+    }
+    for index in [2, 3] {
+        content[index]["input"] = serde_json::from_str(&inputs[index]).expect("JSON");
+    }
+    let content = Value::from(content);
+    assert_eq!(content, blocks_of_calls(&content));
+    assert_eq!(
+        events[events.len() - 2].1["delta"]["stop_reason"],
+        "tool_use"
+    );
+}
+
+#[tokio::test]
+async fn a_history_with_tools_is_the_same_prompt_as_a_chat() {
+    let server = hermes(&[CALLS]).start().await;
+    let mut body = body_with_tools();
+    body["messages"] = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "x"},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+            {"type": "text", "text": "And?"},
+        ]},
+    ]);
+    body["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
+    let call = json!({
+        "id": "c1", "type": "function",
+        "function": {"name": "weather", "arguments": "{\"city\": \"Paris\"}"},
+    });
+    let schema = &body["tools"][0]["input_schema"];
+    let chat = json!({
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant", "content": "I look.", "reasoning_content": "hm",
+                "tool_calls": [call],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            {"role": "user", "content": "And?"},
+        ],
+        "tools": [
+            {"type": "function", "function": {
+                "name": "weather", "description": "d", "parameters": schema,
+            }},
+            {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}},
+        ],
+    });
+    let chat = post(server.address, "/tokenize", &chat).await;
+    assert_eq!(chat.status, 200, "{}", chat.text());
+    let count = post(server.address, COUNT, &body).await;
+    assert_eq!(count.status, 200, "{}", count.text());
+    assert_eq!(count.json()["input_tokens"], chat.json()["count"]);
 }

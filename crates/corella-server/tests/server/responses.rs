@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::client::{named_events, post};
 use crate::fixture::{MODEL, Setup, TestServer};
+use crate::tools::{CALLS, hermes};
 
 const PATH: &str = "/v1/responses";
 
@@ -128,7 +129,7 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ("conversation", json!("conv_1"), "conversation"),
         ("background", json!(true), "background"),
         ("truncation", json!("auto"), "truncation"),
-        ("tools", json!([{"type": "web_search"}]), "tools"),
+        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
         (
             "text",
             json!({"format": {"type": "json_object"}}),
@@ -199,4 +200,101 @@ async fn a_stream_that_fails_says_so() {
     assert_eq!(data["response"]["status"], "failed");
     assert!(data["response"]["error"]["message"].is_string());
     assert!(!events.iter().any(|(name, _)| name == "response.completed"));
+}
+
+fn body_with_tools() -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    json!({
+        "input": "hi", "max_output_tokens": 500, "temperature": 0, "seed": 0,
+        "tools": [
+            {"type": "function", "name": "weather", "description": "d", "parameters": schema, "strict": true},
+            {"type": "function", "name": "time"},
+        ],
+    })
+}
+
+#[tokio::test]
+async fn calls_and_thoughts_are_items_whole_and_streamed() {
+    let server = hermes(&[CALLS]).start().await;
+    let mut body = body_with_tools();
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let whole = reply.json();
+    let items = |output: &Value| -> Vec<Value> {
+        { output.as_array().expect("items").iter() }
+            .map(|item| match item["type"].as_str().expect("a type") {
+                "function_call" => json!([item["name"], item["arguments"]]),
+                kind => json!([kind, item["content"][0]["text"]]),
+            })
+            .collect()
+    };
+    let expected = [
+        json!(["reasoning", "É, hm."]),
+        json!(["message", "I look."]),
+        json!(["weather", "{\"city\": \"Orléans\", \"days\": 3}"]),
+        json!(["time", "{}"]),
+    ];
+    assert_eq!(items(&whole["output"]), expected);
+    assert_ne!(whole["output"][2]["call_id"], whole["output"][3]["call_id"]);
+    assert_eq!(whole["tools"], body["tools"]);
+    body["stream"] = json!(true);
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let last = &events[events.len() - 1].1["response"];
+    assert_eq!(items(&last["output"]), expected);
+    // Each item's events say what the whole response says of it.
+    let done: Vec<Value> = { events.iter() }
+        .filter(|(name, _)| name == "response.output_item.done")
+        .map(|(_, data)| data["item"].clone())
+        .collect();
+    assert_eq!(json!(done), last["output"]);
+    for (index, item) in done.iter().enumerate() {
+        let of_item = |(_, data): &&(String, Value)| data["item_id"] == item["id"];
+        let deltas = events.iter().filter(of_item);
+        let joined: String = { deltas }
+            .filter_map(|(_, data)| data["delta"].as_str())
+            .collect();
+        assert_eq!(joined, expected[index][1], "{item}");
+    }
+}
+
+#[tokio::test]
+async fn a_history_with_tools_is_the_same_prompt_as_a_chat() {
+    let server = hermes(&[CALLS]).start().await;
+    let mut body = body_with_tools();
+    body["input"] = json!([
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{\"city\": \"Paris\"}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"role": "user", "content": "And?"},
+    ]);
+    body["max_output_tokens"] = json!(1);
+    let call = json!({
+        "id": "c1", "type": "function",
+        "function": {"name": "weather", "arguments": "{\"city\": \"Paris\"}"},
+    });
+    let schema = &body["tools"][0]["parameters"];
+    let chat = json!({
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant", "content": "I look.", "reasoning_content": "hm",
+                "tool_calls": [call],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            {"role": "user", "content": "And?"},
+        ],
+        "tools": [
+            {"type": "function", "function": {
+                "name": "weather", "description": "d", "parameters": schema,
+            }},
+            {"type": "function", "function": {"name": "time"}},
+        ],
+    });
+    let chat = post(server.address, "/tokenize", &chat).await;
+    assert_eq!(chat.status, 200, "{}", chat.text());
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.json()["usage"]["input_tokens"], chat.json()["count"]);
 }

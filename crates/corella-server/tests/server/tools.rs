@@ -15,11 +15,11 @@ const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in m
     {% endfor %}<|end|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}";
 
-const CALLS: &str = "<think>\nÉ, hm.\n</think>\n\nI look.\n\
+pub const CALLS: &str = "<think>\nÉ, hm.\n</think>\n\nI look.\n\
     <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Orléans\", \"days\": 3}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
 
-fn hermes(replies: &[&str]) -> Setup {
+pub fn hermes(replies: &[&str]) -> Setup {
     let mut setup = Setup::new()
         .with_tokens(&["<tool_call>", "</tool_call>", "<think>", "</think>"])
         .ending_at(1000);

@@ -1,0 +1,69 @@
+//! Reads Anthropic's `tools` and `tool_choice` as OpenAI's.
+
+use serde_json::{Map, Value, json};
+
+use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::messages::{TOOL, TOOL_CHOICE};
+
+/// The tools in the shape that chat templates read.
+pub fn chat_tools(
+    tools: Vec<Map<String, Value>>,
+    check: FieldCheck,
+) -> Result<Vec<Map<String, Value>>, ApiError> {
+    let mut list = Vec::with_capacity(tools.len());
+    for (index, tool) in tools.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        match tool.get("type").map(Value::as_str) {
+            None | Some(Some("custom")) => {}
+            Some(kind) => {
+                let kind = kind.unwrap_or_default();
+                let message =
+                    format!("tools of type {kind:?} are not served; describe a tool of your own");
+                return Err(ApiError::invalid(format!("{path}.type"), message));
+            }
+        }
+        check.check(&TOOL, &path, tool)?;
+        let Some(Value::Object(schema)) = tool.get("input_schema") else {
+            let message = "must be a JSON schema, which is an object";
+            return Err(ApiError::invalid(format!("{path}.input_schema"), message));
+        };
+        let mut function = Map::new();
+        for name in ["name", "description"] {
+            if let Some(value) = tool.get(name) {
+                function.insert(name.to_owned(), value.clone());
+            }
+        }
+        function.insert("parameters".to_owned(), json!(schema));
+        list.push(Map::from_iter([
+            ("type".to_owned(), json!("function")),
+            ("function".to_owned(), Value::Object(function)),
+        ]));
+    }
+    Ok(list)
+}
+
+/// OpenAI's `tool_choice` and `parallel_tool_calls`.
+pub fn chat_tool_choice(
+    choice: &Map<String, Value>,
+    check: FieldCheck,
+) -> Result<(Value, bool), ApiError> {
+    check.check(&TOOL_CHOICE, "tool_choice", choice)?;
+    let is_single = choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true));
+    let choice = match choice.get("type").and_then(Value::as_str) {
+        Some("auto") => json!("auto"),
+        Some("none") => json!("none"),
+        Some("any") => json!("required"),
+        Some("tool") => json!({
+            "type": "function",
+            "function": {"name": choice.get("name").cloned().unwrap_or_default()},
+        }),
+        _ => {
+            return Err(ApiError::invalid(
+                "tool_choice.type",
+                "must be \"auto\", \"any\", \"tool\" or \"none\"",
+            ));
+        }
+    };
+    Ok((choice, !is_single))
+}

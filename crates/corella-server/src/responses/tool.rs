@@ -1,0 +1,45 @@
+//! Reads `tools` and `tool_choice` of the Responses API, which names a function without a member around it,
+//! as those of a chat.
+
+use serde_json::{Map, Value, json};
+
+use crate::api_error::ApiError;
+use crate::field_check::FieldCheck;
+use crate::field_table::responses::TOOL;
+
+/// The tools in the shape that chat templates read.
+pub fn chat_tools(
+    tools: &[Map<String, Value>],
+    check: FieldCheck,
+) -> Result<Vec<Map<String, Value>>, ApiError> {
+    let mut list = Vec::with_capacity(tools.len());
+    for (index, tool) in tools.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        let kind = tool.get("type").and_then(Value::as_str);
+        if kind != Some("function") {
+            return Err(ApiError::invalid(
+                format!("{path}.type"),
+                "must be \"function\": the caller calls tools, not the server",
+            ));
+        }
+        check.check(&TOOL, &path, tool)?;
+        let mut function = tool.clone();
+        for name in ["type", "strict", "defer_loading", "allowed_callers"] {
+            function.remove(name);
+        }
+        list.push(Map::from_iter([
+            ("type".to_owned(), json!("function")),
+            ("function".to_owned(), Value::Object(function)),
+        ]));
+    }
+    Ok(list)
+}
+
+/// The choice in the shape that a chat has it.
+pub fn chat_tool_choice(choice: &Value) -> Value {
+    match choice["type"] == "function" {
+        true => json!({"type": "function", "function": {"name": choice["name"]}}),
+        // The check of a chat says what is wrong with others.
+        false => choice.clone(),
+    }
+}
