@@ -13,8 +13,6 @@ use crate::uri::{encode_part, encode_path, next_page, origin, redirect};
 use crate::{FetchEvent, HubConfig, HubError, ModelName, Observer};
 
 const MAX_REDIRECTS: usize = 10;
-/// A connection on which nothing arrives for so long is taken to be dead.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Attempts in a row that brought nothing, after which a request is given up.
@@ -89,8 +87,8 @@ impl Client {
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(READ_TIMEOUT))
-            .timeout_per_read(Some(READ_TIMEOUT))
+            .timeout_recv_response(Some(config.read_timeout))
+            .timeout_per_read(Some(config.read_timeout))
             .user_agent(concat!("corella/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity");
         Ok(Self {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::cache::{Cache, Repository};
 use crate::client::{Client, Listing};
@@ -28,6 +29,9 @@ pub struct HubConfig {
     pub is_offline: bool,
     /// Files that are fetched at once.
     pub num_parallel: usize,
+    /// A connection on which nothing arrives for so long is given up, and the fetch continued on
+    /// another.
+    pub read_timeout: Duration,
 }
 
 pub struct Hub {

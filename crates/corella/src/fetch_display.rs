@@ -126,7 +126,7 @@ fn line(num_received: u64, num_bytes: u64, bytes_per_s: f64) -> String {
     );
     if bytes_per_s >= 1.0 {
         let left_s = num_bytes.saturating_sub(num_received) as f64 / bytes_per_s;
-        let left = display_time(Duration::from_secs_f64(left_s.min(1e9)));
+        let left = display_time(Duration::from_secs_f64(left_s.ceil().min(1e9)));
         line += &format!(", {}/s, {left} left", shown_bytes(bytes_per_s as u64));
     }
     line

@@ -3,12 +3,14 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use corella_hub::HubConfig;
 
 use crate::args::PullArgs;
 
 const NUM_PARALLEL: usize = 8;
+const READ_TIMEOUT_S: u64 = 30;
 
 pub fn pull(args: &PullArgs) -> HubConfig {
     HubConfig {
@@ -32,6 +34,8 @@ pub fn hub(is_offline: bool) -> HubConfig {
         (!token.is_empty()).then_some(token)
     };
     let ca_file = { path("SSL_CERT_FILE") }.or_else(|| path("REQUESTS_CA_BUNDLE"));
+    let read_timeout = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
+    let read_timeout = read_timeout.filter(|&seconds: &u64| seconds > 0);
     HubConfig {
         endpoint: endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned()),
         token: token.or_else(from_file),
@@ -39,6 +43,7 @@ pub fn hub(is_offline: bool) -> HubConfig {
         ca_file,
         is_offline: is_offline || is_set("HF_HUB_OFFLINE"),
         num_parallel: NUM_PARALLEL,
+        read_timeout: Duration::from_secs(read_timeout.unwrap_or(READ_TIMEOUT_S)),
     }
 }
 
