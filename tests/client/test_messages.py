@@ -3,6 +3,8 @@
 import anthropic
 import pytest
 from server_process import ServerProcess
+from test_tools import ANSWER, CITY, ONE_CALL, QUESTION
+from test_tools import client as dictated
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +91,39 @@ def test_a_key_is_taken_as_they_send_it():
                     continue
                 with pytest.raises(anthropic.AuthenticationError):
                     client.messages.create(model="corella-nano", **fields)
+
+
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def test_a_tool_is_called_answered_and_read(dictated):
+    base_url = str(dictated.base_url).removesuffix("/v1/")
+    fields = {"model": dictated.models.list().data[0].id, "max_tokens": 500, "tools": [TOOL]}
+    with anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0) as client:
+
+        def ask(seed, messages):
+            return fields | {"messages": messages, "extra_body": {"seed": seed}}
+
+        whole = client.messages.create(**ask(ONE_CALL, QUESTION))
+        with client.messages.stream(**ask(ONE_CALL, QUESTION)) as stream:
+            streamed = stream.get_final_message()
+        for message in [whole, streamed]:
+            thought, text, call = message.content
+            assert (thought.type, thought.thinking) == ("thinking", "Hm, été.")
+            assert (text.type, text.text) == ("text", "I look.")
+            assert (call.type, call.name, call.input) == ("tool_use", "get_weather", CITY)
+            assert message.stop_reason == "tool_use"
+        history = QUESTION + [
+            {"role": "assistant", "content": [block.to_dict() for block in whole.content]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}],
+            },
+        ]
+        answer = client.messages.create(**ask(ANSWER, history))
+        assert answer.content[-1].text == "It is sunny."
+        assert answer.stop_reason == "end_turn"

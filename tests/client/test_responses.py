@@ -1,7 +1,11 @@
 """Tests `/v1/responses` with OpenAI's own Python client."""
 
+import json
+
 import openai
 import pytest
+from test_tools import ANSWER, CITY, ONE_CALL, WEATHER
+from test_tools import client as dictated
 
 GREEDY = {"temperature": 0, "max_output_tokens": 24}
 
@@ -52,3 +56,30 @@ def test_nothing_is_kept(served):
         respond(served, previous_response_id="resp_1")
     assert error.value.param == "previous_response_id"
     assert "whole conversation" in error.value.message
+
+
+def test_a_tool_is_called_answered_and_read(dictated):
+    tool = {"type": "function", "strict": False} | WEATHER["function"]
+    question = {"role": "user", "content": "What is the weather?"}
+    fields = {"model": dictated.models.list().data[0].id, "tools": [tool]}
+
+    def ask(seed, items):
+        return fields | {"input": items, "extra_body": {"seed": seed}}
+
+    whole = dictated.responses.create(**ask(ONE_CALL, [question]))
+    with dictated.responses.stream(**ask(ONE_CALL, [question])) as stream:
+        streamed = stream.get_final_response()
+    for response in [whole, streamed]:
+        thought, message, call = response.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "Hm, été.")
+        assert (message.type, response.output_text) == ("message", "I look.")
+        assert (call.type, call.name, json.loads(call.arguments)) == (
+            "function_call",
+            "get_weather",
+            CITY,
+        )
+    history = [question, *(item.to_dict() for item in whole.output)]
+    history.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"})
+    answer = dictated.responses.create(**ask(ANSWER, history))
+    assert answer.output_text == "It is sunny."
+    assert answer.status == "completed"

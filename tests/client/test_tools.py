@@ -54,8 +54,28 @@ def byte_character(byte):
     return chr(0x100 + [b for b in range(256) if b <= 0x20 or 0x7F <= b <= 0xA0 or b == 0xAD].index(byte))
 
 
+def add_embedding_rows(path, num_rows):
+    """Adds rows of zeros to the embedding of a file of tensors, whose other tensors stay as they are."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, tensors = json.loads(content[8:start]), []
+    for name, tensor in sorted(header.items()):
+        if name == "__metadata__":
+            continue
+        begin, end = tensor["data_offsets"]
+        data = content[start + begin : start + end]
+        if name == "model.embed_tokens.weight":
+            data += bytes(num_rows * len(data) // tensor["shape"][0])
+            tensor["shape"][0] += num_rows
+        at = sum(map(len, tensors))
+        tensor["data_offsets"] = [at, at + len(data)]
+        tensors.append(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors))
+
+
 def make_folder(folder, template):
-    """Makes a folder with a byte tokenizer. The mock reads its configuration alone."""
+    """Makes a folder with a byte tokenizer. The mock reads of its weights only their shapes."""
     source = golden_model.GOLDEN / "qwen3-gqa-tied"
     shutil.copytree(source, folder, dirs_exist_ok=True)
     config = json.loads((source / "config.json").read_text())
@@ -65,6 +85,7 @@ def make_folder(folder, template):
         "eos_token_id": NUM_BYTES + SPECIAL.index("<|end|>"),
     }
     (folder / "config.json").write_text(json.dumps(config))
+    add_embedding_rows(folder / "model.safetensors", len(SPECIAL))
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokenizer = {

@@ -201,7 +201,7 @@ pub fn object_schemas() -> Map<String, Value> {
         of_member,
     );
     result["properties"]["type"] = json!({"const": "tool_result"});
-    result["properties"]["content"] = content("TextBlock");
+    result["properties"]["content"] = json!({"anyOf": [content("TextBlock"), {"type": "null"}]});
     let mut tool_use = object(
         &messages::TOOL_USE,
         json!(["type", "id", "name", "input"]),

@@ -1,0 +1,84 @@
+"""Tests that frameworks which bring clients of their own work against the built binary."""
+
+import litellm
+import pytest
+from langchain_anthropic import ChatAnthropic
+from langchain_openai import ChatOpenAI
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+from server_process import ServerProcess
+
+TEXT = "Tell me a story about a fox and a lantern."
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(server):
+    """What OpenAI's own client reads."""
+    completion = server.client.chat.completions.create(
+        model=server.model(),
+        messages=[{"role": "user", "content": TEXT}],
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+    )
+    return completion.choices[0].message.content
+
+
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_langchain(server, expected, use_responses_api):
+    model = ChatOpenAI(
+        base_url=server.base_url + "/v1",
+        api_key="unused",
+        model=server.model(),
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        use_responses_api=use_responses_api,
+    )
+    assert model.invoke(TEXT).text == expected
+    assert "".join(chunk.text for chunk in model.stream(TEXT)) == expected
+
+
+def test_langchain_with_messages(server, expected):
+    model = ChatAnthropic(
+        base_url=server.base_url,
+        api_key="unused",
+        model=server.model(),
+        max_tokens=MAX_TOKENS,
+        model_kwargs={"extra_body": {"temperature": 0}},
+    )
+    assert model.invoke(TEXT).text == expected
+    assert "".join(chunk.text for chunk in model.stream(TEXT)) == expected
+
+
+def test_litellm(server, expected):
+    fields = {
+        "model": f"openai/{server.model()}",
+        "api_base": server.base_url + "/v1",
+        "api_key": "unused",
+        "messages": [{"role": "user", "content": TEXT}],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+    }
+    assert litellm.completion(**fields).choices[0].message.content == expected
+    chunks = litellm.completion(**fields, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+def test_llama_index(server, expected):
+    model = OpenAILike(
+        api_base=server.base_url + "/v1",
+        api_key="unused",
+        model=server.model(),
+        is_chat_model=True,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+    )
+    message = ChatMessage(role="user", content=TEXT)
+    assert model.chat([message]).message.content == expected
+    assert "".join(chunk.delta for chunk in model.stream_chat([message])) == expected
