@@ -128,6 +128,7 @@ pub(crate) fn greedy_submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submis
         objectives: Default::default(),
         namespace: Namespace::default(),
         constraint: None,
+        adapter: None,
         trace_id: None,
     }
 }

@@ -13,7 +13,7 @@ use corella_core::{
     RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig, Speculation,
     StoppingCriteria, TokenId,
 };
-use corella_model::{Executor, ExecutorError, KvPages};
+use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::doorbell::{CommandSender, doorbell};
@@ -64,6 +64,7 @@ pub struct Engine {
     commands: CommandSender,
     shared: Arc<Shared>,
     kv_pages: Arc<dyn KvPages>,
+    adapters: Option<Arc<dyn Adapters>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +148,7 @@ impl Engine {
         // never blocks.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
+        let adapters = executor.adapters();
         let (doorbell, doorbell_ear) = doorbell();
         let step_returned = doorbell.clone();
         executor.set_waker(Arc::new(move || step_returned.ring()));
@@ -194,6 +196,7 @@ impl Engine {
                 commands: CommandSender::new(sender, doorbell),
                 shared,
                 kv_pages,
+                adapters,
             }),
             Ok(Err(error)) => Err(EngineError::WarmUp(error)),
             Err(_) => Err(EngineError::WarmUp(ExecutorError::Lost {
@@ -219,6 +222,7 @@ impl Engine {
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let num_choices = submission.num_choices;
         let constraint = submission.constraint.clone();
+        let adapter = submission.adapter.clone();
         let first = self.take_in(submission, entry)?;
         let mut requests = Vec::with_capacity(num_choices as usize);
         let mut senders = Vec::with_capacity(num_choices as usize);
@@ -227,8 +231,9 @@ impl Engine {
             let mut request = first.clone();
             request.id.0 += u64::from(choice);
             request.sampling.choice += choice;
-            let (sender, stream) =
+            let (mut sender, stream) =
                 token_stream(&request, self.commands.clone(), self.shared.clone());
+            sender.hold(adapter.clone());
             requests.push(request);
             senders.push(sender);
             streams.push(stream);
@@ -256,8 +261,11 @@ impl Engine {
             ..submission
         };
         let constraint = submission.constraint.clone();
+        let adapter = submission.adapter.clone();
         let request = self.take_in(submission, Entry::New)?;
-        let (sender, stream) = token_stream(&request, self.commands.clone(), self.shared.clone());
+        let (mut sender, stream) =
+            token_stream(&request, self.commands.clone(), self.shared.clone());
+        sender.hold(adapter);
         let reservation = Arc::new(OnceLock::new());
         self.commands.send(Command::Reserve {
             request: Box::new(request),
@@ -326,6 +334,7 @@ impl Engine {
             objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
             constraint: None,
+            adapter: None,
             trace_id: None,
         };
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
@@ -362,6 +371,11 @@ impl Engine {
     /// The executor's KV memory, for those who fetch and bring pages.
     pub fn kv_pages(&self) -> &Arc<dyn KvPages> {
         &self.kv_pages
+    }
+
+    /// The adapters that the executor has; `None` if it can have none.
+    pub fn adapters(&self) -> Option<&Arc<dyn Adapters>> {
+        self.adapters.as_ref()
     }
 
     /// What the scheduler was given.

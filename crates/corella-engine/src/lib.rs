@@ -1,6 +1,7 @@
 //! The engine: drives the scheduler and an executor on a thread of its own. It knows only tokens:
 //! no text, no HTTP.
 
+mod adapter;
 mod doorbell;
 mod drafter;
 mod engine;
@@ -19,6 +20,7 @@ mod token_constraint;
 mod token_stream;
 mod watchdog;
 
+pub use adapter::LoadedAdapter;
 pub use drafter::DraftModel;
 pub use engine::{Engine, EngineConfig, EngineState};
 pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};

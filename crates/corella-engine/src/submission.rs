@@ -6,6 +6,7 @@ use corella_core::{
     LatencyObjectives, Namespace, Request, RequestId, SamplingParams, StoppingCriteria, TokenId,
 };
 
+use crate::adapter::LoadedAdapter;
 use crate::token_constraint::TokenConstraint;
 
 /// What to generate. Each choice becomes a request of its own.
@@ -27,13 +28,18 @@ pub struct Submission {
     pub namespace: Namespace,
     /// What the answer may be. Every choice is held to it.
     pub constraint: Option<Arc<dyn TokenConstraint>>,
+    /// What the tokens are computed with, besides the model.
+    pub adapter: Option<Arc<LoadedAdapter>>,
     /// What logs call it, on every node that serves it.
     pub trace_id: Option<Arc<str>>,
 }
 
 impl Submission {
     /// The request of the first choice.
-    pub fn into_request(self, id: RequestId, arrival_us: u64) -> Request {
+    pub fn into_request(mut self, id: RequestId, arrival_us: u64) -> Request {
+        if let Some(adapter) = &self.adapter {
+            self.namespace.lora = Some(Arc::clone(adapter.name()));
+        }
         Request {
             id,
             prompt: self.prompt,
@@ -50,7 +56,7 @@ impl Submission {
     }
 }
 
-/// A submission of one choice without a constraint. The request's id and time of arrival are left out, because an engine
+/// A submission of one choice without a constraint and without an adapter. The request's id and time of arrival are left out, because an engine
 /// gives it its own.
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
@@ -65,6 +71,7 @@ impl From<Request> for Submission {
             objectives: request.objectives,
             namespace: request.namespace,
             constraint: None,
+            adapter: None,
             trace_id: None,
         }
     }

@@ -7,6 +7,7 @@ use std::thread::{self, Thread};
 
 use corella_core::{AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput};
 
+use crate::adapter::LoadedAdapter;
 use crate::doorbell::CommandSender;
 use crate::engine::{Command, Shared};
 
@@ -169,6 +170,8 @@ pub(crate) struct StreamSender {
     /// The counters of the last output, for a terminal event that does not come from the scheduler.
     last: RequestOutput,
     ended: bool,
+    /// What the request is computed with, which the executor keeps until the request has ended.
+    adapter: Option<Arc<LoadedAdapter>>,
 }
 
 /// The queue of events between the two ends of a stream. It is locked for one push or one pop at a
@@ -234,11 +237,17 @@ pub(crate) fn token_stream(
             queue_us: 0,
         },
         ended: false,
+        adapter: None,
     };
     (sender, stream)
 }
 
 impl StreamSender {
+    /// Keeps an adapter loaded until the request has ended.
+    pub(crate) fn hold(&mut self, adapter: Option<Arc<LoadedAdapter>>) {
+        self.adapter = adapter;
+    }
+
     pub(crate) fn send(&mut self, event: StreamEvent) {
         if let StreamEvent::Output(output) = &event {
             self.last.num_cached_tokens = output.num_cached_tokens;

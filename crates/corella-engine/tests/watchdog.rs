@@ -52,6 +52,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
             objectives: Default::default(),
             namespace: Namespace::default(),
             constraint: None,
+            adapter: None,
             trace_id: None,
         })
         .unwrap();

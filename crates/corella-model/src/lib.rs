@@ -25,6 +25,7 @@ mod kv_groups;
 mod kv_pages;
 mod layer_counter;
 mod layer_tensor;
+mod mock_adapters;
 mod mock_executor;
 mod mock_kv;
 mod mock_model;

@@ -15,6 +15,7 @@ use corella_core::{
     SlotStart, Span, StepId, TokenId, Yield,
 };
 
+use crate::mock_adapters::MockAdapters;
 use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_kv::{MockKv, Row};
@@ -24,6 +25,7 @@ use crate::{BatchCheck, ExecutorError, Fault, MockConfig, TokenMask};
 pub struct MockExecutor {
     config: MockConfig,
     kv: Arc<MockKv>,
+    adapters: Arc<MockAdapters>,
     slots: Vec<Option<Slot>>,
     inflight: VecDeque<Inflight>,
     check: BatchCheck,
@@ -65,6 +67,7 @@ impl MockExecutor {
     pub fn new(config: MockConfig) -> Self {
         Self {
             kv: Arc::new(MockKv::new(&config)),
+            adapters: Arc::default(),
             slots: Vec::new(),
             inflight: VecDeque::new(),
             check: BatchCheck::new(config.page_size, &config.kv_groups),
@@ -114,6 +117,10 @@ impl MockExecutor {
                 "slot {} is started for request {} but still holds request {}",
                 start.slot, start.request, before.sequence.start.request
             ));
+        }
+        let adapter = start.adapter.as_deref();
+        if let Some(adapter) = adapter.filter(|name| !self.adapters.has(name)) {
+            return Err(format!("adapter {adapter} is not loaded"));
         }
         self.slots[index] = Some(Slot {
             sequence: Sequence::new(&self.config, start.clone()),

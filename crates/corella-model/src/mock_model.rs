@@ -78,7 +78,7 @@ pub(crate) struct Sequence {
     /// How the request started, without its cached tokens.
     pub start: SlotStart,
     pub tokens: Vec<TokenId>,
-    /// `chains[i]` hashes `tokens[..=i]`.
+    /// `chains[i]` hashes the adapter's name and `tokens[..=i]`.
     pub chains: Vec<u64>,
 }
 
@@ -270,8 +270,18 @@ impl Sequence {
     }
 
     pub fn push(&mut self, config: &MockConfig, token: TokenId) {
-        let chain = config.chain(self.chains.last().copied(), token, self.tokens.len());
+        let before = self
+            .chains
+            .last()
+            .copied()
+            .or_else(|| self.start.adapter.as_deref().map(hash_name));
+        let chain = config.chain(before, token, self.tokens.len());
         self.tokens.push(token);
         self.chains.push(chain);
     }
+}
+
+fn hash_name(name: &str) -> u64 {
+    name.bytes()
+        .fold(1, |hash, byte| mix(hash, u64::from(byte)))
 }

@@ -127,11 +127,13 @@ pub async fn serve_call<E: Endpoint>(
         return Err(ApiError::draining());
     }
     let body = RequestBody::read(body, &state).await?;
-    let call = state
+    let mut call = state
         .run_blocking(body.num_bytes(), move |state, caller| {
             E::prepare(state, &body, caller)
         })
         .await?;
+    let adapter = state.adapters.get(&call.model);
+    call.params.adapter = adapter.map(|adapter| adapter.loaded);
     let transfer = match &call.params.kv_transfer_params {
         Some(params) => begin_transfer(&state, params, &name, call.params.stream)?,
         None => None,
@@ -191,12 +193,15 @@ fn begin_transfer(
     Ok(transfer)
 }
 
-/// Checks `model`, which may be left out because there is only one.
+/// Checks `model`: a name of the model, or of an adapter. The model needs no name.
 pub fn check_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
     let config = &state.config;
     match model {
         None => Ok(config.model_name().to_owned()),
-        Some(model) if config.served_model_names.iter().any(|name| name == model) => {
+        Some(model)
+            if config.served_model_names.iter().any(|name| name == model)
+                || state.adapters.get(model).is_some() =>
+        {
             Ok(model.to_owned())
         }
         Some(model) => Err(ApiError::model_not_found(model, config.model_name())),

@@ -161,6 +161,7 @@ impl Generation {
                     objectives: params.objectives,
                     namespace: params.namespace.clone(),
                     constraint: None,
+                    adapter: params.adapter.clone(),
                     trace_id: Some(name.to_shared()),
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;

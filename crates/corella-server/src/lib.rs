@@ -5,6 +5,7 @@
 //! streams as text), and leaves as events of `sse` or as one JSON object.
 
 mod accounting;
+mod adapter;
 mod api_error;
 mod auth;
 mod call;
@@ -44,6 +45,7 @@ mod token_rule;
 mod tokenization;
 mod tool_fields;
 
+pub use adapter::AdapterLoader;
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use local_client::{LocalClient, LocalResponse};
 pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};

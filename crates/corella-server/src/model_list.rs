@@ -1,4 +1,4 @@
-//! `/v1/models`: lists the one model under each of its names.
+//! `/v1/models`: lists the one model under each of its names, and its adapters.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde::Serialize;
 
+use crate::adapter::ServedAdapter;
 use crate::api_error::ApiError;
 use crate::call::{check_model, json_response};
 use crate::server_state::ServerState;
@@ -23,6 +24,9 @@ struct Model<'a> {
     created: u64,
     owned_by: &'static str,
     root: &'a str,
+    /// The model that an adapter changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<&'a str>,
     max_model_len: u32,
 }
 
@@ -34,16 +38,30 @@ impl<'a> Model<'a> {
             created: state.started_unix_s,
             owned_by: "corella",
             root: state.config.model_name(),
+            parent: None,
             max_model_len: state.config.max_model_len,
+        }
+    }
+
+    fn of_adapter(state: &'a ServerState, id: &'a str, adapter: &'a ServedAdapter) -> Self {
+        Self {
+            created: adapter.created,
+            root: &adapter.path,
+            parent: Some(state.config.model_name()),
+            ..Self::new(state, id)
         }
     }
 }
 
 pub async fn list_models(State(state): State<Arc<ServerState>>) -> Response {
     let names = &state.config.served_model_names;
+    let models = names.iter().map(|name| Model::new(&state, name));
+    let adapters = state.adapters.list();
+    let of_adapters = adapters.iter();
+    let of_adapters = of_adapters.map(|(name, adapter)| Model::of_adapter(&state, name, adapter));
     json_response(&ModelList {
         object: "list",
-        data: names.iter().map(|name| Model::new(&state, name)).collect(),
+        data: models.chain(of_adapters).collect(),
     })
 }
 
@@ -53,5 +71,8 @@ pub async fn retrieve_model(
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
     let name = check_model(&state, Some(&name))?;
-    Ok(json_response(&Model::new(&state, &name)))
+    Ok(json_response(&match &state.adapters.get(&name) {
+        Some(adapter) => Model::of_adapter(&state, &name, adapter),
+        None => Model::new(&state, &name),
+    }))
 }

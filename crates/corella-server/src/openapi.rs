@@ -114,6 +114,22 @@ const SIMPLE: &[Simple] = &[
         true,
     ),
     simple(
+        "/v1/load_lora_adapter",
+        "post",
+        "loadAdapter",
+        "Loads the LoRA adapter of a folder (`lora_path`) under a name (`lora_name`).",
+        None,
+        true,
+    ),
+    simple(
+        "/v1/unload_lora_adapter",
+        "post",
+        "unloadAdapter",
+        "Takes no more requests for a LoRA adapter (`lora_name`).",
+        None,
+        true,
+    ),
+    simple(
         "/reset_prefix_cache",
         "post",
         "resetPrefixCache",

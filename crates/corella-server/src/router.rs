@@ -8,6 +8,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::accounting::count_request;
+use crate::adapter::{load_adapter, unload_adapter};
 use crate::api_error::ApiError;
 use crate::auth::require_api_key;
 use crate::chat_completions::chat_completions;
@@ -30,6 +31,8 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/v1/responses", post(responses))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/reset_prefix_cache", post(reset_prefix_cache))

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_engine::LoadedAdapter;
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -120,6 +121,8 @@ pub struct GenerationParams {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
+    /// The adapter that the caller named in place of the model.
+    pub adapter: Option<Arc<LoadedAdapter>>,
     pub stream: bool,
     pub stream_usage: StreamUsage,
     /// Whether the token ids of prompt and output are part of the answer.
@@ -261,6 +264,7 @@ impl SamplingFields {
                 lora: None,
                 cache_salt: self.cache_salt()?,
             },
+            adapter: None,
             stop: stop_strings(self.stop)?,
             kv_transfer_params: self.kv_transfer_params,
             prompt_logprobs,

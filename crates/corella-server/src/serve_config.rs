@@ -13,6 +13,8 @@ pub struct ServeConfig {
     /// The bearer token for endpoints that cost or change something; `None` requires none.
     pub api_key: Option<String>,
     pub max_model_len: u32,
+    /// The number of adapters that may be loaded at a time.
+    pub max_num_adapters: usize,
     /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
     pub end_token_ids: Vec<TokenId>,
@@ -45,6 +47,7 @@ impl ServeConfig {
             served_model_names: vec![served_model_name.into()],
             api_key: None,
             max_model_len,
+            max_num_adapters: 16,
             vocab_size,
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),

@@ -10,6 +10,7 @@ use corella_text::{EncodeLimit, RenderLimit, TextError};
 use prometheus_client::collector::Collector;
 use tokio::sync::watch;
 
+use crate::adapter::{AdapterLoader, ServedAdapters};
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
@@ -30,6 +31,7 @@ pub struct ServerState {
     pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// What changes this node's role, if it may have others.
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
+    pub(crate) adapters: ServedAdapters,
     pub(crate) metrics: Arc<Metrics>,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
@@ -47,6 +49,8 @@ pub struct Backend {
     pub kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// Changes this node's role, if it may have others.
     pub roles: Option<Arc<dyn RoleControl>>,
+    /// Reads adapters, if there is room for them.
+    pub adapters: Option<Arc<dyn AdapterLoader>>,
     /// Add to the server's metrics.
     pub collectors: Vec<Box<dyn Collector>>,
 }
@@ -59,6 +63,7 @@ impl ServerState {
             generator,
             kv_transfer: None,
             roles: None,
+            adapters: None,
             collectors: Vec::new(),
         };
         Self::with_backend(config, text, engine, backend)
@@ -75,9 +80,11 @@ impl ServerState {
             generator,
             kv_transfer,
             roles,
+            adapters,
             collectors,
         } = backend;
         Arc::new(Self {
+            adapters: ServedAdapters::new(adapters, config.max_num_adapters),
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             config,
             text,

@@ -1,5 +1,6 @@
 //! The command line as it is typed. `config.rs` turns it into configuration.
 
+mod adapter;
 mod admission;
 mod batch;
 mod bench;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use corella::LlmOptions;
 use corella_core::{HeadRoom, SchedulerConfig};
 
+pub use adapter::AdapterArgs;
 pub use admission::BenchAdmissionArgs;
 pub use batch::BatchArgs;
 pub use bench::{
@@ -92,6 +94,8 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub request: RequestArgs,
+    #[command(flatten)]
+    pub adapter: AdapterArgs,
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
     #[command(flatten)]

@@ -25,12 +25,14 @@ use crate::args::{
 use crate::cluster::ClusterConfig;
 use crate::progress_line::LogWriter;
 
+mod adapter;
 mod admission;
 mod batch;
 mod bench;
 mod hub;
 mod request;
 
+pub use adapter::{AdapterOptions, adapter};
 pub use admission::{BenchAdmission, bench_admission};
 pub use batch::{Batch, batch};
 pub use bench::{
@@ -45,6 +47,7 @@ pub struct Serve {
     pub address: SocketAddr,
     pub api_key: Option<String>,
     pub request: RequestOptions,
+    pub adapter: AdapterOptions,
     pub cluster: ClusterConfig,
 }
 
@@ -78,6 +81,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
     set_device(&mut options, &args.device)?;
+    let adapter = adapter(&mut options, args.adapter)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     options.step_deadline = match args.step_deadline {
         0 => Duration::MAX,
@@ -89,6 +93,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         address: listen_address(&args.host, args.port)?,
         api_key: args.api_key,
         request: request(args.request),
+        adapter,
         cluster: cluster(args.cluster)?,
     })
 }

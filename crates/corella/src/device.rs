@@ -148,6 +148,7 @@ impl<'a> Formats<'a> {
             kv_groups: Some(self.kv_groups),
             isa: options.isa,
             profile,
+            max_adapter_rank: options.max_adapter_rank,
             ..CpuConfig::for_scheduler(scheduler, num_threads)
         };
         let entry = options.weight_cache.as_ref().and_then(|cache| {

@@ -264,6 +264,7 @@ impl Llm {
             objectives: Default::default(),
             namespace: Namespace::default(),
             constraint: None,
+            adapter: None,
             trace_id: None,
         })?;
         Ok(TextEvents {

@@ -5,6 +5,7 @@ use std::error::Error;
 use clap::Parser;
 use corella_cluster::transport::exit;
 
+mod adapter_loader;
 mod args;
 mod batch;
 mod bench;

@@ -81,6 +81,8 @@ pub struct LlmOptions {
     pub step_deadline: Duration,
     /// Where the CPU executor records the time that each operation takes.
     pub profile: Option<Arc<Profile>>,
+    /// The largest rank of LoRA adapters that may be loaded; `None` leaves no room for adapters.
+    pub max_adapter_rank: Option<usize>,
     /// The time that a step of the mock takes. Default: none.
     pub mock_cost: Option<CostModel>,
     /// What the mock answers, of which the seed of a request chooses. Default: made-up words.
@@ -113,6 +115,7 @@ impl Default for LlmOptions {
             max_pinned_share: 0.25,
             step_deadline: Duration::from_secs(300),
             profile: None,
+            max_adapter_rank: None,
             mock_cost: None,
             mock_dictations: Vec::new(),
             scheduler,

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
-use corella_server::{Backend, ServeConfig, ServerState, TextModel, shutdown_signal};
+use corella_server::{
+    AdapterLoader, Backend, ServeConfig, ServerState, TextModel, shutdown_signal,
+};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use crate::adapter_loader::FolderLoader;
 use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
 use crate::open_files;
@@ -45,6 +48,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
     let serve_config = ServeConfig {
         api_key: config.api_key,
+        max_num_adapters: config.adapter.max_adapters,
         ..config.request.serve_config(&llm)
     };
     make_room_for(serve_config.max_num_connections);
@@ -62,10 +66,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(line) = cluster.summary() {
         eprintln!("{line}");
     }
-    eprintln!("{}", ready_line(&llm, address, has_key));
+    let ready_line = ready_line(&llm, address, has_key);
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
+    let loader: Option<Arc<dyn AdapterLoader>> = match llm.engine.adapters() {
+        Some(_) => Some(Arc::new(FolderLoader::new(&llm))),
+        None => None,
+    };
     let text = TextModel {
         tokenizer: llm.tokenizer,
         reply_format,
@@ -75,9 +83,17 @@ async fn serve(config: Serve) -> Result<(), Error> {
         generator: Arc::new(cluster.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
+        adapters: loader,
         collectors: vec![cluster.collector()],
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
+    for (name, path) in &config.adapter.modules {
+        state
+            .load_adapter(name, path)
+            .map_err(|error| Error::Config(format!("--lora-modules {name}={path}: {error}")))?;
+        eprintln!("adapter {name} from {path}");
+    }
+    eprintln!("{ready_line}");
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
     cluster.finish().await;

@@ -90,6 +90,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
             objectives: Default::default(),
             namespace: Namespace::default(),
             constraint: None,
+            adapter: None,
             trace_id: None,
         }
     };

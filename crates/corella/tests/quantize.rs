@@ -183,6 +183,7 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
             objectives: Default::default(),
             namespace: Namespace::default(),
             constraint: None,
+            adapter: None,
             trace_id: None,
         };
         let mut stream = llm.engine.submit(submission).unwrap().remove(0);

@@ -62,6 +62,7 @@ fn submission(at: u32) -> Submission {
         objectives: Default::default(),
         namespace: Namespace::default(),
         constraint: None,
+        adapter: None,
         trace_id: None,
     }
 }

@@ -93,6 +93,7 @@ fn submit(engine: &Engine, prompt: Vec<TokenId>, seed: u64, max_tokens: u32) -> 
         objectives: Default::default(),
         namespace: Namespace::default(),
         constraint: None,
+        adapter: None,
         trace_id: None,
     };
     engine.submit(submission).unwrap().remove(0)

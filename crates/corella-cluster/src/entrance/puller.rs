@@ -173,6 +173,9 @@ impl Puller {
         if submission.constraint.is_some() {
             return Err("its answer is constrained from the first token on");
         }
+        if submission.adapter.is_some() {
+            return Err("it is computed with an adapter, which the other node need not have");
+        }
         let rows = source.rows.ok_or("it is another kind of engine")?;
         let digest = prompt_digest(&submission.namespace, &submission.prompt);
         if rows.model_fingerprint != self.model_fingerprint {

@@ -161,9 +161,12 @@ impl Generate for PrefillNode {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
-        if submission.sampling.prompt_logprobs.is_some() || submission.constraint.is_some() {
-            // Only whoever computes the prompt has its log-probabilities, and a session does not
-            // carry constraints, so the request stays where its prompt is computed.
+        let is_local = submission.sampling.prompt_logprobs.is_some()
+            || submission.constraint.is_some()
+            || submission.adapter.is_some();
+        if is_local {
+            // Only whoever computes the prompt has its log-probabilities, and a session carries neither
+            // constraints nor adapters, so the request stays where its prompt is computed.
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;

@@ -239,6 +239,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParam
         objectives: Default::default(),
         namespace: Namespace::default(),
         constraint: None,
+        adapter: None,
         trace_id: None,
     }
 }

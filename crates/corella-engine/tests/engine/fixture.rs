@@ -59,6 +59,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
         objectives: Default::default(),
         namespace: Namespace::default(),
         constraint: None,
+        adapter: None,
         trace_id: None,
     }
 }

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use corella_core::{Batch, BatchOutput, StepId};
 
-use crate::{Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, StepWaker, TokenMask};
+use crate::{
+    Adapters, Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, StepWaker, TokenMask,
+};
 
 use super::step_time::sleep_until;
 use super::step_timer::StepTimer;
@@ -97,6 +99,10 @@ impl Executor for MockExecutor {
         }
         sleep_until(oldest.time.done_at);
         self.finish(oldest)
+    }
+
+    fn adapters(&self) -> Option<Arc<dyn Adapters>> {
+        Some(self.adapters.clone())
     }
 
     fn kv_pages(&self) -> Arc<dyn KvPages> {

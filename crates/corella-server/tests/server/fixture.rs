@@ -8,8 +8,8 @@ use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
 use corella_server::{
-    Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState, Shutdown,
-    ShutdownSender, TextModel, serve,
+    AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState,
+    Shutdown, ShutdownSender, TextModel, serve,
 };
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -34,6 +34,9 @@ const TEMPLATE: &str = "{% for message in messages %}\
 /// Makes the cluster of a server from its engine.
 type MakeKvTransfer = Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>;
 
+/// Makes what reads adapters for an engine.
+type MakeAdapters = Box<dyn FnOnce(Engine) -> Arc<dyn AdapterLoader> + Send>;
+
 pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
@@ -45,6 +48,8 @@ pub struct Setup {
     pub replies: Vec<String>,
     /// Makes the reader of `kv_transfer_params`, if there is to be one.
     pub kv_transfer: Option<MakeKvTransfer>,
+    /// Makes the reader of adapters, if there is to be one.
+    pub adapters: Option<MakeAdapters>,
 }
 
 impl Setup {
@@ -65,6 +70,7 @@ impl Setup {
             template: TEMPLATE,
             replies: Vec::new(),
             kv_transfer: None,
+            adapters: None,
         }
     }
 
@@ -114,6 +120,7 @@ impl Setup {
             generator: Arc::new(engine.clone()),
             kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
             roles: None,
+            adapters: self.adapters.map(|make| make(engine.clone())),
             collectors: Vec::new(),
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);

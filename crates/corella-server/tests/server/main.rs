@@ -1,5 +1,6 @@
 //! Transcripts of the whole server: a socket at one end, the mock executor at the other.
 
+mod adapter;
 mod best_of;
 mod chat;
 mod client;

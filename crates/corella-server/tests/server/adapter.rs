@@ -1,0 +1,165 @@
+//! Adapters: named in place of the model, loaded and unloaded while requests run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_engine::{Engine, LoadedAdapter};
+use corella_model::Adapter;
+use corella_server::AdapterLoader;
+use serde_json::{Value, json};
+
+use crate::client::{get, post};
+use crate::fixture::{MODEL, Setup, TestServer};
+
+const PATH: &str = "/v1/completions";
+const LOAD: &str = "/v1/load_lora_adapter";
+const UNLOAD: &str = "/v1/unload_lora_adapter";
+
+/// Loads adapters of every folder but `missing`. With the mock executor, the name is what counts.
+struct Loader(Engine);
+
+impl AdapterLoader for Loader {
+    fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String> {
+        if path == "missing" {
+            return Err("missing/adapter_config.json: no such file".to_owned());
+        }
+        let adapters = self.0.adapters().expect("the mock takes adapters");
+        let adapter = Adapter { layers: Vec::new() };
+        Ok(LoadedAdapter::new(name, &adapter, adapters.clone()))
+    }
+}
+
+fn setup() -> Setup {
+    let mut setup = Setup::new();
+    setup.serve.max_num_adapters = 2;
+    setup.adapters = Some(Box::new(|engine| Arc::new(Loader(engine))));
+    setup
+}
+
+async fn load(server: &TestServer, name: &str) {
+    let body = json!({"lora_name": name, "lora_path": format!("folder/{name}")});
+    let reply = post(server.address, LOAD, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
+
+async fn answer(server: &TestServer, model: &str) -> Value {
+    let body = json!({
+        "model": model, "prompt": "a long prompt that fills several pages", "max_tokens": 20,
+        "temperature": 0,
+    });
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let answer = reply.json();
+    assert_eq!(answer["model"], model);
+    answer
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().expect("a text")
+}
+
+fn num_cached(answer: &Value) -> u64 {
+    let details = &answer["usage"]["prompt_tokens_details"];
+    details["cached_tokens"].as_u64().expect("a number")
+}
+
+#[tokio::test]
+async fn an_adapter_is_a_model_with_a_cache_of_its_own() {
+    let server = setup().start().await;
+    load(&server, "red").await;
+    load(&server, "blue").await;
+    let names = [MODEL, "red", "blue"];
+    let mut texts = Vec::new();
+    for name in names {
+        let first = answer(&server, name).await;
+        assert_eq!(num_cached(&first), 0, "{name} sees another's pages");
+        let second = answer(&server, name).await;
+        assert!(num_cached(&second) > 0);
+        assert_eq!(text(&first), text(&second));
+        texts.push(text(&first).to_owned());
+    }
+    assert_ne!(texts[0], texts[1]);
+    assert_ne!(texts[1], texts[2]);
+
+    let list = get(server.address, "/v1/models").await.json();
+    let models = list["data"].as_array().expect("a list").iter();
+    let models: Vec<_> = models
+        .map(|model| (&model["id"], &model["root"], &model["parent"]))
+        .collect();
+    let blue = (&json!("blue"), &json!("folder/blue"), &json!(MODEL));
+    let red = (&json!("red"), &json!("folder/red"), &json!(MODEL));
+    assert_eq!(
+        models,
+        [(&json!(MODEL), &json!(MODEL), &Value::Null), blue, red]
+    );
+}
+
+#[tokio::test]
+async fn requests_end_with_the_adapter_that_they_began_with() {
+    let server = setup().with_step_ms(20).start().await;
+    load(&server, "red").await;
+    let expected = text(&answer(&server, "red").await).to_owned();
+    let address = server.address;
+    let body = json!({
+        "model": "red", "prompt": "a long prompt that fills several pages", "max_tokens": 20,
+        "temperature": 0,
+    });
+    let running = tokio::spawn(async move { post(address, PATH, &body).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let reply = post(address, UNLOAD, &json!({"lora_name": "red"})).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let refused = post(address, PATH, &json!({"model": "red", "prompt": "a"})).await;
+    assert_eq!(refused.status, 404, "{}", refused.text());
+    let answer = running.await.expect("it answers").json();
+    assert_eq!(text(&answer), expected);
+
+    // What was cached for the old adapter of the name is not for the new one.
+    load(&server, "red").await;
+    let again = self::answer(&server, "red").await;
+    assert_eq!(num_cached(&again), 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_loaded_says_why() {
+    let server = setup().start().await;
+    load(&server, "red").await;
+    let refused = |body: Value| {
+        let address = server.address;
+        async move {
+            let reply = post(address, LOAD, &body).await;
+            let error = reply.json();
+            let message = error["error"]["message"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            (reply.status, message)
+        }
+    };
+    let (status, message) = refused(json!({"lora_name": "red", "lora_path": "a"})).await;
+    assert_eq!(status, 400);
+    assert!(message.contains("is loaded already"), "{message}");
+    let (status, message) = refused(json!({"lora_name": MODEL, "lora_path": "a"})).await;
+    assert_eq!(status, 400);
+    assert!(message.contains("is the model's name"), "{message}");
+    let (status, message) = refused(json!({"lora_name": "x", "lora_path": "missing"})).await;
+    assert_eq!(status, 400);
+    assert!(
+        message.contains("adapter_config.json: no such file"),
+        "{message}"
+    );
+    let (status, message) = refused(json!({"lora_path": "a"})).await;
+    assert_eq!((status, &*message), (400, "lora_name: is required"));
+    // The one that failed has left its place.
+    load(&server, "blue").await;
+    let (status, message) = refused(json!({"lora_name": "green", "lora_path": "a"})).await;
+    assert_eq!(status, 409);
+    assert!(message.contains("--max-loras"), "{message}");
+    let reply = post(server.address, UNLOAD, &json!({"lora_name": "green"})).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+
+    let without = TestServer::start().await;
+    let body = json!({"lora_name": "red", "lora_path": "a"});
+    let reply = post(without.address, LOAD, &body).await;
+    assert_eq!(reply.status, 409);
+    assert!(reply.text().contains("--enable-lora"), "{}", reply.text());
+}

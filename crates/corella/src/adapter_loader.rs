@@ -1,0 +1,39 @@
+//! Reads LoRA adapters for a model that is served.
+
+use std::path::Path;
+
+use corella::Llm;
+use corella_engine::{Engine, LoadedAdapter};
+use corella_model::{Adapter, ModelConfig};
+use corella_server::AdapterLoader;
+
+pub struct FolderLoader {
+    engine: Engine,
+    model: ModelConfig,
+}
+
+impl FolderLoader {
+    pub fn new(llm: &Llm) -> Self {
+        Self {
+            engine: llm.engine.clone(),
+            model: llm.config.clone(),
+        }
+    }
+}
+
+impl AdapterLoader for FolderLoader {
+    fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String> {
+        let Some(adapters) = self.engine.adapters() else {
+            return Err("this executor has no room for adapters".to_owned());
+        };
+        let adapter = Adapter::open(Path::new(path), &self.model);
+        let adapter = adapter.map_err(|error| error.to_string())?;
+        let (rank, max_rank) = (adapter.max_rank(), adapters.max_rank());
+        if rank > max_rank {
+            return Err(format!(
+                "its rank is {rank}, and the server was started with --max-lora-rank {max_rank}"
+            ));
+        }
+        Ok(LoadedAdapter::new(name, &adapter, adapters.clone()))
+    }
+}

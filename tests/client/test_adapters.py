@@ -1,0 +1,82 @@
+"""LoRA adapters over HTTP: tokens of PEFT, several adapters at once, loaded and unloaded while requests run."""
+
+import concurrent.futures
+import json
+
+import golden_model
+import pytest
+from openai import BadRequestError, NotFoundError
+from server_process import ServerProcess
+
+ADAPTERS = golden_model.GOLDEN / "adapters"
+BASE = "llama-gqa-tied"
+
+
+def golden(name):
+    return json.loads((ADAPTERS / name / "golden.json").read_text())
+
+
+def most_likely(logits):
+    return max(range(len(logits)), key=logits.__getitem__)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = golden_model.make(BASE, tmp_path_factory.mktemp("model"))
+    options = ["--dtype", "float32", "--kv-cache-dtype", "float32", "--lora-modules", f"all={ADAPTERS / 'llama-all'}"]
+    with ServerProcess(folder, *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client
+
+
+def next_token(client, model, prompt):
+    answer = client.completions.create(model=model, prompt=prompt, max_tokens=1, temperature=0)
+    return ord(answer.choices[0].text) - golden_model.FIRST
+
+
+def check(client, model, name):
+    """Compares the most likely tokens with PEFT's, where those lead by far."""
+    case = golden(name)
+    num_compared = 0
+    for behind, logits in enumerate(reversed(case["logits"])):
+        best = most_likely(logits)
+        others = [logit for token, logit in enumerate(logits) if token != best]
+        if logits[best] - max(others) > 1e-3 * max(map(abs, logits)):
+            prompt = case["prompt"][: len(case["prompt"]) - behind]
+            assert next_token(client, model, prompt) == best
+            num_compared += 1
+    assert num_compared >= 2
+
+
+def load(client, name, folder):
+    return client.post("/load_lora_adapter", cast_to=object, body={"lora_name": name, "lora_path": str(folder)})
+
+
+def test_an_adapter_from_the_start_draws_what_peft_draws(client):
+    check(client, "all", "llama-all")
+
+
+def test_adapters_are_loaded_and_unloaded_beside_running_requests(client):
+    load(client, "some", ADAPTERS / "llama-some")
+    assert {"all", "some"} <= {model.id for model in client.models.list()}
+    names = {"all": "llama-all", "some": "llama-some"}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for check_done in [pool.submit(check, client, *pair) for pair in 4 * list(names.items())]:
+            check_done.result()
+    client.post("/unload_lora_adapter", cast_to=object, body={"lora_name": "some"})
+    with pytest.raises(NotFoundError):
+        next_token(client, "some", [1, 2, 3])
+    check(client, "all", "llama-all")
+
+
+def test_what_cannot_be_loaded_is_named(client):
+    with pytest.raises(BadRequestError, match="no such file"):
+        load(client, "none", ADAPTERS / "no-such-folder")
+    with pytest.raises(BadRequestError, match="shape"):
+        load(client, "other", ADAPTERS / "qwen3-all")
+    with pytest.raises(BadRequestError, match="loaded already"):
+        load(client, "all", ADAPTERS / "llama-all")
