@@ -205,7 +205,7 @@ class TestErrors:
             ("stream_options", {"include_usage": True}),
             ("messages", []),
             ("messages", "hello"),
-            ("response_format", {"type": "json_object"}),
+            ("response_format", {"type": "json"}),
         ],
     )
     def test_bad_fields_are_named(self, served, field, value):

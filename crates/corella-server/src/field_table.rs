@@ -135,6 +135,13 @@ pub static BODY: FieldTable = FieldTable {
         "prompt_logprobs",
         "return_token_ids",
         "return_tokens_as_token_ids",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_json_object",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
         "echo",
         "add_special_tokens",
     ],
@@ -191,14 +198,16 @@ pub static BODY: FieldTable = FieldTable {
             &["keep_alive"],
         ),
         (
+            "one library reads all grammars",
+            &["guided_decoding_backend"],
+        ),
+        (
             "the header x-request-id names responses",
             &["request_id", "rid"],
         ),
         (
             "they adjust a feature whose own field is refused",
             &[
-                "guided_decoding_backend",
-                "guided_whitespace_pattern",
                 "truncation_side",
                 "mirostat_tau",
                 "mirostat_eta",
@@ -237,7 +246,6 @@ pub static BODY: FieldTable = FieldTable {
         // OpenAI.
         refused("functions", is_empty),
         refused("function_call", |value| value == "none" || value == "auto"),
-        refused("response_format", |value| value["type"] == "text"),
         refused("modalities", |value| {
             value
                 .as_array()
@@ -258,12 +266,7 @@ pub static BODY: FieldTable = FieldTable {
         refused("length_penalty", is_one),
         refused("early_stopping", is_false),
         refused("logits_processors", is_empty),
-        refused("guided_json", never),
-        refused("guided_regex", never),
-        refused("guided_choice", never),
-        refused("guided_grammar", never),
-        refused("guided_json_object", is_false),
-        refused("structured_outputs", never),
+        refused("guided_whitespace_pattern", never),
         refused("structural_tag", never),
         refused("truncate_prompt_tokens", never),
         refused("include_reasoning", is_true),
@@ -287,8 +290,8 @@ pub static BODY: FieldTable = FieldTable {
         // SGLang.
         refused("separate_reasoning", is_true),
         refused("stream_reasoning", is_true),
-        refused("regex", never),
-        refused("ebnf", never),
+        instead("regex", "use structured_outputs"),
+        instead("ebnf", "use structured_outputs"),
         refused("stop_regex", is_empty),
         refused("no_stop_trim", is_false),
         refused("lora_path", never),
@@ -335,7 +338,7 @@ pub static BODY: FieldTable = FieldTable {
         refused("dry_multiplier", is_zero),
         refused("mirostat", is_zero),
         refused("grammar", |value| value == ""),
-        refused("json_schema", never),
+        instead("json_schema", "use structured_outputs"),
         refused("samplers", never),
         refused("return_tokens", is_false),
         refused("return_progress", is_false),

@@ -160,7 +160,7 @@ impl Generation {
                     priority: params.priority,
                     objectives: params.objectives,
                     namespace: params.namespace.clone(),
-                    constraint: None,
+                    constraint: params.constraint.clone(),
                     adapter: params.adapter.clone(),
                     trace_id: Some(name.to_shared()),
                 })

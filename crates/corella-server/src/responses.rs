@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
@@ -21,6 +21,7 @@ use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::field_table::responses::{REASONING, TEXT};
 use crate::generation::{ChoiceDelta, Usage};
+use crate::output_format::text_format;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
 use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
@@ -154,7 +155,12 @@ impl Endpoint for Responses {
             ..EndpointFields::default()
         };
         let params = sampling.validate(state, caller, own);
-        let params = params.map_err(|error| error.renamed("max_tokens", "max_output_tokens"))?;
+        let mut params =
+            params.map_err(|error| error.renamed("max_tokens", "max_output_tokens"))?;
+        let format = fields.text.as_mut().and_then(|text| text.remove("format"));
+        if let Some(format) = text_format(format.clone())? {
+            params.set_output_format(state, format)?;
+        }
         let template_kwargs = fields.template_kwargs(state)?;
         let Some(input) = fields.input else {
             return Err(ApiError::invalid("input", "is required"));
@@ -174,6 +180,7 @@ impl Endpoint for Responses {
             max_output_tokens: fields.max_output_tokens,
             metadata: fields.metadata.unwrap_or_default(),
             reasoning: fields.reasoning.unwrap_or_default(),
+            format: format.unwrap_or_else(|| json!({"type": "text"})),
             temperature: params.sampling.temperature,
             top_p: params.sampling.top_p,
             top_logprobs: fields.top_logprobs.unwrap_or(0),

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
-use corella_engine::LoadedAdapter;
+use corella_engine::{LoadedAdapter, TokenConstraint};
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::generation::Usage;
+use crate::grammar_constraint::GrammarConstraint;
+use crate::output_format::{OutputFormat, OutputFormatFields};
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
@@ -52,6 +54,13 @@ pub struct SamplingFields {
     cache_salt: Option<String>,
     kv_transfer_params: Option<Map<String, Value>>,
     prompt_logprobs: Option<u32>,
+    response_format: Option<Value>,
+    structured_outputs: Option<Value>,
+    guided_json: Option<Value>,
+    guided_json_object: Option<bool>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Vec<String>>,
+    guided_grammar: Option<String>,
     return_token_ids: Option<bool>,
     return_tokens_as_token_ids: Option<bool>,
 }
@@ -133,6 +142,10 @@ pub struct GenerationParams {
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
     pub prompt_logprobs: Option<u32>,
+    /// What every answer must look like, and the same as the engine takes it:
+    /// [`set_output_format`](Self::set_output_format) sets both.
+    pub output_format: Option<OutputFormat>,
+    pub constraint: Option<Arc<dyn TokenConstraint>>,
 }
 
 pub const MAX_STOP_STRINGS: usize = 32;
@@ -142,6 +155,23 @@ pub const MAX_STOP_TOKEN_IDS: usize = 256;
 pub const MAX_CACHE_SALT_BYTES: usize = 1024;
 /// Lower temperatures make a softmax in f32 greedy or NaN; vLLM raises them to this value too.
 const MIN_TEMPERATURE: f32 = 0.01;
+
+impl GenerationParams {
+    /// Holds every answer to a format. Compiling it may take a tenth of a second, so this is for text
+    /// threads.
+    pub fn set_output_format(
+        &mut self,
+        state: &ServerState,
+        format: OutputFormat,
+    ) -> Result<(), ApiError> {
+        let grammars = state.grammars()?;
+        let grammar = grammars.compile(&format.source);
+        let grammar = grammar.map_err(|error| format.error(&error))?;
+        self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
+        self.output_format = Some(format);
+        Ok(())
+    }
+}
 
 impl SamplingFields {
     /// Stop strings that the request has under another name.
@@ -243,7 +273,17 @@ impl SamplingFields {
                 "only allowed with stream = true",
             ));
         }
-        Ok(GenerationParams {
+        let output_format = OutputFormatFields {
+            response_format: self.response_format.take(),
+            structured_outputs: self.structured_outputs.take(),
+            guided_json: self.guided_json.take(),
+            guided_json_object: self.guided_json_object,
+            guided_regex: self.guided_regex.take(),
+            guided_choice: self.guided_choice.take(),
+            guided_grammar: self.guided_grammar.take(),
+        };
+        let output_format = output_format.checked()?;
+        let mut params = GenerationParams {
             num_choices,
             num_best,
             wants_logprobs: own.logprobs.is_some(),
@@ -268,7 +308,13 @@ impl SamplingFields {
             stop: stop_strings(self.stop)?,
             kv_transfer_params: self.kv_transfer_params,
             prompt_logprobs,
-        })
+            output_format: None,
+            constraint: None,
+        };
+        if let Some(format) = output_format {
+            params.set_output_format(state, format)?;
+        }
+        Ok(params)
     }
 
     fn prompt_logprobs(&self, config: &ServeConfig, stream: bool) -> Result<Option<u32>, ApiError> {

@@ -1,12 +1,12 @@
 //! The state that all handlers share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::TokenId;
 use corella_engine::{Engine, Generate};
-use corella_text::{EncodeLimit, RenderLimit, TextError};
+use corella_text::{EncodeLimit, GrammarCompiler, RenderLimit, TextError};
 use prometheus_client::collector::Collector;
 use tokio::sync::watch;
 
@@ -40,6 +40,8 @@ pub struct ServerState {
     /// An atomic, because it is read with every token.
     is_cutting_off: AtomicBool,
     text_threads: TextThreads,
+    /// Made when the first request needs it, because reading the vocabulary takes time.
+    grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 
 /// What a server submits to, and what comes with it.
@@ -97,6 +99,7 @@ impl ServerState {
             is_draining: watch::Sender::new(false),
             is_cutting_off: AtomicBool::new(false),
             text_threads: TextThreads::new(),
+            grammars: OnceLock::new(),
         })
     }
 
@@ -169,6 +172,17 @@ impl ServerState {
                 format!("holds token {token}; the model knows only {vocab_size}"),
             )),
         }
+    }
+
+    /// What compiles grammars for the model's vocabulary.
+    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, ApiError> {
+        let grammars = self.grammars.get_or_init(|| {
+            let new = GrammarCompiler::new(&self.text.tokenizer, self.config.vocab_size);
+            new.inspect_err(|error| tracing::error!(error, "no grammar can be followed"))
+        });
+        grammars.as_ref().map_err(|_| {
+            ApiError::engine("The vocabulary of this model cannot be held to a grammar.")
+        })
     }
 
     /// Bounds what a template may write: as much as the context can hold, and some more, because

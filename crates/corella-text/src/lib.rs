@@ -7,6 +7,8 @@ mod chat_template;
 mod detokenizer;
 mod error;
 mod fill_in_middle;
+mod grammar;
+mod grammar_place;
 mod grammar_source;
 mod long_word;
 mod normalizer;
@@ -26,6 +28,7 @@ pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use fill_in_middle::FillInMiddle;
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarState};
 pub use grammar_source::GrammarSource;
 pub use reply::{
     CallFormat, ReasoningFormat, ReplyContext, ReplyFormat, ReplyParser, ToolSet, UnknownFormat,

@@ -95,13 +95,10 @@ pub static BODY: FieldTable = FieldTable {
 
 /// The members of `text`.
 pub static TEXT: FieldTable = FieldTable {
-    read: &[],
+    read: &["format"],
     read_at: &[],
     no_effect: &[],
-    refused: &[
-        refused("format", |format| format["type"] == "text"),
-        refused("verbosity", |value| value == "medium"),
-    ],
+    refused: &[refused("verbosity", |value| value == "medium")],
 };
 
 /// The members of `reasoning`.

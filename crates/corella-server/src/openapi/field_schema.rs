@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{reference, table_schema};
 use crate::field_table::{self, Endpoint, Treatment, messages, responses};
+use crate::output_format::MAX_CHOICES;
 use crate::sampling_fields::{
     MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
 };
@@ -91,6 +92,29 @@ impl FieldSchemas<'_> {
                 "type": ["string", "null"], "minLength": 1, "maxLength": MAX_CACHE_SALT_BYTES,
             }),
             "prompt_logprobs" | "top_logprobs" => integer(0, config.max_logprobs.into()),
+            "response_format" => json!({"anyOf": [
+                {"type": "object", "required": ["type"], "additionalProperties": false,
+                    "properties": {"type": {"enum": ["text", "json_object"]}}},
+                {"type": "object", "required": ["type", "json_schema"], "additionalProperties": false,
+                    "properties": {"type": {"const": "json_schema"}, "json_schema": {
+                        "type": "object", "required": ["schema"], "additionalProperties": false,
+                        "properties": {"schema": {"type": "object"}, "name": {}, "description": {},
+                            "strict": {}}}}},
+                {"type": "null"},
+            ]}),
+            "structured_outputs" => json!({
+                "type": ["object", "null"], "minProperties": 1, "maxProperties": 1,
+                "additionalProperties": false,
+                "properties": {
+                    "json": {"type": ["object", "string"]}, "json_object": {"const": true},
+                    "regex": {"type": "string"}, "grammar": {"type": "string"},
+                    "choice": {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                },
+            }),
+            "guided_json" => json!({"type": ["object", "string", "null"]}),
+            "guided_json_object" => boolean(),
+            "guided_regex" | "guided_grammar" => string(),
+            "guided_choice" => array(json!({"type": "string", "minLength": 1}), 1, MAX_CHOICES),
             "suffix" => string(),
             "prompt" => self.prompt(),
             "chat_template_kwargs" => object(),
@@ -318,8 +342,14 @@ pub fn object_schemas() -> Map<String, Value> {
             "TextOptions",
             json!({
                 "type": "object", "additionalProperties": false,
-                "properties": {"format": {"type": ["object", "null"], "required": ["type"],
-                    "properties": {"type": {"const": "text"}}}},
+                "properties": {"format": {"anyOf": [
+                    {"type": "object", "required": ["type"], "additionalProperties": false,
+                        "properties": {"type": {"enum": ["text", "json_object"]}}},
+                    {"type": "object", "required": ["type", "schema"], "additionalProperties": false,
+                        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"},
+                            "name": {}, "description": {}, "strict": {}}},
+                    {"type": "null"},
+                ]}},
             }),
         ),
     ];

@@ -45,6 +45,8 @@ pub struct Echo {
     pub max_output_tokens: Option<u32>,
     pub metadata: Map<String, Value>,
     pub reasoning: Map<String, Value>,
+    /// The member `format` of `text`.
+    pub format: Value,
     pub temperature: f32,
     pub top_p: f32,
     pub top_logprobs: u32,
@@ -82,7 +84,7 @@ impl Echo {
             "service_tier": "default",
             "store": false,
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.format},
             "tool_choice": self.tool_choice.as_ref().unwrap_or(&json!("auto")),
             "tools": self.tools,
             "top_logprobs": self.top_logprobs,

@@ -21,7 +21,6 @@ const ACCEPTED: &[&str] = &[
     // vLLM
     "request_id",
     "guided_decoding_backend",
-    "guided_whitespace_pattern",
     "spaces_between_special_tokens",
     "truncation_side",
     // llama.cpp
@@ -54,6 +53,7 @@ const READ: &[(&str, &str)] = &[
     ("top_p", "0.9"),
     ("n", "2"),
     ("stop", "[\"x\"]"),
+    ("response_format", "{\"type\": \"text\"}"),
     ("seed", "1"),
     ("presence_penalty", "0.1"),
     ("frequency_penalty", "0.1"),
@@ -86,11 +86,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     // OpenAI
     ("functions", "[{}]", "[]"),
     ("function_call", "{\"name\": \"f\"}", "\"none\""),
-    (
-        "response_format",
-        "{\"type\": \"json_object\"}",
-        "{\"type\": \"text\"}",
-    ),
     ("modalities", "[\"text\", \"audio\"]", "[\"text\"]"),
     ("audio", "{\"voice\": \"alloy\"}", ""),
     ("prediction", "{\"type\": \"content\"}", ""),
@@ -102,11 +97,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("logits_processors", "[\"x\"]", "[]"),
     ("prompt_embeds", "\"x\"", ""),
     ("truncate_prompt_tokens", "5", ""),
-    ("guided_json", "{}", ""),
-    ("guided_regex", "\"a\"", ""),
-    ("guided_choice", "[\"a\"]", ""),
-    ("guided_grammar", "\"a\"", ""),
-    ("structured_outputs", "{\"regex\": \"a\"}", ""),
+    ("guided_whitespace_pattern", "\" \"", ""),
     ("structural_tag", "\"a\"", ""),
     ("include_reasoning", "false", "true"),
     ("separate_reasoning", "false", "true"),

@@ -17,6 +17,7 @@ mod prompt_logprobs;
 mod responses;
 mod service;
 mod speculation;
+mod structured_output;
 mod suffix;
 mod token_id;
 mod token_rule;

@@ -132,8 +132,8 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
         (
             "text",
-            json!({"format": {"type": "json_object"}}),
-            "text.format",
+            json!({"format": {"type": "json"}}),
+            "text.format.type",
         ),
         ("text", json!({"verbosity": "low"}), "text.verbosity"),
         ("reasoning", json!({"effort": "low"}), "reasoning.effort"),

@@ -1,0 +1,318 @@
+//! Grammars compiled for a vocabulary: which tokens may come next in an answer.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::grammar_place::place_of_error;
+use crate::{GrammarSource, Tokenizer};
+
+/// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
+/// Earley parser, walked over a prefix tree of the vocabulary.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+    vocab_size: usize,
+}
+
+/// A compiled grammar. Clones share it.
+#[derive(Clone)]
+pub struct Grammar {
+    /// Never advanced; every answer starts from a copy of it.
+    start: Arc<Mutex<Matcher>>,
+    vocab_size: usize,
+}
+
+/// An answer that a grammar allows, as far as it has come.
+pub struct GrammarState {
+    matcher: Matcher,
+    vocab_size: usize,
+}
+
+/// Why a grammar cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrammarError {
+    /// Where in a JSON schema, as a path of keys (`properties.age`). Empty at its root, and for
+    /// grammars of other kinds, whose reason names line and column where that is known.
+    pub place: String,
+    pub reason: String,
+}
+
+/// The largest grammar. What compiling one may cost is also limited by llguidance: by the size of the
+/// compiled grammar, and by steps of its lexer.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// How deep brackets may be nested. Parsers of regular expressions and of Lark's notation recurse.
+const MAX_NESTING: usize = 200;
+/// Compiling recurses as deep as definitions refer to each other, which `MAX_SOURCE_BYTES` limits.
+const COMPILE_STACK_BYTES: usize = 256 << 20;
+/// The most whitespace between two parts of JSON: a line break and 31 levels of two spaces. A model
+/// that has lost its way would otherwise write nothing else.
+const JSON_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,63}";
+/// llguidance packs the length of a token in 10 bits.
+const MAX_TOKEN_BYTES: usize = 1 << 10;
+
+impl GrammarCompiler {
+    /// Reads the vocabulary: the tokens of the tokenizer that the model, which has `vocab_size`
+    /// tokens, has as well. Takes some tenths of a second with 150,000 tokens.
+    ///
+    /// # Errors
+    /// Why llguidance cannot use the vocabulary.
+    pub fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, String> {
+        let vocab_size = vocab_size.min(tokenizer.vocab_size());
+        let mut words: Vec<_> = (0..vocab_size as u32)
+            .map(|id| word(tokenizer, id))
+            .collect();
+        // Where an answer may end is said apart from its tokens, so the end has a token of its own
+        // here, behind those of the model.
+        let end = words.len() as u32;
+        words.push(special_word("<end of the answer>"));
+        let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
+        let vocabulary: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let caps = InferenceCapabilities::default();
+        let mut factory =
+            ParserFactory::new(&vocabulary, caps, &slices).map_err(|error| error.to_string())?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        // A state of the lexer takes some 2 kB, and each request has its own.
+        limits.max_lexer_states = 20_000;
+        Ok(Self {
+            factory,
+            vocab_size,
+        })
+    }
+
+    /// Compiles a grammar, which takes milliseconds, and a tenth of a second at most for large ones.
+    ///
+    /// # Errors
+    /// What is wrong with the grammar, or that it is too large.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let matcher = thread::scope(|scope| {
+            let compiling = thread::Builder::new()
+                .name("corella-grammar".to_owned())
+                .stack_size(COMPILE_STACK_BYTES)
+                .spawn_scoped(scope, || self.compile_here(source));
+            let compiling = compiling.map_err(|error| GrammarError::at_root(error.to_string()))?;
+            compiling
+                .join()
+                .unwrap_or_else(|_| Err(GrammarError::at_root("compiling it failed".to_owned())))
+        })?;
+        Ok(Grammar {
+            start: Arc::new(Mutex::new(matcher)),
+            vocab_size: self.vocab_size,
+        })
+    }
+
+    fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
+        check_size(source)?;
+        let compiled = match source {
+            GrammarSource::JsonObject => self.matcher(json_grammar(json!({"type": "object"}))),
+            GrammarSource::JsonSchema(schema) => {
+                let compiled = self.matcher(json_grammar(schema.clone()));
+                return compiled.map_err(|reason| {
+                    let compile = |part: Value| self.matcher(json_grammar(part)).err();
+                    let place = place_of_error(schema, &reason, compile);
+                    GrammarError { place, reason }
+                });
+            }
+            GrammarSource::Regex(regex) => self.matcher(TopLevelGrammar::from_regex(regex)),
+            GrammarSource::Choice(texts) => {
+                let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
+                let lark = format!("start: {}", texts.join(" | "));
+                self.matcher(TopLevelGrammar::from_lark(lark))
+            }
+            GrammarSource::Lark(lark) => self.matcher(TopLevelGrammar::from_lark(lark.clone())),
+        };
+        compiled.map_err(GrammarError::at_root)
+    }
+
+    /// The reason, if there is one, is a sentence or a few lines.
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+        let parser = self.factory.create_parser(grammar);
+        let parser = parser.map_err(|error| reason_of(&error.to_string()))?;
+        let matcher = Matcher::new(Ok(parser));
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(error) => Err(reason_of(&error)),
+        }
+    }
+}
+
+impl GrammarError {
+    fn at_root(reason: String) -> Self {
+        Self {
+            place: String::new(),
+            reason,
+        }
+    }
+}
+
+impl fmt::Display for GrammarError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.place.is_empty() {
+            true => f.write_str(&self.reason),
+            false => write!(f, "at {}: {}", self.place, self.reason),
+        }
+    }
+}
+
+impl std::error::Error for GrammarError {}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").finish_non_exhaustive()
+    }
+}
+
+impl Grammar {
+    /// The beginning of an answer. It has memory of its own, so that nothing that goes wrong in one
+    /// answer reaches another.
+    pub fn start(&self) -> GrammarState {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        GrammarState {
+            matcher: start.deep_clone(),
+            vocab_size: self.vocab_size,
+        }
+    }
+}
+
+impl GrammarState {
+    /// Takes the next token of the answer.
+    ///
+    /// # Errors
+    /// The token is not allowed, or the grammar takes too many steps.
+    pub fn push(&mut self, token: u32) -> Result<(), String> {
+        let pushed = self.matcher.consume_token(token);
+        pushed.map_err(|error| reason_of(&error.to_string()))
+    }
+
+    /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. There are none behind
+    /// a whole answer that nothing can follow.
+    ///
+    /// # Errors
+    /// The grammar takes too many steps, or too much memory.
+    pub fn allowed(&mut self) -> Result<Box<[u32]>, String> {
+        let num_words = self.vocab_size.div_ceil(32);
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            return Ok(vec![0; num_words].into());
+        }
+        let mask = self.matcher.compute_mask();
+        let mask = mask.map_err(|error| reason_of(&error.to_string()))?;
+        let mut words: Box<[u32]> = mask.as_slice()[..num_words].into();
+        // The bit behind the last token stands for the end of the answer.
+        if !self.vocab_size.is_multiple_of(32) {
+            words[num_words - 1] &= (1 << (self.vocab_size % 32)) - 1;
+        }
+        Ok(words)
+    }
+
+    /// Whether the answer may end here.
+    ///
+    /// # Errors
+    /// The grammar has failed before.
+    pub fn may_end(&mut self) -> Result<bool, String> {
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            return Ok(true);
+        }
+        let may_end = self.matcher.is_accepting();
+        may_end.map_err(|error| reason_of(&error.to_string()))
+    }
+}
+
+/// What a token writes. Special tokens have a mark that no text has, so that only a grammar that names
+/// them allows them.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let bytes = match tokenizer.is_special(id) {
+        true => tokenizer.id_to_token(id).map(|name| special_word(&name)),
+        false => tokenizer.token_bytes(id).map(<[u8]>::to_vec),
+    };
+    let bytes = bytes.unwrap_or_default();
+    let is_unusable = bytes.len() >= MAX_TOKEN_BYTES
+        || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) && !tokenizer.is_special(id);
+    if is_unusable { Vec::new() } else { bytes }
+}
+
+fn special_word(name: &str) -> Vec<u8> {
+    let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+    word.extend_from_slice(name.as_bytes());
+    word
+}
+
+fn json_grammar(mut schema: Value) -> TopLevelGrammar {
+    if let Some(object) = schema.as_object()
+        && !object.contains_key("x-guidance")
+    {
+        let options = JsonCompileOptions {
+            whitespace_pattern: Some(JSON_WHITESPACE.to_owned()),
+            ..JsonCompileOptions::default()
+        };
+        options.apply_to(&mut schema);
+    }
+    TopLevelGrammar::from_json_schema(schema)
+}
+
+/// llguidance puts its state behind the reason, and a backtrace behind that of a panic.
+fn reason_of(error: &str) -> String {
+    let reason = error.split("\n<").next().unwrap_or_default().trim();
+    match reason.strip_prefix("panic: ") {
+        Some(_) => "it is beyond what llguidance can compile".to_owned(),
+        None => reason.to_owned(),
+    }
+}
+
+fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
+    let (num_bytes, nesting) = match source {
+        GrammarSource::JsonObject => (0, 0),
+        GrammarSource::JsonSchema(schema) => (schema.to_string().len(), patterns_nesting(schema)),
+        GrammarSource::Regex(text) | GrammarSource::Lark(text) => (text.len(), nesting(text)),
+        GrammarSource::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
+    };
+    if num_bytes > MAX_SOURCE_BYTES {
+        return Err(GrammarError::at_root(format!(
+            "it has {num_bytes} bytes, and at most {MAX_SOURCE_BYTES} are compiled"
+        )));
+    }
+    if nesting > MAX_NESTING {
+        return Err(GrammarError::at_root(format!(
+            "its brackets are nested more than {MAX_NESTING} deep"
+        )));
+    }
+    Ok(())
+}
+
+/// How deep brackets are nested at most.
+fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest, mut is_escaped) = (0usize, 0, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => {}
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        is_escaped = byte == b'\\' && !is_escaped;
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+/// The nesting of the regular expressions in a schema. Any string may be one.
+fn patterns_nesting(schema: &Value) -> usize {
+    match schema {
+        Value::String(text) => nesting(text),
+        Value::Array(items) => items.iter().map(patterns_nesting).max().unwrap_or(0),
+        Value::Object(fields) => { fields.iter() }
+            .map(|(key, value)| nesting(key).max(patterns_nesting(value)))
+            .max()
+            .unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! Grammars of each kind over a small vocabulary, bad ones, and hostile ones.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// Tokens 0 to 255 are bytes; behind them are some longer ones and a special one.
+fn tokenizer() -> Tokenizer {
+    let mut vocab = serde_json::Map::new();
+    let mut merges = Vec::new();
+    for byte in 0..=u8::MAX {
+        let name = crate::byte_alphabet::char_of_byte(byte).to_string();
+        vocab.insert(name, byte.into());
+    }
+    for (at, text) in ["{\"", "\":", "tr", "tru", "true", "\"}", "ab", "12"]
+        .iter()
+        .enumerate()
+    {
+        vocab.insert((*text).to_owned(), (256 + at).into());
+        let (left, right) = text.split_at(text.len() - 1);
+        merges.push(json!([left, right]));
+    }
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 264, "content": "<|end|>", "special": true, "normalized": false,
+            "single_word": false, "lstrip": false, "rstrip": false,
+        }],
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
+        },
+        "decoder": {
+            "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true,
+        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes()).expect("a tokenizer")
+}
+
+fn compiler() -> GrammarCompiler {
+    GrammarCompiler::new(&tokenizer(), 265).expect("a vocabulary")
+}
+
+fn is_allowed(state: &mut GrammarState, token: u32) -> bool {
+    let words = state.allowed().expect("a mask");
+    words[token as usize / 32] >> (token % 32) & 1 == 1
+}
+
+/// How many bytes of `text` the grammar takes, byte by byte, and whether the text may end there.
+fn take(grammar: &Grammar, text: &str) -> (usize, bool) {
+    let mut state = grammar.start();
+    for (at, byte) in text.bytes().enumerate() {
+        if !is_allowed(&mut state, byte.into()) {
+            return (at, false);
+        }
+        state.push(byte.into()).expect("it is allowed");
+    }
+    (text.len(), state.may_end().expect("it has not failed"))
+}
+
+fn accepts(source: &GrammarSource, text: &str) -> bool {
+    let grammar = compiler().compile(source).expect("it compiles");
+    take(&grammar, text) == (text.len(), true)
+}
+
+#[test]
+fn each_kind_of_grammar_takes_its_texts_and_no_others() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let person = GrammarSource::JsonSchema(schema);
+    assert!(accepts(&person, r#"{"name": "Ada", "age": 36}"#));
+    assert!(!accepts(&person, r#"{"name": "Ada", "age": -1}"#));
+    assert!(!accepts(&person, r#"{"name": "Ada"}"#));
+    assert!(!accepts(&person, r#"{"name": "Ada", "age": 36"#));
+    assert!(accepts(
+        &GrammarSource::JsonObject,
+        r#"{"a": [1, {"b": null}]}"#
+    ));
+    assert!(!accepts(&GrammarSource::JsonObject, "[1]"));
+    let regex = GrammarSource::Regex("[a-c]{2,3}\\d".to_owned());
+    assert!(accepts(&regex, "abc7"));
+    assert!(!accepts(&regex, "a7"));
+    let texts = ["yes", "no", "say \"\\no\"\n", "/x/"].map(str::to_owned);
+    let choice = GrammarSource::Choice(texts.to_vec());
+    for text in &texts {
+        assert!(accepts(&choice, text), "{text}");
+    }
+    assert!(!accepts(&choice, "ye"));
+    assert!(!accepts(&choice, "yesno"));
+    let lark = "start: greeting \" \" NAME\ngreeting: \"hi\" | \"bye\"\nNAME: /[A-Z][a-z]+/";
+    let lark = GrammarSource::Lark(lark.to_owned());
+    assert!(accepts(&lark, "bye Ada"));
+    assert!(!accepts(&lark, "hi ada"));
+}
+
+#[test]
+fn longer_tokens_are_allowed_where_their_bytes_are() {
+    let source = GrammarSource::JsonSchema(json!({
+        "type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"],
+        "additionalProperties": false,
+    }));
+    let grammar = compiler().compile(&source).expect("it compiles");
+    let mut state = grammar.start();
+    // `{"`, `ab`, `":`, `true`, `}`.
+    for token in [256, 262, 257, 260, u32::from(b'}')] {
+        assert!(is_allowed(&mut state, token), "{token}");
+        assert!(!state.may_end().expect("it has not failed"));
+        // Nothing but a grammar that names it allows a special token.
+        assert!(!is_allowed(&mut state, 264));
+        state.push(token).expect("it is allowed");
+    }
+    assert!(state.may_end().expect("it has not failed"));
+    assert!(
+        state
+            .allowed()
+            .expect("a mask")
+            .iter()
+            .all(|&word| word == 0)
+    );
+}
+
+#[test]
+fn tokens_that_the_model_does_not_have_are_not_allowed() {
+    let compiler = GrammarCompiler::new(&tokenizer(), 100).expect("a vocabulary");
+    let grammar = compiler.compile(&GrammarSource::Regex("[A-z]+".to_owned()));
+    let words = grammar
+        .expect("it compiles")
+        .start()
+        .allowed()
+        .expect("a mask");
+    assert_eq!(words.len(), 4);
+    let allowed: Vec<_> = (0..128)
+        .filter(|at| words[at / 32] >> (at % 32) & 1 == 1)
+        .collect();
+    assert_eq!(allowed, (usize::from(b'A')..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_answer_that_fails_leaves_others_alone() {
+    let grammar = compiler()
+        .compile(&GrammarSource::Regex("ab*".to_owned()))
+        .expect("it compiles");
+    let (mut failing, mut other) = (grammar.start(), grammar.start());
+    failing.push(b'b'.into()).expect_err("it is not allowed");
+    failing.allowed().expect_err("it has failed");
+    other.push(b'a'.into()).expect("it is allowed");
+    assert_eq!(take(&grammar, "abbb"), (4, true));
+    assert!(is_allowed(&mut other, b'b'.into()));
+}
+
+#[test]
+fn a_bad_schema_is_told_with_its_place() {
+    let compiler = compiler();
+    let cases = [
+        (json!({"type": "text"}), "", "text"),
+        (
+            json!({"properties": {"a": {"type": "text"}}}),
+            "properties.a",
+            "text",
+        ),
+        (
+            json!({"properties": {"a": {"items": {"if": true, "type": "string"}}}}),
+            "properties.a.items",
+            "if",
+        ),
+        (
+            json!({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(("}]}),
+            "anyOf[1]",
+            "",
+        ),
+        (
+            json!({
+                "properties": {"a": {"$ref": "#/$defs/b"}},
+                "$defs": {"b": {"properties": {"c": {"minimum": "x"}}}},
+            }),
+            "$defs.b.properties.c",
+            "minimum",
+        ),
+        (
+            json!({"properties": {"a": {"$ref": "#/$defs/b"}}}),
+            "properties.a",
+            "b",
+        ),
+        (json!(3), "", "object"),
+    ];
+    for (schema, place, word) in cases {
+        let error = compiler.compile(&GrammarSource::JsonSchema(schema.clone()));
+        let error = error.expect_err(&schema.to_string());
+        assert!(error.reason.contains(word), "{schema}: {error}");
+        assert_eq!(error.place, place, "{schema}: {error}");
+        assert!(
+            error.reason.len() < 300 && !error.reason.contains("backtrace"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn bad_grammars_of_other_kinds_are_told() {
+    let compiler = compiler();
+    let lark = |text: &str| GrammarSource::Lark(text.to_owned());
+    let regex = |text: &str| GrammarSource::Regex(text.to_owned());
+    for source in [
+        lark(""),
+        lark("start: missing"),
+        lark("start: \"a"),
+        regex("a("),
+        regex("(?=a)b"),
+        regex(&"(".repeat(100_000)),
+        lark(&format!("start: {}", "(".repeat(50_000))),
+        lark(&"a".repeat(MAX_SOURCE_BYTES + 1)),
+    ] {
+        let error = compiler
+            .compile(&source)
+            .expect_err(&format!("{source:.100?}"));
+        assert!(
+            !error.reason.is_empty() && error.reason.len() < 500,
+            "{error}"
+        );
+    }
+}
+
+/// Such an expression is not written out before an answer follows it.
+#[test]
+fn a_large_repetition_is_followed_within_the_limits() {
+    let source = GrammarSource::Regex("((a{1000}){1000}){1000}".to_owned());
+    if let Ok(grammar) = compiler().compile(&source) {
+        let mut state = grammar.start();
+        for _ in 0..50 {
+            let Ok(words) = state.allowed() else { return };
+            assert_eq!(words[3] >> 1 & 1, 1, "an `a` may follow");
+            state.push(b'a'.into()).expect("it is allowed");
+        }
+        assert!(!state.may_end().expect("it has not failed"));
+    }
+}
+
+/// Chains of definitions make a compiler recurse.
+#[test]
+fn long_chains_of_definitions_do_no_harm() {
+    let compiler = compiler();
+    let rules = (0..8000).map(|at| format!("T{at}: T{}\n", at + 1));
+    let lark = format!("start: T0\n{}T8000: \"x\"", rules.collect::<String>());
+    let _ = compiler.compile(&GrammarSource::Lark(lark));
+    let mut definitions = serde_json::Map::new();
+    for at in 0..4000 {
+        let next = json!({"allOf": [{"$ref": format!("#/$defs/d{}", at + 1)}]});
+        definitions.insert(format!("d{at}"), next);
+    }
+    definitions.insert("d4000".to_owned(), json!({"type": "null"}));
+    let schema = json!({"$ref": "#/$defs/d0", "$defs": definitions});
+    let _ = compiler.compile(&GrammarSource::JsonSchema(schema));
+    assert!(accepts(&GrammarSource::Regex("x".to_owned()), "x"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a caller sends is compiled or refused.
+    #[test]
+    fn no_source_makes_it_panic(text in "\\PC{0,80}", lark in "(start: |[a-z]+: |\"[a-z]*\"|/[a-z(\\[*]*/|\\||\\n| ){0,20}") {
+        let compiler = compiler();
+        let _ = compiler.compile(&GrammarSource::Regex(text.clone()));
+        let _ = compiler.compile(&GrammarSource::Lark(lark));
+        let _ = compiler.compile(&GrammarSource::JsonSchema(json!({"pattern": text, "type": "string"})));
+        if !text.is_empty() {
+            prop_assert!(accepts(&GrammarSource::Choice(vec![text.clone()]), &text));
+        }
+    }
+}
