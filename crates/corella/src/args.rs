@@ -4,10 +4,13 @@ mod adapter;
 mod admission;
 mod batch;
 mod bench;
+mod chat;
 mod cluster;
 mod format_choice;
+mod config_file;
 mod hub;
 mod inspect;
+mod manual;
 mod quantize;
 mod request;
 
@@ -24,10 +27,13 @@ pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
+pub use chat::ChatArgs;
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
 pub use format_choice::FormatChoice;
+pub use config_file::ConfigFileArgs;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
+pub use manual::{CompletionsArgs, ManArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 
@@ -50,6 +56,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write a model's answer to standard output, and its speed to standard error
     Generate(GenerateArgs),
+    /// Converse with a model in the terminal
+    Chat(Box<ChatArgs>),
     /// Answer the requests of a file, without a server
     Batch(Box<BatchArgs>),
     /// Say what a model is, how large it is, and whether Corella serves it
@@ -65,12 +73,18 @@ pub enum Command {
     /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Write a script with which a shell completes commands and options
+    Completions(CompletionsArgs),
+    /// Write a page of the manual
+    Man(ManArgs),
 }
 
 #[derive(Args)]
 pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub config_file: ConfigFileArgs,
 
     /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
     #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
@@ -112,6 +126,8 @@ pub struct ServeArgs {
 pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub config_file: ConfigFileArgs,
 
     /// The prompt: a user message, or with --raw a text to continue
     #[arg(

@@ -19,8 +19,8 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{
     AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, GenerateArgs,
     GroupLen, InspectArgs, IsaArg, KvFormatArg, MethodArg, ModelArgs, QuantizeArgs,
-    QuantizeFormatArg, RoleArg, SchedulerArgs, SchedulingPolicyArg, ServeArgs, SpeculateArg,
-    SpeculationArgs, TransportArg, WeightFormatArg,
+    QuantizeFormatArg, RoleArg, SamplingArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs,
+    SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::progress_line::LogWriter;
@@ -29,6 +29,7 @@ mod adapter;
 mod admission;
 mod batch;
 mod bench;
+mod chat;
 mod hub;
 mod request;
 
@@ -38,6 +39,7 @@ pub use batch::{Batch, batch};
 pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
+pub use chat::{Chat, chat};
 pub use hub::{hub, pull};
 pub use request::{RequestOptions, request};
 
@@ -195,15 +197,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
         }
     };
     let sampling = args.sampling;
-    check(sampling.temperature, "--temperature", "at least 0", |x| {
-        x >= 0.0
-    })?;
-    check(sampling.top_p, "--top-p", "above 0 and at most 1", |x| {
-        x > 0.0 && x <= 1.0
-    })?;
-    check(sampling.min_p, "--min-p", "from 0 to 1", |x| {
-        (0.0..=1.0).contains(&x)
-    })?;
+    check_sampling(&sampling)?;
     Ok(Generate {
         source: source(args.model),
         options,
@@ -538,6 +532,18 @@ fn kv_format(arg: KvFormatArg) -> Option<KvFormat> {
         KvFormatArg::Bf16 => Some(KvFormat::Float(DType::Bf16)),
         KvFormatArg::Int8 => Some(KvFormat::Int8),
     }
+}
+
+fn check_sampling(args: &SamplingArgs) -> Result<(), Error> {
+    check(args.temperature, "--temperature", "at least 0", |x| {
+        x >= 0.0
+    })?;
+    check(args.top_p, "--top-p", "above 0 and at most 1", |x| {
+        x > 0.0 && x <= 1.0
+    })?;
+    check(args.min_p, "--min-p", "from 0 to 1", |x| {
+        (0.0..=1.0).contains(&x)
+    })
 }
 
 fn check(

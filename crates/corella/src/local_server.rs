@@ -11,6 +11,10 @@ use crate::config::RequestOptions;
 pub struct LocalServer {
     pub client: LocalClient,
     pub engine: Engine,
+    /// The name of the folder or file of the model.
+    pub name: String,
+    pub max_model_len: u32,
+    pub has_chat_template: bool,
     /// What runs, in one line.
     pub summary: String,
 }
@@ -31,6 +35,7 @@ impl LocalServer {
             ..request.serve_config(&llm)
         };
         let summary = llm.summary();
+        let has_chat_template = llm.chat_template.is_some();
         let text = TextModel {
             tokenizer: llm.tokenizer,
             chat_template: llm.chat_template,
@@ -40,6 +45,9 @@ impl LocalServer {
         Ok(Self {
             client: LocalClient::new(state),
             engine: llm.engine,
+            name: llm.name,
+            max_model_len: llm.max_model_len,
+            has_chat_template,
             summary,
         })
     }

@@ -2,24 +2,28 @@
 
 use std::error::Error;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
 mod adapter_loader;
 mod args;
 mod batch;
 mod bench;
+mod chat;
 mod cluster;
 #[cfg(test)]
 mod command_line_reference;
 mod config;
+mod config_file;
 mod fetch_display;
 mod generate;
 mod hub_command;
 mod inspect_command;
 mod limit_share;
 mod local_server;
+mod manual;
 mod model_lookup;
+mod nearest_name;
 mod open_files;
 mod profile_table;
 mod progress_line;
@@ -30,12 +34,17 @@ mod unknown_option;
 use args::{BenchCommand, Cli, Command};
 
 fn main() {
-    let cli = match Cli::try_parse() {
+    let arguments = match config_file::expand(&Cli::command(), std::env::args_os().collect()) {
+        Ok(arguments) => arguments,
+        Err(reason) => refuse(&reason),
+    };
+    let cli = match Cli::try_parse_from(&arguments.words) {
         Ok(cli) => cli,
         Err(error) => {
-            let arguments = std::env::args_os().skip(1);
-            let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
-            match unknown_option::explain(&error, &arguments.collect::<Vec<_>>()) {
+            let words = arguments.words.iter().skip(1);
+            let words = words.map(|word| word.to_string_lossy().into_owned());
+            let reason = arguments.explain(&error);
+            match reason.or_else(|| unknown_option::explain(&error, &words.collect::<Vec<_>>())) {
                 Some(reason) => refuse(&reason),
                 None => error.exit(),
             }
@@ -44,7 +53,7 @@ fn main() {
     config::start_log();
     match run(cli.command) {
         Ok(status) => exit(status),
-        Err(error) => refuse(&one_line(&*error)),
+        Err(error) => refuse(&arguments.locate(one_line(&*error))),
     }
 }
 
@@ -59,12 +68,15 @@ fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
     match command {
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Chat(args) => chat::run(config::chat(*args)?)?,
         Command::Batch(args) => return Ok(batch::run(config::batch(*args)?)?),
         Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Pull(args) => hub_command::pull(config::pull(&args), &args.models)?,
         Command::List => hub_command::list(config::hub(true))?,
         Command::Rm(args) => hub_command::remove(config::hub(true), &args.models)?,
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args)?,
         Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
         Command::Bench(BenchCommand::Offline(args)) => {
             bench::offline(config::bench_offline(args)?)?

@@ -21,6 +21,10 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
         }
+        Command::Chat(args) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
         Command::Batch(args) => {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
@@ -40,6 +44,8 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
         Command::Pull(_)
         | Command::List
         | Command::Rm(_)
+        | Command::Completions(_)
+        | Command::Man(_)
         | Command::Bench(
             BenchCommand::Serve(_)
             | BenchCommand::Kernels(_)

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{CacheArgs, DeviceArgs, ModelArgs, RequestArgs, SchedulerArgs, SpeculationArgs};
+use super::{
+    CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, RequestArgs, SchedulerArgs, SpeculationArgs,
+};
 
 #[derive(Args)]
 pub struct BatchArgs {
@@ -18,6 +20,8 @@ pub struct BatchArgs {
     /// Most requests to answer at once [default: twice --max-num-seqs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrency: Option<u32>,
+    #[command(flatten)]
+    pub config_file: ConfigFileArgs,
 
     #[command(flatten)]
     pub model: ModelArgs,

@@ -1,0 +1,288 @@
+//! `corella chat`: a conversation in a terminal, or of lines that are piped in.
+
+mod answer;
+mod entry;
+mod input;
+mod setting;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use corella::Error;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::{self, RequestOptions};
+use crate::local_server::LocalServer;
+use answer::{Answer, AnswerEnd, AnswerStats, Piece, ask};
+use entry::{Command, Entry, HELP};
+use input::Input;
+use setting::Settings;
+
+pub fn run(config: config::Chat) -> Result<(), Error> {
+    let io_error = |what: &'static str| move |error| Error::Io(what.to_owned(), error);
+    let server = LocalServer::load(&config.source, &config.options, RequestOptions::default())?;
+    if !server.has_chat_template {
+        return Err(Error::Config(format!(
+            "{} has no chat template, so it cannot converse; `corella generate --raw -p TEXT` \
+             continues a text",
+            server.name
+        )));
+    }
+    let runtime = Runtime::new().map_err(io_error("starting the conversation"))?;
+    let mut conversation = Conversation {
+        is_typed: config.is_typed,
+        interrupt: match config.is_typed {
+            true => {
+                let _context = runtime.enter();
+                let interrupt = signal(SignalKind::interrupt());
+                Some(interrupt.map_err(io_error("installing a signal handler"))?)
+            }
+            // A script is ended by SIGINT like any program.
+            false => None,
+        },
+        system: config.system,
+        turns: Vec::new(),
+        settings: Settings::new(config.settings),
+        last: None,
+        runtime: &runtime,
+        server: &server,
+    };
+    if config.is_typed {
+        eprintln!("{}", server.summary);
+        eprintln!("/help lists commands; Ctrl-C stops an answer; Ctrl-D leaves");
+    }
+    let mut input = Input::new(io::stdin().lock(), config.is_typed);
+    while let Some(entry) = input.next_entry().map_err(io_error("standard input"))? {
+        let done = match Entry::parse(&entry) {
+            Ok(Entry::Empty) => Ok(()),
+            Ok(Entry::Command(Command::Exit)) => return Ok(()),
+            Ok(Entry::Command(command)) => conversation.command(command),
+            Ok(Entry::Message(message)) => conversation.message(message),
+            Err(reason) => Err(reason),
+        };
+        match done {
+            Ok(()) => {}
+            Err(reason) if config.is_typed => eprintln!("{reason}"),
+            Err(reason) => return Err(Error::Config(reason)),
+        }
+    }
+    if config.is_typed {
+        println!();
+    }
+    Ok(())
+}
+
+struct Conversation<'a> {
+    is_typed: bool,
+    /// Stops answers.
+    interrupt: Option<Signal>,
+    system: Option<String>,
+    /// Messages and their answers.
+    turns: Vec<(String, String)>,
+    settings: Settings,
+    last: Option<AnswerStats>,
+    runtime: &'a Runtime,
+    server: &'a LocalServer,
+}
+
+impl Conversation<'_> {
+    /// Carries out a command. Everything that it says goes to standard error, so that standard output
+    /// has answers only.
+    fn command(&mut self, command: Command) -> Result<(), String> {
+        match command {
+            Command::Help => eprintln!("{HELP}"),
+            Command::ShowSystem => match &self.system {
+                Some(system) => eprintln!("{system}"),
+                None => eprintln!("there is no system message"),
+            },
+            Command::SetSystem(system) => self.system = Some(system),
+            Command::RemoveSystem => self.system = None,
+            Command::ShowSettings => eprintln!("{}", self.settings.display()),
+            Command::Set(name, value) => self.settings.set(&name, &value)?,
+            Command::Unset(name) => self.settings.unset(&name)?,
+            Command::Stats => match &self.last {
+                Some(stats) => eprintln!("{}", display(stats, self.server.max_model_len)),
+                None => eprintln!("there is no answer yet"),
+            },
+            Command::Clear => {
+                self.turns.clear();
+                self.last = None;
+            }
+            // It ends the loop over entries.
+            Command::Exit => {}
+        }
+        Ok(())
+    }
+
+    /// Asks for an answer and prints it. A message that is refused does not become part of the
+    /// conversation.
+    fn message(&mut self, message: String) -> Result<(), String> {
+        let body = self.body(&message);
+        let (client, engine) = (&self.server.client, &self.server.engine);
+        let mut interrupt = self.interrupt.as_mut();
+        let mut screen = Screen::new(self.is_typed);
+        let answered = self.runtime.block_on(async {
+            if let Some(interrupt) = &mut interrupt {
+                // A signal from before the message does not concern its answer.
+                tokio::select! {
+                    biased;
+                    _ = interrupt.recv() => {}
+                    () = std::future::ready(()) => {}
+                }
+            }
+            ask(client, engine, &body, interrupt, |piece| {
+                screen.show(&piece)
+            })
+            .await
+        });
+        screen.end();
+        let Answer { text, end, stats } = answered?;
+        if self.is_typed {
+            match end {
+                AnswerEnd::Whole => {}
+                AnswerEnd::Length => {
+                    eprintln!("(max_tokens or the end of the context was reached)")
+                }
+                AnswerEnd::Interrupted => eprintln!("(stopped)"),
+            }
+        }
+        self.turns.push((message, text));
+        self.last = Some(stats);
+        Ok(())
+    }
+
+    /// The request for an answer to `message`.
+    fn body(&self, message: &str) -> Value {
+        let as_message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let mut messages = Vec::new();
+        messages.extend({ self.system.iter() }.map(|system| as_message("system", system)));
+        for (message, answer) in &self.turns {
+            messages.push(as_message("user", message));
+            messages.push(as_message("assistant", answer));
+        }
+        messages.push(as_message("user", message));
+        let mut body = self.settings.fields().clone();
+        body.insert("messages".to_owned(), Value::Array(messages));
+        body.insert("stream".to_owned(), json!(true));
+        Value::Object(body)
+    }
+}
+
+/// Writes an answer as it comes.
+struct Screen {
+    styles: bool,
+    replaces_controls: bool,
+    is_reasoning: bool,
+    has_text: bool,
+}
+
+impl Screen {
+    fn new(is_typed: bool) -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        Self {
+            styles: is_terminal && is_typed,
+            replaces_controls: is_terminal,
+            is_reasoning: false,
+            has_text: false,
+        }
+    }
+
+    /// Reasoning is dim on a terminal, and left out elsewhere.
+    fn show(&mut self, piece: &Piece) {
+        let (text, is_reasoning) = match piece {
+            Piece::Reasoning(_) if !self.styles => return,
+            Piece::Reasoning(text) => (text, true),
+            Piece::Text(text) => (text, false),
+        };
+        let mut shown = String::new();
+        if is_reasoning != self.is_reasoning {
+            shown.push_str(if is_reasoning { "\x1b[2m" } else { "\x1b[0m\n" });
+            self.is_reasoning = is_reasoning;
+        }
+        match self.replaces_controls {
+            true => shown.extend(text.chars().map(printable)),
+            false => shown.push_str(text),
+        }
+        self.has_text = true;
+        write(&shown);
+    }
+
+    fn end(&mut self) {
+        let reset = if self.is_reasoning { "\x1b[0m" } else { "" };
+        if self.has_text {
+            write(&format!("{reset}\n"));
+        }
+    }
+}
+
+/// What a model writes must not steer a terminal.
+fn printable(character: char) -> char {
+    match character {
+        '\n' | '\t' => character,
+        _ if character.is_control() => char::REPLACEMENT_CHARACTER,
+        _ => character,
+    }
+}
+
+fn write(text: &str) {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if written.is_err() {
+        // The reader has closed the pipe and wants no more text.
+        corella_cluster::transport::exit(0);
+    }
+}
+
+/// The figures of an answer, and how much of the context it has filled.
+fn display(stats: &AnswerStats, max_model_len: u32) -> String {
+    let AnswerStats {
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_output_tokens,
+        to_first_token,
+        total,
+    } = stats;
+    let seconds = |time: &Duration| format!("{:.2} s", time.as_secs_f64());
+    let decode = (*total - *to_first_token).as_secs_f64();
+    let num_decoded = num_output_tokens.saturating_sub(1);
+    let speed = match num_decoded > 0 && decode > 0.0 {
+        true => format!(", then {:.1} tokens/s", num_decoded as f64 / decode),
+        false => String::new(),
+    };
+    let num_context = num_prompt_tokens + num_output_tokens;
+    format!(
+        "prompt {num_prompt_tokens} tokens, {num_cached_tokens} of them cached; answer {num_output_tokens} \
+         tokens in {}, the first after {}{speed}; context {num_context} of {max_model_len}",
+        seconds(total),
+        seconds(to_first_token),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_count_from_the_first_token() {
+        let stats = AnswerStats {
+            num_prompt_tokens: 90,
+            num_cached_tokens: 64,
+            num_output_tokens: 11,
+            to_first_token: Duration::from_millis(500),
+            total: Duration::from_millis(2500),
+        };
+        assert_eq!(
+            display(&stats, 2048),
+            "prompt 90 tokens, 64 of them cached; answer 11 tokens in 2.50 s, the first after 0.50 s, \
+             then 5.0 tokens/s; context 101 of 2048"
+        );
+    }
+
+    #[test]
+    fn models_do_not_steer_terminals() {
+        let text: String = "a\x1b[2J\u{9b}\té\n".chars().map(printable).collect();
+        assert_eq!(text, "a\u{fffd}[2J\u{fffd}\té\n");
+    }
+}

@@ -1,0 +1,137 @@
+//! The fields of a request that `/set` changes.
+
+use serde_json::{Map, Value, json};
+
+use crate::nearest_name::nearest_name;
+
+/// The fields that are sent with each message.
+#[derive(Default)]
+pub struct Settings(Map<String, Value>);
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Number,
+    Integer,
+    Text,
+    Switch,
+}
+
+const FIELDS: [(&str, Kind); 11] = [
+    ("temperature", Kind::Number),
+    ("top_p", Kind::Number),
+    ("top_k", Kind::Integer),
+    ("min_p", Kind::Number),
+    ("max_tokens", Kind::Integer),
+    ("seed", Kind::Integer),
+    ("repetition_penalty", Kind::Number),
+    ("presence_penalty", Kind::Number),
+    ("frequency_penalty", Kind::Number),
+    ("stop", Kind::Text),
+    ("ignore_eos", Kind::Switch),
+];
+
+impl Settings {
+    pub fn new(fields: Vec<(&'static str, Value)>) -> Self {
+        let fields = fields.into_iter();
+        Self(
+            fields
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        )
+    }
+
+    pub fn fields(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
+    /// Whether a value is within the range of its field is for the server to say.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let (name, kind) = find(name)?;
+        let wrong = |what: &str| format!("{name} is {what}, not `{value}`");
+        let value = match kind {
+            Kind::Number => match value.parse::<f64>() {
+                Ok(number) if number.is_finite() => json!(number),
+                _ => return Err(wrong("a number")),
+            },
+            Kind::Integer => match value.parse::<u64>() {
+                Ok(number) => json!(number),
+                Err(_) => return Err(wrong("a whole number")),
+            },
+            Kind::Text => json!(value),
+            Kind::Switch => match value.parse::<bool>() {
+                Ok(is_on) => json!(is_on),
+                Err(_) => return Err(wrong("true or false")),
+            },
+        };
+        self.0.insert(name.to_owned(), value);
+        Ok(())
+    }
+
+    /// Goes back to the default.
+    pub fn unset(&mut self, name: &str) -> Result<(), String> {
+        let (name, _) = find(name)?;
+        self.0.remove(name);
+        Ok(())
+    }
+
+    /// What is set, one field in each line.
+    pub fn display(&self) -> String {
+        if self.0.is_empty() {
+            let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
+            return format!("nothing is set; there are {}", names.join(", "));
+        }
+        let lines = self.0.iter().map(|(name, value)| match value {
+            Value::String(text) => format!("{name} {text}"),
+            value => format!("{name} {value}"),
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn find(name: &str) -> Result<(&'static str, Kind), String> {
+    let names = || FIELDS.iter().map(|(name, _)| *name);
+    let field = FIELDS.iter().find(|(known, _)| *known == name);
+    field
+        .copied()
+        .ok_or_else(|| match nearest_name(name, names()) {
+            Some(near) => format!("there is no setting {name}; did you mean {near}?"),
+            None => format!(
+                "there is no setting {name}; there are {}",
+                names().collect::<Vec<_>>().join(", ")
+            ),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_become_json_of_the_right_type() {
+        let mut settings = Settings::new(vec![("seed", json!(7))]);
+        settings.set("temperature", "0.5").unwrap();
+        settings.set("top_k", "40").unwrap();
+        settings.set("stop", "12").unwrap();
+        let expected = json!({"seed": 7, "temperature": 0.5, "top_k": 40, "stop": "12"});
+        assert_eq!(Value::Object(settings.fields().clone()), expected);
+        settings.unset("seed").unwrap();
+        assert!(!settings.fields().contains_key("seed"));
+    }
+
+    #[test]
+    fn a_wrong_name_or_value_changes_nothing() {
+        let mut settings = Settings::default();
+        for (name, value, reason) in [
+            ("temprature", "1", "did you mean temperature?"),
+            ("wings", "2", "there are temperature, top_p"),
+            ("temperature", "warm", "a number, not `warm`"),
+            ("temperature", "inf", "a number"),
+            ("max_tokens", "-3", "a whole number"),
+            ("ignore_eos", "yes", "true or false"),
+        ] {
+            let error = settings.set(name, value).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        assert!(settings.fields().is_empty());
+    }
+}

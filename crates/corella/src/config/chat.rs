@@ -1,0 +1,52 @@
+//! Configuration of `corella chat`.
+
+use std::io::IsTerminal;
+
+use corella::{Error, LlmOptions, ModelSource};
+use serde_json::{Value, json};
+
+use super::{check_sampling, set_cache, set_device, set_model, set_speculation, source};
+use crate::args::ChatArgs;
+
+pub struct Chat {
+    pub source: ModelSource,
+    pub options: LlmOptions,
+    pub system: Option<String>,
+    /// Fields of each request, as `/set` changes them.
+    pub settings: Vec<(&'static str, Value)>,
+    /// Whether somebody types what is read, instead of a file or another program.
+    pub is_typed: bool,
+}
+
+pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
+    let mut options = LlmOptions::default();
+    set_model(&mut options, &args.model);
+    set_speculation(&mut options, &args.speculation)?;
+    set_cache(&mut options, &args.cache)?;
+    set_device(&mut options, &args.device)?;
+    options.scheduler.max_num_seqs = 1;
+    let sampling = args.sampling;
+    check_sampling(&sampling)?;
+    let settings = [
+        ("temperature", sampling.temperature.map(decimal)),
+        ("top_k", sampling.top_k.map(|k| json!(k))),
+        ("top_p", sampling.top_p.map(decimal)),
+        ("min_p", sampling.min_p.map(decimal)),
+        ("seed", sampling.seed.map(|seed| json!(seed))),
+        ("max_tokens", args.max_tokens.map(|most| json!(most))),
+    ];
+    Ok(Chat {
+        source: source(args.model),
+        options,
+        system: args.system,
+        settings: { settings.into_iter() }
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect(),
+        is_typed: std::io::stdin().is_terminal(),
+    })
+}
+
+/// The number as it was written: 0.7 is not 0.699999988.
+fn decimal(number: f32) -> Value {
+    json!(number.to_string().parse::<f64>().unwrap_or(number.into()))
+}

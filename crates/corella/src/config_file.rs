@@ -1,0 +1,474 @@
+//! `--config FILE`: options from a TOML file, by the names that they have on the command line.
+//!
+//! What the file says becomes arguments in front of those that were typed, so that every option has the
+//! same checks wherever it comes from.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::nearest_name::nearest_name;
+
+/// The arguments of the process and of its file.
+#[derive(Debug)]
+pub struct Arguments {
+    pub words: Vec<OsString>,
+    /// Where each option was found that comes from the file.
+    origins: Vec<Origin>,
+}
+
+#[derive(Debug)]
+struct Origin {
+    /// With its dashes.
+    option: String,
+    /// The file and the line.
+    place: String,
+}
+
+/// Adds the options of the file that `words` name to them, if they name one.
+pub fn expand(program: &Command, mut words: Vec<OsString>) -> Result<Arguments, String> {
+    let mut origins = Vec::new();
+    if let Some((command, matches, path)) = named_file(program, &words) {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| format!("--config cannot read {shown}: {error}"))?;
+        let file = ConfigFile {
+            program,
+            command,
+            shown,
+            text: &text,
+        };
+        let mut added = Vec::new();
+        for setting in file.settings()? {
+            let arguments = file.arguments(&setting, &matches)?;
+            origins.extend(arguments.first().map(|_| Origin {
+                option: format!("--{}", setting.arg.get_long().unwrap_or_default()),
+                place: file.place(setting.line),
+            }));
+            added.extend(arguments);
+        }
+        let name = words.iter().position(|word| *word == *command.get_name());
+        let behind = name.map_or(words.len(), |at| at + 1);
+        words.splice(behind..behind, added);
+    }
+    Ok(Arguments { words, origins })
+}
+
+impl Arguments {
+    /// The reason why clap refused the arguments, if that is an option of the file.
+    pub fn explain(&self, error: &clap::Error) -> Option<String> {
+        let refused = match error.get(ContextKind::InvalidArg)? {
+            ContextValue::String(refused) => refused.clone(),
+            ContextValue::Strings(refused) => refused.first()?.clone(),
+            _ => return None,
+        };
+        let option = refused.split([' ', '=']).next()?;
+        let origin = self.origins.iter().find(|origin| origin.option == option)?;
+        let message = error.render().to_string();
+        let message = message.trim_start_matches("error: ");
+        // Behind the first paragraph clap repeats the usage.
+        let message = message.split("\n\n").next()?;
+        let lines: Vec<&str> = message.lines().map(str::trim).collect();
+        Some(format!("{}: {}", origin.place, lines.join(" ")))
+    }
+
+    /// Says where the option stands that an error names, if that is in the file.
+    pub fn locate(&self, message: String) -> String {
+        let is_named = |origin: &&Origin| {
+            message.match_indices(&origin.option).any(|(at, option)| {
+                let behind = message[at + option.len()..].chars().next();
+                behind.is_none_or(|next| !(next.is_ascii_alphanumeric() || next == '-'))
+            })
+        };
+        match self.origins.iter().find(is_named) {
+            Some(origin) => format!("{}: {message}", origin.place),
+            None => message,
+        }
+    }
+}
+
+/// The subcommand that was typed, what was typed behind it, and the file that is named there.
+fn named_file<'a>(
+    program: &'a Command,
+    words: &[OsString],
+) -> Option<(&'a Command, ArgMatches, PathBuf)> {
+    // Required options may be in the file, and other mistakes are reported when both are known.
+    let typed = program.clone().ignore_errors(true);
+    let mut matches = typed.try_get_matches_from(words).ok()?;
+    let (name, matches) = matches.remove_subcommand()?;
+    let command = program.find_subcommand(&name)?;
+    takes_file(command).then_some(())?;
+    let path = matches.get_one::<PathBuf>(ID)?.clone();
+    Some((command, matches, path))
+}
+
+/// The name of the option that names the file.
+const ID: &str = "config";
+
+fn takes_file(command: &Command) -> bool {
+    command.get_arguments().any(|arg| arg.get_id() == ID)
+}
+
+struct ConfigFile<'a> {
+    program: &'a Command,
+    command: &'a Command,
+    /// The path, for errors.
+    shown: String,
+    text: &'a str,
+}
+
+/// An option of the file.
+struct Setting<'a> {
+    arg: &'a Arg,
+    /// As it is written.
+    name: String,
+    value: DeValue<'a>,
+    line: usize,
+}
+
+impl<'a> ConfigFile<'a> {
+    /// The options that concern this command. Those in the command's own table win.
+    fn settings(&self) -> Result<Vec<Setting<'a>>, String> {
+        let table = DeTable::parse(self.text).map_err(|error| {
+            let message = error.message().replace('\n', " ");
+            match error.span() {
+                Some(span) => format!("{}: {message}", self.place(self.line(span.start))),
+                None => format!("{}: {message}", self.shown),
+            }
+        })?;
+        let mut shared = Vec::new();
+        let mut own = Vec::new();
+        for (name, value) in table.into_inner() {
+            let line = self.line(name.span().start);
+            match value.into_inner() {
+                DeValue::Table(table) if **name.get_ref() == *self.command.get_name() => {
+                    for (name, value) in table {
+                        own.push(self.setting(name, value.into_inner(), &[])?);
+                    }
+                }
+                DeValue::Table(_) => {
+                    let known = self.program.find_subcommand(name.get_ref().as_ref());
+                    if !known.is_some_and(takes_file) {
+                        let tables = self.configurable().map(|command| command.get_name());
+                        let tables: Vec<_> = tables.map(|name| format!("[{name}]")).collect();
+                        return Err(format!(
+                            "{}: there is no table [{}]; there are {}",
+                            self.place(line),
+                            name.get_ref(),
+                            tables.join(", ")
+                        ));
+                    }
+                }
+                value => {
+                    let others: Vec<_> = self.configurable().collect();
+                    shared.push(self.setting(name, value, &others)?);
+                }
+            }
+        }
+        let own: Vec<Setting> = own.into_iter().flatten().collect();
+        let is_replaced = |shared: &Setting| {
+            own.iter()
+                .any(|own| own.arg.get_id() == shared.arg.get_id())
+        };
+        let mut settings: Vec<Setting> = shared.into_iter().flatten().collect();
+        settings.retain(|setting| !is_replaced(setting));
+        settings.extend(own);
+        Ok(settings)
+    }
+
+    /// The commands that read such a file.
+    fn configurable(&self) -> impl Iterator<Item = &'a Command> {
+        self.program
+            .get_subcommands()
+            .filter(|command| takes_file(command))
+    }
+
+    /// `None` if the option is not one of this command, but of one of `others`.
+    fn setting(
+        &self,
+        name: Spanned<std::borrow::Cow<'a, str>>,
+        value: DeValue<'a>,
+        others: &[&Command],
+    ) -> Result<Option<Setting<'a>>, String> {
+        let line = self.line(name.span().start);
+        let name = name.into_inner().into_owned();
+        let Some(arg) = find(self.command, &name) else {
+            if others.iter().any(|other| find(other, &name).is_some()) {
+                return Ok(None);
+            }
+            let known = self.command.get_arguments().filter_map(Arg::get_long);
+            let near = nearest_name(&name, known.filter(|known| is_setting(known)));
+            let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            let command = self.command.get_name();
+            return Err(format!(
+                "{}: `corella {command}` has no option `{name}`{near}",
+                self.place(line)
+            ));
+        };
+        Ok(Some(Setting {
+            arg,
+            name,
+            value,
+            line,
+        }))
+    }
+
+    /// The option as arguments; none if it was typed too, or something that excludes it.
+    fn arguments(&self, setting: &Setting, matches: &ArgMatches) -> Result<Vec<OsString>, String> {
+        let Setting {
+            arg,
+            name,
+            value,
+            line,
+        } = setting;
+        if self.is_typed(arg, matches) {
+            return Ok(Vec::new());
+        }
+        let refuse = |what: &str| Err(format!("{}: `{name}` {what}", self.place(*line)));
+        let long = arg.get_long().unwrap_or_default();
+        if !arg.get_action().takes_values() {
+            return match value {
+                DeValue::Boolean(true) => Ok(vec![format!("--{long}").into()]),
+                DeValue::Boolean(false) => Ok(Vec::new()),
+                _ => refuse("is true or false"),
+            };
+        }
+        let takes_many =
+            matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
+        let values: Vec<&DeValue> = match value {
+            DeValue::Array(values) if takes_many => {
+                values.iter().map(|value| value.get_ref()).collect()
+            }
+            DeValue::Array(_) => return refuse("takes one value, not a list"),
+            value => vec![value],
+        };
+        let mut arguments = Vec::new();
+        for value in values {
+            match text(value) {
+                Some(text) => arguments.push(format!("--{long}={text}").into()),
+                None => return refuse("takes a text or a number"),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Whether the option, or one that excludes it, was typed or is set in the environment.
+    fn is_typed(&self, arg: &Arg, matches: &ArgMatches) -> bool {
+        let typed: HashSet<&str> = { self.command.get_arguments() }
+            .map(|arg| arg.get_id().as_str())
+            .filter(|id| {
+                let source = matches.value_source(id);
+                !matches!(source, None | Some(ValueSource::DefaultValue))
+            })
+            .collect();
+        self.command.get_arguments().any(|other| {
+            let excludes = |one: &Arg, another: &Arg| {
+                let excluded = self.command.get_arg_conflicts_with(one);
+                excluded
+                    .iter()
+                    .any(|excluded| excluded.get_id() == another.get_id())
+            };
+            typed.contains(other.get_id().as_str())
+                && (other.get_id() == arg.get_id() || excludes(arg, other) || excludes(other, arg))
+        })
+    }
+
+    fn line(&self, offset: usize) -> usize {
+        1 + self.text[..offset].matches('\n').count()
+    }
+
+    fn place(&self, line: usize) -> String {
+        format!("{}, line {line}", self.shown)
+    }
+}
+
+/// The option of a command with this name, or with this other name.
+fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let mut args = command.get_arguments();
+    let arg = args.find(|arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long() == Some(name) || aliases.contains(&name)
+    });
+    arg.filter(|_| is_setting(name))
+}
+
+fn is_setting(name: &str) -> bool {
+    !matches!(name, "help" | "version" | ID)
+}
+
+/// A value as it would be typed; `None` for what nobody types.
+fn text(value: &DeValue) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        DeValue::Integer(number) => {
+            let number = i128::from_str_radix(number.as_str(), number.radix()).ok()?;
+            Some(number.to_string())
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    struct TestFile(PathBuf);
+
+    impl TestFile {
+        fn new(name: &str, text: &str) -> Self {
+            let name = format!("corella-config-{}-{name}.toml", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, text).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for TestFile {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    fn program() -> Command {
+        Cli::command()
+    }
+
+    fn expand_file(name: &str, text: &str, typed: &str) -> Result<Arguments, String> {
+        let file = TestFile::new(name, text);
+        let words = typed.split(' ').map(OsString::from);
+        let path = OsString::from(format!("--config={}", file.0.display()));
+        expand(&program(), words.chain([path]).collect())
+    }
+
+    /// The words between the command and what was typed behind it.
+    fn added(name: &str, text: &str, typed: &str) -> Vec<String> {
+        let arguments = expand_file(name, text, typed).unwrap();
+        let num_typed = typed.split(' ').count() - 2 + 1;
+        let words = &arguments.words[2..arguments.words.len() - num_typed];
+        words
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn every_kind_of_option_has_its_value() {
+        let text = "
+            model = \"models/x\"
+            port = 8_080
+            pin-threads = true
+            allow-unknown-fields = false
+            kv-cache-memory = \"1G\"
+            max-pinned-share = 0.5
+            served-model-name = [\"a\", \"b\"]
+            chunked-prefill-size = 0x100 # another name of --max-prefill-tokens
+        ";
+        let mut words = added("kinds", text, "corella serve");
+        words.sort();
+        let mut expected = [
+            "--model=models/x",
+            "--port=8080",
+            "--pin-threads",
+            "--kv-cache-memory=1G",
+            "--max-pinned-share=0.5",
+            "--served-model-name=a",
+            "--served-model-name=b",
+            "--max-prefill-tokens=256",
+        ];
+        expected.sort();
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn what_is_typed_wins() {
+        let text = "port = 1\nmodel = \"x\"\nserved-model-name = [\"a\"]\nthreads = 2";
+        let typed = "corella serve other-model --port=2 --served-model-name b";
+        assert_eq!(added("typed", text, typed), ["--threads=2"]);
+        // A prompt that is typed excludes one that is not.
+        let text = "prompt-tokens = 5\nmax-tokens = 3";
+        let typed = "corella generate -p hello";
+        assert_eq!(added("excluded", text, typed), ["--max-tokens=3"]);
+    }
+
+    #[test]
+    fn commands_share_a_file() {
+        let text = "port = 1\nthreads = 2\n[generate]\nthreads = 1\n[serve]\nport = 3";
+        assert_eq!(
+            added("generate", text, "corella generate -p x"),
+            ["--threads=1"]
+        );
+        let mut words = added("serve", text, "corella serve");
+        words.sort();
+        assert_eq!(words, ["--port=3", "--threads=2"]);
+    }
+
+    #[test]
+    fn mistakes_are_found_in_their_line() {
+        for (text, line, reason) in [
+            (
+                "port = 1\nprot = 2",
+                2,
+                "has no option `prot`; did you mean `port`?",
+            ),
+            ("max_num_seqs = 2", 1, "did you mean `max-num-seqs`?"),
+            ("\n\nwarp-drive = true", 3, "has no option `warp-drive`"),
+            ("[serve]\nprompt = \"x\"", 2, "has no option `prompt`"),
+            (
+                "[sreve]\nport = 1",
+                1,
+                "there is no table [sreve]; there are [serve]",
+            ),
+            ("port = 1\nport = 2", 2, "duplicate key"),
+            ("port = 1\nhost = ", 2, ""),
+            ("pin-threads = 3", 1, "`pin-threads` is true or false"),
+            ("port = [1, 2]", 1, "`port` takes one value"),
+            ("port = true", 1, "`port` takes a text or a number"),
+            ("config = \"other.toml\"", 1, "has no option `config`"),
+        ] {
+            let error = expand_file("mistake", text, "corella serve").unwrap_err();
+            let place = format!("mistake.toml, line {line}: ");
+            assert!(
+                error.contains(&place) && error.contains(reason),
+                "{text}: {error}"
+            );
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_line() {
+        let arguments = expand_file("value", "seed = 1\nport = 70000", "corella serve").unwrap();
+        let error = program()
+            .try_get_matches_from(&arguments.words)
+            .unwrap_err();
+        let message = arguments.explain(&error).unwrap();
+        assert!(
+            message.contains("value.toml, line 2: invalid value '70000'"),
+            "{message}"
+        );
+        let message = arguments.locate("--seed must be even".to_owned());
+        assert!(
+            message.contains("value.toml, line 1: --seed must"),
+            "{message}"
+        );
+        assert_eq!(arguments.locate("--seeds".to_owned()), "--seeds");
+    }
+
+    #[test]
+    fn without_a_file_nothing_changes() {
+        let words: Vec<OsString> = ["corella", "serve", "--port", "1"]
+            .map(OsString::from)
+            .into();
+        assert_eq!(expand(&program(), words.clone()).unwrap().words, words);
+    }
+}

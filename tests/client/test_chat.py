@@ -1,0 +1,157 @@
+"""`corella chat`, typed in a terminal and piped."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+from server_process import BINARY
+
+PATIENCE_S = 60.0
+OPTIONS = ("--threads", "1", "--kv-cache-memory", "64M", "--temperature", "0")
+PROMPT = ">>> "
+
+
+class Terminal:
+    """A terminal with `corella chat` in it."""
+
+    def __init__(self, home, *options):
+        environment = {**os.environ, "HOME": str(home), "TERM": "xterm"}
+        environment.pop("XDG_STATE_HOME", None)
+        self.unread = ""
+        self.pid, self.descriptor = pty.fork()
+        if self.pid == 0:
+            os.execve(BINARY, ["corella", "chat", *OPTIONS, *options], environment)
+
+    def read_until(self, wanted):
+        """Returns what was shown up to `wanted`, without what steers the terminal."""
+        deadline = time.monotonic() + PATIENCE_S
+        while wanted not in self.unread:
+            ready, _, _ = select.select([self.descriptor], [], [], 0.1)
+            assert time.monotonic() < deadline, f"no {wanted!r} in {self.unread!r}"
+            if ready:
+                shown = os.read(self.descriptor, 65536).decode(errors="replace")
+                self.unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
+        before, self.unread = self.unread.split(wanted, 1)
+        return before
+
+    def write(self, text):
+        os.write(self.descriptor, text.encode())
+
+    def ask(self, text):
+        """Enters a line, and returns what was shown from there to the next prompt."""
+        self.write(text + "\n")
+        return self.read_until("\n" + PROMPT)
+
+    def leave(self):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.descriptor)
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        os.kill(self.pid, signal.SIGKILL)
+        raise AssertionError(f"it did not leave: {self.unread!r}")
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    terminal = Terminal(tmp_path)
+    assert "corella-nano" in terminal.read_until(PROMPT)
+    return terminal
+
+
+def pipe(text, *options):
+    result = subprocess.run(
+        [BINARY, "chat", *OPTIONS, *options], input=text, capture_output=True, text=True, timeout=120
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_a_conversation_in_a_terminal(terminal):
+    assert "there is no answer yet" in terminal.ask("/stats")
+    terminal.ask("/set max_tokens 12")
+    first = terminal.ask("Tell me a story about a fox.")
+    assert len(first.split()) > 10
+    stats = re.search(r"prompt (\d+) tokens, (\d+) of them cached; answer 12 ", terminal.ask("/stats"))
+    assert int(stats[2]) == 0
+    terminal.ask("And then?")
+    again = re.search(r"prompt (\d+) tokens, (\d+) of them cached", terminal.ask("/stats"))
+    assert int(again[1]) > int(stats[1]) + 12, "the first turn is part of the second prompt"
+    assert int(again[2]) > 0, "and it is cached"
+    terminal.ask("/clear")
+    assert terminal.ask("Tell me a story about a fox.") == first
+    terminal.write("\x04")
+    assert terminal.leave() == 0
+
+
+def test_commands(terminal):
+    assert "/system TEXT" in terminal.ask("/help")
+    assert "there is no system message" in terminal.ask("/system")
+    terminal.ask("/system Be brief.")
+    assert "Be brief." in terminal.ask("/system").removeprefix("/system")
+    assert "temperature 0" in terminal.ask("/set")
+    assert "did you mean temperature?" in terminal.ask("/set temprature 1")
+    assert "did you mean /stats?" in terminal.ask("/stat")
+    terminal.ask("/set top_p 7")
+    assert "top_p" in terminal.ask("hello"), "the server's error is shown"
+    terminal.ask("/set top_p")
+    terminal.ask("/set max_tokens 3")
+    assert "max_tokens or the end of the context" in terminal.ask("hello")
+    terminal.write("/exit\n")
+    assert terminal.leave() == 0
+
+
+def test_an_answer_is_stopped_and_the_conversation_goes_on(terminal):
+    terminal.ask("/set max_tokens 2000000000")
+    shown = terminal.ask("hello")
+    assert "/clear begins anew" in shown, "more tokens than the context has are refused"
+    terminal.ask("/set max_tokens")
+    terminal.ask("/set ignore_eos true")
+    terminal.write("Tell me a long story.\n")
+    terminal.read_until("\n")
+    terminal.read_until(" ")
+    terminal.write("\x03")
+    assert "(stopped)" in terminal.read_until("\n" + PROMPT)
+    terminal.ask("/set max_tokens 4")
+    terminal.ask("Go on.")
+    stats = terminal.ask("/stats")
+    assert "answer 4 tokens" in stats
+    terminal.write("\x04")
+    assert terminal.leave() == 0
+
+
+def test_several_lines_are_one_message(terminal):
+    terminal.ask("/set max_tokens 2")
+    terminal.write('"""\n')
+    terminal.read_until("... ")
+    terminal.write("one\n")
+    terminal.read_until("... ")
+    terminal.ask('two"""')
+    fenced = re.search(r"prompt (\d+) tokens", terminal.ask("/stats"))[1]
+    terminal.ask("/clear")
+    terminal.write("one\\\n")
+    terminal.read_until("... ")
+    terminal.ask("two")
+    assert re.search(r"prompt (\d+) tokens", terminal.ask("/stats"))[1] == fenced
+    terminal.write("\x04")
+    assert terminal.leave() == 0
+
+
+def test_lines_that_are_piped_in():
+    status, answers, log = pipe("Tell me about a fox.\nAnd an owl?\n", "--max-tokens", "8")
+    assert (status, log) == (0, "")
+    _, first, _ = pipe("Tell me about a fox.\n", "--max-tokens", "8")
+    assert answers.startswith(first)
+    assert len(answers) > len(first) + 5
+
+
+def test_a_script_ends_at_its_first_mistake():
+    status, answers, log = pipe("/set temprature 1\nhello\n")
+    assert (status, answers) == (2, "")
+    assert log.startswith("error: ") and "did you mean temperature?" in log
