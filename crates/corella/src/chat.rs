@@ -137,7 +137,8 @@ impl Conversation<'_> {
             })
             .await
         });
-        screen.end();
+        let is_stopped = matches!(&answered, Ok(answer) if answer.end == AnswerEnd::Interrupted);
+        screen.end(is_stopped);
         let Answer { text, end, stats } = answered?;
         if self.is_typed {
             match end {
@@ -209,9 +210,10 @@ impl Screen {
         write(&shown);
     }
 
-    fn end(&mut self) {
+    /// Ends the line, which also has the `^C` of who stopped the answer.
+    fn end(&mut self, is_stopped: bool) {
         let reset = if self.is_reasoning { "\x1b[0m" } else { "" };
-        if self.has_text {
+        if self.has_text || is_stopped {
             write(&format!("{reset}\n"));
         }
     }

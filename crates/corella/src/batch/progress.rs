@@ -64,11 +64,8 @@ impl Progress {
             false => 0.0,
         };
         let num_done = self.num_before + self.num_done();
-        let left = time_left(
-            now - self.start,
-            self.num_done(),
-            self.num_requests - num_done,
-        );
+        let num_left = self.num_requests - num_done;
+        let left = time_left(now - self.start, self.num_done(), num_running, num_left);
         let left = left.map_or_else(String::new, |left| format!(", {} left", display_time(left)));
         let failed = match self.num_failed {
             0 => String::new(),
@@ -102,9 +99,17 @@ impl Progress {
     }
 }
 
-/// The time that the rest will take if it is like what was done. `None` if nothing is done yet.
-fn time_left(elapsed: Duration, num_done: usize, num_left: usize) -> Option<Duration> {
-    (num_done > 0).then(|| elapsed.mul_f64(num_left as f64 / num_done as f64))
+/// The time that the rest will take if it is like what was done. Requests that run, which are among those
+/// left, are taken to be half done. `None` if nothing is done yet.
+fn time_left(
+    elapsed: Duration,
+    num_done: usize,
+    num_running: usize,
+    num_left: usize,
+) -> Option<Duration> {
+    let half_done = num_running as f64 / 2.0;
+    let left = (num_left as f64 - half_done).max(0.0);
+    (num_done > 0).then(|| elapsed.mul_f64(left / (num_done as f64 + half_done)))
 }
 
 #[cfg(test)]
@@ -114,8 +119,11 @@ mod tests {
     #[test]
     fn the_rest_takes_as_long_as_what_was_done() {
         let seconds = Duration::from_secs;
-        assert_eq!(time_left(seconds(10), 0, 5), None);
-        assert_eq!(time_left(seconds(10), 20, 5), Some(seconds(10) / 4));
-        assert_eq!(time_left(seconds(10), 5, 0), Some(Duration::ZERO));
+        assert_eq!(time_left(seconds(10), 0, 4, 5), None);
+        assert_eq!(time_left(seconds(10), 20, 0, 5), Some(seconds(10) / 4));
+        assert_eq!(time_left(seconds(10), 5, 0, 0), Some(Duration::ZERO));
+        // 20 requests in 10 s, of which 10 are done and 20 half done, are followed by as many again.
+        assert_eq!(time_left(seconds(10), 10, 20, 30), Some(seconds(10)));
+        assert_eq!(time_left(seconds(10), 30, 2, 2), Some(seconds(10) / 31));
     }
 }
