@@ -4,8 +4,6 @@ import litellm
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
-from llama_index.core.llms import ChatMessage
-from llama_index.llms.openai_like import OpenAILike
 from server_process import ServerProcess
 
 TEXT = "Tell me a story about a fox and a lantern."
@@ -68,17 +66,3 @@ def test_litellm(server, expected):
     assert litellm.completion(**fields).choices[0].message.content == expected
     chunks = litellm.completion(**fields, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
-
-
-def test_llama_index(server, expected):
-    model = OpenAILike(
-        api_base=server.base_url + "/v1",
-        api_key="unused",
-        model=server.model(),
-        is_chat_model=True,
-        temperature=0,
-        max_tokens=MAX_TOKENS,
-    )
-    message = ChatMessage(role="user", content=TEXT)
-    assert model.chat([message]).message.content == expected
-    assert "".join(chunk.delta for chunk in model.stream_chat([message])) == expected

@@ -20,106 +20,13 @@ use crate::kernels::{
     TileRows, TileUnit, wants_prefetch,
 };
 use crate::system::Worker;
-use crate::weights::{AdaptedMatrix, PackedMatrix, PackedUpdate, RowAdapters};
+use crate::weights::PackedMatrix;
 
-use super::buffer::Buffer;
+use super::epilogue::Epilogue;
 use super::grid::Grid;
 use super::packed_rows::PackedRows;
 use super::tiles::Tiles;
-
-/// What happens to the outputs of a dense layer.
-#[derive(Clone, Copy)]
-pub enum Epilogue<'a> {
-    /// `out[row][channel] = value`
-    Store(&'a Buffer),
-    /// `out[row][channel] = cap * tanh(value * scale / cap)`, or only `value * scale` without a cap.
-    StoreShaped {
-        out: &'a Buffer,
-        scale: f32,
-        soft_cap: Option<f32>,
-    },
-    /// `out[row][channel] += value`
-    Add(&'a Buffer),
-    /// `out[row][channel] += value * scale`
-    AddScaled(&'a Buffer, f32),
-    /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
-    /// input of the next layer.
-    SiluMul(&'a PackedRows),
-    /// Any activation function: of all lanes, or of gates as in `SiluMul`.
-    Activate {
-        out: &'a PackedRows,
-        activation: Activation,
-        is_gated: bool,
-    },
-}
-
-impl<'a> Epilogue<'a> {
-    /// Adds to `out` what is multiplied by `scale`.
-    pub fn add(out: &'a Buffer, scale: f32) -> Self {
-        match scale == 1.0 {
-            true => Self::Add(out),
-            false => Self::AddScaled(out, scale),
-        }
-    }
-
-    /// Stores logits.
-    pub fn logits(out: &'a Buffer, scale: f32, soft_cap: Option<f32>) -> Self {
-        match scale == 1.0 && soft_cap.is_none() {
-            true => Self::Store(out),
-            false => Self::StoreShaped {
-                out,
-                scale,
-                soft_cap,
-            },
-        }
-    }
-
-    /// Stores the input of a down projection.
-    pub fn activate(out: &'a PackedRows, activation: Activation, is_gated: bool) -> Self {
-        match (activation, is_gated) {
-            (Activation::Silu, true) => Self::SiluMul(out),
-            _ => Self::Activate {
-                out,
-                activation,
-                is_gated,
-            },
-        }
-    }
-}
-
-/// The weights of a dense layer, and what adapters add to its outputs.
-#[derive(Clone, Copy)]
-pub struct Weights<'a> {
-    pub matrix: &'a PackedMatrix,
-    pub updates: Option<Updates<'a>>,
-}
-
-impl<'a> From<&'a PackedMatrix> for Weights<'a> {
-    fn from(matrix: &'a PackedMatrix) -> Self {
-        Self {
-            matrix,
-            updates: None,
-        }
-    }
-}
-
-/// What the adapters of a step's rows add to the outputs of one matrix.
-#[derive(Clone, Copy)]
-pub struct Updates<'a> {
-    pub adapters: &'a RowAdapters,
-    pub layer: usize,
-    pub matrix: AdaptedMatrix,
-    /// The inner values of the rows that have an adapter, `[row][num_inner]`, complete since the last
-    /// barrier.
-    pub inner: &'a Buffer,
-}
-
-impl<'a> Updates<'a> {
-    /// The update of a row's outputs, if its adapter has one.
-    pub fn of(&self, row: usize) -> Option<&'a PackedUpdate> {
-        self.adapters.update(row, self.layer, self.matrix)
-    }
-}
+use super::update::{Updates, Weights};
 
 /// The size of a block of packed rows, which stays in the second-level cache while all panels of a
 /// worker pass by.

@@ -1,0 +1,66 @@
+//! What happens to the outputs of a dense layer, in the same pass that computes them.
+
+use corella_model::Activation;
+
+use super::buffer::Buffer;
+use super::packed_rows::PackedRows;
+
+/// What happens to the outputs of a dense layer.
+#[derive(Clone, Copy)]
+pub enum Epilogue<'a> {
+    /// `out[row][channel] = value`
+    Store(&'a Buffer),
+    /// `out[row][channel] = cap * tanh(value * scale / cap)`, or only `value * scale` without a cap.
+    StoreShaped {
+        out: &'a Buffer,
+        scale: f32,
+        soft_cap: Option<f32>,
+    },
+    /// `out[row][channel] += value`
+    Add(&'a Buffer),
+    /// `out[row][channel] += value * scale`
+    AddScaled(&'a Buffer, f32),
+    /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
+    /// input of the next layer.
+    SiluMul(&'a PackedRows),
+    /// Any activation function: of all lanes, or of gates as in `SiluMul`.
+    Activate {
+        out: &'a PackedRows,
+        activation: Activation,
+        is_gated: bool,
+    },
+}
+
+impl<'a> Epilogue<'a> {
+    /// Adds to `out` what is multiplied by `scale`.
+    pub fn add(out: &'a Buffer, scale: f32) -> Self {
+        match scale == 1.0 {
+            true => Self::Add(out),
+            false => Self::AddScaled(out, scale),
+        }
+    }
+
+    /// Stores logits.
+    pub fn logits(out: &'a Buffer, scale: f32, soft_cap: Option<f32>) -> Self {
+        match scale == 1.0 && soft_cap.is_none() {
+            true => Self::Store(out),
+            false => Self::StoreShaped {
+                out,
+                scale,
+                soft_cap,
+            },
+        }
+    }
+
+    /// Stores the input of a down projection.
+    pub fn activate(out: &'a PackedRows, activation: Activation, is_gated: bool) -> Self {
+        match (activation, is_gated) {
+            (Activation::Silu, true) => Self::SiluMul(out),
+            _ => Self::Activate {
+                out,
+                activation,
+                is_gated,
+            },
+        }
+    }
+}
