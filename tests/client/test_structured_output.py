@@ -1,0 +1,262 @@
+"""Answers that must follow a schema, read by a validator that has no part in making them."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+from server_process import ServerProcess
+
+SCHEMAS = Path(__file__).resolve().parents[1] / "schemas" / "schemas.jsonl"
+MAX_TOKENS = 160
+CONCURRENCY = 8
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess() as server:
+        yield server
+
+
+def answers(server, schemas):
+    """Yields text and finish reason of an answer to each schema, or the error that refuses it."""
+
+    async def ask(client, places, at, schema):
+        async with places:
+            try:
+                answer = await client.chat.completions.create(
+                    model=server.model(),
+                    messages=[{"role": "user", "content": "A fox."}],
+                    max_tokens=MAX_TOKENS,
+                    temperature=1.0,
+                    seed=at,
+                    response_format={
+                        "type": "json_schema",
+                        "json_schema": {"name": "answer", "schema": schema},
+                    },
+                )
+            except openai.BadRequestError as error:
+                return error
+            choice = answer.choices[0]
+            return choice.message.content, choice.finish_reason
+
+    async def ask_all():
+        places = asyncio.Semaphore(CONCURRENCY)
+        async with openai.AsyncOpenAI(
+            base_url=server.base_url + "/v1", api_key="unused", max_retries=0, timeout=300
+        ) as client:
+            asked = [ask(client, places, at, schema) for at, schema in enumerate(schemas)]
+            return await asyncio.gather(*asked)
+
+    server.model()
+    return asyncio.run(ask_all())
+
+
+def test_answers_follow_500_schemas(server):
+    schemas = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
+    assert len(schemas) == 500
+    counts, refused = Counter(), []
+    for at, (schema, answer) in enumerate(zip(schemas, answers(server, schemas))):
+        jsonschema.Draft202012Validator.check_schema(schema)
+        if isinstance(answer, openai.BadRequestError):
+            assert answer.param.startswith("response_format.json_schema.schema"), answer
+            refused.append(f"{at}: {answer.message[:200]}")
+            continue
+        text, reason = answer
+        counts[reason] += 1
+        if reason == "stop":
+            value = json.loads(text)
+            assert is_valid(value, schema), (at, text, schema)
+        else:
+            assert reason == "length"
+            assert_beginning(text, schema, at)
+    print(f"{dict(counts)}, {len(refused)} refused:", *refused, sep="\n")
+    assert len(refused) <= 50
+    # Both kinds of ends were seen.
+    assert counts["stop"] > 200 and counts["length"] > 10
+
+
+def is_valid(value, schema):
+    checker = jsonschema.FormatChecker(["date", "ipv4", "uuid", "email"])
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
+    return validator.is_valid(value)
+
+
+def assert_beginning(text, schema, at):
+    """What is whole in the text is valid, and what is open can still become so."""
+    value = closed(text)
+    assert is_valid(value, loosened(schema)), (at, text, schema)
+
+
+def loosened(schema):
+    """The schema without what an object or array can only satisfy when it is whole."""
+    if isinstance(schema, list):
+        return [loosened(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    loose = {}
+    for key, value in schema.items():
+        if key in ("required", "minItems", "minProperties"):
+            continue
+        if key in ("properties", "$defs"):
+            loose[key] = {name: loosened(part) for name, part in value.items()}
+        elif key in ("enum", "const"):
+            loose[key] = value
+        else:
+            loose["anyOf" if key == "oneOf" else key] = loosened(value)
+    return loose
+
+
+SCALAR = re.compile(
+    r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+    r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null"
+)
+OPEN_SCALAR = re.compile(
+    r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*(?:\\(?:u[0-9a-fA-F]{0,3})?)?'
+    r"|-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)?"
+    r"|t|tr|tru|f|fa|fal|fals|n|nu|nul"
+)
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Cut(Exception):
+    """The text ends here."""
+
+
+def closed(text):
+    """The value of a text that was cut off, without the scalar or the key that is open at its end."""
+    at = 0
+
+    def skip():
+        nonlocal at
+        at = SPACE.match(text, at).end()
+        if at == len(text):
+            raise Cut
+
+    def take(char):
+        nonlocal at
+        skip()
+        assert text[at] == char, f"{char} is missing at {at} of {text}"
+        at += 1
+
+    def scalar():
+        nonlocal at
+        match = SCALAR.match(text, at)
+        # A number that reaches up to the end may have more digits to come.
+        if match is None or (match.end() == len(text) and match[0][-1].isdigit()):
+            assert OPEN_SCALAR.fullmatch(text, at), f"no JSON at {at} of {text}"
+            raise Cut
+        at = match.end()
+        return json.loads(match[0])
+
+    def read(keep):
+        nonlocal at
+        skip()
+        if text[at] == "{":
+            value = {}
+            keep(value)
+            members(value)
+        elif text[at] == "[":
+            value = []
+            keep(value)
+            elements(value)
+        else:
+            keep(scalar())
+
+    def members(value):
+        nonlocal at
+        at += 1
+        skip()
+        if text[at] == "}":
+            at += 1
+            return
+        while True:
+            skip()
+            assert text[at] == '"', f"no key at {at} of {text}"
+            key = scalar()
+            take(":")
+            read(lambda inner: value.__setitem__(key, inner))
+            skip()
+            if text[at] == "}":
+                at += 1
+                return
+            take(",")
+
+    def elements(value):
+        nonlocal at
+        at += 1
+        skip()
+        if text[at] == "]":
+            at += 1
+            return
+        while True:
+            read(value.append)
+            skip()
+            if text[at] == "]":
+                at += 1
+                return
+            take(",")
+
+    whole = [{}]
+    try:
+        read(lambda value: whole.__setitem__(0, value))
+    except Cut:
+        pass
+    assert at <= len(text)
+    return whole[0]
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ('{"a": 1, "b": [true, {"c": "x', {"a": 1, "b": [True, {}]}),
+        ('{"a": 12', {}),
+        ('{"a": "x\\u00', {}),
+        ('{"a"', {}),
+        ("", {}),
+    ],
+)
+def test_what_was_cut_off_is_closed(text, value):
+    assert closed(text) == value
+
+
+@pytest.mark.parametrize("text", ["{1", '{"a" 1', "[tru3", '{"a": 01', '{"a":1]'])
+def test_what_is_no_beginning_of_json_is_noticed(text):
+    with pytest.raises(AssertionError):
+        closed(text)
+
+
+def test_pydantic_models_are_parsed(server):
+    class Pet(BaseModel):
+        name: str = Field(max_length=10)
+        legs: int = Field(ge=0, le=8)
+
+    class Owner(BaseModel):
+        pets: list[Pet] = Field(min_length=1, max_length=2)
+        is_home: bool
+
+    answer = server.client.chat.completions.parse(
+        model=server.model(),
+        messages=[{"role": "user", "content": "A fox and its owner."}],
+        response_format=Owner,
+        max_tokens=400,
+    )
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Owner)
+    assert all(pet.legs <= 8 and len(pet.name) <= 10 for pet in parsed.pets)
+
+
+def test_a_bad_schema_is_told_with_its_place(server):
+    schema = {"type": "object", "properties": {"a": {"type": "text"}}}
+    with pytest.raises(openai.BadRequestError) as error:
+        server.client.chat.completions.create(
+            model=server.model(),
+            messages=[{"role": "user", "content": "A fox."}],
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        )
+    assert error.value.param == "response_format.json_schema.schema.properties.a"
