@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
 use corella_text::{ChatInput, ChatTemplate, ReplyContext, ReplyPart, TextError};
-use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -97,6 +97,12 @@ impl<'de> Deserialize<'de> for ItemCount {
             }
 
             fn visit_str<E>(self, _: &str) -> Result<ItemCount, E> {
+                Ok(ItemCount(0))
+            }
+
+            /// Whoever reads the field says what is wrong with it.
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<ItemCount, A::Error> {
+                while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(ItemCount(0))
             }
 

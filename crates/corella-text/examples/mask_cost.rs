@@ -17,11 +17,16 @@ fn main() {
         eprintln!("usage: mask_cost TOKENIZER.json SCHEMAS.jsonl");
         std::process::exit(2);
     };
-    let read = |path: &String| std::fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let read =
+        |path: &String| std::fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let tokenizer = Tokenizer::from_bytes(&read(tokenizer)).expect("a tokenizer.json");
     let begun = Instant::now();
     let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
-    println!("{} tokens, read in {:?}", tokenizer.vocab_size(), begun.elapsed());
+    println!(
+        "{} tokens, read in {:?}",
+        tokenizer.vocab_size(),
+        begun.elapsed()
+    );
     let (mut compiling, mut masks) = (Vec::new(), Vec::new());
     for line in String::from_utf8(read(schemas)).expect("text").lines() {
         let schema = serde_json::from_str(line).expect("a schema on each line");
@@ -48,16 +53,21 @@ fn follow(mut answer: GrammarState, seed: u64, masks: &mut Vec<Duration>) {
             return;
         }
         // A linear congruential generator, by Knuth's constants.
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         let mut nth = (state >> 33) as u32 % num_allowed;
-        let bits = (0..words.len() as u32 * 32).filter(|at| words[*at as usize / 32] >> (at % 32) & 1 == 1);
+        let bits = (0..words.len() as u32 * 32)
+            .filter(|at| words[*at as usize / 32] >> (at % 32) & 1 == 1);
         let token = { bits }.find(|_| {
             let is_it = nth == 0;
             nth = nth.wrapping_sub(1);
             is_it
         });
         let begun = Instant::now();
-        answer.push(token.expect("an allowed token")).expect("it is allowed");
+        answer
+            .push(token.expect("an allowed token"))
+            .expect("it is allowed");
         *masks.last_mut().expect("a mask") += begun.elapsed();
     }
 }

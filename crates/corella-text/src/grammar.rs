@@ -49,9 +49,9 @@ const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_NESTING: usize = 200;
 /// Compiling recurses as deep as definitions refer to each other, which `MAX_SOURCE_BYTES` limits.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
-/// The most whitespace between two parts of JSON: a line break and 31 levels of two spaces. A model
-/// that has lost its way would otherwise write nothing else.
-const JSON_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,63}";
+/// The whitespace between two parts of JSON: a space or two, or one line break and 31 levels of two
+/// spaces. A model that has lost its way would otherwise write line after line of nothing.
+const JSON_WHITESPACE: &str = r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,62}";
 /// llguidance packs the length of a token in 10 bits.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
