@@ -2,7 +2,7 @@
 //! programs find them, and finds there what others fetched.
 //!
 //! [`ModelName`] is what a user types, [`Hub`] does the work. Files are chosen by
-//! [`selection`](crate::selection), fetched and checked by `download.rs`, and kept by `cache.rs` in
+//! `selection.rs`, fetched and checked by `download.rs`, and kept by `cache.rs` in
 //! the layout of the Python package `huggingface_hub`.
 
 mod cache;
