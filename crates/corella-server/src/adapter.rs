@@ -93,11 +93,8 @@ impl ServedAdapters {
             table.num_loaded
         };
         // Requests share cached prefixes by this name, and what was cached for another adapter of the same
-        // name is not for this one.
-        let key = match number {
-            1 => name.to_owned(),
-            number => format!("{name}#{number}"),
-        };
+        // name is not for this one. The number makes it unlike any other, whatever callers choose.
+        let key = format!("{name}#{number}");
         let loaded = loader.load(&key, path);
         let mut table = self.lock();
         match loaded {

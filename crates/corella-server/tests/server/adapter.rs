@@ -95,6 +95,17 @@ async fn an_adapter_is_a_model_with_a_cache_of_its_own() {
 }
 
 #[tokio::test]
+async fn no_choice_of_names_mixes_two_adapters_up() {
+    let server = setup().start().await;
+    load(&server, "red#2").await;
+    load(&server, "red").await;
+    let first = answer(&server, "red#2").await;
+    let other = answer(&server, "red").await;
+    assert_eq!(num_cached(&other), 0);
+    assert_ne!(text(&first), text(&other));
+}
+
+#[tokio::test]
 async fn requests_end_with_the_adapter_that_they_began_with() {
     let server = setup().with_step_ms(20).start().await;
     load(&server, "red").await;
