@@ -9,7 +9,7 @@ use corella_core::{PageId, Sample, StepId};
 
 use super::driver::{Driver, Script};
 use super::{LONG_PROMPT, SamplingParams, Suite, assert_same};
-use crate::{KvPages, LayerProgress, PageConversion, PageForm};
+use crate::{KvGeometry, KvPages, LayerProgress, PageConversion, PageForm};
 
 /// Longer than any step of the suite.
 const LONG: Duration = Duration::from_secs(60);
@@ -86,37 +86,42 @@ impl Suite<'_> {
             let (source, tables) = self.prefill(script);
             let contents = read_tables(&source, &tables, form);
             for mut target in [self.driver(), source] {
-                let moved = continue_in(&mut target, script, form, &contents);
+                let tables = write_tables(&mut target, form, &contents);
+                let moved = continue_in(&mut target, script, &tables);
                 assert_same("in moved pages", expected, &moved);
             }
         }
     }
 
-    /// The canonical form, converted, goes on in an executor with pages of another size, which may
-    /// keep its elements in another order.
+    /// The canonical form, converted, goes on in an executor with pages of another size. Where that one
+    /// keeps its elements in the same order, it also puts out the same bits. Where it does not, its
+    /// attention may add up in another order, so that only what its pages hold is compared.
     pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
+        let num_cached = LONG_PROMPT - 1;
         let (source, tables) = self.prefill(&scripts[index]);
         let from = source.executor.kv_pages().geometry().clone();
         let contents = read_tables(&source, &tables, PageForm::Canonical);
         let size = self.page_size;
-        for page_size in [2 * size, size + 1, size / 2] {
+        for page_size in [2 * size, 3 * size, size + 1, size / 2] {
             let mut target = self.driver_of(1, page_size);
             let to = target.executor.kv_pages().geometry().clone();
             assert!(!from.is_native_to(&to));
-            let conversion = PageConversion::new(&from, &to).expect("the same model");
-            let convert = |pages: &Vec<u8>| {
-                let num_pages = (LONG_PROMPT - 1).div_ceil(page_size);
-                let mut converted = vec![0; num_pages * to.layer_bytes()];
-                conversion.convert(0..LONG_PROMPT - 1, pages, &mut converted);
-                converted
-            };
-            let convert_all = |layers: &Layers| layers.iter().map(convert).collect();
-            let converted: Vec<Layers> = contents.iter().map(convert_all).collect();
-            let form = PageForm::Canonical;
-            let moved = continue_in(&mut target, &scripts[index], form, &converted);
-            assert_same("in pages of another size", &expected[index], &moved);
+            let converted = convert(&from, &to, &contents, num_cached);
+            let tables = write_tables(&mut target, PageForm::Canonical, &converted);
+            let kept = read_tables(&target, &tables, PageForm::Canonical);
+            assert!(
+                convert(&to, &from, &kept, num_cached)
+                    == convert(&from, &from, &contents, num_cached),
+                "pages of {page_size} positions hold other keys and values than pages of {size}"
+            );
+            let moved = continue_in(&mut target, &scripts[index], &tables);
+            if from.order == to.order {
+                assert_same("in pages of another size", &expected[index], &moved);
+            } else {
+                assert_eq!(expected[index].len(), moved.len(), "number of tokens");
+            }
         }
     }
 
@@ -177,21 +182,39 @@ fn read_tables(driver: &Driver, tables: &[Vec<u32>], form: PageForm) -> Vec<Laye
     tables.map(|pages| driver.read_pages(pages, form)).collect()
 }
 
-/// What comes behind a prompt of which all but the last token is in pages with these contents.
-fn continue_in(
-    target: &mut Driver,
-    script: &Script,
-    form: PageForm,
+/// The keys and values of the first `num_positions` in pages of another geometry, 0 behind them.
+fn convert(
+    from: &KvGeometry,
+    to: &KvGeometry,
     contents: &[Layers],
-) -> Vec<Sample> {
+    num_positions: usize,
+) -> Vec<Layers> {
+    let conversion = PageConversion::new(from, to).expect("the same model");
+    let num_pages = num_positions.div_ceil(to.page_size as usize);
+    let convert = |pages: &Vec<u8>| {
+        let mut converted = vec![0; num_pages * to.layer_bytes()];
+        conversion.convert(0..num_positions, pages, &mut converted);
+        converted
+    };
+    let convert_all = |layers: &Layers| layers.iter().map(convert).collect();
+    contents.iter().map(convert_all).collect()
+}
+
+/// Fresh pages in any order with these contents: a table of each KV group.
+fn write_tables(target: &mut Driver, form: PageForm, contents: &[Layers]) -> Vec<Vec<u32>> {
     target.shuffle_pages();
     let layer_bytes = target.executor.kv_pages().geometry().layer_bytes();
     let tables = target.take_tables(contents[0][0].len() / layer_bytes);
     for (pages, layers) in tables.iter().zip(contents) {
         target.write_pages(pages, form, layers);
     }
+    tables
+}
+
+/// What comes behind a prompt of which all but the last token is in these pages.
+fn continue_in(target: &mut Driver, script: &Script, tables: &[Vec<u32>]) -> Vec<Sample> {
     let num_cached = script.prompt.len() - 1;
-    let mut moved = target.begin_from(1, script, &tables, &script.prompt, num_cached);
+    let mut moved = target.begin_from(1, script, tables, &script.prompt, num_cached);
     target.finish(&mut moved);
     moved.samples
 }
