@@ -1,6 +1,7 @@
 //! Rules of this repository that no other tool checks.
 
 mod book;
+mod foreign_package;
 mod layering;
 mod manifest;
 mod repository;
@@ -15,13 +16,14 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 18] = [
+const RULES: [(&str, Rule); 19] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
     ("manifests", manifest::workspace_dependencies),
     ("manifests", manifest::used_dependencies),
+    ("packages", foreign_package::sources_and_versions),
     ("source", source::headers),
     ("source", source::unfinished),
     ("source", source::safety),
@@ -42,6 +44,8 @@ pub fn run(repository: &Repository) -> Result<(), String> {
     for (kind, rule) in RULES {
         complaints.extend(rule(&tree).iter().map(|text| format!("{kind}: {text}")));
     }
+    let licences = foreign_package::licences(repository)?;
+    complaints.extend(licences.iter().map(|text| format!("packages: {text}")));
     for line in source::long_files(&tree) {
         println!("note: {line}");
     }
