@@ -10,25 +10,24 @@ use crate::repository::{Repository, output, run};
 /// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
 
+/// Prints the sets that this machine has.
+const EXAMPLE: &str = "instruction_sets";
+
 /// The instruction sets by their names for `--isa`, the slowest first.
 const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", "amx"];
 
-/// The tests to run for a set: packages, each with its test targets.
-const TESTS: [(&str, &[&str]); 2] = [
-    (
-        "corella-cpu",
-        &["batch", "conformance", "golden", "pipeline"],
-    ),
-    (
-        "corella",
-        &[
-            "command_line",
-            "draft_model",
-            "gguf",
-            "quantize",
-            "weight_cache",
-        ],
-    ),
+/// The files of tests to run with each set: those of corella-cpu, then those of corella. No other package
+/// has files of these names.
+const TESTS: [&str; 9] = [
+    "batch",
+    "conformance",
+    "golden",
+    "pipeline",
+    "command_line",
+    "draft_model",
+    "gguf",
+    "quantize",
+    "weight_cache",
 ];
 
 /// Portable kernels are several times slower. With them, the tests that take longest are left out if
@@ -44,9 +43,22 @@ const LEFT_OUT_OF_SLOW: [&str; 6] = [
 ];
 
 pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let example = "run --quiet --locked --package corella-cpu --example instruction_sets";
-    let example: Vec<&str> = example.split(' ').collect();
-    let found = output(&mut repository.cargo(&example))?;
+    // The whole workspace is selected, as in stage `test`: for one package alone, dependencies have other
+    // features and would be compiled again.
+    let example = [
+        "build",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--example",
+        EXAMPLE,
+    ];
+    run(
+        &mut repository.cargo(&example),
+        "the example does not build",
+    )?;
+    let example = repository.target.join("debug/examples").join(EXAMPLE);
+    let found = output(&mut repository.command(&example, &[]))?;
     let found: Vec<&str> = found.lines().collect();
     if let Some(unknown) = found.iter().find(|name| !ALL.contains(name)) {
         return Err(format!(
@@ -62,20 +74,17 @@ pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String>
     for isa in &found {
         println!("\n==> isas: held to {isa}");
         let start = Instant::now();
-        for (package, files) in TESTS {
-            let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
-            command.args(["--package", package]);
-            for file in files {
-                command.args(["--test", file]);
-            }
-            command.args(arguments).env(VARIABLE, isa);
-            if *isa == SLOW {
-                let has_rest = arguments.iter().any(|argument| argument == "--");
-                command.args((!has_rest).then_some("--"));
-                command.args(LEFT_OUT_OF_SLOW.iter().flat_map(|name| ["--skip", name]));
-            }
-            run(&mut command, &format!("tests failed, held to {isa}, above"))?;
+        let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
+        for file in TESTS {
+            command.args(["--test", file]);
         }
+        command.args(arguments).env(VARIABLE, isa);
+        if *isa == SLOW {
+            let has_rest = arguments.iter().any(|argument| argument == "--");
+            command.args((!has_rest).then_some("--"));
+            command.args(LEFT_OUT_OF_SLOW.iter().flat_map(|name| ["--skip", name]));
+        }
+        run(&mut command, &format!("tests failed, held to {isa}, above"))?;
         times.push((isa, start.elapsed()));
     }
     println!();

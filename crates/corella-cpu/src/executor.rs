@@ -21,7 +21,7 @@ use crate::step::{
     Stage,
 };
 use crate::system::{ThreadPool, allowed_cores};
-use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
+use crate::weights::{AdapterPacking, OnLayer, PackedImage, PackedWeights};
 
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
@@ -112,17 +112,19 @@ impl CpuExecutor {
         weights: DecoderWeights,
         config: CpuConfig,
     ) -> Result<Self, CpuError> {
-        let (executor, _) = Self::with_image(spec, weights, config, None)?;
+        let (executor, _) = Self::with_image(spec, weights, config, None, &|_| ())?;
         Ok(executor)
     }
 
     /// Does what `new` does, with an image that an executor of the same weights, instruction set and
     /// weight format gave. An image of others costs time and is not used. Returns an image to keep.
+    /// `on_layer` is called with the number of layers whose weights are in memory.
     pub fn with_image(
         spec: DecoderSpec,
         weights: DecoderWeights,
         config: CpuConfig,
         image: Option<File>,
+        on_layer: OnLayer<'_>,
     ) -> Result<(Self, PackedImage), CpuError> {
         check_config(&config)?;
         if config.num_stages > spec.layers.len() {
@@ -159,7 +161,8 @@ impl CpuExecutor {
         };
         let mut pool = new_pool(0, config.num_threads)?;
         let mut packed = on_first_core(&mut pool, |pool| {
-            PackedWeights::pack(&spec, &weights, config.weight_format, image, kernels, pool)
+            let format = config.weight_format;
+            PackedWeights::pack(&spec, &weights, format, image, on_layer, kernels, pool)
         })?;
         drop(weights);
         let image = packed.image();

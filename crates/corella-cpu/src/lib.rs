@@ -33,4 +33,4 @@ pub use kernels::{Isa, detect_isa, is_supported};
 pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
 pub use step::{Operation, OperationReport, Profile, ProfileReport};
 pub use system::num_cores;
-pub use weights::{PackedImage, packed_bytes, weight_format};
+pub use weights::{OnLayer, PackedImage, packed_bytes, weight_format};

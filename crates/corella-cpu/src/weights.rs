@@ -39,6 +39,9 @@ use self::lane::elements;
 use self::packed_layer::lanes;
 use self::panel::Packing;
 
+/// Learns how many layers are packed, so that whoever waits can be told.
+pub type OnLayer<'a> = &'a (dyn Fn(usize) + Sync);
+
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
     pub layers: Vec<PackedLayer>,
@@ -68,12 +71,13 @@ pub enum Embedding {
 impl PackedWeights {
     /// Checks and packs a checkpoint's weights. `format` overrides the checkpoint's own. `image`,
     /// if given, holds weights packed by an earlier start; matrices that it does not match are
-    /// packed anew.
+    /// packed anew. `on_layer` is called after each layer with the number that are done.
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
         format: Option<WeightFormat>,
         image: Option<File>,
+        on_layer: OnLayer<'_>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> Result<Self, CpuError> {
@@ -116,11 +120,13 @@ impl PackedWeights {
             pool,
         };
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
-            packer
+            let packed = packer
                 .layer(&spec.layers[index], spec.hidden_size, layer)
-                .map_err(|error| CpuError(format!("layer {index}: {error}")))
+                .map_err(|error| CpuError(format!("layer {index}: {error}")))?;
+            on_layer(index + 1);
+            Ok(packed)
         });
-        let layers = layers.collect::<Result<_, _>>()?;
+        let layers = layers.collect::<Result<_, CpuError>>()?;
         let ends = PackedEnds {
             embedding: if spec.tied_embeddings {
                 Embedding::Tied
@@ -322,7 +328,8 @@ mod tests {
         let mut pool = ThreadPool::new(1).unwrap();
         for format in [None, Some(WeightFormat::Int8)] {
             let packed =
-                PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool).unwrap();
+                PackedWeights::pack(spec, &weights, format, None, &|_| (), kernels, &mut pool)
+                    .unwrap();
             let layer = &packed.layers[0];
             let PackedFeedForward::Mlp(mlp) = &layer.feed_forward else {
                 panic!("the model has no experts");

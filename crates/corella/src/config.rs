@@ -23,6 +23,7 @@ use crate::args::{
     SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
+use crate::load_display::load_watcher;
 use crate::progress_line::LogWriter;
 
 mod adapter;
@@ -459,6 +460,7 @@ fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
 }
 
 fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> {
+    options.load_watcher = Some(load_watcher());
     options.device = match args.device {
         DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
         DeviceArg::Mock => Device::Mock,

@@ -17,7 +17,7 @@ use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
-use crate::{Device, Error, KvSpill, LlmOptions, TokenCost};
+use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
 pub(crate) struct Loaded {
     pub executor: Box<dyn Executor>,
@@ -157,7 +157,13 @@ impl<'a> Formats<'a> {
         });
         let image = entry.as_ref().and_then(WeightCacheEntry::open);
         let spec = self.spec.clone();
-        let (executor, image) = CpuExecutor::with_image(spec, weights, config, image)?;
+        let num_layers = spec.layers.len();
+        let on_layer = |num_done| {
+            if let Some(LoadWatcher(watch)) = &options.load_watcher {
+                watch(num_done, num_layers);
+            }
+        };
+        let (executor, image) = CpuExecutor::with_image(spec, weights, config, image, &on_layer)?;
         Ok(Some(LoadedExecutor {
             executor: Box::new(executor),
             weights_were_kept: image.is_read(),

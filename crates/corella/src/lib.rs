@@ -34,7 +34,7 @@ pub use inspect::{
 pub use kv_plan::display_bytes;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use model_identity::ModelIdentity;
-pub use options::{Device, DraftOptions, KvSpill, LlmOptions, ModelSource};
+pub use options::{Device, DraftOptions, KvSpill, LlmOptions, LoadWatcher, ModelSource};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, quantize};
 pub use token_cost::TokenCost;

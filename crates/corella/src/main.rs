@@ -20,6 +20,7 @@ mod generate;
 mod hub_command;
 mod inspect_command;
 mod limit_share;
+mod load_display;
 mod local_server;
 mod manual;
 mod model_lookup;

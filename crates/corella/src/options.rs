@@ -1,5 +1,6 @@
 //! How a model is loaded and run.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,17 @@ pub enum KvSpill {
     QuarterOfCache,
 }
 
+/// Is called with the number of layers whose weights are in memory, and the number of all layers, after
+/// each layer of the model and of its draft model.
+#[derive(Clone)]
+pub struct LoadWatcher(pub Arc<dyn Fn(usize, usize) + Send + Sync>);
+
+impl fmt::Debug for LoadWatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoadWatcher")
+    }
+}
+
 /// How a model is loaded and run. Fields that are `None` suit the model and the machine.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
@@ -79,6 +91,8 @@ pub struct LlmOptions {
     pub max_pinned_share: f64,
     /// A step that takes longer than this ends the engine.
     pub step_deadline: Duration,
+    /// Learns how far the loading of weights is.
+    pub load_watcher: Option<LoadWatcher>,
     /// Where the CPU executor records the time that each operation takes.
     pub profile: Option<Arc<Profile>>,
     /// The largest rank of LoRA adapters that may be loaded; `None` leaves no room for adapters.
@@ -114,6 +128,7 @@ impl Default for LlmOptions {
             pinned_prefixes: Vec::new(),
             max_pinned_share: 0.25,
             step_deadline: Duration::from_secs(300),
+            load_watcher: None,
             profile: None,
             max_adapter_rank: None,
             mock_cost: None,

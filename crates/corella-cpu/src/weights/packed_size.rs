@@ -154,7 +154,8 @@ mod tests {
             ] {
                 let foretold = packed_bytes(spec, &weights, format, Some(isa)).unwrap();
                 let kernels = kernels(isa).unwrap();
-                let packed = PackedWeights::pack(spec, &weights, format, None, kernels, &mut pool);
+                let packed =
+                    PackedWeights::pack(spec, &weights, format, None, &|_| (), kernels, &mut pool);
                 let found = packed.unwrap().num_bytes() as u64;
                 let norms = foretold.of(ModelPart::Norm);
                 let name = checkpoint.config().architecture;
