@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{apt, book, isas, nixl, python, tidy};
+use crate::{apt, book, isas, nixl, node, python, tidy};
 
 pub struct Stage {
     pub name: &'static str,
@@ -17,7 +17,7 @@ pub struct Stage {
 pub const STAGES: [Stage; 13] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, a Python environment, mdBook, NIXL, etcd, openssl",
+        about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, etcd, openssl",
         takes_arguments: false,
         run: set_up,
     },
@@ -99,7 +99,7 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "e2e",
-        about: "OpenAI's client and the commands of the book against the release binary; arguments go to pytest",
+        about: "official clients and the commands of the book against the release binary; arguments go to pytest",
         takes_arguments: true,
         run: e2e,
     },
@@ -191,6 +191,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     }
     let python = python::environment(repository)?;
     println!("Python environment: {}", python.display());
+    let packages = node::packages(repository, &python)?;
+    println!("packages for Node: {}", packages.display());
     let mdbook = book::mdbook(repository)?;
     println!("mdBook: {}", mdbook.display());
     let nixl = nixl::library(repository)?;
@@ -263,6 +265,8 @@ fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
 
 fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let mut command = pytest(repository, "tests/client")?;
+    let packages = node::packages(repository, &python::environment(repository)?)?;
+    command.env("CORELLA_NODE_PACKAGES", packages);
     let binary = match std::env::var_os("CORELLA_BIN") {
         Some(binary) => binary.into(),
         None => {

@@ -6,6 +6,7 @@ mod book;
 mod ci;
 mod isas;
 mod nixl;
+mod node;
 mod python;
 mod repository;
 mod tidy;

@@ -1,0 +1,41 @@
+"""Runs the tests of clients for Node, which are in the folder `node`, against the built binary."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_process import ROOT, ServerProcess
+from test_tools import CONVERSATION, FORMATS, make_folder
+
+TESTS = Path(__file__).parent / "node"
+# `cargo xtask e2e` installs the packages of the lock file here.
+PACKAGES = Path(os.environ.get("CORELLA_NODE_PACKAGES", ROOT / "target/ci-node"))
+# Node itself comes with a package for Python.
+NODE = Path(sys.executable).parent / "node"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    marker, *replies = FORMATS["hermes"]
+    template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
+    folder = make_folder(tmp_path_factory.mktemp("dictated"), template)
+    dictation = [f"--mock-dictation={reply}" for reply in [*replies, "<think></think>It is sunny."]]
+    with ServerProcess() as server, ServerProcess(folder, "--device", "mock", *dictation) as dictated:
+        yield os.environ | {
+            "CORELLA_URL": server.base_url,
+            "CORELLA_MODEL": server.model(),
+            "CORELLA_DICTATED_URL": dictated.base_url,
+            "CORELLA_DICTATED_MODEL": dictated.model(),
+        }
+
+
+@pytest.mark.parametrize("name", ["openai", "vercel"])
+def test_node(environment, name):
+    # Node looks for packages beside the file that imports them.
+    script = shutil.copy(TESTS / f"{name}.test.js", PACKAGES)
+    command = [NODE, "--test", "--test-reporter=spec", script]
+    run = subprocess.run(command, env=environment, cwd=PACKAGES, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stdout + run.stderr
