@@ -1,13 +1,21 @@
 """Tests that frameworks which bring clients of their own work against the built binary."""
 
+import json
+import os
+import subprocess
+from pathlib import Path
+
 import litellm
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
-from server_process import ServerProcess
+from server_process import ROOT, ServerProcess
+from test_tools import CITY, dictating_server
 
 TEXT = "Tell me a story about a fox and a lantern."
 MAX_TOKENS = 24
+# `cargo xtask e2e` makes this environment of `llama_index/requirements.txt`.
+LLAMA_INDEX = Path(os.environ.get("CORELLA_LLAMA_INDEX", ROOT / "target/ci-llama-index/bin/python"))
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +74,13 @@ def test_litellm(server, expected):
     assert litellm.completion(**fields).choices[0].message.content == expected
     chunks = litellm.completion(**fields, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+
+def test_llama_index(server, expected, tmp_path):
+    with dictating_server("hermes", tmp_path) as dictated:
+        command = [LLAMA_INDEX, Path(__file__).parent / "llama_index/ask.py", server.base_url, server.model()]
+        command += [dictated.base_url, dictated.model(), TEXT, str(MAX_TOKENS)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    read = json.loads(run.stdout)
+    assert read == {"chat": expected, "stream": expected, "calls": [["get_weather", CITY]], "call_text": "I look."}

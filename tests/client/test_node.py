@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from server_process import ROOT, ServerProcess
-from test_tools import CONVERSATION, FORMATS, make_folder
+from test_tools import dictating_server
 
 TESTS = Path(__file__).parent / "node"
 # `cargo xtask e2e` installs the packages of the lock file here.
@@ -19,11 +19,8 @@ NODE = Path(sys.executable).parent / "node"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    marker, *replies = FORMATS["hermes"]
-    template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
-    folder = make_folder(tmp_path_factory.mktemp("dictated"), template)
-    dictation = [f"--mock-dictation={reply}" for reply in [*replies, "<think></think>It is sunny."]]
-    with ServerProcess() as server, ServerProcess(folder, "--device", "mock", *dictation) as dictated:
+    dictating = dictating_server("hermes", tmp_path_factory.mktemp("dictated"))
+    with ServerProcess() as server, dictating as dictated:
         yield os.environ | {
             "CORELLA_URL": server.base_url,
             "CORELLA_MODEL": server.model(),

@@ -114,15 +114,19 @@ def make_folder(folder, template):
     return folder
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def client(request, tmp_path_factory):
-    marker, *replies = FORMATS[request.param]
+def dictating_server(name, folder):
+    """A server whose model calls in the format `name`, and says what the seed of a request chooses."""
+    marker, *replies = FORMATS[name]
     # The template shows the format in its source, and reasoning likewise.
     template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
-    folder = make_folder(tmp_path_factory.mktemp(request.param), template)
     replies = [*replies, "<think></think>It is sunny."]
     dictation = [f"--mock-dictation={reply}" for reply in replies]
-    with ServerProcess(folder, "--device", "mock", *dictation) as server:
+    return ServerProcess(make_folder(folder, template), "--device", "mock", *dictation)
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def client(request, tmp_path_factory):
+    with dictating_server(request.param, tmp_path_factory.mktemp(request.param)) as server:
         yield server.client
 
 

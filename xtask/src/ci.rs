@@ -193,6 +193,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("Python environment: {}", python.display());
     let packages = node::packages(repository, &python)?;
     println!("packages for Node: {}", packages.display());
+    let llama_index = python::llama_index(repository)?;
+    println!("LlamaIndex: {}", llama_index.display());
     let mdbook = book::mdbook(repository)?;
     println!("mdBook: {}", mdbook.display());
     let nixl = nixl::library(repository)?;
@@ -267,6 +269,7 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let mut command = pytest(repository, "tests/client")?;
     let packages = node::packages(repository, &python::environment(repository)?)?;
     command.env("CORELLA_NODE_PACKAGES", packages);
+    command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
     let binary = match std::env::var_os("CORELLA_BIN") {
         Some(binary) => binary.into(),
         None => {

@@ -1,4 +1,4 @@
-//! Makes the Python environment of the tests in Python, under the target directory.
+//! Makes the environments of the tests in Python, under the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,22 +6,31 @@ use std::path::{Path, PathBuf};
 use crate::apt;
 use crate::repository::{Repository, run, succeeds};
 
-const REQUIREMENTS: &str = "tests/client/requirements.txt";
-
-/// The interpreter of the environment, which is made again whenever the requirements change.
+/// The interpreter of the environment of all tests but LlamaIndex's.
 pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
-    let folder = repository.target.join("ci-venv");
+    interpreter(repository, "ci-venv", "tests/client/requirements.txt")
+}
+
+/// The interpreter for LlamaIndex, whose pins do not go with those of other clients.
+pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
+    let list = "tests/client/llama_index/requirements.txt";
+    interpreter(repository, "ci-llama-index", list)
+}
+
+/// The interpreter of an environment, which is made again whenever its list of requirements changes.
+fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBuf, String> {
+    let folder = repository.target.join(name);
     let python = folder.join("bin/python");
     let stamp = folder.join("requirements.txt");
-    let requirements = fs::read(repository.root.join(REQUIREMENTS))
-        .map_err(|error| format!("{REQUIREMENTS}: {error}"))?;
+    let requirements =
+        fs::read(repository.root.join(list)).map_err(|error| format!("{list}: {error}"))?;
     if fs::read(&stamp).is_ok_and(|installed| installed == requirements)
         && succeeds(&mut repository.command(&python, &["--version"]))
     {
         return Ok(python);
     }
 
-    println!("making a Python environment for {REQUIREMENTS}");
+    println!("making a Python environment for {list}");
     let _ = fs::remove_dir_all(&folder);
     make(repository, &folder)?;
     run(
@@ -34,7 +43,7 @@ pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
                 "--quiet",
                 "--disable-pip-version-check",
                 "--requirement",
-                REQUIREMENTS,
+                list,
             ],
         ),
         "pip could not install the clients; it needs a package index \
