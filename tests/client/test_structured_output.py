@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import tarfile
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -11,9 +13,11 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from server_process import ServerProcess
+from server_process import ROOT, ServerProcess
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "schemas" / "schemas.jsonl"
+# The source of the package `jsonschema` has the JSON-Schema-Test-Suite; `cargo xtask e2e` fetches it.
+SUITE = Path(os.environ.get("CORELLA_SCHEMA_SUITE", ROOT / "target/ci-schema-suite"))
 MAX_TOKENS = 160
 CONCURRENCY = 8
 
@@ -80,6 +84,32 @@ def test_answers_follow_500_schemas(server):
     assert len(refused) <= 50
     # Both kinds of ends were seen.
     assert counts["stop"] > 200 and counts["length"] > 10
+
+
+def suite():
+    """The schemas of the JSON-Schema-Test-Suite for draft 2020-12, by file and description."""
+    with tarfile.open(next(SUITE.glob("jsonschema-*.tar.gz"))) as archive:
+        for member in archive:
+            if re.search("/json/tests/draft2020-12/[^/]*[.]json$", member.name):
+                for case in json.load(archive.extractfile(member)):
+                    yield f"{Path(member.name).stem}: {case['description']}", case["schema"]
+
+
+def test_answers_follow_the_test_suite(server):
+    """Constraints of any kind: what is not understood is refused, and nothing is left out in silence."""
+    cases = dict(suite())
+    counts, refused = Counter(), Counter()
+    for (name, schema), answer in zip(cases.items(), answers(server, cases.values())):
+        if isinstance(answer, openai.BadRequestError):
+            assert answer.param.startswith("response_format.json_schema.schema"), (name, answer)
+            refused[name.split(":")[0]] += 1
+            continue
+        text, reason = answer
+        counts[reason] += 1
+        if reason == "stop":
+            assert is_valid(json.loads(text), schema), (name, text, schema)
+    print(f"{dict(counts)}, {refused.total()} of {len(cases)} refused: {dict(refused)}")
+    assert counts["stop"] > 50
 
 
 def is_valid(value, schema):

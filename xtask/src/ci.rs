@@ -195,6 +195,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("packages for Node: {}", packages.display());
     let llama_index = python::llama_index(repository)?;
     println!("LlamaIndex: {}", llama_index.display());
+    let suite = python::schema_suite(repository)?;
+    println!("JSON-Schema-Test-Suite: {}", suite.display());
     let mdbook = book::mdbook(repository)?;
     println!("mdBook: {}", mdbook.display());
     let nixl = nixl::library(repository)?;
@@ -270,6 +272,7 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let packages = node::packages(repository, &python::environment(repository)?)?;
     command.env("CORELLA_NODE_PACKAGES", packages);
     command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
+    command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
     let binary = match std::env::var_os("CORELLA_BIN") {
         Some(binary) => binary.into(),
         None => {

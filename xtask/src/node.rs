@@ -28,7 +28,13 @@ pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, Strin
         fs::copy(source(name), folder.join(name)).map_err(failed)?;
     }
     let npm = python.with_file_name("npm");
-    let arguments = ["ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund"];
+    let arguments = [
+        "ci",
+        "--ignore-scripts",
+        "--omit=optional",
+        "--no-audit",
+        "--no-fund",
+    ];
     run(
         repository.command(&npm, &arguments).current_dir(&folder),
         "npm could not install the clients for Node; it needs a package registry \

@@ -6,15 +6,52 @@ use std::path::{Path, PathBuf};
 use crate::apt;
 use crate::repository::{Repository, run, succeeds};
 
+const REQUIREMENTS: &str = "tests/client/requirements.txt";
+
 /// The interpreter of the environment of all tests but LlamaIndex's.
 pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
-    interpreter(repository, "ci-venv", "tests/client/requirements.txt")
+    interpreter(repository, "ci-venv", REQUIREMENTS)
 }
 
 /// The interpreter for LlamaIndex, whose pins do not go with those of other clients.
 pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
     let list = "tests/client/llama_index/requirements.txt";
     interpreter(repository, "ci-llama-index", list)
+}
+
+/// The folder of the source of the package `jsonschema`, which has the JSON-Schema-Test-Suite in it. It is of the
+/// version that is installed.
+pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
+    let python = environment(repository)?;
+    let folder = repository.target.join("ci-schema-suite");
+    let requirements = fs::read_to_string(repository.root.join(REQUIREMENTS))
+        .map_err(|error| format!("{REQUIREMENTS}: {error}"))?;
+    let is_it = |line: &&str| line.starts_with("jsonschema==");
+    let package = { requirements.lines().find(is_it) }
+        .ok_or_else(|| format!("{REQUIREMENTS} has no jsonschema"))?;
+    let source = folder.join(format!("{}.tar.gz", package.replace("==", "-")));
+    if !source.is_file() {
+        println!("fetching the source of {package}");
+        let _ = fs::remove_dir_all(&folder);
+        let destination = folder.to_string_lossy();
+        let arguments = [
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-binary=:all:",
+            "--dest",
+            destination.as_ref(),
+            package,
+        ];
+        run(
+            &mut repository.command(&python, &arguments),
+            "pip could not fetch a package's source; it needs a package index",
+        )?;
+    }
+    Ok(folder)
 }
 
 /// The interpreter of an environment, which is made again whenever its list of requirements changes.
