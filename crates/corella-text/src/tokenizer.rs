@@ -1,5 +1,6 @@
 //! The tokenizer: text to token ids and back, as a Hugging Face tokenizer.json says.
 
+use std::panic::catch_unwind;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
@@ -63,6 +64,15 @@ const LONG_WORD_BYTES: usize = 16 << 10;
 impl Tokenizer {
     /// Reads tokenizer.json. Its truncation and padding are ignored: a prompt is never cut silently.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TextError> {
+        // The package `tokenizers` panics for some files that it cannot read or use.
+        catch_unwind(|| Self::read(tokenizer_json)).unwrap_or_else(|panic| {
+            let reason = panic.downcast::<String>().map(|reason| *reason);
+            let reason = reason.unwrap_or_else(|_| "it cannot be read".to_owned());
+            Err(TextError::TokenizerFile(reason))
+        })
+    }
+
+    fn read(tokenizer_json: &[u8]) -> Result<Self, TextError> {
         let mut model = tokenizers::Tokenizer::from_bytes(tokenizer_json)
             .map_err(|error| TextError::TokenizerFile(error.to_string()))?;
         model

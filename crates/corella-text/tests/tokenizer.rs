@@ -314,3 +314,34 @@ fn the_kind_of_a_tokenizer_is_known() {
     let nano = READ.iter().find(|both| both.file == FILES[6]).unwrap();
     assert_eq!(nano.ours.num_tokens(), (2048, 3));
 }
+
+#[test]
+fn a_damaged_file_is_an_error_and_no_panic() {
+    let whole = std::fs::read_to_string(FILES[0]).unwrap();
+    let whole: Value = serde_json::from_str(&whole).unwrap();
+    let with = |field: &str, text: &str| {
+        let mut damaged = whole.clone();
+        damaged[field] = Value::from("DAMAGE");
+        damaged.to_string().replace("\"DAMAGE\"", text)
+    };
+    for damaged in [
+        with("decoder", r#"{"type": "ByteLevel", "x": "\ud800"}"#),
+        with(
+            "normalizer",
+            r#"{"type": "Precompiled", "precompiled_charsmap": "!"}"#,
+        ),
+        with(
+            "post_processor",
+            r#"{"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                "pair": [], "special_tokens": {}}"#,
+        ),
+        with("model", "{}"),
+        with("version", "[[["),
+    ] {
+        let read = Tokenizer::from_bytes(damaged.as_bytes());
+        assert!(
+            matches!(read, Err(TextError::TokenizerFile(_))),
+            "{damaged}"
+        );
+    }
+}

@@ -3,7 +3,7 @@
 use super::manifest::{dependencies, packages};
 use super::{Tree, rust_code};
 
-const ROWS: [&[&str]; 5] = [
+const ROWS: [&[&str]; 6] = [
     &["corella-core", "corella-hub", "corella-text"],
     &["corella-model"],
     &["corella-cpu", "corella-cuda"],
@@ -14,6 +14,7 @@ const ROWS: [&[&str]; 5] = [
         "corella-sim",
     ],
     &["corella", "corella-server", "corella-bench"],
+    &["corella-fuzz"],
 ];
 
 /// Imports that are allowed within a row.

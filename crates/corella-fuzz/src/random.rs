@@ -1,0 +1,49 @@
+//! Pseudorandom numbers: a seed and a case are the only sources of chance.
+
+/// The generator SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The numbers of one case, which are unlike those of its neighbours.
+    pub fn new(seed: u64, case: u64) -> Self {
+        let mut random = Self(seed);
+        random.0 = random.next().wrapping_add(case);
+        random.0 = random.next();
+        random
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, or 0 if that is 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        match bound {
+            0 => 0,
+            bound => (self.next() % bound as u64) as usize,
+        }
+    }
+
+    /// A number below `bound`, of which small ones are as likely as large ones, by magnitude.
+    pub fn magnitude_below(&mut self, bound: usize) -> usize {
+        let bits = usize::BITS - bound.leading_zeros();
+        let bits = self.below(bits as usize + 1);
+        let mask = 1usize
+            .checked_shl(bits as u32)
+            .map_or(usize::MAX, |power| power - 1);
+        (self.next() as usize & mask).min(bound.saturating_sub(1))
+    }
+
+    /// True with the probability 1/`times`.
+    pub fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    pub fn pick<T: Clone>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len())].clone()
+    }
+}

@@ -1,0 +1,275 @@
+//! A parser under attack: which inputs it gets, for how long, and what it may not do.
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
+use crate::{CountingAllocator, Random};
+
+/// What a parser made of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Accepted,
+    Refused,
+}
+
+impl<T, E> From<&Result<T, E>> for Verdict {
+    fn from(result: &Result<T, E>) -> Self {
+        match result {
+            Ok(_) => Self::Accepted,
+            Err(_) => Self::Refused,
+        }
+    }
+}
+
+/// A parser, and what it may hold.
+pub struct Target {
+    name: &'static str,
+    base_bytes: usize,
+    bytes_per_byte: usize,
+    watches_threads: bool,
+}
+
+/// Seconds for each target where `CORELLA_FUZZ_SECONDS` does not say otherwise.
+const SECONDS: f64 = 3.0;
+/// The longest that one input may take, on a machine that does other things as well.
+const MAX_CASE_TIME: Duration = Duration::from_secs(60);
+/// How much above a target's bound the process is ended instead of the test.
+const RESERVE_BYTES: usize = 1 << 30;
+
+/// Targets share the count of memory, so that only one runs at a time.
+static RUNNING: Mutex<()> = Mutex::new(());
+
+/// Panics of all threads, once somebody counts them.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+impl Target {
+    /// A target that may hold `base_bytes`, and `bytes_per_byte` for each byte of its input.
+    pub fn new(name: &'static str, base_bytes: usize, bytes_per_byte: usize) -> Self {
+        Self {
+            name,
+            base_bytes,
+            bytes_per_byte,
+            watches_threads: false,
+        }
+    }
+
+    /// A panic of any thread fails the target, for parsers whose threads outlive them.
+    pub fn watching_threads(self) -> Self {
+        static COUNT: Once = Once::new();
+        COUNT.call_once(|| {
+            let others = panic::take_hook();
+            panic::set_hook(Box::new(move |panic| {
+                PANICS.fetch_add(1, Ordering::Relaxed);
+                others(panic);
+            }));
+        });
+        Self {
+            watches_threads: true,
+            ..self
+        }
+    }
+
+    /// Parses each input of the corpus as it is, which must be accepted, and then changed ones until time
+    /// is up.
+    ///
+    /// # Panics
+    /// When the parser panics, or held too much memory; the message says how to repeat the case. A
+    /// case that does not end ends the process.
+    pub fn run<I: Clone + AsRef<[u8]>>(
+        &self,
+        corpus: &[I],
+        mutate: impl Fn(&mut Random, &mut I),
+        parse: impl Fn(&I) -> Verdict,
+    ) {
+        let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, input) in corpus.iter().enumerate() {
+            let verdict = parse(input);
+            assert_eq!(
+                verdict,
+                Verdict::Accepted,
+                "{}: input {index} of the corpus",
+                self.name
+            );
+        }
+        let seed = number("CORELLA_FUZZ_SEED").unwrap_or(1.0) as u64;
+        let make = |case: u64| {
+            let mut random = Random::new(seed, case);
+            let mut input = random.pick(corpus);
+            mutate(&mut random, &mut input);
+            input
+        };
+        if let Some(case) = number("CORELLA_FUZZ_CASE") {
+            let input = make(case as u64);
+            println!(
+                "{}: kept as {}",
+                self.name,
+                self.keep(case as u64, input.as_ref()).display()
+            );
+            let (verdict, peak) = self.measure(&input, &parse);
+            println!(
+                "{}: {verdict:?}, {peak} bytes for {}",
+                self.name,
+                input.as_ref().len()
+            );
+            return;
+        }
+        let time = Duration::from_secs_f64(number("CORELLA_FUZZ_SECONDS").unwrap_or(SECONDS));
+        let report = self.attack(seed, time, &make, &parse);
+        println!("{}: {report}", self.name);
+    }
+
+    fn attack<I: AsRef<[u8]>>(
+        &self,
+        seed: u64,
+        time: Duration,
+        make: &impl Fn(u64) -> I,
+        parse: &impl Fn(&I) -> Verdict,
+    ) -> Report {
+        let start = Instant::now();
+        let mut report = Report::default();
+        let watch = Watch::default();
+        thread::scope(|scope| {
+            scope.spawn(|| watch.run(self.name, seed));
+            let _ends = Ends(&watch.is_over);
+            for case in 0.. {
+                if start.elapsed() >= time {
+                    break;
+                }
+                watch.case.store(case, Ordering::Relaxed);
+                let input = make(case);
+                let case_start = Instant::now();
+                let outcome = catch_unwind(AssertUnwindSafe(|| self.measure(&input, parse)));
+                let (verdict, peak) =
+                    outcome.unwrap_or_else(|panic| self.fail(seed, case, input.as_ref(), panic));
+                let allowed = self.allowed(input.as_ref().len());
+                if peak > allowed {
+                    let much = format!("held {peak} bytes; {allowed} are allowed");
+                    self.fail(seed, case, input.as_ref(), Box::new(much));
+                }
+                report.num_cases += 1;
+                report.num_accepted += u64::from(verdict == Verdict::Accepted);
+                report.most_bytes = report.most_bytes.max(peak);
+                report.longest = report.longest.max(case_start.elapsed());
+            }
+        });
+        report.seconds = start.elapsed().as_secs_f64();
+        report
+    }
+
+    /// Parses one input; returns also the most bytes that were held meanwhile.
+    fn measure<I: AsRef<[u8]>>(
+        &self,
+        input: &I,
+        parse: impl Fn(&I) -> Verdict,
+    ) -> (Verdict, usize) {
+        let num_panics = PANICS.load(Ordering::Relaxed);
+        let before = CountingAllocator::held();
+        CountingAllocator::take_peak();
+        CountingAllocator::hold_at_most(
+            before + self.allowed(input.as_ref().len()) + RESERVE_BYTES,
+        );
+        let verdict = parse(input);
+        CountingAllocator::hold_at_most(usize::MAX);
+        let peak = CountingAllocator::take_peak().saturating_sub(before);
+        let has_panicked = PANICS.load(Ordering::Relaxed) > num_panics;
+        assert!(
+            !(self.watches_threads && has_panicked),
+            "a thread has panicked"
+        );
+        (verdict, peak)
+    }
+
+    fn allowed(&self, num_bytes: usize) -> usize {
+        self.base_bytes + self.bytes_per_byte * num_bytes
+    }
+
+    fn fail(&self, seed: u64, case: u64, input: &[u8], panic: Box<dyn Any + Send>) -> ! {
+        CountingAllocator::hold_at_most(usize::MAX);
+        eprintln!("{}", again(self.name, seed, case));
+        eprintln!("the input is {}", self.keep(case, input).display());
+        match panic.downcast::<String>() {
+            Ok(text) => panic!("{}: {text}", self.name),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn keep(&self, case: u64, input: &[u8]) -> PathBuf {
+        let path = env::temp_dir().join(format!("corella-fuzz-{}-{case}", self.name));
+        // The seed and the number are enough to make it again.
+        let _ = fs::write(&path, input);
+        path
+    }
+}
+
+/// How a case is repeated.
+fn again(name: &str, seed: u64, case: u64) -> String {
+    format!("{name}: CORELLA_FUZZ_SEED={seed} CORELLA_FUZZ_CASE={case} repeats this case")
+}
+
+fn number(variable: &str) -> Option<f64> {
+    let text = env::var(variable).ok()?;
+    match text.parse() {
+        Ok(number) => Some(number),
+        Err(_) => panic!("{variable} is {text:?}, which is no number"),
+    }
+}
+
+/// Ends the process when a case does not end.
+#[derive(Default)]
+struct Watch {
+    case: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Watch {
+    fn run(&self, name: &str, seed: u64) {
+        let mut seen = (0, Instant::now());
+        while !self.is_over.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+            let case = self.case.load(Ordering::Relaxed);
+            if case != seen.0 {
+                seen = (case, Instant::now());
+            } else if seen.1.elapsed() > MAX_CASE_TIME {
+                eprintln!("after {MAX_CASE_TIME:?} still: {}", again(name, seed, case));
+                process::abort();
+            }
+        }
+    }
+}
+
+/// Ends the watch, also when the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[derive(Default)]
+struct Report {
+    seconds: f64,
+    num_cases: u64,
+    num_accepted: u64,
+    most_bytes: usize,
+    longest: Duration,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} cases in {:.1} s, {} accepted; at most {} kB held and {:.1} ms taken by one",
+            self.num_cases,
+            self.seconds,
+            self.num_accepted,
+            self.most_bytes / 1000,
+            self.longest.as_secs_f64() * 1000.0
+        )
+    }
+}
