@@ -27,9 +27,13 @@ impl SchedulerConfig {
         if num_prompt_tokens == 0 {
             return Err(AdmissionError::EmptyPrompt);
         }
-        let asked = request.stopping.max_tokens;
+        let is_pooled = request.sampling.pooling.is_some();
+        let asked = match is_pooled {
+            true => Some(0),
+            false => request.stopping.max_tokens,
+        };
         let is_scored = request.sampling.prompt_logprobs.is_some();
-        if asked == Some(0) && !is_scored {
+        if asked == Some(0) && !is_scored && !is_pooled {
             return Err(AdmissionError::ZeroMaxTokens);
         }
         let num_output_tokens = request.output.len() as u32;

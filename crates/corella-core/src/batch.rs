@@ -108,12 +108,28 @@ pub enum Yield {
         next: Option<TokenId>,
         draws: bool,
     },
+    /// Nothing yet: the hidden states of its rows are added to the slot's sum, for a mean that a later
+    /// span of the slot yields. The sum begins with the slot's first position.
+    Sum,
+    /// A hidden state of the slot, of all tokens up to the end of the span.
+    HiddenState(Pooling),
+}
+
+/// How the hidden states of a sequence, behind the model's final norm, become one. A hidden state is
+/// what Transformers calls `last_hidden_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The hidden state of the last token, which has attended to all others.
+    LastToken,
+    /// The mean over all tokens. They are added one by one in their order, so that the bits do not
+    /// depend on how the sequence is cut into spans.
+    Mean,
 }
 
 impl Yield {
     pub fn draws(&self) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::Sum | Self::HiddenState(_) => false,
             Self::Draw => true,
             Self::Logprobs { draws, .. } => *draws,
         }
@@ -122,9 +138,14 @@ impl Yield {
     /// The number of tokens whose log-probabilities are returned.
     pub fn num_logprobs(&self) -> usize {
         match self {
-            Self::Nothing | Self::Draw => 0,
             Self::Logprobs { positions, .. } => positions.len(),
+            Self::Nothing | Self::Draw | Self::Sum | Self::HiddenState(_) => 0,
         }
+    }
+
+    /// Whether anything is returned of the span.
+    pub fn returns(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::Sum)
     }
 }
 
@@ -164,8 +185,8 @@ impl Batch {
     }
 }
 
-/// What a step returns. A span that yields something has what it yields in `samples`, `logprobs` or
-/// both, or else one entry in `undrawn`. Each of the three is in the order of the spans. A span with
+/// What a step returns. A span that yields something has what it yields in `hidden_states`, or in
+/// `samples`, `logprobs` or both, or else one entry in `undrawn`. Each of the four is in the order of the spans. A span with
 /// drafts may have several samples, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
@@ -173,11 +194,17 @@ pub struct BatchOutput {
     pub samples: Vec<(SlotId, Sample)>,
     /// The log-probabilities that a span yields, in the order of its positions.
     pub logprobs: Vec<(SlotId, Vec<PromptLogprob>)>,
-    /// Spans whose logits no token can be drawn from, for example because of NaN, and the reason.
+    /// One vector of the model's hidden size for each span that yields one.
+    pub hidden_states: Vec<(SlotId, HiddenState)>,
+    /// Spans whose logits no token can be drawn from, for example because of NaN, or whose hidden state
+    /// is no vector of numbers, and the reason.
     /// Bad logits behind an accepted draft are not listed: the span then ends with what was drawn
     /// before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
+
+/// A vector of the model's hidden size.
+pub type HiddenState = Arc<[f32]>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {

@@ -7,8 +7,8 @@ use crate::group_cache::PlaceId;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step_plan::{InflightSpan, InflightStep};
 use crate::{
-    BatchOutput, FinishReason, PageId, PromptLogprob, RequestError, Sample, Scheduler, SlotId,
-    StepId,
+    BatchOutput, FinishReason, HiddenState, PageId, PromptLogprob, RequestError, Sample, Scheduler,
+    SlotId, StepId,
 };
 
 type Drawn = (SlotId, Sample);
@@ -47,13 +47,13 @@ impl Scheduler {
     /// # Panics
     /// Panics when `output` does not belong to that step. Steps return in order, with one sample
     /// for each span that draws and for each of its drafts that holds, and all log-probabilities of
-    /// each span that yields them, or the reason why a span has neither.
+    /// each span that yields them and its hidden state, or the reason why a span has none of it.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut undrawn = output.undrawn.iter().peekable();
         let mut failed = Vec::new();
         for span in &returned.spans {
-            let yields = span.draws || span.num_logprobs > 0;
+            let yields = span.draws || span.num_logprobs > 0 || span.has_hidden_state;
             let is_its = |(slot, _): &&(SlotId, _)| yields && *slot == span.slot;
             if let Some((_, reason)) = undrawn.next_if(is_its) {
                 failed.push((span, &**reason));
@@ -67,6 +67,7 @@ impl Scheduler {
         let mut failed = failed.iter().peekable();
         let mut samples = &output.samples[..];
         let mut logprobs = output.logprobs.iter();
+        let mut hidden_states = output.hidden_states.iter();
         for span in &returned.spans {
             if failed
                 .next_if(|(other, _)| other.slot == span.slot)
@@ -83,8 +84,15 @@ impl Scheduler {
                 0 => &[][..],
                 _ => logprobs_of(span, logprobs.next()),
             };
+            if span.has_hidden_state {
+                self.take_hidden_state(span, hidden_states.next());
+            }
             self.update_request(span, (scored, own), returned.step);
         }
+        assert!(
+            hidden_states.next().is_none(),
+            "the executor returns a hidden state of a span that yields none"
+        );
         assert!(
             logprobs.next().is_none(),
             "the executor returns log-probabilities of a span that yields none"
@@ -161,6 +169,20 @@ impl Scheduler {
         }
     }
 
+    /// Passes on the hidden state that a span yields, unless its request has ended.
+    fn take_hidden_state(&mut self, span: &InflightSpan, returned: Option<&(SlotId, HiddenState)>) {
+        let Some((_, state)) = returned.filter(|(slot, _)| *slot == span.slot) else {
+            panic!("the executor returns other hidden states than the spans yield");
+        };
+        let has_ended = matches!(
+            self.requests[span.index].stage,
+            Stage::Leaving(Leaving::Finished | Leaving::Reset)
+        );
+        if !has_ended {
+            self.emit_hidden_state(span.index, state);
+        }
+    }
+
     fn end_undrawn(&mut self, span: &InflightSpan, reason: &str) {
         let index = span.index;
         match self.requests[index].stage {
@@ -170,7 +192,10 @@ impl Scheduler {
                 self.reset(index);
             }
             Stage::Running | Stage::Leaving(Leaving::Preempted) => {
-                let error = RequestError::NotDrawn(reason.into());
+                let error = match span.has_hidden_state {
+                    true => RequestError::NoHiddenState(reason.into()),
+                    false => RequestError::NotDrawn(reason.into()),
+                };
                 self.finish(index, FinishReason::Error(error), None);
             }
             Stage::Waiting | Stage::Receiving | Stage::Arrived => {

@@ -244,6 +244,7 @@ mod tests {
             step: batch.step,
             samples: vec![(batch.spans[0].slot, sample)],
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
         let index = scheduler.index_of[&RequestId(0)];

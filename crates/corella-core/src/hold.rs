@@ -269,6 +269,7 @@ mod tests {
                 step: batch.step,
                 samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
                 logprobs: Vec::new(),
+                hidden_states: Vec::new(),
                 undrawn: Vec::new(),
             });
             scheduler.check_invariants();

@@ -74,7 +74,7 @@ impl Scheduler {
             false => num_begun,
         };
         let mut num_cached = 0;
-        let takes_hits = request.sampling.prompt_logprobs.is_none();
+        let takes_hits = request.takes_hits() && request.sampling.prompt_logprobs.is_none();
         if self.config.enable_prefix_caching && takes_hits {
             let tokens = &request.prompt[..request.prompt.len() - 1];
             let namespace = &request.namespace;
@@ -318,6 +318,7 @@ mod tests {
             step: batch.step,
             samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         }
     }

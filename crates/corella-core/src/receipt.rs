@@ -97,14 +97,14 @@ impl Scheduler {
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room, and
     /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
-    /// be received yet, or because log-probabilities of the prompt are wanted, which only the node that
-    /// computes it has.
+    /// be received yet, or because log-probabilities or a hidden state of the prompt are wanted, which only
+    /// the node that computes it has.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if self.config.has_kv_groups() || request.sampling.prompt_logprobs.is_some() {
+        if self.config.has_kv_groups() || request.sampling.is_told_of_prompt() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;

@@ -7,7 +7,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{
-    LatencyObjectives, MissedObjective, PromptLogprob, RequestId, Sample, SamplingParams, TokenId,
+    HiddenState, LatencyObjectives, MissedObjective, Pooling, PromptLogprob, RequestId, Sample,
+    SamplingParams, TokenId,
 };
 
 /// A request for one generated sequence.
@@ -33,6 +34,12 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether rows of its prompt may come from the cache. A mean is made of hidden states, of which
+    /// cached pages hold none.
+    pub(crate) fn takes_hits(&self) -> bool {
+        self.sampling.pooling != Some(Pooling::Mean)
+    }
+
     /// A request that generates `max_tokens` tokens greedily and has no end token.
     pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
@@ -58,7 +65,7 @@ impl Request {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
     /// The most output tokens; `None` allows as many as context and pool hold. 0 is for requests that
-    /// want no more than log-probabilities of their prompt.
+    /// want no more than log-probabilities of their prompt, or its hidden state.
     pub max_tokens: Option<u32>,
     /// End and stop tokens cannot be drawn before this many output tokens have been.
     pub min_tokens: u32,
@@ -103,11 +110,13 @@ pub struct Namespace {
 pub struct RequestOutput {
     pub request: RequestId,
     /// The new token. Absent only in a terminal event, and in one that brings log-probabilities of
-    /// the prompt.
+    /// the prompt or its hidden state.
     pub sample: Option<Sample>,
     /// Log-probabilities of the prompt's next tokens. The first token has none, and every other comes
     /// once, in order, before the first sample.
     pub prompt_logprobs: Vec<PromptLogprob>,
+    /// The hidden state of the prompt, if that is wanted. It comes once, and the terminal event is next.
+    pub hidden_state: Option<HiddenState>,
     pub finish: Option<FinishReason>,
     pub num_prompt_tokens: u32,
     /// Prompt tokens whose KV came from the prefix cache at first admission.
@@ -137,6 +146,8 @@ pub enum RequestError {
     StepFailed(Box<str>),
     /// No token could be drawn from its logits.
     NotDrawn(Box<str>),
+    /// Its hidden state is no vector of numbers.
+    NoHiddenState(Box<str>),
     /// No mask could be made for its next token.
     NotMasked(Box<str>),
     /// Its KV does not fit in the pool even when it runs alone.
@@ -282,6 +293,7 @@ impl fmt::Display for RequestError {
         match self {
             Self::StepFailed(reason) => write!(f, "the step failed: {reason}"),
             Self::NotDrawn(reason) => write!(f, "no token can be drawn: {reason}"),
+            Self::NoHiddenState(reason) => write!(f, "there is no hidden state: {reason}"),
             Self::NotMasked(reason) => {
                 write!(f, "what may come next cannot be worked out: {reason}")
             }

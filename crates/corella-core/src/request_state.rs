@@ -9,7 +9,7 @@ use crate::page_forecast::Contribution;
 use crate::page_table::PageTables;
 use crate::prefix_tree::KnownPath;
 use crate::speculation::Speculator;
-use crate::{FinishReason, PageId, Request, SlotId, SlotStart, StepId, TokenId, Yield};
+use crate::{FinishReason, PageId, Pooling, Request, SlotId, SlotStart, StepId, TokenId, Yield};
 
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
 const GOLDEN_SHARE: u32 = 0x9e37_79b9;
@@ -184,9 +184,9 @@ impl RequestState {
             rank,
             masked_until_min_tokens,
             num_prompt_tokens,
-            num_scored_tokens: match request.sampling.prompt_logprobs {
-                Some(_) => 1,
-                None => num_prompt_tokens,
+            num_scored_tokens: match (request.sampling.prompt_logprobs, request.sampling.pooling) {
+                (Some(_), None) => 1,
+                _ => num_prompt_tokens,
             },
             tokens,
             num_computed_tokens: 0,
@@ -244,10 +244,13 @@ impl RequestState {
     }
 
     /// How many of its tokens may come from the prefix cache, or be awaited from a leader. The last
-    /// one is always computed, because its logits are needed, and so are those before a token whose
-    /// log-probability is wanted.
+    /// one is always computed, because its logits or its hidden state are needed, and so are those
+    /// before a token whose log-probability is wanted, and all of which the mean is wanted.
     pub fn max_cached_tokens(&self) -> usize {
         let last = self.tokens.len() - 1;
+        if !self.request.takes_hits() {
+            return 0;
+        }
         match self.num_scored_tokens < self.num_prompt_tokens {
             true => last.min(self.num_scored_tokens as usize - 1),
             false => last,
@@ -256,6 +259,13 @@ impl RequestState {
 
     /// What a step returns if it computes the known tokens `start..end`, or one token behind them.
     pub fn yields(&self, start: u32, end: u32) -> Yield {
+        if let Some(pooling) = self.request.sampling.pooling {
+            return match pooling {
+                _ if end == self.num_prompt_tokens => Yield::HiddenState(pooling),
+                Pooling::LastToken => Yield::Nothing,
+                Pooling::Mean => Yield::Sum,
+            };
+        }
         let draws = end == self.num_total_tokens() && self.max_tokens > 0;
         let positions =
             (start + 1).max(self.num_scored_tokens)..(end + 1).min(self.num_prompt_tokens);

@@ -1,9 +1,9 @@
 //! Sampling parameters. The core passes them on to executors, and itself reads only whether
-//! log-probabilities of the prompt are wanted.
+//! log-probabilities of the prompt, or its hidden state, are wanted.
 
 use alloc::sync::Arc;
 
-use crate::TokenRules;
+use crate::{Pooling, TokenRules};
 
 /// How a token is drawn. A draw is a pure function of the logits, these parameters and the
 /// position, so that batching, chunking and preemption cannot change it.
@@ -35,6 +35,9 @@ pub struct SamplingParams {
     /// Report the log-probability of every token of the prompt but the first, and of this many
     /// alternatives to each.
     pub prompt_logprobs: Option<u32>,
+    /// Report a hidden state of the prompt and nothing else: no token is drawn, whatever `max_tokens`
+    /// says, and no log-probability is told.
+    pub pooling: Option<Pooling>,
 }
 
 impl SamplingParams {
@@ -51,7 +54,13 @@ impl SamplingParams {
         logprobs: None,
         rules: None,
         prompt_logprobs: None,
+        pooling: None,
     };
+
+    /// Whether something about the prompt is wanted that only whoever computes it has.
+    pub fn is_told_of_prompt(&self) -> bool {
+        self.prompt_logprobs.is_some() || self.pooling.is_some()
+    }
 
     /// Whether the logits of a position depend on the tokens before it.
     pub fn has_penalties(&self) -> bool {

@@ -37,9 +37,9 @@ use crate::spill::Spills;
 use crate::step_plan::{InflightStep, StepPlan};
 use crate::waiting_queue::WaitingQueue;
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, KvEvent, PromptLogprob, Request,
-    RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats, SchedulingPolicy, SlotId,
-    StepId,
+    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, HiddenState, KvEvent,
+    PromptLogprob, Request, RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats,
+    SchedulingPolicy, SlotId, StepId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -486,6 +486,12 @@ impl Scheduler {
         self.outputs.push_back(output);
     }
 
+    pub(crate) fn emit_hidden_state(&mut self, index: RequestIndex, state: &HiddenState) {
+        let mut output = self.output(index, None, None);
+        output.hidden_state = Some(state.clone());
+        self.outputs.push_back(output);
+    }
+
     fn output(
         &self,
         index: RequestIndex,
@@ -498,6 +504,7 @@ impl Scheduler {
             request: state.request.id,
             sample,
             prompt_logprobs: Vec::new(),
+            hidden_state: None,
             finish,
             num_prompt_tokens: state.num_prompt_tokens,
             num_cached_tokens: state.num_cached_tokens.unwrap_or(0),
@@ -541,6 +548,7 @@ mod tests {
                 step: batch.step,
                 samples: samples.collect(),
                 logprobs: Vec::new(),
+                hidden_states: Vec::new(),
                 undrawn: Vec::new(),
             });
             while let Some(output) = scheduler.poll_output() {

@@ -7,6 +7,7 @@ use crate::page_table::PageTable;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
+    Yield,
 };
 
 #[derive(Debug)]
@@ -47,6 +48,7 @@ pub(crate) struct InflightSpan {
     pub end: u32,
     pub draws: bool,
     pub num_logprobs: u32,
+    pub has_hidden_state: bool,
     pub num_drafts: u32,
 }
 
@@ -171,6 +173,7 @@ impl StepPlan {
             end,
             draws,
             num_logprobs: yields.num_logprobs() as u32,
+            has_hidden_state: matches!(yields, Yield::HiddenState(_)),
             num_drafts: 0,
         });
         self.batch.spans.push(Span {
@@ -200,11 +203,13 @@ impl StepPlan {
         span.tokens.end += num_tokens;
         span.yields = state.yields(span.start, end);
         let (draws, num_logprobs) = (span.yields.draws(), span.yields.num_logprobs() as u32);
+        let has_hidden_state = matches!(span.yields, Yield::HiddenState(_));
         for later in &mut self.batch.spans[at + 1..] {
             later.tokens = later.tokens.start + num_tokens..later.tokens.end + num_tokens;
         }
         let entry = &mut self.entries[at];
         (entry.end, entry.draws, entry.num_logprobs) = (end, draws, num_logprobs);
+        entry.has_hidden_state = has_hidden_state;
         self.budget.take_prefill(num_tokens);
         state.num_scheduled_tokens = end;
         if draws {

@@ -70,6 +70,7 @@ fn work_off(scheduler: &mut Scheduler) -> BTreeMap<RequestId, u32> {
             step: batch.step,
             samples: samples.collect(),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {

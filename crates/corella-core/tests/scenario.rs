@@ -28,6 +28,9 @@
 //! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
 //! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` yields
 //!                                    those of tokens 1 to 5, and `told` says when they are emitted
+//! add g prompt=4 pooled=last         it wants the hidden state of its last token: `a 0+5=last` yields
+//!                                    it, and `told` says when it is emitted
+//! add g prompt=4 pooled=mean         it wants the mean of all: `a 0+5+` adds 5 to the sum
 //! add g prompt=4 masked=on           each of its tokens is drawn through a mask
 //! add g prompt=4 export=on           another node wants the KV of its prompt
 //! facts                              what that node is told since it last asked
@@ -54,9 +57,10 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
-    LatencyObjectives, Logprobs, LostKv, Namespace, PageId, PrefillAdmissionPolicy, PromptLogprob,
-    Request, RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulingPolicy, SlotId, Span, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
+    LatencyObjectives, Logprobs, LostKv, Namespace, PageId, Pooling, PrefillAdmissionPolicy,
+    PromptLogprob, Request, RequestError, RequestId, Sample, SamplingParams, Scheduler,
+    SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation, SpillTask, StoppingCriteria,
+    TokenId, Yield,
 };
 use line_diff::line_diff;
 
@@ -500,6 +504,7 @@ impl World {
         let mut exports_kv = false;
         let mut is_masked = false;
         let mut prompt_logprobs = None;
+        let mut pooling = None;
         let mut prompt = Vec::new();
         let mut stopping = StoppingCriteria::default();
         let mut namespace = Namespace::default();
@@ -511,6 +516,13 @@ impl World {
                 "until" => until_us = value.parse().unwrap(),
                 "drawn" => output = value.chars().map(TokenId::from).collect(),
                 "scored" => prompt_logprobs = (value == "on").then_some(0),
+                "pooled" => {
+                    pooling = Some(match value {
+                        "last" => Pooling::LastToken,
+                        "mean" => Pooling::Mean,
+                        _ => panic!("unknown pooling {value}"),
+                    })
+                }
                 "export" => exports_kv = value == "on",
                 "masked" => is_masked = value == "on",
                 "prompt" => {
@@ -542,6 +554,7 @@ impl World {
                 sampling: SamplingParams {
                     choice,
                     prompt_logprobs,
+                    pooling,
                     ..SamplingParams::GREEDY
                 },
                 stopping: stopping.clone(),
@@ -584,8 +597,12 @@ impl World {
                 let letters = drafts(&batch, span).map(letter);
                 write!(line, "~{}", letters.collect::<String>()).unwrap();
             }
-            if let Yield::Logprobs { positions, .. } = &span.yields {
-                write!(line, "?{positions:?}").unwrap();
+            match &span.yields {
+                Yield::Nothing | Yield::Draw => {}
+                Yield::Logprobs { positions, .. } => write!(line, "?{positions:?}").unwrap(),
+                Yield::Sum => line.push('+'),
+                Yield::HiddenState(Pooling::LastToken) => line.push_str("=last"),
+                Yield::HiddenState(Pooling::Mean) => line.push_str("=mean"),
             }
             if span.yields.draws() {
                 line.push('*');
@@ -640,8 +657,8 @@ impl World {
         }
         let batch = self.inflight.remove(0);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
-        let mut logprobs = Vec::new();
-        for span in batch.spans.iter().filter(|s| s.yields != Yield::Nothing) {
+        let (mut logprobs, mut hidden_states) = (Vec::new(), Vec::new());
+        for span in batch.spans.iter().filter(|span| span.yields.returns()) {
             // A slot is not given to another request before this step has returned.
             let name = self.names[&self.slots[&span.slot]].clone();
             let asked = words.iter().find_map(|word| {
@@ -658,6 +675,9 @@ impl World {
             {
                 let of = |position| logprob(&batch, span, *next, position);
                 logprobs.push((span.slot, positions.clone().map(of).collect()));
+            }
+            if let Yield::HiddenState(_) = span.yields {
+                hidden_states.push((span.slot, [0.0; 4].into()));
             }
             if !span.yields.draws() {
                 continue;
@@ -683,12 +703,13 @@ impl World {
             step: batch.step,
             samples,
             logprobs,
+            hidden_states,
             undrawn,
         });
         self.print_outputs();
     }
 
-    /// Prints how requests have ended, and which log-probabilities they got.
+    /// Prints how requests have ended, and which log-probabilities and hidden states they got.
     fn print_outputs(&mut self) {
         while let Some(output) = self.scheduler.poll_output() {
             let name = &self.names[&output.request];
@@ -700,6 +721,11 @@ impl World {
                     "{name} is told out of order"
                 );
                 self.say(&format!("{name} is told {}..{end}", first.rank));
+                continue;
+            }
+            if output.hidden_state.is_some() {
+                assert!(output.finish.is_none(), "the end is an event of its own");
+                self.say(&format!("{name} is told its hidden state"));
                 continue;
             }
             let Some(finish) = output.finish else {

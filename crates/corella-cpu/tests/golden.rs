@@ -6,7 +6,7 @@ mod held_isa;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use corella_core::{PromptLogprob, Sample, SamplingParams, TokenId};
+use corella_core::{HiddenState, Pooling, PromptLogprob, Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
 use corella_model::{BatchBuilder, Checkpoint, DType, Executor, KvFormat, WeightFormat};
 use held_isa::{held_isa, isas};
@@ -79,6 +79,70 @@ fn prompts_are_scored_by_the_golden_logits() {
             }
         }
     }
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers() {
+    let isa = held_isa().unwrap_or_else(detect_isa);
+    let mut num_cases = 0;
+    for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
+        let Ok(golden) = fs::read(folder.join("hidden.f32")) else {
+            continue;
+        };
+        let golden: Vec<f32> = { golden.as_chunks().0.iter() }
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect();
+        for chunk in [7, usize::MAX] {
+            let pooled = [Pooling::LastToken, Pooling::Mean].map(|pooling| {
+                let model = Model::open(&folder, isa, DType::F32.into());
+                model.pool(pooling, chunk)
+            });
+            let states = pooled[0]
+                .iter()
+                .zip(&pooled[1])
+                .flat_map(|(last, mean)| [last, mean]);
+            let states: Vec<_> = states.collect();
+            assert_eq!(golden.len(), states.len() * states[0].len());
+            for (state, golden) in states.iter().zip(golden.chunks(states[0].len())) {
+                let largest = golden.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                for (value, golden) in state.iter().zip(golden) {
+                    assert!(
+                        (value - golden).abs() <= F32_TOLERANCE * largest,
+                        "{} in chunks of {chunk}: {value}, expected {golden}",
+                        folder.display()
+                    );
+                }
+                num_cases += 1;
+            }
+        }
+    }
+    assert!(num_cases > 0);
+}
+
+/// Embedding models such as Qwen3-Embedding are folders of a decoder alone: no name begins with `model.`
+#[test]
+fn a_folder_of_a_decoder_alone_is_the_same_model() {
+    let golden = folders().find(|folder| folder.ends_with("qwen3-gqa-tied"));
+    let golden = golden.unwrap();
+    let alone = std::env::temp_dir().join(format!("decoder-alone-{}", std::process::id()));
+    fs::create_dir_all(&alone).unwrap();
+    for name in ["config.json", "golden.json"] {
+        fs::copy(golden.join(name), alone.join(name)).unwrap();
+    }
+    let file = fs::read(golden.join("model.safetensors")).unwrap();
+    let (len, rest) = file.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let header = std::str::from_utf8(header).unwrap();
+    assert!(header.contains("\"model.embed_tokens.weight\""));
+    let header = header.replace("\"model.", "\"");
+    let len = (header.len() as u64).to_le_bytes();
+    let file = [&len[..], header.as_bytes(), data].concat();
+    fs::write(alone.join("model.safetensors"), file).unwrap();
+    let isa = held_isa().unwrap_or_else(detect_isa);
+    let [expected, found] = [&golden, &alone]
+        .map(|folder| Model::open(folder, isa, DType::F32.into()).pool(Pooling::LastToken, 64));
+    fs::remove_dir_all(&alone).unwrap();
+    assert_eq!(found, expected);
 }
 
 /// The golden tokens are fed in, because rounding K and V changes logits by more than their
@@ -352,6 +416,44 @@ impl Model {
             }
         }
         self.cases.into_iter().zip(scored).collect()
+    }
+}
+
+impl Model {
+    /// Pools each prompt, all in the same steps, in chunks.
+    fn pool(mut self, pooling: Pooling, chunk: usize) -> Vec<HiddenState> {
+        let sampling = SamplingParams {
+            pooling: Some(pooling),
+            ..SamplingParams::GREEDY
+        };
+        let mut builder = BatchBuilder::new(0);
+        let mut first_page = 0;
+        for (slot, case) in (0..).zip(&self.cases) {
+            let pages: Vec<u32> = (first_page..first_page + case.num_pages()).collect();
+            first_page += case.num_pages();
+            builder.start(slot, case.prompt.len(), &sampling);
+            builder.pages(slot, 0, &pages);
+        }
+        let lens = self.cases.iter().map(|case| case.prompt.len());
+        let longest = lens.max().unwrap_or(0);
+        let mut states: Vec<Option<HiddenState>> = vec![None; self.cases.len()];
+        for start in (0..longest).step_by(chunk.min(longest)) {
+            for (slot, case) in (0..).zip(&self.cases) {
+                let end = case.prompt.len().min(start.saturating_add(chunk));
+                if start < end {
+                    builder
+                        .span(slot, start, &case.prompt[start..end], false)
+                        .pool(pooling, end == case.prompt.len());
+                }
+            }
+            let batch = builder.build();
+            self.executor.submit(batch.clone()).unwrap();
+            self.executor.sample(batch.step, Vec::new()).unwrap();
+            for (slot, state) in self.executor.wait().unwrap().hidden_states {
+                assert_eq!(states[slot.0 as usize].replace(state), None);
+            }
+        }
+        states.into_iter().map(Option::unwrap).collect()
     }
 }
 

@@ -152,6 +152,7 @@ impl Drop for StreamRelay {
                 request: self.id,
                 sample: None,
                 prompt_logprobs: Vec::new(),
+                hidden_state: None,
                 finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                 num_prompt_tokens: 0,
                 num_cached_tokens: 0,
@@ -175,8 +176,8 @@ pub(crate) struct StreamSender {
 }
 
 /// The queue of events between the two ends of a stream. It is locked for one push or one pop at a
-/// time, by at most two threads. It is never longer than the request's `max_tokens` + 2, and one for
-/// each chunk of a prompt whose log-probabilities are wanted, because the scheduler emits no more
+/// time, by at most two threads. It is never longer than the request's `max_tokens` + 2, and one for a
+/// hidden state or for each chunk of a prompt whose log-probabilities are wanted, because the scheduler emits no more
 /// events.
 #[derive(Default)]
 struct EventQueue(Mutex<EventQueueState>);
@@ -230,6 +231,7 @@ pub(crate) fn token_stream(
             request: request.id,
             sample: None,
             prompt_logprobs: Vec::new(),
+            hidden_state: None,
             finish: None,
             num_prompt_tokens: request.prompt.len() as u32,
             num_cached_tokens: 0,

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, RequestId, SamplingParams,
-    SlotId, SlotStart, Span, StepId, TokenId, Yield,
+    Batch, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, Pooling, RequestId,
+    SamplingParams, SlotId, SlotStart, Span, StepId, TokenId, Yield,
 };
 
 /// Assembles batches step by step. Ids are plain numbers here and get their types in the batch.
@@ -135,6 +135,18 @@ impl BatchBuilder {
                 positions,
                 next,
                 draws: span.yields.draws(),
+            };
+        }
+        self
+    }
+
+    /// Makes the newest span yield a hidden state, or add to the sum of one.
+    pub fn pool(&mut self, pooling: Pooling, is_last: bool) -> &mut Self {
+        if let Some(span) = self.batch.spans.last_mut() {
+            span.yields = match pooling {
+                _ if is_last => Yield::HiddenState(pooling),
+                Pooling::LastToken => Yield::Nothing,
+                Pooling::Mean => Yield::Sum,
             };
         }
         self

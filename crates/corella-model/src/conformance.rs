@@ -4,6 +4,7 @@
 //! log-probabilities bit for bit. A broken rule panics and says which request, which token.
 
 mod driver;
+mod hidden_states;
 mod prompt_logprobs;
 mod sampling;
 mod shared_pages;
@@ -76,6 +77,9 @@ pub fn run(
     suite.biases_are_added();
     suite.log_probabilities_are_in_order(&expected);
     suite.prompts_are_scored_as_draws_are(&expected);
+    suite.hidden_states_depend_on_their_prompt_only(&expected);
+    suite.a_mean_is_that_of_the_last_tokens();
+    suite.hidden_states_behind_cached_rows_are_the_same();
     suite.drafts_change_nothing(&expected);
 }
 

@@ -20,7 +20,7 @@ use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_kv::{MockKv, Row};
 use crate::mock_model::Sequence;
-use crate::{BatchCheck, ExecutorError, Fault, MockConfig, TokenMask};
+use crate::{BatchCheck, ExecutorError, Fault, MeanPool, MockConfig, TokenMask};
 
 pub struct MockExecutor {
     config: MockConfig,
@@ -61,6 +61,7 @@ struct Slot {
     drawn: Option<(StepId, TokenId)>,
     /// Holds results of a failed step.
     undefined: bool,
+    mean: MeanPool,
 }
 
 impl MockExecutor {
@@ -127,6 +128,7 @@ impl MockExecutor {
             tables: vec![Vec::new(); self.config.kv_groups.len()],
             drawn: None,
             undefined: false,
+            mean: MeanPool::default(),
         });
         Ok(())
     }
@@ -297,7 +299,7 @@ impl MockExecutor {
     ) -> Result<BatchOutput, String> {
         let (batch, precedes_bad_news) = (&*inflight.batch, inflight.precedes_bad_news);
         let (mut samples, mut undrawn) = (Vec::new(), Vec::new());
-        let mut logprobs = Vec::new();
+        let (mut logprobs, mut hidden_states) = (Vec::new(), Vec::new());
         for span in &batch.spans {
             self.attend(span, batch.span_tokens(span).len(), precedes_bad_news)?;
             if let Yield::Logprobs {
@@ -307,6 +309,8 @@ impl MockExecutor {
                 let scored = self.score_span(span, positions.clone(), *next)?;
                 logprobs.push((span.slot, scored));
             }
+            let state = self.pool_span(span)?;
+            hidden_states.extend(state.map(|state| (span.slot, state)));
             if span.yields.draws() {
                 self.draw_span(batch, span, masks, &mut samples, &mut undrawn)?;
             }
@@ -317,6 +321,7 @@ impl MockExecutor {
             step: batch.step,
             samples,
             logprobs,
+            hidden_states,
             undrawn,
         })
     }

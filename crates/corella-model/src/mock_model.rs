@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{
-    KvGroup, PromptLogprob, Sample, SamplingParams, SlotId, SlotStart, StepId, TokenId,
+    HiddenState, KvGroup, Pooling, PromptLogprob, Sample, SamplingParams, SlotId, SlotStart,
+    StepId, TokenId,
 };
 
 use crate::generator::mix;
@@ -14,6 +15,8 @@ use crate::{CostModel, SampleRequest, Sampler, score};
 #[derive(Clone, Debug)]
 pub struct MockConfig {
     pub vocab_size: usize,
+    /// The length of a hidden state.
+    pub hidden_size: usize,
     pub num_pages: u32,
     pub page_size: u32,
     /// Each group keeps every row, in pages of its own.
@@ -86,6 +89,7 @@ impl MockConfig {
     pub fn new(vocab_size: usize, num_pages: u32, page_size: u32) -> Self {
         Self {
             vocab_size,
+            hidden_size: 16,
             num_pages,
             page_size,
             kv_groups: vec![KvGroup::default()],
@@ -156,6 +160,31 @@ impl MockConfig {
             score(&logits, token, num_top).expect("a lone prompt has logits")
         };
         prompt.iter().skip(1).enumerate().map(score).collect()
+    }
+
+    /// The hidden state that a prompt must get.
+    pub fn lone_hidden_state(&self, prompt: &[TokenId], pooling: Pooling) -> HiddenState {
+        let sequence = Sequence::new(self, self.lone_start(prompt, &SamplingParams::GREEDY));
+        let first = match pooling {
+            Pooling::LastToken => prompt.len() - 1,
+            Pooling::Mean => 0,
+        };
+        let mut sum = vec![0.0; self.hidden_size];
+        for &chain in &sequence.chains[first..] {
+            for (sum, value) in sum.iter_mut().zip(self.hidden_state(chain)) {
+                *sum += f64::from(value);
+            }
+        }
+        let num_tokens = (prompt.len() - first) as f64;
+        sum.into_iter()
+            .map(|sum| (sum / num_tokens) as f32)
+            .collect()
+    }
+
+    /// The hidden state of the token with this hash: values from -1 to 1.
+    pub(crate) fn hidden_state(&self, chain: u64) -> Vec<f32> {
+        let value = |at| (mix(!chain, at) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        (0..self.hidden_size as u64).map(value).collect()
     }
 
     fn lone_start(&self, prompt: &[TokenId], sampling: &SamplingParams) -> SlotStart {

@@ -171,7 +171,7 @@ fn num_edits(a: &[char], b: &[char]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, responses};
+    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, pooling, responses};
 
     #[test]
     fn edits_are_counted() {
@@ -216,6 +216,9 @@ mod tests {
             &responses::CALL,
             &responses::CALL_OUTPUT,
             &responses::THOUGHT,
+            &pooling::EMBEDDINGS,
+            &pooling::SCORE,
+            &pooling::RERANK,
         ];
         for table in tables {
             let mut names: Vec<_> = table.names().collect();

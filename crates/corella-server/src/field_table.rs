@@ -5,6 +5,7 @@
 //! accepted because it cannot change the answer, or refused by name.
 
 pub mod messages;
+pub mod pooling;
 pub mod responses;
 
 use serde_json::Value;
@@ -19,6 +20,9 @@ pub enum Endpoint {
     Responses,
     Messages,
     CountTokens,
+    Embeddings,
+    Score,
+    Rerank,
 }
 
 impl Endpoint {
@@ -31,6 +35,18 @@ impl Endpoint {
             Self::Responses => "/v1/responses",
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Score => "/score",
+            Self::Rerank => "/rerank",
+        }
+    }
+
+    /// Other paths with the same answers, as vLLM has them.
+    pub fn other_paths(self) -> &'static [&'static str] {
+        match self {
+            Self::Score => &["/v1/score"],
+            Self::Rerank => &["/v1/rerank", "/v2/rerank"],
+            _ => &[],
         }
     }
 
@@ -40,6 +56,9 @@ impl Endpoint {
             Self::Chat | Self::Completions | Self::Tokenize | Self::Detokenize => &BODY,
             Self::Responses => &responses::BODY,
             Self::Messages | Self::CountTokens => &messages::BODY,
+            Self::Embeddings => &pooling::EMBEDDINGS,
+            Self::Score => &pooling::SCORE,
+            Self::Rerank => &pooling::RERANK,
         }
     }
 }
@@ -556,7 +575,15 @@ mod tests {
     #[test]
     fn the_book_names_every_field() {
         let page = include_str!("../../../docs/src/reference/api.md");
-        let tables = [&BODY, &STREAM_OPTIONS, &responses::BODY, &messages::BODY];
+        let tables = [
+            &BODY,
+            &STREAM_OPTIONS,
+            &responses::BODY,
+            &messages::BODY,
+            &pooling::EMBEDDINGS,
+            &pooling::SCORE,
+            &pooling::RERANK,
+        ];
         let names = tables.into_iter().flat_map(FieldTable::names);
         let missing: Vec<_> = { names }
             .filter(|name| !page.contains(&format!("`{name}`")))

@@ -528,7 +528,7 @@ impl Choice {
     }
 }
 
-fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
+pub fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
     match error {
         SubmitError::QueueFull { num_waiting, limit } => ApiError::admission(
             &corella_core::AdmissionError::QueueFull { num_waiting, limit },
@@ -540,6 +540,6 @@ fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
     }
 }
 
-fn ended_early() -> ApiError {
+pub fn ended_early() -> ApiError {
     ApiError::request(&RequestError::from("the engine ended the stream early"))
 }

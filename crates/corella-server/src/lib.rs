@@ -2,7 +2,8 @@
 //!
 //! A request passes `router`, then `chat_completions`, `completions`, `responses` or `messages` (which
 //! parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
-//! streams as text), and leaves as events of `sse` or as one JSON object.
+//! streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` want
+//! vectors instead of text, which `pooled_call` gets.
 
 mod accounting;
 mod adapter;
@@ -14,6 +15,7 @@ mod chat_completions;
 mod chat_message;
 mod chat_reply;
 mod completions;
+mod embeddings;
 mod field_check;
 mod field_table;
 mod generation;
@@ -26,6 +28,7 @@ mod metrics;
 mod model_list;
 mod openapi;
 mod output_format;
+mod pooled_call;
 mod prefix_cache;
 mod prompt;
 mod reply_block;
@@ -35,6 +38,7 @@ mod responses;
 mod role;
 mod router;
 mod sampling_fields;
+mod score;
 mod scored_prompt;
 mod serve;
 mod serve_config;

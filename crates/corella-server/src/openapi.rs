@@ -76,6 +76,30 @@ const OPERATIONS: &[Operation] = &[
         may_stream: false,
     },
     Operation {
+        endpoint: Endpoint::Embeddings,
+        id: "createEmbedding",
+        summary: "Makes a vector of each input from the model's hidden states.",
+        required: &["input"],
+        answer: "Embeddings",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::Score,
+        id: "score",
+        summary: "Tells how alike texts are, by the cosine of the angle between their vectors.",
+        required: &["text_1", "text_2"],
+        answer: "Scores",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::Rerank,
+        id: "rerank",
+        summary: "Orders documents by how alike they are to a query.",
+        required: &["query", "documents"],
+        answer: "Reranked",
+        may_stream: false,
+    },
+    Operation {
         endpoint: Endpoint::Tokenize,
         id: "tokenize",
         summary: "Converts a text or a conversation to token ids.",
@@ -205,8 +229,14 @@ fn document(config: &ServeConfig) -> Value {
     for operation in OPERATIONS {
         let name = format!("{:?}Request", operation.endpoint);
         components.insert(name.clone(), body_schema(operation, &schemas));
+        let object = operation_object(operation, &name);
+        for path in operation.endpoint.other_paths() {
+            let mut same = object.clone();
+            same["operationId"] = json!(path.replace('/', "_"));
+            paths.insert((*path).to_owned(), json!({"post": same}));
+        }
         let path = operation.endpoint.path().to_owned();
-        paths.insert(path, json!({"post": operation_object(operation, &name)}));
+        paths.insert(path, json!({"post": object}));
     }
     for simple in SIMPLE {
         let path = paths.entry(simple.path).or_insert_with(|| json!({}));
@@ -398,7 +428,7 @@ mod tests {
     /// A field that is read and has no schema would be described as taking anything.
     #[test]
     fn every_field_that_is_read_has_a_schema() {
-        let config = ServeConfig::new("model", 64, 100);
+        let config = ServeConfig::new("model", 64, 100, 16);
         let schemas = FieldSchemas { config: &config };
         let mut missing = Vec::new();
         for operation in OPERATIONS {
@@ -457,7 +487,7 @@ mod tests {
 
     #[test]
     fn every_route_is_described() {
-        let config = ServeConfig::new("model", 64, 100);
+        let config = ServeConfig::new("model", 64, 100, 16);
         let document = document(&config);
         let router = include_str!("router.rs");
         let routes: Vec<&str> = { router.split(".route(\"").skip(1) }

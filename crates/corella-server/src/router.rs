@@ -13,6 +13,7 @@ use crate::api_error::ApiError;
 use crate::auth::require_api_key;
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
+use crate::embeddings::embeddings;
 use crate::health::{health, metrics, ready, version};
 use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
@@ -21,6 +22,7 @@ use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
 use crate::responses::responses;
 use crate::role::{change_role, role};
+use crate::score::{rerank, score};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 
@@ -29,6 +31,12 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/score", post(score))
+        .route("/v1/score", post(score))
+        .route("/rerank", post(rerank))
+        .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .route("/v1/load_lora_adapter", post(load_adapter))

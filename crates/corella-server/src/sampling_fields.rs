@@ -262,6 +262,7 @@ impl SamplingFields {
             logprobs: own.logprobs.or((num_choices > num_best).then_some(0)),
             rules: rules.checked(state, caller, &stopping)?,
             prompt_logprobs: prompt_logprobs.max(own.logprobs.filter(|_| own.echo)),
+            pooling: None,
         };
         if stopping.max_tokens == Some(0) {
             // The engine ends a request without a token only if it has something else to return.
@@ -302,7 +303,7 @@ impl SamplingFields {
             tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
             namespace: Namespace {
                 lora: None,
-                cache_salt: self.cache_salt()?,
+                cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
             },
             adapter: None,
             stop: stop_strings(self.stop)?,
@@ -405,18 +406,17 @@ impl SamplingFields {
         let params = self.kv_transfer_params.as_ref();
         params.is_some_and(|params| params.get("do_remote_decode") == Some(&Value::Bool(true)))
     }
+}
 
-    fn cache_salt(&self) -> Result<Option<Arc<str>>, ApiError> {
-        match &self.cache_salt {
-            None => Ok(None),
-            Some(salt) if salt.is_empty() || salt.len() > MAX_CACHE_SALT_BYTES => {
-                Err(ApiError::invalid(
-                    "cache_salt",
-                    format!("must have between 1 and {MAX_CACHE_SALT_BYTES} bytes"),
-                ))
-            }
-            Some(salt) => Ok(Some(salt.as_str().into())),
+pub fn check_cache_salt(salt: Option<&str>) -> Result<Option<Arc<str>>, ApiError> {
+    match salt {
+        Some(salt) if salt.is_empty() || salt.len() > MAX_CACHE_SALT_BYTES => {
+            Err(ApiError::invalid(
+                "cache_salt",
+                format!("must have between 1 and {MAX_CACHE_SALT_BYTES} bytes"),
+            ))
         }
+        salt => Ok(salt.map(Into::into)),
     }
 }
 

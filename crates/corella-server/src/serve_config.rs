@@ -17,6 +17,8 @@ pub struct ServeConfig {
     pub max_num_adapters: usize,
     /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
+    /// Length of the model's hidden states, the most dimensions of an embedding.
+    pub hidden_size: usize,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
     /// Seed of requests that give none; `None` is a different seed for each request.
@@ -42,6 +44,7 @@ impl ServeConfig {
         served_model_name: impl Into<String>,
         max_model_len: u32,
         vocab_size: usize,
+        hidden_size: usize,
     ) -> Self {
         Self {
             served_model_names: vec![served_model_name.into()],
@@ -49,6 +52,7 @@ impl ServeConfig {
             max_model_len,
             max_num_adapters: 16,
             vocab_size,
+            hidden_size,
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),
             seed: None,

@@ -167,9 +167,11 @@ impl Checker for OneEnd {
         let has_reason = match finish {
             FinishReason::EndToken | FinishReason::StopToken | FinishReason::Length => true,
             FinishReason::Aborted => self.aborted.contains(&id),
-            FinishReason::Error(RequestError::StepFailed(_) | RequestError::NotDrawn(_)) => {
-                self.in_failed_step.contains(&id)
-            }
+            FinishReason::Error(
+                RequestError::StepFailed(_)
+                | RequestError::NotDrawn(_)
+                | RequestError::NoHiddenState(_),
+            ) => self.in_failed_step.contains(&id),
             FinishReason::Error(RequestError::PreemptedTooOften { num_preemptions }) => {
                 *num_preemptions > self.max_preemptions
             }

@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    Batch, BatchOutput, InputToken, Logprobs, Namespace, PageId, PromptLogprob, Request, RequestId,
-    Sample, SchedulerConfig, SlotId, Span, StepId, TokenId, Yield,
+    Batch, BatchOutput, HiddenState, InputToken, Logprobs, Namespace, PageId, Pooling,
+    PromptLogprob, Request, RequestId, Sample, SchedulerConfig, SlotId, Span, StepId, TokenId,
+    Yield,
 };
-use corella_model::BatchCheck;
+use corella_model::{BatchCheck, MeanPool};
 
 use crate::random::mix;
 
@@ -50,6 +51,7 @@ struct Slot {
     num_prompt_tokens: usize,
     min_tokens: usize,
     masked: Arc<[TokenId]>,
+    mean: MeanPool,
 }
 
 struct Inflight {
@@ -117,14 +119,16 @@ impl CheckingExecutor {
         let spans = batch.spans.iter();
         let drawn: Vec<_> = spans.map(|span| self.attend(batch, span)).collect();
         let (mut samples, mut failed) = (Vec::new(), Vec::new());
-        let mut logprobs = Vec::new();
+        let (mut logprobs, mut hidden_states) = (Vec::new(), Vec::new());
         for (index, (span, tokens)) in batch.spans.iter().zip(drawn).enumerate() {
-            if span.yields != Yield::Nothing && undrawn == Some(index) {
+            let state = self.pool(span, tokens[0] != UNDEFINED);
+            if span.yields.returns() && undrawn == Some(index) {
                 self.poison(span.slot);
                 self.drawn.insert((batch.step, span.slot), UNDEFINED);
                 failed.push((span.slot, "injected".into()));
                 continue;
             }
+            hidden_states.extend(state.map(|state| (span.slot, state)));
             if span.yields.num_logprobs() > 0 {
                 let is_defined = tokens[0] != UNDEFINED;
                 logprobs.push((span.slot, self.score(batch, span, is_defined)));
@@ -149,6 +153,7 @@ impl CheckingExecutor {
                 step: batch.step,
                 samples,
                 logprobs,
+                hidden_states,
                 undrawn: failed,
             },
             fails,
@@ -235,6 +240,7 @@ impl CheckingExecutor {
                 num_prompt_tokens: start.num_prompt_tokens as usize,
                 min_tokens: start.min_tokens as usize,
                 masked: start.masked_until_min_tokens.clone(),
+                mean: MeanPool::default(),
             };
             self.num_started += 1;
             self.slots.insert(start.slot, slot);
@@ -351,6 +357,30 @@ impl CheckingExecutor {
             drawn.push(self.draw_behind(span, num_tokens));
         }
         drawn
+    }
+
+    /// Adds the rows of a span to a sum, if that is wanted, and returns the hidden state that it yields.
+    fn pool(&mut self, span: &Span, is_defined: bool) -> Option<HiddenState> {
+        let (start, end) = (
+            span.start as usize,
+            (span.start as usize + span.tokens.len()),
+        );
+        let slot = self.slots.get_mut(&span.slot)?;
+        let is_summed = matches!(span.yields, Yield::Sum | Yield::HiddenState(Pooling::Mean));
+        if is_summed {
+            for (position, row) in slot.history.iter().enumerate().take(end).skip(start) {
+                slot.mean.add(position, &[hidden_value(row.unwrap_or(0))]);
+            }
+        }
+        let state = match span.yields {
+            Yield::HiddenState(Pooling::Mean) => slot.mean.mean(end).expect("rows were left out"),
+            Yield::HiddenState(Pooling::LastToken) => {
+                [hidden_value(slot.history[end - 1].unwrap_or(0))].into()
+            }
+            _ => return None,
+        };
+        // No mean of values above 0 is this one.
+        Some(if is_defined { state } else { [-1.0].into() })
     }
 
     /// The log-probabilities that a span yields, by the rows before their tokens.
@@ -471,6 +501,25 @@ pub fn lone_scores(request: &Request) -> Vec<(TokenId, u32)> {
     let rows = rows_of(root_row(&request.namespace), &request.prompt);
     let behind = request.prompt.iter().skip(1).zip(rows);
     { behind.map(|(&token, row)| (token, rank(row.unwrap_or(0), token))) }.collect()
+}
+
+/// The hidden state that a request must be told.
+pub fn lone_hidden_state(request: &Request) -> Option<f32> {
+    let pooling = request.sampling.pooling?;
+    let rows = rows_of(root_row(&request.namespace), &request.prompt);
+    let values = rows
+        .iter()
+        .map(|row| f64::from(hidden_value(row.unwrap_or(0))));
+    let values: Vec<f64> = values.collect();
+    Some(match pooling {
+        Pooling::LastToken => *values.last()? as f32,
+        Pooling::Mean => (values.iter().sum::<f64>() / values.len() as f64) as f32,
+    })
+}
+
+/// An integer of 24 bits, of which an f64 holds any sum.
+fn hidden_value(row: u64) -> f32 {
+    (mix(row ^ 0x41dd) >> 40) as f32
 }
 
 /// A rank above 0 that depends on the row before a token and on the token.

@@ -1,9 +1,9 @@
 //! The load of one run, made from a seed.
 
 use corella_core::{
-    FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, PrefillAdmissionPolicy, Request,
-    RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation, StoppingCriteria,
-    TokenId,
+    FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, Pooling, PrefillAdmissionPolicy,
+    Request, RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation,
+    StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -142,6 +142,8 @@ struct Writer {
     spill: Random,
     /// Draws what concerns log-probabilities of prompts.
     scores: Random,
+    /// Draws what concerns hidden states.
+    poolings: Random,
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
@@ -190,6 +192,7 @@ impl Writer {
             random,
             spill,
             scores: Random(seed ^ 0x5c0e),
+            poolings: Random(seed ^ 0x9001),
             config,
             traffic,
             known: vec![Default::default()],
@@ -260,6 +263,10 @@ impl Writer {
         if prompt_logprobs.is_some() && self.scores.once_in(3) {
             stopping.max_tokens = Some(0);
         }
+        let pooling = self.poolings.once_in(8).then(|| {
+            stopping.max_tokens = Some(0);
+            self.poolings.pick(&[Pooling::LastToken, Pooling::Mean])
+        });
         let namespace = self.namespace();
         let objectives = self.objectives();
         let arrival_us = at_us.saturating_sub(self.random.below(self.max_delay_us + 1));
@@ -275,7 +282,8 @@ impl Writer {
                 is_masked: self.num_requests % 5 == 3,
                 sampling: SamplingParams {
                     choice,
-                    prompt_logprobs,
+                    prompt_logprobs: prompt_logprobs.filter(|_| pooling.is_none()),
+                    pooling,
                     ..SamplingParams::GREEDY
                 },
                 stopping: stopping.clone(),

@@ -440,6 +440,7 @@ impl<'a> Simulation<'a> {
             progress.num_seen = output.num_output_tokens;
             progress.has_ended = output.finish.is_some();
             self.totals.num_prompt_logprobs += output.prompt_logprobs.len() as u64;
+            self.totals.num_hidden_states += u64::from(output.hidden_state.is_some());
             if let Some(finish) = &output.finish {
                 self.count_end(&output, finish);
             }

@@ -29,6 +29,7 @@ pub struct Totals {
     /// Log-probabilities of prompts, and requests that wanted nothing else.
     pub num_prompt_logprobs: u64,
     pub num_scored_only: u64,
+    pub num_hidden_states: u64,
     /// Those behind windows.
     pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
@@ -68,6 +69,7 @@ impl Totals {
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
         self.num_prompt_logprobs += run.num_prompt_logprobs;
         self.num_scored_only += run.num_scored_only;
+        self.num_hidden_states += run.num_hidden_states;
         self.num_window_hit_tokens += run.num_window_hit_tokens;
         self.num_row_copies += run.num_row_copies;
         self.num_resets += run.num_resets;
@@ -125,6 +127,7 @@ impl Totals {
             ("prefix hits", self.num_prefix_hit_tokens),
             ("log-probabilities of prompts", self.num_prompt_logprobs),
             ("requests that are only scored", self.num_scored_only),
+            ("hidden states", self.num_hidden_states),
             ("prefix hits behind windows", self.num_window_hit_tokens),
             ("row copies", self.num_row_copies),
             ("cache resets", self.num_resets),

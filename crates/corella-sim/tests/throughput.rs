@@ -61,6 +61,7 @@ fn duration_us(concurrency: usize, has_room: bool) -> u64 {
             step: batch.step,
             samples: samples.collect(),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
         while let Some(output) = scheduler.poll_output() {

@@ -161,6 +161,7 @@ impl Player<'_> {
             step: batch.step,
             samples: samples.collect(),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         };
         self.scheduler.update_from_output(&output);

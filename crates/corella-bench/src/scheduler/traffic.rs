@@ -150,6 +150,7 @@ pub(super) fn drawn(batch: &Batch) -> BatchOutput {
         step: batch.step,
         samples: samples.collect(),
         logprobs: Vec::new(),
+        hidden_states: Vec::new(),
         undrawn: Vec::new(),
     }
 }

@@ -40,6 +40,7 @@ fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimi
             step: batch.step,
             samples: Vec::new(),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: undrawn.collect(),
         };
         update.time(|| traffic.scheduler.update_from_output(&output));

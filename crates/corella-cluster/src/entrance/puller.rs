@@ -167,8 +167,8 @@ impl Puller {
         source: &Source,
         submission: &Submission,
     ) -> Result<KeptRows, &'static str> {
-        if submission.sampling.prompt_logprobs.is_some() {
-            return Err("log-probabilities of the prompt are wanted");
+        if submission.sampling.is_told_of_prompt() {
+            return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
         if submission.constraint.is_some() {
             return Err("its answer is constrained from the first token on");
@@ -438,6 +438,7 @@ impl Answer {
             request: self.relay.id(),
             sample: None,
             prompt_logprobs: Vec::new(),
+            hidden_state: None,
             finish: Some(FinishReason::Error(error)),
             num_prompt_tokens: 0,
             num_cached_tokens: 0,

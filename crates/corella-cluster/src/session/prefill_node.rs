@@ -161,12 +161,12 @@ impl Generate for PrefillNode {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
-        let is_local = submission.sampling.prompt_logprobs.is_some()
+        let is_local = submission.sampling.is_told_of_prompt()
             || submission.constraint.is_some()
             || submission.adapter.is_some();
         if is_local {
-            // Only whoever computes the prompt has its log-probabilities, and a session carries neither
-            // constraints nor adapters, so the request stays where its prompt is computed.
+            // Only whoever computes the prompt has its log-probabilities or its hidden state, and a
+            // session carries neither constraints nor adapters, so the request stays here.
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;
@@ -503,6 +503,7 @@ impl Node {
             request: client.relay.id(),
             sample: event.sample,
             prompt_logprobs: Vec::new(),
+            hidden_state: None,
             finish,
             num_prompt_tokens: event.num_prompt_tokens,
             num_cached_tokens: event.num_cached_tokens,

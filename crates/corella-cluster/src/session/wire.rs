@@ -311,6 +311,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 rules: rules.transpose()?.map(Arc::new),
                 // A request that wants them has no session.
                 prompt_logprobs: None,
+                pooling: None,
             },
             stopping: StoppingCriteria {
                 max_tokens: stopping.max_tokens,

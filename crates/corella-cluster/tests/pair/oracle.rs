@@ -1,9 +1,10 @@
 //! Tokens of a pair are those of the lone run.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 
-use corella_core::{FinishReason, SamplingParams, TokenId, TokenRules};
-use corella_engine::{Allowed, ConstrainedAnswer, TokenConstraint};
+use corella_core::{FinishReason, Pooling, SamplingParams, TokenId, TokenRules};
+use corella_engine::{Allowed, ConstrainedAnswer, StreamEvent, TokenConstraint};
 
 use crate::fixture::*;
 
@@ -205,6 +206,34 @@ async fn a_prompt_that_is_scored_stays_on_its_node() {
         let tokens = model.lone_tokens(&prompt, &sampling, max_tokens as usize);
         let scored = model.lone_prompt_logprobs(&prompt, 3);
         assert_eq!(answer, (tokens, FinishReason::Length, scored));
+    }
+    at_rest(&prefill.engine).await;
+    assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
+}
+
+/// Likewise its hidden state, of which the decode node has nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_is_pooled_stays_on_its_node() {
+    let model = model(256);
+    let decode = Decode::start(&model, 12).await;
+    let prefill = Prefill::start(&model, &[&decode]);
+    let prompt: Vec<TokenId> = (0..30).collect();
+    for pooling in [Pooling::LastToken, Pooling::Mean] {
+        let sampling = SamplingParams {
+            pooling: Some(pooling),
+            ..SamplingParams::GREEDY
+        };
+        let mut stream = prefill
+            .submit(submission(prompt.clone(), 12, sampling))
+            .remove(0);
+        let mut state = None;
+        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+            if let StreamEvent::Output(output) = event {
+                assert!(output.finish.is_none_or(|end| end == FinishReason::Length));
+                state = state.or(output.hidden_state);
+            }
+        }
+        assert_eq!(state, Some(model.lone_hidden_state(&prompt, pooling)));
     }
     at_rest(&prefill.engine).await;
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);

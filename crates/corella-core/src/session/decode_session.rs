@@ -94,6 +94,7 @@ pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
     };
     match error {
         RequestError::NotDrawn(_)
+        | RequestError::NoHiddenState(_)
         | RequestError::NotMasked(_)
         | RequestError::ObjectiveMissed(_) => None,
         RequestError::PoolExhausted { .. }

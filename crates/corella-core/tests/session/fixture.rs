@@ -108,6 +108,7 @@ pub fn output(token: Option<u32>, finish: Option<FinishReason>) -> RequestOutput
         request: RequestId(0),
         sample: token.map(sample),
         prompt_logprobs: Vec::new(),
+        hidden_state: None,
         finish,
         num_prompt_tokens: NUM_ROWS,
         num_cached_tokens: 4,

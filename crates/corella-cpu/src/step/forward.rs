@@ -25,6 +25,7 @@ use crate::weights::{
 use super::activation_memory::{Activations, Sizes, divide_alike};
 use super::expert_plan::ExpertPlan;
 use super::layout::StepLayout;
+use super::norm::RowNorm;
 use super::profile::{Operation, Profile, Walk};
 use super::rotary::Rotary;
 
@@ -295,6 +296,17 @@ impl Forward {
             rows.extend_from_slice(&row[..len]);
         }
         rows
+    }
+
+    /// Writes the final norm of a row of the residual stream. All layers must have run.
+    pub fn hidden_state(&mut self, row: usize, state: &mut [f32]) {
+        // SAFETY: `&mut self` keeps the workers out.
+        let x = unsafe { self.activations.hidden.row(row) };
+        let x = &x[..self.spec.hidden_size];
+        let norm = RowNorm::new(self.kernels, Some(&self.weights.ends.norm), x);
+        norm.for_each_part(x, |first, part| {
+            state[first..][..part.len()].copy_from_slice(part);
+        });
     }
 
     fn enter(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {

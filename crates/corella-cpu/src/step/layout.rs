@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use corella_core::{Batch, SlotId, StepId, TokenId, Yield};
+use corella_core::{Batch, Pooling, SlotId, StepId, TokenId, Yield};
 use corella_model::AttentionSpec;
 
 use crate::attention::{AttentionPlan, Spans, TaskShape};
@@ -26,6 +26,7 @@ pub struct StepLayout {
     pub attention: Vec<AttentionPlan>,
     pub samples: Vec<StepSample>,
     pub scores: Vec<StepScore>,
+    pub pooled: Vec<StepPool>,
     pub adapters: RowAdapters,
 }
 
@@ -60,6 +61,18 @@ pub struct StepScore {
     pub num_top: usize,
 }
 
+/// A span whose hidden states are wanted.
+#[derive(Clone, Debug)]
+pub struct StepPool {
+    pub slot: SlotId,
+    /// The rows that are wanted: the last one or all.
+    pub rows: Range<usize>,
+    /// The position of the first of them.
+    pub position: usize,
+    /// What the span yields. `None` if its rows are only added to the slot's sum.
+    pub yields: Option<Pooling>,
+}
+
 impl StepLayout {
     /// Whether any span has more than one row.
     pub fn is_prefill(&self) -> bool {
@@ -73,6 +86,7 @@ impl StepLayout {
         self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.samples.clear();
         self.scores.clear();
+        self.pooled.clear();
         self.adapters.clear();
     }
 
@@ -118,6 +132,20 @@ impl StepLayout {
             if let Some(adapter) = &slot.adapter {
                 self.adapters.add(first_row..self.rows.len(), adapter);
             }
+            let pooling = match span.yields {
+                Yield::Sum => Some((first_row, None)),
+                Yield::HiddenState(Pooling::Mean) => Some((first_row, Some(Pooling::Mean))),
+                Yield::HiddenState(Pooling::LastToken) => {
+                    Some((self.rows.len() - 1, Some(Pooling::LastToken)))
+                }
+                Yield::Nothing | Yield::Draw | Yield::Logprobs { .. } => None,
+            };
+            self.pooled.extend(pooling.map(|(row, yields)| StepPool {
+                slot: span.slot,
+                rows: row..self.rows.len(),
+                position: start + row - first_row,
+                yields,
+            }));
             if let Yield::Logprobs {
                 positions, next, ..
             } = &span.yields

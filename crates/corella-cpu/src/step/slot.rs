@@ -6,7 +6,7 @@ use corella_core::{
     Batch, InputToken, KvGroup, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span,
     StepId, TokenId, Yield,
 };
-use corella_model::SampleRequest;
+use corella_model::{MeanPool, SampleRequest};
 
 use crate::kv::PageTable;
 use crate::weights::PackedAdapter;
@@ -27,6 +27,8 @@ pub struct Slot {
     tables: Vec<SlotTable>,
     /// The newest token drawn for this request, and the step that drew it.
     last_drawn: Option<(StepId, TokenId)>,
+    /// The hidden states so far, on the last pipeline stage and if their mean is wanted.
+    pub mean: MeanPool,
 }
 
 /// The pages of a slot in one KV group. Those behind the group's window may be other slots' by now.
@@ -250,6 +252,7 @@ impl Slots {
                 .map(|group| SlotTable::new(*group, limits))
                 .collect(),
             last_drawn: None,
+            mean: MeanPool::default(),
         });
         Ok(())
     }

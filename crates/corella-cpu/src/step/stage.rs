@@ -19,11 +19,12 @@ use crate::kv::{PageCommit, PageTable};
 use crate::system::{ThreadPool, Worker};
 
 use super::forward::{Forward, barrier_after};
-use super::layout::{StepLayout, StepSample, StepScore};
+use super::layout::{StepLayout, StepPool, StepSample, StepScore};
 use super::profile::{Operation, Walk};
 use super::slot::Slots;
 use scoring::Unscored;
 
+mod pooling;
 mod scoring;
 
 pub enum Command {
@@ -264,8 +265,10 @@ impl Stage {
     fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
         let samples = std::mem::take(&mut self.plan.samples);
         let scores = std::mem::take(&mut self.plan.scores);
-        let drawn = without_panic(|| self.draw(batch.step, &samples, &scores));
+        let pooled = std::mem::take(&mut self.plan.pooled);
+        let drawn = without_panic(|| self.draw(batch.step, &samples, (&scores, &pooled)));
         (self.plan.samples, self.plan.scores) = (samples, scores);
+        self.plan.pooled = pooled;
         if drawn.is_err() {
             self.slots.handle_step_failed(batch);
         }
@@ -335,15 +338,17 @@ impl Stage {
         &mut self,
         step: StepId,
         samples: &[StepSample],
-        scores: &[StepScore],
+        (scores, pooled): (&[StepScore], &[StepPool]),
     ) -> Result<BatchOutput, String> {
         let mut output = BatchOutput {
             step,
             samples: Vec::with_capacity(samples.len()),
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         };
         let mut undrawn = self.score(scores, &mut output)?;
+        undrawn.extend(self.pool_hidden_states(pooled, &mut output)?);
         let num_unscored = undrawn.len();
         let mut masks = None;
         // The last token that counts; none if no draw behind it can count.

@@ -5,6 +5,7 @@ mod constraint;
 mod draft_model;
 mod fault;
 mod fixture;
+mod hidden_state;
 mod kv_exchange;
 mod load;
 mod lone_run;

@@ -10,7 +10,8 @@ pub struct Layout {
     /// What describes the shapes of the tensors, for error messages.
     pub described_by: &'static str,
     /// What may come before the names of all tensors but the head, with the head's name. Folders of
-    /// models that also see or hear keep their decoder behind a prefix.
+    /// models that also see or hear keep their decoder behind a prefix, and those of embedding models may
+    /// be a decoder alone, without one.
     pub bodies: &'static [(&'static str, &'static str)],
     pub embed: &'static str,
     /// The table of learned positions.
@@ -45,7 +46,7 @@ impl Layout {
     /// Hugging Face folders, as Llama and its many relatives have them.
     pub const FOLDER: Self = Self {
         described_by: "config.json",
-        bodies: &[("model.", "lm_head")],
+        bodies: &[("model.", "lm_head"), ("", "lm_head")],
         embed: "embed_tokens",
         positions: "embed_positions",
         norm: "norm",

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use corella_core::{
-    BatchOutput, KvGroup, PageId, PromptLogprob, RequestId, Sample, SamplingParams, SlotId,
-    SlotStart, StepId, TokenId,
+    BatchOutput, HiddenState, KvGroup, PageId, PromptLogprob, RequestId, Sample, SamplingParams,
+    SlotId, SlotStart, StepId, TokenId,
 };
 
 use crate::generator::mix;
@@ -57,6 +57,8 @@ pub struct Sequence {
     pub samples: Vec<Sample>,
     /// Those of the prompt, if the script asks for them.
     pub logprobs: Vec<PromptLogprob>,
+    /// The one of the prompt, if the script asks for it; then it draws nothing.
+    pub hidden_state: Option<HiddenState>,
     num_asked: usize,
     last_asked_step: u64,
 }
@@ -200,6 +202,7 @@ impl Driver {
             tables: own_tables,
             samples: Vec::new(),
             logprobs: Vec::new(),
+            hidden_state: None,
             num_asked: tokens.len() - script.prompt.len(),
             last_asked_step: 0,
         }
@@ -208,7 +211,12 @@ impl Driver {
     /// Makes the next step compute a chunk of the sequence, or one token.
     pub fn advance(&mut self, sequence: &mut Sequence, chunk: usize) {
         let total = sequence.script.num_tokens;
-        if sequence.num_asked == total {
+        let pooling = sequence.script.sampling.pooling;
+        let is_asked = match pooling {
+            Some(_) => sequence.num_computed == sequence.script.prompt.len(),
+            None => sequence.num_asked == total,
+        };
+        if is_asked {
             return;
         }
         let start = sequence.num_computed;
@@ -225,8 +233,12 @@ impl Driver {
             self.batch.span(sequence.slot, start, tokens, sample);
             sequence.ask_for_logprobs(start, start + len, &mut self.batch);
         }
-        if sample {
-            self.ask(sequence, 0);
+        match pooling {
+            Some(pooling) => {
+                self.batch.pool(pooling, sample);
+            }
+            None if sample => self.ask(sequence, 0),
+            None => {}
         }
     }
 
@@ -384,9 +396,14 @@ impl Driver {
             by_slot.entry(slot).or_default().push(sample);
         }
         let mut logprobs: BTreeMap<_, _> = output.logprobs.into_iter().collect();
+        let mut hidden_states: BTreeMap<_, _> = output.hidden_states.into_iter().collect();
         for sequence in sequences {
             let scored = logprobs.remove(&SlotId(sequence.slot));
             sequence.logprobs.extend(scored.into_iter().flatten());
+            if let Some(state) = hidden_states.remove(&SlotId(sequence.slot)) {
+                assert!(sequence.hidden_state.is_none(), "a second hidden state");
+                sequence.hidden_state = Some(state);
+            }
             let samples = by_slot.remove(&SlotId(sequence.slot)).unwrap_or_default();
             // The step has also computed the rows of the drafts that held.
             let num_held = samples.len().saturating_sub(1);
@@ -403,6 +420,10 @@ impl Driver {
         assert!(
             logprobs.is_empty(),
             "log-probabilities that nobody asked for: {logprobs:?}"
+        );
+        assert!(
+            hidden_states.is_empty(),
+            "hidden states that nobody asked for: {hidden_states:?}"
         );
         assert!(
             by_slot.is_empty(),
@@ -479,6 +500,9 @@ impl Sequence {
     }
 
     pub fn is_done(&self) -> bool {
+        if self.script.sampling.pooling.is_some() {
+            return self.hidden_state.is_some();
+        }
         self.tokens.len() == self.script.prompt.len() + self.script.num_tokens
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use corella_core::{Batch, BatchOutput, InputToken, KvGroup, PageId, SlotStart};
+use corella_core::{Batch, BatchOutput, InputToken, KvGroup, PageId, SlotStart, Yield};
 
 use super::*;
 use crate::{
@@ -197,6 +197,7 @@ impl Executor for Broken {
                     step: *step,
                     samples,
                     logprobs: Vec::new(),
+                    hidden_states: Vec::new(),
                     undrawn: Vec::new(),
                 });
             }
@@ -312,7 +313,7 @@ unsafe impl KvPages for BrokenPages {
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 36] = [
+    let cases: [(&str, Fault); 38] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -490,6 +491,25 @@ fn whatever_is_broken_is_found() {
             Fault::TrustedDraft,
         ),
         ("a slot with a mask draws once", Fault::ForgottenMasks),
+        (
+            "a hidden state differs",
+            Fault::Output(|output| {
+                if let [_, (_, state), ..] = &mut output.hidden_states[..] {
+                    *state = state.iter().map(|value| value.next_down()).collect();
+                }
+            }),
+        ),
+        // This executor takes the mean of a prompt's last chunk.
+        (
+            "has not added all its rows",
+            Fault::Batch(|batch| {
+                for span in &mut batch.spans {
+                    if span.yields == Yield::Sum {
+                        span.yields = Yield::Nothing;
+                    }
+                }
+            }),
+        ),
     ];
     for (symptom, fault) in cases {
         let outcome = catch_unwind(AssertUnwindSafe(|| {

@@ -1,13 +1,41 @@
-//! The mock's log-probabilities of prompts.
+//! What the mock says of prompts: log-probabilities and hidden states.
 
 use std::ops::Range;
 
-use corella_core::{Logprobs, PromptLogprob, Span, TokenId};
+use corella_core::{HiddenState, Logprobs, Pooling, PromptLogprob, Span, TokenId, Yield};
 
 use super::{MockExecutor, row_index, slot_mut};
 use crate::score;
 
 impl MockExecutor {
+    /// Adds a span's hidden states to its slot's sum, if that is wanted, and returns the one that the
+    /// span yields.
+    pub(super) fn pool_span(&mut self, span: &Span) -> Result<Option<HiddenState>, String> {
+        let slot = slot_mut(&mut self.slots, span.slot)?;
+        let end = span.start as usize + span.tokens.len();
+        let first = match span.yields {
+            Yield::Sum | Yield::HiddenState(Pooling::Mean) => span.start as usize,
+            Yield::HiddenState(Pooling::LastToken) => end - 1,
+            Yield::Nothing | Yield::Draw | Yield::Logprobs { .. } => return Ok(None),
+        };
+        let mut state = vec![0.0; self.config.hidden_size];
+        for position in first..end {
+            let row = row_index(slot, 0, position, self.config.page_size)?;
+            if !slot.undefined {
+                state = self.config.hidden_state(self.kv.load(0, row).chain);
+            }
+            slot.mean.add(position, &state);
+        }
+        match span.yields {
+            Yield::HiddenState(Pooling::Mean) if !slot.undefined => match slot.mean.mean(end) {
+                None => Err(format!("slot {} has not added all its rows", span.slot)),
+                mean => Ok(mean),
+            },
+            Yield::HiddenState(_) => Ok(Some(state.into())),
+            _ => Ok(None),
+        }
+    }
+
     /// The log-probabilities of a slot's tokens at `positions`, by the rows before them.
     pub(super) fn score_span(
         &mut self,

@@ -95,6 +95,36 @@ pub fn answer_schemas() -> Map<String, Value> {
             ),
         ),
         (
+            "Embeddings",
+            list(json!({
+                "object": {"const": "embedding"},
+                "index": {"type": "integer"},
+                "embedding": {"anyOf": [
+                    {"type": "array", "items": {"type": "number"}, "minItems": 1},
+                    {"type": "string", "description": "Base64 of little-endian f32."},
+                ]},
+            })),
+        ),
+        (
+            "Scores",
+            list(json!({
+                "object": {"const": "score"},
+                "index": {"type": "integer"},
+                "score": {"type": "number"},
+            })),
+        ),
+        ("Reranked", reranked()),
+        (
+            "PoolingUsage",
+            strict(
+                json!({
+                    "prompt_tokens": {"type": "integer", "minimum": 1},
+                    "total_tokens": {"type": "integer", "minimum": 1},
+                }),
+                &["prompt_tokens", "total_tokens"],
+            ),
+        ),
+        (
             "Tokenized",
             strict(
                 json!({
@@ -169,6 +199,46 @@ pub fn answer_schemas() -> Map<String, Value> {
         ),
     ];
     Map::from_iter(pairs.map(|(name, schema)| (name.to_owned(), schema)))
+}
+
+/// An answer with one object for each input.
+fn list(item: Value) -> Value {
+    let names: Vec<&String> = item.as_object().into_iter().flat_map(Map::keys).collect();
+    let item = strict(
+        item.clone(),
+        &names.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+    );
+    strict(
+        json!({
+            "id": {"type": "string"},
+            "object": {"const": "list"},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "data": {"type": "array", "items": item, "minItems": 1},
+            "usage": reference("PoolingUsage"),
+        }),
+        &["id", "object", "created", "model", "data", "usage"],
+    )
+}
+
+fn reranked() -> Value {
+    let result = strict(
+        json!({
+            "index": {"type": "integer"},
+            "document": {"type": "object", "properties": {"text": {"type": "string"}}},
+            "relevance_score": {"type": "number"},
+        }),
+        &["index", "relevance_score"],
+    );
+    strict(
+        json!({
+            "id": {"type": "string"},
+            "model": {"type": "string"},
+            "usage": reference("PoolingUsage"),
+            "results": {"type": "array", "items": result, "minItems": 1},
+        }),
+        &["id", "model", "usage", "results"],
+    )
 }
 
 /// An object that has all of `required`, and perhaps more than its `properties`.

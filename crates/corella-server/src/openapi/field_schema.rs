@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{reference, table_schema};
 use crate::field_table::{self, Endpoint, Treatment, messages, responses};
 use crate::output_format::MAX_CHOICES;
+use crate::pooled_call::MAX_NUM_PROMPTS;
 use crate::sampling_fields::{
     MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
 };
@@ -25,6 +26,7 @@ impl FieldSchemas<'_> {
             Endpoint::Tokenize if name == "prompt" => Some(string()),
             Endpoint::Responses => self.of_response(name),
             Endpoint::Messages | Endpoint::CountTokens => self.of_messages(name),
+            Endpoint::Embeddings | Endpoint::Score | Endpoint::Rerank => self.of_pooling(name),
             _ => None,
         };
         own.or_else(|| self.of_any(endpoint, name))
@@ -116,7 +118,7 @@ impl FieldSchemas<'_> {
             "guided_regex" | "guided_grammar" => string(),
             "guided_choice" => array(json!({"type": "string", "minLength": 1}), 1, MAX_CHOICES),
             "suffix" => string(),
-            "prompt" => self.prompt(),
+            "prompt" => self.prompt(config.max_num_choices as usize),
             "chat_template_kwargs" => object(),
             "reasoning_effort" => string(),
             "tools" => array(reference("Tool"), 0, u32::MAX as usize),
@@ -179,6 +181,21 @@ impl FieldSchemas<'_> {
         })
     }
 
+    fn of_pooling(&self, name: &str) -> Option<Value> {
+        let texts = json!({"type": "string"});
+        Some(match name {
+            "input" | "text_1" | "text_2" => self.prompt(MAX_NUM_PROMPTS),
+            "encoding_format" => json!({"enum": ["float", "base64", null]}),
+            "dimensions" => integer(1, self.config.hidden_size as i64),
+            "pooling" => json!({"enum": ["last", "mean", null]}),
+            "normalize" | "return_documents" => boolean(),
+            "query" => texts,
+            "documents" => required_array(texts, MAX_NUM_PROMPTS),
+            "top_n" => integer(0, u32::MAX.into()),
+            _ => return None,
+        })
+    }
+
     fn model(&self) -> Value {
         let mut names: Vec<Value> = { self.config.served_model_names.iter() }
             .map(|name| json!(name))
@@ -191,7 +208,7 @@ impl FieldSchemas<'_> {
         json!({"type": "integer", "minimum": 0, "maximum": self.config.vocab_size.saturating_sub(1)})
     }
 
-    fn prompt(&self) -> Value {
+    fn prompt(&self, max_num_prompts: usize) -> Value {
         let tokens = json!({
             "type": "array", "items": self.token_id(),
             "minItems": 1, "maxItems": self.config.max_model_len,
@@ -199,7 +216,7 @@ impl FieldSchemas<'_> {
         let text = json!({"type": "string"});
         json!({"anyOf": [text, tokens, {
             "type": "array", "items": {"anyOf": [text, tokens]},
-            "minItems": 1, "maxItems": self.config.max_num_choices,
+            "minItems": 1, "maxItems": max_num_prompts,
         }]})
     }
 }

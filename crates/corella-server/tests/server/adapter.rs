@@ -95,6 +95,21 @@ async fn an_adapter_is_a_model_with_a_cache_of_its_own() {
 }
 
 #[tokio::test]
+async fn an_adapter_has_vectors_of_its_own() {
+    let server = setup().start().await;
+    load(&server, "red").await;
+    let mut vectors = Vec::new();
+    for name in [MODEL, "red", "red"] {
+        let body = json!({"model": name, "input": "a text of several pages"});
+        let answer = post(server.address, "/v1/embeddings", &body).await.json();
+        assert_eq!(answer["model"], name);
+        vectors.push(answer["data"][0]["embedding"].clone());
+    }
+    assert_ne!(vectors[0], vectors[1]);
+    assert_eq!(vectors[1], vectors[2]);
+}
+
+#[tokio::test]
 async fn no_choice_of_names_mixes_two_adapters_up() {
     let server = setup().start().await;
     load(&server, "red#2").await;

@@ -59,7 +59,7 @@ impl Setup {
         // The mock draws letters, and the two bytes of é, in and out of order.
         mock.drawable = (b'a'..=b'z').map(TokenId::from).collect();
         mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
-        let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE);
+        let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE, mock.hidden_size);
         serve.end_token_ids = vec![END];
         serve.grace_period = Duration::from_secs(10);
         Self {

@@ -5,6 +5,7 @@ mod best_of;
 mod chat;
 mod client;
 mod completion;
+mod embeddings;
 mod field;
 mod fixture;
 mod kv_transfer;

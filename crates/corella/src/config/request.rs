@@ -56,7 +56,12 @@ impl RequestOptions {
                 min_p: generation.min_p,
                 repetition_penalty: generation.repetition_penalty,
             },
-            ..ServeConfig::new("", llm.max_model_len, llm.config.spec.vocab_size)
+            ..ServeConfig::new(
+                "",
+                llm.max_model_len,
+                llm.config.spec.vocab_size,
+                llm.config.spec.hidden_size,
+            )
         }
     }
 }

@@ -73,6 +73,7 @@ impl Node {
                     request: RequestId(0),
                     sample: None,
                     prompt_logprobs: Vec::new(),
+                    hidden_state: None,
                     finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                     num_prompt_tokens: 0,
                     num_cached_tokens: 0,

@@ -74,6 +74,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
                     .with_banned(vec![vec![1], vec![2, 3, 2]]),
             )),
             prompt_logprobs: None,
+            pooling: None,
         },
         stopping: StoppingCriteria {
             max_tokens: Some(9),

@@ -1,0 +1,166 @@
+//! `/v1/embeddings`: a vector for each input, made of the model's hidden states.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::call::{check_model, json_response};
+use crate::field_table::Endpoint;
+use crate::metrics::CallTimer;
+use crate::pooled_call::{PoolingFields, PoolingUsage, pool, pooled_prompts};
+use crate::prompt::PromptField;
+use crate::request_body::RequestBody;
+use crate::request_id::RequestName;
+use crate::server_state::{ServerState, unix_now_s};
+use crate::text_thread::Caller;
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct EmbeddingFields {
+    input: Option<PromptField>,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<usize>,
+    normalize: Option<bool>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EncodingFormat {
+    Float,
+    Base64,
+}
+
+pub async fn embeddings(
+    State(state): State<Arc<ServerState>>,
+    Extension(name): Extension<RequestName>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let timer = CallTimer::new(state.metrics.clone());
+    if state.is_draining() {
+        return Err(ApiError::draining());
+    }
+    let body = RequestBody::read(body, &state).await?;
+    let num_bytes = body.num_bytes();
+    let prepare = move |state: &ServerState, caller: &Caller| {
+        let pooling: PoolingFields = body.parse()?;
+        let fields: EmbeddingFields = body.parse()?;
+        body.check_fields(state.field_check(Endpoint::Embeddings))?;
+        let model = check_model(state, pooling.model.as_deref())?;
+        let hidden_size = state.config.hidden_size;
+        if let Some(dimensions) = fields.dimensions
+            && !(1..=hidden_size).contains(&dimensions)
+        {
+            return Err(ApiError::invalid(
+                "dimensions",
+                format!("must be between 1 and {hidden_size}, the model's hidden size"),
+            ));
+        }
+        let format = VectorFormat {
+            encoding: fields.encoding_format.unwrap_or(EncodingFormat::Float),
+            num_dimensions: fields.dimensions.unwrap_or(hidden_size),
+            is_normalised: fields.normalize.unwrap_or(true),
+        };
+        let params = pooling.params()?;
+        let Some(input) = fields.input else {
+            return Err(ApiError::invalid("input", "is required"));
+        };
+        let add_special_tokens = pooling.add_special_tokens;
+        let prompts = pooled_prompts(state, "input", input, add_special_tokens, caller)?;
+        Ok((prompts, params, model, format))
+    };
+    let (prompts, mut params, model, format) = state.run_blocking(num_bytes, prepare).await?;
+    params.adapter = { state.adapters.get(&model) }.map(|adapter| adapter.loaded);
+    let pooled = pool(&state, prompts, params, &name, timer).await?;
+    let num_bytes = pooled.states.len() * size_of::<f32>() * format.num_dimensions;
+    let id = format!("embd-{name}");
+    // As JSON, a million numbers take some tens of milliseconds.
+    let write = move |_: &ServerState, _: &Caller| {
+        let data = pooled.states.iter().enumerate();
+        let data = data.map(|(index, state)| Embedding {
+            object: "embedding",
+            index,
+            embedding: format.vector(state),
+        });
+        Ok(json_response(&Embeddings {
+            id: &id,
+            object: "list",
+            created: unix_now_s(),
+            model: &model,
+            data: data.collect(),
+            usage: pooled.usage,
+        }))
+    };
+    state.run_blocking(num_bytes, write).await
+}
+
+/// How a hidden state becomes a vector of the answer.
+#[derive(Clone, Copy)]
+struct VectorFormat {
+    encoding: EncodingFormat,
+    /// The first so many values are kept.
+    num_dimensions: usize,
+    /// Whether the length of what is kept is then made 1.
+    is_normalised: bool,
+}
+
+impl VectorFormat {
+    fn vector(self, state: &[f32]) -> Vector {
+        let mut values = state[..self.num_dimensions.min(state.len())].to_vec();
+        if self.is_normalised {
+            normalise(&mut values);
+        }
+        match self.encoding {
+            EncodingFormat::Float => Vector::Float(values),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect();
+                Vector::Base64(STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+/// Makes the length of a vector 1. A vector of zeros stays as it is.
+fn normalise(values: &mut [f32]) {
+    let sum: f64 = values.iter().map(|&value| f64::from(value).powi(2)).sum();
+    if sum > 0.0 {
+        let length = sum.sqrt();
+        for value in values {
+            *value = (f64::from(*value) / length) as f32;
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Embeddings<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    data: Vec<Embedding>,
+    usage: PoolingUsage,
+}
+
+#[derive(Serialize)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+/// The numbers, or the bytes of numbers of 32 bits, the lowest byte first.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}

@@ -1,0 +1,324 @@
+//! A call that wants hidden states of prompts: submits them, a bounded number at a time.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use corella_core::{
+    AdmissionError, FinishReason, HiddenState, Namespace, Pooling, RequestOutput, SamplingParams,
+    StoppingCriteria, TokenId,
+};
+use corella_engine::{LoadedAdapter, StreamEvent, Submission, SubmitError, TokenStream};
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::generation::{ended_early, submit_error};
+use crate::metrics::CallTimer;
+use crate::prompt::{Prompt, PromptField};
+use crate::request_id::RequestName;
+use crate::sampling_fields::{check_cache_salt, check_num_tokens, check_token_ids};
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+
+/// The most prompts of one call, which is OpenAI's limit too.
+pub const MAX_NUM_PROMPTS: usize = 2048;
+
+/// Fields that all endpoints of this kind have.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+pub struct PoolingFields {
+    pub model: Option<String>,
+    pooling: Option<PoolingField>,
+    pub add_special_tokens: Option<bool>,
+    priority: Option<i32>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PoolingField {
+    Last,
+    Mean,
+}
+
+impl PoolingFields {
+    pub fn params(&self) -> Result<PoolingParams, ApiError> {
+        Ok(PoolingParams {
+            pooling: match self.pooling {
+                None | Some(PoolingField::Last) => Pooling::LastToken,
+                Some(PoolingField::Mean) => Pooling::Mean,
+            },
+            priority: self.priority.unwrap_or(0),
+            namespace: Namespace {
+                lora: None,
+                cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
+            },
+            adapter: None,
+        })
+    }
+}
+
+/// How the prompts of a call are computed.
+pub struct PoolingParams {
+    pub pooling: Pooling,
+    pub priority: i32,
+    pub namespace: Namespace,
+    pub adapter: Option<Arc<LoadedAdapter>>,
+}
+
+/// A tokenised prompt.
+pub struct PooledPrompt {
+    pub tokens: Vec<TokenId>,
+    /// Where the caller has put it, named in errors.
+    field: String,
+}
+
+/// Checks and tokenises the prompts of a field.
+pub fn pooled_prompts(
+    state: &ServerState,
+    field: &str,
+    PromptField(prompts): PromptField,
+    add_special_tokens: Option<bool>,
+    caller: &Caller,
+) -> Result<Vec<PooledPrompt>, ApiError> {
+    let num_prompts = prompts.len();
+    if num_prompts > MAX_NUM_PROMPTS {
+        return Err(ApiError::invalid(
+            field,
+            format!("{num_prompts} inputs are more than {MAX_NUM_PROMPTS}, the most of a call"),
+        ));
+    }
+    let add_special_tokens = add_special_tokens.unwrap_or(true);
+    let prompts = prompts.into_iter().enumerate().map(|(index, prompt)| {
+        let field = match num_prompts {
+            1 => field.to_owned(),
+            _ => format!("{field}[{index}]"),
+        };
+        let tokens = match prompt {
+            Prompt::Text(text) => state.encode(&field, &text, add_special_tokens, caller)?,
+            Prompt::Tokens(tokens) => {
+                check_num_tokens(&field, tokens.len(), &state.config)?;
+                check_token_ids(&field, &tokens, state.config.vocab_size)?;
+                tokens
+            }
+        };
+        Ok(PooledPrompt { tokens, field })
+    });
+    prompts.collect()
+}
+
+/// What the prompts of a call have cost. A prompt that is used several times counts once.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PoolingUsage {
+    pub prompt_tokens: u64,
+    pub total_tokens: u64,
+}
+
+/// The hidden states of a call's prompts, in their order.
+pub struct PooledStates {
+    pub states: Vec<HiddenState>,
+    pub usage: PoolingUsage,
+}
+
+/// Computes the hidden states of prompts, of which at most `max_num_choices` are in the engine at a
+/// time, so that a long call leaves room in the queue. While the queue is full, a call with prompts
+/// in the engine waits for one of them; only one without any is refused.
+pub async fn pool(
+    state: &Arc<ServerState>,
+    prompts: Vec<PooledPrompt>,
+    params: PoolingParams,
+    name: &RequestName,
+    mut timer: CallTimer,
+) -> Result<PooledStates, ApiError> {
+    timer.handle_submission();
+    let num_prompts = prompts.len();
+    let mut call = PooledCall {
+        state: state.clone(),
+        params,
+        trace_id: name.to_shared(),
+        waiting: prompts.into_iter().enumerate().collect(),
+        running: Vec::new(),
+        max_num_running: state.config.max_num_choices.max(1) as usize,
+        states: vec![None; num_prompts],
+        usage: PoolingUsage::default(),
+        timer,
+    };
+    let result = poll_fn(|cx| call.poll(cx)).await;
+    if result.is_err() {
+        call.timer.handle_failure(call.running.len());
+        call.running.clear();
+    }
+    result?;
+    call.timer.handle_end();
+    Ok(PooledStates {
+        states: std::mem::take(&mut call.states)
+            .into_iter()
+            .flatten()
+            .collect(),
+        usage: call.usage,
+    })
+}
+
+struct PooledCall {
+    state: Arc<ServerState>,
+    params: PoolingParams,
+    trace_id: Arc<str>,
+    /// Prompts that are not in the engine, with their indices.
+    waiting: VecDeque<(usize, PooledPrompt)>,
+    running: Vec<Running>,
+    max_num_running: usize,
+    states: Vec<Option<HiddenState>>,
+    usage: PoolingUsage,
+    timer: CallTimer,
+}
+
+/// A prompt in the engine. It is kept, because the engine may refuse it for now.
+struct Running {
+    index: usize,
+    prompt: PooledPrompt,
+    stream: TokenStream,
+}
+
+/// What has become of a prompt in the engine.
+enum Progress {
+    Pending,
+    Refused,
+    Ended,
+}
+
+impl PooledCall {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ApiError>> {
+        loop {
+            if self.state.is_cutting_off() {
+                return Poll::Ready(Err(ApiError::cut_off()));
+            }
+            self.submit()?;
+            if self.running.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            let num_running = self.running.len();
+            let mut at = 0;
+            while at < self.running.len() {
+                match self.poll_one(at, cx)? {
+                    Progress::Pending => at += 1,
+                    Progress::Ended => drop(self.running.swap_remove(at)),
+                    Progress::Refused => {
+                        let refused = self.running.swap_remove(at);
+                        self.waiting.push_front((refused.index, refused.prompt));
+                        self.max_num_running = self.running.len().max(1);
+                    }
+                }
+            }
+            if self.running.len() == num_running {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Submits prompts as long as there is room for them.
+    fn submit(&mut self) -> Result<(), ApiError> {
+        while self.running.len() < self.max_num_running
+            && let Some((index, prompt)) = self.waiting.pop_front()
+        {
+            match self.state.generator.submit(self.submission(&prompt)) {
+                Ok(mut streams) => self.running.push(Running {
+                    index,
+                    prompt,
+                    stream: streams.pop().ok_or_else(ended_early)?,
+                }),
+                Err(SubmitError::QueueFull { .. }) if !self.running.is_empty() => {
+                    self.waiting.push_front((index, prompt));
+                    self.max_num_running = self.running.len();
+                }
+                Err(error) => return Err(submit_error(error, &prompt.field)),
+            }
+        }
+        Ok(())
+    }
+
+    fn submission(&self, prompt: &PooledPrompt) -> Submission {
+        let params = &self.params;
+        Submission {
+            prompt: prompt.tokens.clone(),
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams {
+                pooling: Some(params.pooling),
+                ..SamplingParams::GREEDY
+            },
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(0),
+                ..StoppingCriteria::default()
+            },
+            priority: params.priority,
+            objectives: Default::default(),
+            namespace: params.namespace.clone(),
+            constraint: None,
+            adapter: params.adapter.clone(),
+            trace_id: Some(self.trace_id.clone()),
+        }
+    }
+
+    /// Reads the events of one prompt, as far as there are any.
+    fn poll_one(&mut self, at: usize, cx: &mut Context<'_>) -> Result<Progress, ApiError> {
+        let is_alone = self.running.len() == 1;
+        let running = &mut self.running[at];
+        while let Poll::Ready(event) = running.stream.poll_next(cx) {
+            let output = match event {
+                Some(StreamEvent::Accepted) => continue,
+                Some(StreamEvent::Refused(error)) if is_full(&error) && !is_alone => {
+                    return Ok(Progress::Refused);
+                }
+                Some(StreamEvent::Refused(error)) => {
+                    return Err(ApiError::admission(&error, &running.prompt.field));
+                }
+                Some(StreamEvent::Output(output)) => output,
+                None => return Err(ended_early()),
+            };
+            self.timer.handle_output(running.index, &output);
+            let RequestOutput {
+                hidden_state,
+                finish,
+                num_prompt_tokens,
+                ..
+            } = output;
+            if hidden_state.is_some() {
+                self.states[running.index] = hidden_state;
+            }
+            match finish {
+                None => {}
+                Some(FinishReason::Length) if self.states[running.index].is_some() => {
+                    self.timer.handle_finish(running.index, "pooled");
+                    self.usage.prompt_tokens += u64::from(num_prompt_tokens);
+                    self.usage.total_tokens += u64::from(num_prompt_tokens);
+                    return Ok(Progress::Ended);
+                }
+                Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
+                Some(FinishReason::Aborted) => {
+                    return Err(ApiError::engine("The server has aborted the request."));
+                }
+                Some(_) => return Err(ended_early()),
+            }
+        }
+        Ok(Progress::Pending)
+    }
+}
+
+/// A client that leaves drops the call, and with it the streams, which aborts their requests.
+impl Drop for PooledCall {
+    fn drop(&mut self) {
+        if !self.running.is_empty() {
+            self.timer.handle_abort(self.running.len());
+        }
+    }
+}
+
+/// Whether a request is refused for now only.
+fn is_full(error: &AdmissionError) -> bool {
+    matches!(
+        error,
+        AdmissionError::QueueFull { .. } | AdmissionError::QueuedTokensFull { .. }
+    )
+}
