@@ -221,6 +221,17 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     run(
         &mut version(),
         "openssl does not start; tests of TLS need it",
+    )?;
+    let version = || repository.command("chromium".as_ref(), &["--version"]);
+    if !succeeds(&mut version()) {
+        println!("installing Chromium");
+        let install =
+            "install Chromium as `chromium`, in PATH (on Debian: `sudo apt-get install chromium`)";
+        apt::install(repository, &["chromium"], install)?;
+    }
+    run(
+        &mut version(),
+        "Chromium does not start; tests of the page need it",
     )
 }
 

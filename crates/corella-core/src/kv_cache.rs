@@ -9,7 +9,7 @@ use crate::kv_event::{KvEvent, KvWatch};
 use crate::page_pool::PagePool;
 use crate::page_table::PageTables;
 use crate::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
-use crate::{Namespace, PageId, StepId, TokenId};
+use crate::{Namespace, PageId, PageState, StepId, TokenId};
 
 /// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
 /// `num_pages`:
@@ -386,6 +386,17 @@ impl KvCache {
         if !self.is_locked(page) && self.is_leaf(page) {
             self.evictable
                 .insert((self.last_used[page.0 as usize], page));
+        }
+    }
+
+    /// What the cache itself knows of a page: free, cached or in use.
+    pub(crate) fn page_state(&self, page: PageId) -> PageState {
+        if self.is_locked(page) {
+            PageState::InUse
+        } else if self.is_kept(page) {
+            PageState::Cached
+        } else {
+            PageState::Free
         }
     }
 

@@ -38,6 +38,7 @@ mod log_buckets;
 mod output_length;
 mod pace;
 mod page_forecast;
+mod page_map;
 mod page_pool;
 mod page_table;
 mod patience;
@@ -49,6 +50,7 @@ mod prefix_tree;
 mod receipt;
 mod request;
 mod request_state;
+mod request_view;
 mod sampling;
 mod scheduler;
 mod scheduler_config;
@@ -75,6 +77,7 @@ pub use kv_cache::KvCache;
 pub use kv_event::{KvEvent, PageHash};
 pub use kv_group::{KvGroup, MAX_KV_GROUPS};
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
+pub use page_map::{PageMap, PageState};
 pub use peer::{PeerFacts, ReservationId};
 pub use peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use pin::PinError;
@@ -87,6 +90,7 @@ pub use receipt::{LostKv, Reservation};
 pub use request::{
     AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
 };
+pub use request_view::{RequestStatus, RequestView};
 pub use sampling::SamplingParams;
 pub use scheduler::{CacheInUse, Scheduler};
 pub use scheduler_config::{

@@ -18,6 +18,7 @@
 //! * `hold.rs` keeps pages that other nodes still read or write
 //! * `spill.rs` keeps the KV of preempted requests in host memory
 //! * `pin.rs` keeps prefixes in the cache
+//! * `page_map.rs` and `request_view.rs` show pages and requests to those who look at the engine
 //! * `invariant.rs` checks that the state does not contradict itself
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -58,6 +59,7 @@ use crate::{
 ///   [`handle_step_failed`](Self::handle_step_failed)
 /// * Outputs: [`poll_output`](Self::poll_output), [`poll_kv_event`](Self::poll_kv_event)
 /// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished),
+///   [`page_map`](Self::page_map), [`request_views`](Self::request_views),
 ///   [`check_invariants`](Self::check_invariants)
 ///
 /// A request waits, runs, may be preempted and wait again, and finishes. When it leaves the running
@@ -468,6 +470,13 @@ impl Scheduler {
 
     pub fn num_inflight_steps(&self) -> usize {
         self.inflight.len()
+    }
+
+    /// How many of a step's tokens belong to prompts, and to output that is computed again after a
+    /// preemption. 0 when the step is not in flight.
+    pub fn num_prefill_tokens(&self, step: StepId) -> u32 {
+        let inflight = self.inflight.iter().find(|inflight| inflight.step == step);
+        inflight.map_or(0, |inflight| inflight.num_prefill_tokens)
     }
 
     pub(crate) fn emit(

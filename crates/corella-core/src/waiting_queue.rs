@@ -67,6 +67,12 @@ impl WaitingQueue {
         self.first_but(&[])
     }
 
+    /// All of them: those that may start in the order of the queue, then the followers.
+    pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
+        let followers = self.followers.iter().map(|&(_, _, index)| index);
+        self.by_rank.values().copied().chain(followers)
+    }
+
     /// The first request in the queue that is not in `barred`.
     pub fn first_but(&self, barred: &[RequestIndex]) -> Option<RequestIndex> {
         let mut indices = self.by_rank.values().copied();

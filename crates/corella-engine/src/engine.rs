@@ -21,6 +21,7 @@ use crate::drafter::{DraftModel, Drafter};
 use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
+use crate::engine_watch::{EngineWatch, WatchEnd, watch};
 use crate::feed::{Feed, subscription};
 use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::mask_table::MaskTable;
@@ -183,6 +184,7 @@ impl Engine {
             masks,
             unsampled: None,
             in_flight: InFlight::new(watchdog, shared.clone()),
+            watch: None,
             step_log: StepLog::new(config.step_log_len, config.step_log_path),
             shared: shared.clone(),
         };
@@ -368,6 +370,13 @@ impl Engine {
         KvEventStream(events)
     }
 
+    /// Begins to watch the engine. There is one watch: the one before ends.
+    pub fn watch(&self) -> EngineWatch {
+        let (watch, end) = watch(self.commands.doorbell());
+        self.commands.send(Command::Watch(end));
+        watch
+    }
+
     /// The executor's KV memory, for those who fetch and bring pages.
     pub fn kv_pages(&self) -> &Arc<dyn KvPages> {
         &self.kv_pages
@@ -505,6 +514,7 @@ pub(crate) enum Command {
         subscriber: Sender<KvEvent>,
     },
     ResetPrefixCache(Sender<Result<(), ResetError>>),
+    Watch(WatchEnd),
     Stop,
 }
 
@@ -532,8 +542,13 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Time since the engine started.
+    pub(crate) fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
     pub(crate) fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64
+        self.now().as_micros() as u64
     }
 
     /// Declares the engine lost. A step that hangs goes on unseen, so whoever owns the process

@@ -17,6 +17,8 @@ use crate::doorbell::DoorbellEar;
 use crate::drafter::Drafter;
 use crate::engine::{Command, Shared};
 use crate::engine_error::ResetError;
+use crate::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
+use crate::engine_watch::WatchEnd;
 use crate::feed::Feed;
 use crate::kv_exchange::KvCommand;
 use crate::mask_table::MaskTable;
@@ -44,6 +46,8 @@ pub(crate) struct EngineLoop {
     /// The step that was submitted last, if it waits for its masks.
     pub(crate) unsampled: Option<StepId>,
     pub(crate) in_flight: InFlight,
+    /// `None` while nobody watches.
+    pub(crate) watch: Option<WatchEnd>,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
 }
@@ -75,6 +79,7 @@ impl EngineLoop {
             self.take_made_masks()?;
             self.drive_step()?;
             self.forward_outputs();
+            self.show_watcher();
             match self.next_event()? {
                 Event::Command(command) => self.handle_command(command)?,
                 Event::Nothing => {}
@@ -206,6 +211,26 @@ impl EngineLoop {
         }
     }
 
+    /// Makes the snapshot that has been asked for, if one has.
+    fn show_watcher(&mut self) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        if watch.is_abandoned() {
+            self.watch = None;
+        } else if watch.is_due() {
+            let stats = self.shared.lock().stats.clone();
+            let snapshot = EngineSnapshot {
+                time: self.shared.now(),
+                stats,
+                steps: watch.take_steps(),
+                requests: self.scheduler.request_views(MAX_REQUESTS),
+                page_map: self.scheduler.page_map(MAX_CELLS),
+            };
+            watch.give(snapshot);
+        }
+    }
+
     /// Releases all exported pages, because no subscriber is there to read them.
     fn let_go_of_exports(&mut self) {
         while let Some(fact) = self.scheduler.poll_kv_fact() {
@@ -263,7 +288,14 @@ impl EngineLoop {
                 Err(reason) => Err(reason),
             },
         };
-        self.in_flight.pop();
+        let ended = self.in_flight.pop();
+        if let Some(watch) = &mut self.watch
+            && let Some((batch, step_time)) = ended
+            && returned.is_ok()
+        {
+            let num_prefill_tokens = self.scheduler.num_prefill_tokens(step);
+            watch.note_step(&batch, num_prefill_tokens, self.shared.now(), step_time);
+        }
         // A step may fail before it could draw.
         self.unsampled.take_if(|unsampled| *unsampled == step);
         match returned {
@@ -347,6 +379,7 @@ impl EngineLoop {
                 let result = self.scheduler.reset_prefix_cache();
                 let _ = reply.send(result.map_err(|_| ResetError::Busy));
             }
+            Command::Watch(end) => self.watch = Some(end),
             Command::Stop => return Err(Stopped::Asked),
         }
         Ok(())
@@ -492,13 +525,16 @@ impl InFlight {
         }
     }
 
-    fn pop(&mut self) {
-        self.steps.pop_front();
+    /// Removes the oldest step, which has returned: its batch and the time that it took.
+    fn pop(&mut self) -> Option<(Arc<Batch>, Duration)> {
+        let oldest = self.steps.pop_front();
+        let step_time = self.oldest_since.elapsed();
         let mut inner = self.shared.lock();
         inner.stats.num_steps += 1;
-        inner.stats.step_time += self.oldest_since.elapsed();
+        inner.stats.step_time += step_time;
         drop(inner);
         self.watch_oldest();
+        oldest.map(|step| (step.batch, step_time))
     }
 
     fn watch_oldest(&mut self) {

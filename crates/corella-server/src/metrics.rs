@@ -15,6 +15,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::recent_latency::RecentLatency;
+
 /// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
     registry: Registry,
@@ -30,6 +32,8 @@ pub struct Metrics {
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
     latency: Histogram,
+    /// For those who watch the engine.
+    pub recent_latency: RecentLatency,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -155,6 +159,7 @@ impl Metrics {
                 "Time from a request's arrival to its last token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
+            recent_latency: RecentLatency::default(),
             registry,
         }
     }
@@ -510,9 +515,11 @@ impl CallTimer {
         }
         match &mut self.tokens[choice] {
             Some(times) => {
-                metrics
-                    .inter_token_latency
-                    .observe((now - times.last).as_secs_f64());
+                let latency = now - times.last;
+                metrics.inter_token_latency.observe(latency.as_secs_f64());
+                if let Some(recent) = metrics.recent_latency.watched() {
+                    recent.inter_token.observe(latency);
+                }
                 times.last = now;
                 times.num_tokens += 1;
             }
@@ -533,9 +540,11 @@ impl CallTimer {
         }
         if !self.first_token_seen {
             self.first_token_seen = true;
-            metrics
-                .time_to_first_token
-                .observe((now - self.arrival).as_secs_f64());
+            let latency = now - self.arrival;
+            metrics.time_to_first_token.observe(latency.as_secs_f64());
+            if let Some(recent) = metrics.recent_latency.watched() {
+                recent.time_to_first_token.observe(latency);
+            }
         }
     }
 

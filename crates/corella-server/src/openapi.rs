@@ -277,6 +277,48 @@ fn document(config: &ServeConfig) -> Value {
             },
         }}),
     );
+    paths.insert(
+        "/engine/events".to_owned(),
+        json!({"get": {
+            "operationId": "watchEngine",
+            "summary": "Tells what the engine does, several times a second, until the client leaves.",
+            "responses": {
+                "200": {"description": "Events `server` and `snapshot`.", "content": {"text/event-stream": {}}},
+                "default": error("Error"),
+            },
+        }}),
+    );
+    paths.insert(
+        "/".to_owned(),
+        json!({"get": {
+            "operationId": "getPage",
+            "summary": "A page to chat with the model and to see what the engine does.",
+            "security": [],
+            "responses": {
+                "200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
+                "default": error("Error"),
+            },
+        }}),
+    );
+    let file = json!({"schema": {"type": "string"}});
+    paths.insert(
+        "/page/{file}".to_owned(),
+        json!({"get": {
+            "operationId": "getPageFile",
+            "summary": "A file that the page is made of.",
+            "security": [],
+            "parameters": [{
+                "name": "file", "in": "path", "required": true,
+                "schema": {"type": "string", "minLength": 1},
+            }],
+            "responses": {
+                "200": {"description": "The file.", "content": {
+                    "text/javascript": file, "text/css": file, "image/svg+xml": file,
+                }},
+                "default": error("Error"),
+            },
+        }}),
+    );
     let security = match config.api_key {
         None => json!([]),
         Some(_) => json!([{"bearer": []}, {"header": []}]),

@@ -10,12 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
 use crate::call::json_response;
+use crate::cluster_status::ClusterStatus;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
 
 /// Knows the roles of this node and changes them while the server serves.
 pub trait RoleControl: Send + Sync {
     fn status(&self) -> RoleStatus;
+
+    /// This node and the others that it serves with. `None` when it serves alone.
+    fn cluster(&self) -> Option<ClusterStatus>;
 
     /// Begins to change at once; the future ends when the role has changed, and the change goes on
     /// when it is dropped.

@@ -14,10 +14,12 @@ use crate::auth::require_api_key;
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
 use crate::embeddings::embeddings;
+use crate::engine_feed::engine_events;
 use crate::health::{health, metrics, ready, version};
 use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
 use crate::openapi::openapi;
+use crate::page::{page, page_asset};
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
 use crate::responses::responses;
@@ -44,6 +46,7 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/engine/events", get(engine_events))
         .route("/role", get(role).post(change_role))
         .route_layer(from_fn_with_state(state.clone(), require_api_key));
     let anthropic = Router::new()
@@ -52,6 +55,8 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route_layer(from_fn_with_state(state.clone(), require_api_key))
         .route_layer(from_fn(in_anthropic_shape));
     Router::new()
+        .route("/", get(page))
+        .route("/page/{file}", get(page_asset))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))

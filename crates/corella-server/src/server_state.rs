@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::adapter::{AdapterLoader, ServedAdapters};
 use crate::api_error::ApiError;
+use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
@@ -33,6 +34,7 @@ pub struct ServerState {
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
     pub(crate) adapters: ServedAdapters,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) engine_feed: EngineFeed,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
     pub(crate) started_unix_s: u64,
@@ -88,6 +90,7 @@ impl ServerState {
         Arc::new(Self {
             adapters: ServedAdapters::new(adapters, config.max_num_adapters),
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
+            engine_feed: EngineFeed::default(),
             config,
             text,
             engine,

@@ -58,15 +58,26 @@ impl Events {
     }
 }
 
+impl From<Events> for Bytes {
+    fn from(events: Events) -> Self {
+        events.0.into()
+    }
+}
+
 /// Deltas that are ready are written together, up to about this size: a slow reader catches up in few
 /// writes, and a call with many choices does not fill memory.
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
-    let mut response = Response::new(Body::new(SseBody {
+    event_stream(Body::new(SseBody {
         generation: Some(generation),
         encoder,
-    }));
+    }))
+}
+
+/// A response whose body is server-sent events.
+pub fn event_stream(body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(
         CONTENT_TYPE,

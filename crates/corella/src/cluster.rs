@@ -6,6 +6,7 @@ mod listener;
 mod metrics;
 mod role;
 mod served_model;
+mod status;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,7 +18,9 @@ use corella_cluster::transport::{NixlLibrary, TransferThreads};
 use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
 use corella_core::PeerPolicy;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
-use corella_server::{KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus, ServerState};
+use corella_server::{
+    ClusterStatus, KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus, ServerState,
+};
 use prometheus_client::collector::Collector;
 use tokio::runtime::Handle;
 
@@ -26,6 +29,7 @@ pub use listener::ClusterListener;
 use metrics::ClusterMetrics;
 use role::RunningRole;
 use served_model::ServedModel;
+use status::cluster_status;
 
 /// How often it is looked whether the last session has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
@@ -208,6 +212,10 @@ impl RoleControl for Cluster {
             role: name_of(state.role.role()),
             changing_to: state.changing_to.map(name_of),
         }
+    }
+
+    fn cluster(&self) -> Option<ClusterStatus> {
+        cluster_status(&self.running_role(), self.status())
     }
 
     fn change(&self, role: &str) -> RoleChange {

@@ -43,6 +43,8 @@ pub struct PrefillNodeStats {
     pub num_remote_tokens: u64,
     /// Bytes of KV rows that went to decode nodes.
     pub num_bytes_sent: u64,
+    /// Loads of decode nodes whose rows are not stored yet.
+    pub num_waiting_loads: usize,
 }
 
 /// The node that clients talk to. It computes prompts and has other nodes decode the output, and it
@@ -145,10 +147,12 @@ impl PrefillNode {
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
+        let sender = self.0.sender.stats();
         PrefillNodeStats {
+            num_waiting_loads: sender.num_waiting_loads,
             num_sessions: self.0.lock().end.stats().num_sessions,
             num_remote_tokens: self.0.num_remote_tokens.load(Ordering::Relaxed),
-            num_bytes_sent: self.0.sender.stats().num_bytes_sent,
+            num_bytes_sent: sender.num_bytes_sent,
         }
     }
 }

@@ -14,3 +14,4 @@ mod prompt_logprobs;
 mod shutdown;
 mod speculation;
 mod spill;
+mod watch;

@@ -14,6 +14,7 @@ use prometheus_client::registry::Unit;
 
 use super::Cluster;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
+use super::status::standing_name;
 
 /// Those of the role that the node has at a scrape.
 #[derive(Debug)]
@@ -108,19 +109,21 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             )?;
             let nodes = Family::<StandingLabels, Gauge>::default();
             let standings = [
-                (PeerStanding::Healthy, "healthy"),
-                (PeerStanding::Suspect, "suspect"),
-                (PeerStanding::Incompatible, "incompatible"),
-                (PeerStanding::Draining, "draining"),
+                PeerStanding::Healthy,
+                PeerStanding::Suspect,
+                PeerStanding::Incompatible,
+                PeerStanding::Draining,
             ];
             let known = registry
                 .peers()
                 .with_table(|table, now_us| table.decode_nodes(now_us));
-            for (standing, name) in standings {
+            for standing in standings {
                 let num_nodes = { known.iter() }
                     .filter(|node| node.standing == standing)
                     .count();
-                let labels = StandingLabels { standing: name };
+                let labels = StandingLabels {
+                    standing: standing_name(standing),
+                };
                 nodes.get_or_create(&labels).set(num_nodes as i64);
             }
             let help = "Decode nodes by what is known of them";

@@ -43,7 +43,9 @@ pub struct PrefillRole {
 
 pub struct DecodeRole {
     pub node: Arc<DecodeNode>,
-    registry: Option<Registry>,
+    pub registry: Option<Registry>,
+    /// Loads KV rows for the node.
+    pub receiver: Arc<KvReceiver>,
     entrance: Entrance,
     /// Dropping it ends the server of sessions when the last of them has ended.
     stop: Mutex<Option<oneshot::Sender<()>>>,
@@ -224,7 +226,7 @@ impl Node {
         let host = config.uses_host.then(host_name);
         let session = self.model.session_config();
         let engine = self.model.engine.clone();
-        let node = DecodeNode::start(session, hello, engine, receiver, host);
+        let node = DecodeNode::start(session, hello, engine, receiver.clone(), host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let sessions = serve_sessions(listener, node.clone(), self.tls.clone(), async move {
@@ -238,6 +240,7 @@ impl Node {
         Ok(DecodeRole {
             node,
             registry,
+            receiver,
             entrance,
             stop: Mutex::new(Some(stop)),
             _threads: self.threads.clone(),

@@ -1,0 +1,123 @@
+//! What a watcher sees of the engine at one moment, and of the steps since the moment before.
+
+use std::time::Duration;
+
+use corella_core::{PageMap, RequestView, StepId};
+
+use crate::engine_stats::EngineStats;
+
+/// Everything as it was between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineSnapshot {
+    /// Time since the engine started, to which the other times relate.
+    pub time: Duration,
+    pub stats: EngineStats,
+    /// The steps that have returned since the snapshot before, oldest first.
+    pub steps: Vec<StepRecord>,
+    /// The first [`MAX_REQUESTS`] live requests: running ones first, then those that receive KV, then
+    /// waiting ones.
+    pub requests: Vec<RequestView>,
+    pub page_map: PageMap,
+}
+
+/// The most requests that a snapshot describes.
+pub const MAX_REQUESTS: usize = 128;
+
+/// The most cells of its page map.
+pub const MAX_CELLS: u32 = 2048;
+
+/// What a step computed, or several successive steps where there were too many to tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepRecord {
+    pub first: StepId,
+    pub num_steps: u32,
+    /// When the last of them returned.
+    pub ended: Duration,
+    /// Time that they took together. A step's time begins when the step before it has returned.
+    pub step_time: Duration,
+    pub num_prefill_tokens: u64,
+    /// Tokens of requests that decode, without drafts.
+    pub num_decode_tokens: u64,
+    pub num_draft_tokens: u64,
+    /// The most requests in one of them.
+    pub max_requests: u32,
+}
+
+/// Steps between two snapshots, in bounded memory: when there is no room, each two neighbours become
+/// one record.
+#[derive(Debug, Default)]
+pub(crate) struct StepRecords(Vec<StepRecord>);
+
+const MAX_RECORDS: usize = 128;
+
+impl StepRecords {
+    pub fn push(&mut self, record: StepRecord) {
+        if self.0.len() == MAX_RECORDS {
+            self.0 = { self.0.chunks(2) }
+                .map(|pair| match *pair {
+                    [earlier, later] => earlier.and(later),
+                    _ => pair[0],
+                })
+                .collect();
+        }
+        self.0.push(record);
+    }
+
+    pub fn take(&mut self) -> Vec<StepRecord> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl StepRecord {
+    fn and(self, later: Self) -> Self {
+        Self {
+            first: self.first,
+            num_steps: self.num_steps + later.num_steps,
+            ended: later.ended,
+            step_time: self.step_time + later.step_time,
+            num_prefill_tokens: self.num_prefill_tokens + later.num_prefill_tokens,
+            num_decode_tokens: self.num_decode_tokens + later.num_decode_tokens,
+            num_draft_tokens: self.num_draft_tokens + later.num_draft_tokens,
+            max_requests: self.max_requests.max(later.max_requests),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Far more steps than there is room for, step `n` with `n` tokens.
+    #[test]
+    fn records_are_bounded_and_lose_no_token() {
+        const NUM_STEPS: u64 = 5000;
+        let mut records = StepRecords::default();
+        for step in 0..NUM_STEPS {
+            records.push(StepRecord {
+                first: StepId(step),
+                num_steps: 1,
+                ended: Duration::from_micros(step),
+                step_time: Duration::from_micros(1),
+                num_prefill_tokens: step,
+                num_decode_tokens: 1,
+                num_draft_tokens: 0,
+                max_requests: step as u32,
+            });
+        }
+        let records = records.take();
+        assert!(records.len() <= MAX_RECORDS);
+        let mut next = 0;
+        for record in &records {
+            assert_eq!(record.first, StepId(next));
+            next += u64::from(record.num_steps);
+            assert_eq!(record.ended, Duration::from_micros(next - 1));
+            assert_eq!(u64::from(record.max_requests), next - 1);
+            assert_eq!(record.num_decode_tokens, u64::from(record.num_steps));
+        }
+        assert_eq!(next, NUM_STEPS);
+        let num_prefill: u64 = { records.iter() }
+            .map(|record| record.num_prefill_tokens)
+            .sum();
+        assert_eq!(num_prefill, NUM_STEPS * (NUM_STEPS - 1) / 2);
+    }
+}

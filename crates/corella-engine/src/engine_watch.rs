@@ -1,0 +1,145 @@
+//! A watch over the engine: who holds one may ask for snapshots.
+//!
+//! The loop makes a snapshot only when it is asked for one, and keeps records of steps only while
+//! there is a watch. Without one it does no more than look whether there is.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use corella_core::Batch;
+
+use crate::doorbell::Doorbell;
+use crate::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
+
+/// Asks for snapshots. The watch ends when it is dropped.
+pub struct EngineWatch {
+    desk: Arc<Desk>,
+    /// Rings when it is dropped, behind the desk, so that the loop sees that nobody watches.
+    doorbell: Doorbell,
+}
+
+/// The loop's end of a watch.
+pub(crate) struct WatchEnd {
+    desk: Arc<Desk>,
+    steps: StepRecords,
+}
+
+#[derive(Default)]
+struct Desk {
+    is_due: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+/// At most one snapshot lies here: the newest replaces one that was not fetched.
+#[derive(Default)]
+struct Inner {
+    snapshot: Option<EngineSnapshot>,
+    waker: Option<Waker>,
+    has_ended: bool,
+}
+
+pub(crate) fn watch(doorbell: Doorbell) -> (EngineWatch, WatchEnd) {
+    let desk = Arc::new(Desk::default());
+    let watch = EngineWatch {
+        desk: desk.clone(),
+        doorbell,
+    };
+    let end = WatchEnd {
+        desk,
+        steps: StepRecords::default(),
+    };
+    (watch, end)
+}
+
+impl EngineWatch {
+    /// Asks for a snapshot and waits for it, which takes milliseconds however long a step runs.
+    /// `None` when the engine has stopped, or somebody else has begun to watch it.
+    pub async fn snapshot(&mut self) -> Option<EngineSnapshot> {
+        self.desk.is_due.store(true, Ordering::Release);
+        self.doorbell.ring();
+        poll_fn(|cx| self.desk.poll_snapshot(cx)).await
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poll_snapshot(&self, cx: &mut Context<'_>) -> Poll<Option<EngineSnapshot>> {
+        let mut inner = self.lock();
+        if let Some(snapshot) = inner.snapshot.take() {
+            return Poll::Ready(Some(snapshot));
+        }
+        if inner.has_ended {
+            return Poll::Ready(None);
+        }
+        inner.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn wake(mut inner: MutexGuard<'_, Inner>) {
+        let waker = inner.waker.take();
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl WatchEnd {
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.desk) == 1
+    }
+
+    /// Whether a snapshot has been asked for since the last one.
+    pub fn is_due(&self) -> bool {
+        self.desk.is_due.load(Ordering::Acquire)
+    }
+
+    /// Notes a step that returned at `ended`.
+    pub fn note_step(
+        &mut self,
+        batch: &Batch,
+        num_prefill_tokens: u32,
+        ended: Duration,
+        step_time: Duration,
+    ) {
+        let drafts = batch.spans.iter().map(|span| u64::from(span.num_drafts));
+        let num_draft_tokens = drafts.sum();
+        let num_prefill_tokens = u64::from(num_prefill_tokens);
+        let num_others = num_prefill_tokens + num_draft_tokens;
+        self.steps.push(StepRecord {
+            first: batch.step,
+            num_steps: 1,
+            ended,
+            step_time,
+            num_prefill_tokens,
+            num_decode_tokens: (batch.num_tokens() as u64).saturating_sub(num_others),
+            num_draft_tokens,
+            max_requests: batch.spans.len() as u32,
+        });
+    }
+
+    pub fn take_steps(&mut self) -> Vec<StepRecord> {
+        self.steps.take()
+    }
+
+    pub fn give(&self, snapshot: EngineSnapshot) {
+        self.desk.is_due.store(false, Ordering::Relaxed);
+        let mut inner = self.desk.lock();
+        inner.snapshot = Some(snapshot);
+        Desk::wake(inner);
+    }
+}
+
+impl Drop for WatchEnd {
+    fn drop(&mut self) {
+        let mut inner = self.desk.lock();
+        inner.has_ended = true;
+        Desk::wake(inner);
+    }
+}

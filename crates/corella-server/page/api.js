@@ -1,0 +1,81 @@
+// Calls of the server: the API key, errors as the server words them, and server-sent events.
+
+const KEY = "corella.key";
+
+/** The key is forgotten with the tab. */
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (key) => sessionStorage.setItem(KEY, key),
+};
+
+/** An answer other than 2xx, or none at all. `status` is 0 then, and `param` names a field, if one is at fault. */
+export class CallError extends Error {
+  constructor(message, status, param) {
+    super(message);
+    this.status = status;
+    this.param = param ?? null;
+  }
+}
+
+/** Calls a path with the API key. Throws a CallError, or the signal's AbortError. */
+export async function call(path, { body, signal } = {}) {
+  const headers = {};
+  if (apiKey.get() !== "") {
+    headers.authorization = `Bearer ${apiKey.get()}`;
+  }
+  const options = { headers, signal };
+  if (body !== undefined) {
+    headers["content-type"] = "application/json";
+    options.method = "POST";
+    options.body = JSON.stringify(body);
+  }
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") {
+      throw error;
+    }
+    throw new CallError("The server does not answer.", 0);
+  }
+  if (!response.ok) {
+    const error = await response.json().then((json) => json.error, () => null);
+    throw new CallError(error?.message ?? `The server answered ${response.status}.`, response.status, error?.param);
+  }
+  return response;
+}
+
+/** The events of a response as `{ name, data }`, with `data` parsed unless it is `[DONE]`. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) {
+        return;
+      }
+      text += value;
+      const parts = text.split("\n\n");
+      text = parts.pop();
+      for (const part of parts) {
+        yield parse(part);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function parse(event) {
+  let name = "message";
+  let data = "";
+  for (const line of event.split("\n")) {
+    if (line.startsWith("event: ")) {
+      name = line.slice("event: ".length);
+    } else if (line.startsWith("data: ")) {
+      data += line.slice("data: ".length);
+    }
+  }
+  return { name, data: data === "[DONE]" ? data : JSON.parse(data) };
+}

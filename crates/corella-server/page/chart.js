@@ -1,0 +1,78 @@
+// Drawing on a canvas: its size, its colours, and what the two kinds of charts share.
+
+const SECONDS = 60;
+
+/** The width of the charts in milliseconds. */
+export const SPAN_MS = SECONDS * 1000;
+
+/** A context in CSS pixels, empty. `null` while the canvas is not shown. */
+export function prepare(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  if (width === 0 || height === 0) {
+    return null;
+  }
+  const scale = devicePixelRatio || 1;
+  const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return { context, width, height };
+}
+
+/** The colour of a class, as the theme has it: a canvas cannot read style sheets. */
+export function colour(className) {
+  let probe = probes.get(className);
+  if (!probe) {
+    probe = document.createElement("i");
+    probe.className = className;
+    probe.hidden = true;
+    document.body.append(probe);
+    probes.set(className, probe);
+  }
+  const style = getComputedStyle(probe);
+  return className === "quiet" ? style.color : style.backgroundColor;
+}
+
+const probes = new Map();
+
+/** The least of 1, 2, 5, 10, 20, … that is not below `value`. */
+export function ceiling(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((round) => round >= value * 0.999);
+}
+
+/** Lines at half and full height with the values that they stand for, and the seconds below. The rectangle that is left. */
+export function frame({ context, width, height }, half, top, label) {
+  const area = { left: 0, top: 14, width, height: height - 14 - 16 };
+  context.font = "11px system-ui, sans-serif";
+  context.fillStyle = colour("quiet");
+  context.strokeStyle = colour("free");
+  context.lineWidth = 1;
+  for (const [share, value] of [[0, 0], [0.5, half], [1, top]]) {
+    const y = Math.round(area.top + area.height * (1 - share)) + 0.5;
+    context.beginPath();
+    context.moveTo(area.left, y);
+    context.lineTo(area.left + area.width, y);
+    context.stroke();
+    if (share > 0) {
+      context.fillText(label(value), 2, y - 3);
+    }
+  }
+  const y = height - 3;
+  context.textAlign = "left";
+  context.fillText(`${SECONDS} s ago`, 2, y);
+  context.textAlign = "right";
+  context.fillText("now", width - 2, y);
+  context.textAlign = "left";
+  return area;
+}
+
+/** Keeps what is not older than the charts are wide. `time` is that of the end. */
+export function dropOld(list, now) {
+  const first = list.findIndex(({ time }) => time > now - SPAN_MS - 2000);
+  list.splice(0, first === -1 ? list.length : first);
+}

@@ -1,0 +1,80 @@
+// Puts the page together: theme, views, API key, models.
+
+import { apiKey, call } from "./api.js";
+import { Chat } from "./chat.js";
+import { Engine } from "./engine.js";
+import { element } from "./format.js";
+
+const at = (id) => document.getElementById(id);
+
+const chat = new Chat(askForKey);
+const engine = new Engine(askForKey, (server) => {
+  chat.maxAlternatives = Math.min(5, server.max_logprobs);
+});
+
+function chooseTheme(theme) {
+  localStorage.setItem("corella.theme", theme);
+  if (theme === "system") {
+    delete document.documentElement.dataset.theme;
+  } else {
+    document.documentElement.dataset.theme = theme;
+  }
+  engine.draw();
+}
+at("theme").value = document.documentElement.dataset.theme ?? "system";
+at("theme").addEventListener("change", ({ target }) => chooseTheme(target.value));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => engine.draw());
+
+for (const button of document.querySelectorAll("[data-show]")) {
+  button.addEventListener("click", () => {
+    document.body.dataset.view = button.dataset.show;
+    for (const other of document.querySelectorAll("[data-show]")) {
+      other.setAttribute("aria-pressed", String(other === button));
+    }
+    engine.update();
+  });
+}
+
+function askForKey() {
+  const form = at("key-form");
+  at("key-error").textContent = apiKey.get() === "" ? "" : "The server refuses this key.";
+  if (form.hidden) {
+    form.hidden = false;
+    at("key").focus();
+  }
+}
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  apiKey.set(at("key").value.trim());
+  at("key").value = "";
+  at("key-form").hidden = true;
+  start();
+});
+
+/** Adapters come and go, so the list is read again whenever somebody comes back to the page. */
+async function readModels() {
+  const response = await call("/v1/models");
+  const { data } = await response.json();
+  const select = at("model");
+  const chosen = select.disabled ? localStorage.getItem("corella.model") : select.value;
+  select.replaceChildren(...data.map(({ id }) => element("option", { value: id, textContent: id })));
+  select.disabled = false;
+  if (data.some(({ id }) => id === chosen)) {
+    select.value = chosen;
+  }
+}
+at("model").addEventListener("change", ({ target }) => localStorage.setItem("corella.model", target.value));
+document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
+
+async function start() {
+  try {
+    await readModels();
+  } catch (error) {
+    if (error.status === 401) {
+      askForKey();
+    }
+  }
+  engine.restart();
+}
+
+start();

@@ -1,0 +1,81 @@
+// The controls of sampling: one input for each field of a request.
+
+import { element } from "./format.js";
+
+const FIELDS = [
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any", hint: "0 takes the likeliest token" },
+  { name: "top_p", label: "Top p", min: 0, max: 1, step: "any", hint: "likeliest tokens up to this share" },
+  { name: "top_k", label: "Top k", min: 0, step: 1, hint: "this many likeliest tokens, 0 is all" },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "share of the likeliest one at least" },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: "any", hint: "above 1 repeats less" },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: "any", hint: "for what occurs" },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: "any", hint: "for each time" },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "of the answer" },
+  { name: "seed", label: "Seed", min: 0, step: 1, hint: "the same seed, the same answer" },
+  { name: "stop", label: "Stop", hint: "ends the answer; several with |" },
+];
+
+export class Sampling {
+  constructor(grid, settings, changed) {
+    this.inputs = new Map();
+    this.helps = new Map();
+    for (const { name, label, hint, ...range } of FIELDS) {
+      const isText = name === "stop";
+      const input = element("input", { id: `sampling-${name}`, name, autocomplete: "off", placeholder: "default" });
+      input.type = isText ? "text" : "number";
+      for (const [attribute, value] of Object.entries(range)) {
+        input.setAttribute(attribute, value);
+      }
+      const help = element("small", { id: `help-${name}`, textContent: hint });
+      input.setAttribute("aria-describedby", help.id);
+      input.value = settings[name] ?? "";
+      input.addEventListener("input", () => {
+        this.#unmark(name);
+        changed();
+      });
+      this.inputs.set(name, input);
+      this.helps.set(name, { help, hint });
+      grid.append(element("label", {}, label, input, help));
+    }
+  }
+
+  /** What the inputs hold, by field, as strings, for the storage. */
+  values() {
+    const filled = [...this.inputs].filter(([, input]) => input.value !== "");
+    return Object.fromEntries(filled.map(([name, input]) => [name, input.value]));
+  }
+
+  /** The fields of a request. Ranges are for the server to check. */
+  fields() {
+    const fields = {};
+    for (const [name, value] of Object.entries(this.values())) {
+      fields[name] = name === "stop" ? value.split("|").filter((text) => text !== "") : Number(value);
+    }
+    return fields;
+  }
+
+  reset() {
+    for (const [name, input] of this.inputs) {
+      input.value = "";
+      this.#unmark(name);
+    }
+  }
+
+  /** Shows beside an input why its value was refused. False if the refusal is about none of them. */
+  mark(param, message) {
+    const name = param.split("[")[0];
+    const input = this.inputs.get(name);
+    if (!input) {
+      return false;
+    }
+    input.setAttribute("aria-invalid", "true");
+    this.helps.get(name).help.textContent = message;
+    return true;
+  }
+
+  #unmark(name) {
+    this.inputs.get(name).removeAttribute("aria-invalid");
+    const { help, hint } = this.helps.get(name);
+    help.textContent = hint;
+  }
+}

@@ -1,0 +1,140 @@
+//! The page at `/`: the chat and the picture of the engine, from files that are part of the binary.
+
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::HeaderValue;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::response::Response;
+
+use crate::api_error::ApiError;
+
+/// A file of the page.
+struct Asset {
+    name: &'static str,
+    bytes: &'static [u8],
+}
+
+macro_rules! assets {
+    ($($name:literal),* $(,)?) => {
+        &[$(Asset { name: $name, bytes: include_bytes!(concat!("../page/", $name)) }),*]
+    };
+}
+
+const INDEX: Asset = Asset {
+    name: "index.html",
+    bytes: include_bytes!("../page/index.html"),
+};
+
+const ASSETS: &[Asset] = assets![
+    "api.js",
+    "base.css",
+    "chart.js",
+    "chat.css",
+    "chat.js",
+    "conversation.js",
+    "engine.css",
+    "engine.js",
+    "format.js",
+    "icon.svg",
+    "latency_chart.js",
+    "main.js",
+    "message_view.js",
+    "node_list.js",
+    "page_map.js",
+    "request_table.js",
+    "sampling.js",
+    "step_chart.js",
+    "theme.js",
+    "token_list.js",
+];
+
+/// Everything comes from this server, and nothing that a model writes can be run.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+pub async fn page() -> Response {
+    response(&INDEX)
+}
+
+/// A file that the page is made of.
+pub async fn page_asset(Path(name): Path<String>) -> Result<Response, ApiError> {
+    let asset = ASSETS.iter().find(|asset| asset.name == name);
+    let asset = asset.ok_or_else(|| ApiError::unknown_path(&format!("/page/{name}")))?;
+    Ok(response(asset))
+}
+
+fn response(asset: &'static Asset) -> Response {
+    let mut response = Response::new(Body::from(asset.bytes));
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_TYPE, content_type(asset.name)),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        // Another version of the server may be next, and its files must fit together.
+        (CACHE_CONTROL, "no-cache"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn content_type(name: &str) -> &'static str {
+    match name.rsplit_once('.').map(|(_, kind)| kind) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every file that another one names is served, and every one that is served is named.
+    #[test]
+    fn files_and_references_agree() {
+        let texts = ASSETS.iter().chain([&INDEX]).map(|asset| {
+            let text = std::str::from_utf8(asset.bytes).expect("files are text");
+            (asset.name, text)
+        });
+        let mut named: Vec<&str> = texts
+            .flat_map(|(_, text)| {
+                let absolute = text.split("\"/page/").skip(1);
+                let relative = text.split("from \"./").skip(1);
+                absolute.chain(relative)
+            })
+            .filter_map(|rest| rest.split('"').next())
+            .collect();
+        named.sort_unstable();
+        named.dedup();
+        let served: Vec<_> = ASSETS.iter().map(|asset| asset.name).collect();
+        assert_eq!(named, served);
+    }
+
+    /// What the policy forbids would fail in the browser alone.
+    #[test]
+    fn no_script_or_style_is_inline() {
+        let html = std::str::from_utf8(INDEX.bytes).expect("it is text");
+        for tag in html.split("<script").skip(1) {
+            assert!(
+                tag.starts_with(" src=") || tag.starts_with(" type=\"module\" src="),
+                "{tag}"
+            );
+        }
+        for forbidden in [
+            "<style",
+            " style=",
+            " onclick=",
+            " onload=",
+            "javascript:",
+            "://",
+        ] {
+            assert!(!html.contains(forbidden), "{forbidden}");
+        }
+    }
+}

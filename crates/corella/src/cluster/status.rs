@@ -1,0 +1,88 @@
+//! What this node shows of itself and of the other nodes to those who watch the engine.
+
+use std::collections::BTreeMap;
+
+use corella_cluster::{NodeRecord, Registry};
+use corella_core::{DecodeNode, PeerId, PeerStanding};
+use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
+
+use super::role::{DecodeRole, PrefillRole, RunningRole};
+
+/// `None` for a node that no other node reaches.
+pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<ClusterStatus> {
+    let status = ClusterStatus {
+        role: role.role,
+        changing_to: role.changing_to,
+        sessions: running.num_obligations(),
+        ..ClusterStatus::default()
+    };
+    match running {
+        RunningRole::Unified(_) => running.entrance().map(|_| status),
+        RunningRole::Prefill(PrefillRole { node, registry, .. }) => {
+            let stats = node.stats();
+            let (num_nodes, nodes) = nodes_of(registry);
+            Some(ClusterStatus {
+                sessions: stats.num_sessions,
+                loads: stats.num_waiting_loads,
+                sent_bytes: Some(stats.num_bytes_sent),
+                remote_tokens: Some(stats.num_remote_tokens),
+                num_nodes,
+                nodes,
+                ..status
+            })
+        }
+        RunningRole::Decode(DecodeRole {
+            node,
+            registry,
+            receiver,
+            ..
+        }) => {
+            let known = registry.as_ref().map(|registry| registry.peers().records());
+            let known = known.unwrap_or_default();
+            Some(ClusterStatus {
+                sessions: node.num_sessions(),
+                loads: receiver.stats().num_loads,
+                num_nodes: known.len(),
+                nodes: { known.iter() }
+                    .take(MAX_NODES)
+                    .map(|(_, record)| node_status(record, None))
+                    .collect(),
+                ..status
+            })
+        }
+    }
+}
+
+/// The decode nodes that a prefill node knows: how many, and the first of them.
+fn nodes_of(registry: &Registry) -> (usize, Vec<NodeStatus>) {
+    let peers = registry.peers();
+    let records: BTreeMap<PeerId, NodeRecord> = peers.records().into_iter().collect();
+    let known = peers.with_table(|table, now_us| table.decode_nodes(now_us));
+    let nodes = { known.iter() }
+        .filter_map(|node| Some(node_status(records.get(&node.peer_id)?, Some(node))))
+        .take(MAX_NODES);
+    (known.len(), nodes.collect())
+}
+
+fn node_status(record: &NodeRecord, known: Option<&DecodeNode>) -> NodeStatus {
+    let report = known.and_then(|node| node.report);
+    NodeStatus {
+        id: record.instance_id.clone(),
+        address: record.session_address.clone(),
+        standing: known.map(|node| standing_name(node.standing)),
+        running: report.map(|report| report.num_running),
+        waiting: report.map(|report| report.num_waiting),
+        free_pages: report.map(|report| report.num_free_pages),
+        bandwidth: known.and_then(|node| node.bandwidth),
+    }
+}
+
+/// As in the metrics.
+pub fn standing_name(standing: PeerStanding) -> &'static str {
+    match standing {
+        PeerStanding::Healthy => "healthy",
+        PeerStanding::Suspect => "suspect",
+        PeerStanding::Incompatible => "incompatible",
+        PeerStanding::Draining => "draining",
+    }
+}

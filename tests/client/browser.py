@@ -1,0 +1,93 @@
+"""A headless Chromium, and what tests do with the server's page in it."""
+
+import contextlib
+import shutil
+import time
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+DESKTOP = {"width": 1360, "height": 860}
+PHONE = {"width": 360, "height": 740}
+
+# Answers of the small model take seconds at most; a busy machine may take longer.
+TIMEOUT_MS = 60_000
+
+
+@contextlib.contextmanager
+def chromium():
+    path = shutil.which("chromium")
+    assert path, "Chromium is missing: cargo xtask set-up installs it"
+    with sync_playwright() as playwright:
+        # The sandbox needs rights that containers seldom give.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def page_of(browser, server, size=DESKTOP, scheme="light", faults=None):
+    """Opens the page of a server. What goes wrong in it fails the test, unless `faults` collects it."""
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    context.set_default_timeout(TIMEOUT_MS)
+    page = context.new_page()
+    collected = [] if faults is None else faults
+    page.on("console", lambda message: message.type == "error" and collected.append(message.text))
+    page.on("pageerror", lambda error: collected.append(str(error)))
+    try:
+        page.goto(server.base_url + "/")
+        wait(page, "!document.getElementById('model').disabled || !document.getElementById('key-form').hidden")
+        yield page
+        if faults is None:
+            assert collected == []
+    finally:
+        context.close()
+
+
+def wait(page, expression, arg=None):
+    """Waits until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def say(page, text):
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+
+
+def wait_answered(page):
+    """Waits for the end of the answer, and returns its text."""
+    page.wait_for_selector(".message.assistant:last-child:not(.running) footer button")
+    page.wait_for_selector("#send:not([hidden])")
+    return page.locator(".message.assistant:last-child .body").text_content()
+
+
+def wait_figure(page, label, condition):
+    """Waits until a figure of the engine satisfies a condition in JavaScript, where it is `text`."""
+    wait(
+        page,
+        """([label, condition]) => {
+            const figures = [...document.querySelectorAll('#figures div')];
+            const figure = figures.find((figure) => figure.firstChild.textContent === label);
+            const text = figure.lastChild.textContent;
+            return { positive: Number.parseFloat(text) > 0, zero: text === '0', known: text !== '–' }[condition];
+        }""",
+        [label, condition],
+    )
+
+
+def violations(page):
+    """What axe-core finds wrong, in a line each."""
+    response = Axe().run(page).response
+    return [
+        f"{violation['id']}: {violation['help']}: {[node['html'][:200] for node in violation['nodes']]}"
+        for violation in response["violations"]
+    ]
+
+
+def scrolls_sideways(page):
+    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")

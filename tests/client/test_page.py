@@ -1,0 +1,452 @@
+"""Tests the page at `/` in a headless Chromium: chat, controls, probabilities, the picture of the engine."""
+
+import concurrent.futures
+import json
+import math
+import re
+
+import pytest
+from browser import (
+    DESKTOP,
+    PHONE,
+    chromium,
+    page_of,
+    say,
+    scrolls_sideways,
+    violations,
+    wait,
+    wait_answered,
+    wait_figure,
+)
+from fleet import SLOW, Fleet, complete
+from server_process import ServerProcess
+
+# The model goes on whatever it draws.
+ON = {"extra_body": {"ignore_eos": True}}
+
+STORY = "Tell me a story about a fox and a lantern."
+CONTROLS = {
+    "temperature": "0.7",
+    "top_p": "0.9",
+    "top_k": "40",
+    "min_p": "0.01",
+    "repetition_penalty": "1.1",
+    "presence_penalty": "0.2",
+    "frequency_penalty": "0.3",
+    "max_tokens": "24",
+    "seed": "7",
+    "stop": "lantern|wolf",
+}
+SENT = {name: float(value) for name, value in CONTROLS.items() if name != "stop"}
+SENT["stop"] = ["lantern", "wolf"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess("--threads", 1) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow_server():
+    with ServerProcess(*SLOW) as server:
+        yield server
+
+
+def set_control(page, name, value):
+    page.evaluate("document.getElementById('settings').open = true")
+    page.fill(f"#sampling-{name}", value)
+
+
+def bodies(page):
+    """The bodies of the chat requests that the page sends from now on."""
+    sent = []
+
+    def note(request):
+        if request.url.endswith("/v1/chat/completions"):
+            sent.append(json.loads(request.post_data))
+
+    page.on("request", note)
+    return sent
+
+
+def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
+    with page_of(browser, slow_server) as page:
+        assert page.is_visible("#empty")
+        set_control(page, "max_tokens", "120")
+        say(page, STORY)
+        page.wait_for_selector("#stop:not([hidden])")
+        wait(page, "document.querySelector('.assistant .body').textContent.length > 20")
+        early = page.locator(".assistant .body").text_content()
+        assert page.locator(".assistant.running").count() == 1
+        answer = wait_answered(page)
+        assert answer.startswith(early) and len(answer) > len(early)
+        note = page.locator(".assistant footer").text_content()
+        assert re.match(r"\d+ tokens · [\d.,]+ tokens/s · first after [\d.]+ m?s", note), note
+        # What was said is sent along with the next message.
+        sent = bodies(page)
+        set_control(page, "max_tokens", "4")
+        say(page, "And then?")
+        wait(page, "document.querySelectorAll('.message').length === 4")
+        wait_answered(page)
+        said = [(message["role"], message["content"]) for message in sent[0]["messages"]]
+        assert said == [("user", STORY), ("assistant", answer), ("user", "And then?")]
+
+        page.reload()
+        assert page.locator(".message").count() == 4
+        assert page.locator(".assistant .body").first.text_content() == answer
+        page.click("text=New chat")
+        assert page.locator(".message").count() == 0
+        page.reload()
+        assert page.is_visible("#empty")
+
+
+@pytest.mark.parametrize("way", ["button", "escape"])
+def test_stop_ends_the_request_at_once(browser, slow_server, way):
+    aborted = lambda: slow_server.metric("corella_request_success_total", finished_reason="abort")
+    before = aborted()
+    with page_of(browser, slow_server) as page:
+        set_control(page, "max_tokens", "2000")
+        say(page, STORY)
+        wait(page, "document.querySelector('.assistant .body')?.textContent.length > 0")
+        if way == "button":
+            page.click("#stop")
+        else:
+            page.keyboard.press("Escape")
+        page.wait_for_selector("#send:not([hidden])")
+        assert "stopped" in page.locator(".assistant footer").text_content()
+        slow_server.wait_until(lambda: aborted() == before + 1, "the request is aborted")
+        # What was said so far stays.
+        kept = page.locator(".assistant .body").text_content()
+        page.reload()
+        assert page.locator(".assistant .body").text_content() == kept != ""
+
+
+def test_every_control_reaches_the_request(browser, server):
+    with page_of(browser, server) as page:
+        assert page.locator("#sampling input").count() == len(CONTROLS)
+        sent = bodies(page)
+        for name, value in CONTROLS.items():
+            set_control(page, name, value)
+        page.fill("#system", "You are a fox.")
+        summary = page.locator("#settings-summary").text_content()
+        assert "system prompt" in summary and "temperature 0.7" in summary
+        page.reload()
+        say(page, STORY)
+        answer = wait_answered(page)
+        messages = [{"role": "system", "content": "You are a fox."}, {"role": "user", "content": STORY}]
+        [body] = sent
+        assert body.pop("stream") and body.pop("stream_options") == {"include_usage": True}
+        assert body == {**SENT, "messages": messages, "model": server.model()}
+        response = server.client.post("/chat/completions", body=body, cast_to=object)
+        assert response["choices"][0]["message"]["content"] == answer
+
+        page.evaluate("document.getElementById('settings').open = true")
+        page.click("text=Back to defaults")
+        page.fill("#system", "")
+        set_control(page, "max_tokens", "2")
+        page.click("text=Try again")
+        wait(page, "!document.querySelector('#send').hidden && document.querySelectorAll('.message').length === 2")
+        page.wait_for_timeout(100)
+        assert set(sent[1]) == {"messages", "model", "stream", "stream_options", "max_tokens"}
+        assert sent[1]["messages"] == [{"role": "user", "content": STORY}]
+
+
+def test_a_refused_value_leads_to_its_control(browser, server):
+    faults = []
+    with page_of(browser, server, faults=faults) as page:
+        set_control(page, "temperature", "-1")
+        page.evaluate("document.getElementById('settings').open = false")
+        say(page, STORY)
+        page.wait_for_selector(".assistant .error")
+        assert "temperature" in page.locator(".assistant .error").text_content()
+        assert page.get_attribute("#sampling-temperature", "aria-invalid") == "true"
+        assert page.is_visible("#sampling-temperature")
+        page.fill("#sampling-temperature", "0")
+        assert page.get_attribute("#sampling-temperature", "aria-invalid") is None
+        set_control(page, "max_tokens", "4")
+        page.click("text=Try again")
+        assert wait_answered(page) != ""
+        assert page.locator(".error:visible").count() == 0
+    assert all("400" in fault for fault in faults)
+
+
+def test_tokens_show_how_likely_they_were(browser, server):
+    with page_of(browser, server) as page:
+        for name, value in {"seed": "3", "max_tokens": "30"}.items():
+            set_control(page, name, value)
+        page.check("#probabilities")
+        say(page, STORY)
+        answer = wait_answered(page)
+        page.evaluate("document.getElementById('settings').open = false")
+        response = server.client.chat.completions.create(
+            model=server.model(),
+            messages=[{"role": "user", "content": STORY}],
+            seed=3,
+            max_tokens=30,
+            logprobs=True,
+            top_logprobs=5,
+        )
+        choice = response.choices[0]
+        tokens = choice.logprobs.content
+        options = page.locator("[role=option]")
+        assert options.count() == len(tokens) > 10
+        assert options.all_text_contents() == [token.token for token in tokens]
+        assert choice.message.content == answer
+
+        at = next(i for i, token in enumerate(tokens) if i > 3 and math.exp(token.logprob) < 0.5)
+        card = page.locator("#token-card")
+        assert card.is_hidden()
+        options.nth(at).hover()
+        assert card.is_visible()
+        shares = card.locator(".share").all_text_contents()
+        expected = [100 * math.exp(top.logprob) for top in tokens[at].top_logprobs]
+        own = 100 * math.exp(tokens[at].logprob)
+        if own not in expected and tokens[at].token not in [top.token for top in tokens[at].top_logprobs]:
+            expected = [own, *expected]
+        assert [float(share.removesuffix(" %")) for share in shares] == pytest.approx(expected, abs=0.06)
+        page.mouse.move(5, 5)
+        assert card.is_hidden()
+
+        # The keyboard shows the same.
+        page.focus("[role=listbox]")
+        for _ in range(at):
+            page.keyboard.press("ArrowRight")
+        assert card.locator(".share").all_text_contents() == shares
+        selected = page.locator("[aria-selected=true]")
+        assert selected.count() == 1 and selected.text_content() == tokens[at].token
+        assert page.get_attribute("[role=listbox]", "aria-activedescendant") == selected.get_attribute("id")
+        page.keyboard.press("Escape")
+        assert card.is_hidden()
+
+        page.uncheck("#probabilities")
+        assert page.locator("[role=option]").count() == 0
+        assert page.locator(".assistant .body").text_content() == answer
+
+
+def has_colour(page, canvas, class_name):
+    """Whether a canvas has a pixel of the colour of a class."""
+    return page.evaluate(
+        """([id, name]) => {
+            const probe = document.createElement('i');
+            probe.className = name;
+            document.body.append(probe);
+            const [r, g, b] = getComputedStyle(probe).backgroundColor.match(/[0-9]+/g).map(Number);
+            probe.remove();
+            const canvas = document.getElementById(id);
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            for (let at = 0; at < data.length; at += 4) {
+                if (data[at] === r && data[at + 1] === g && data[at + 2] === b && data[at + 3] === 255) {
+                    return true;
+                }
+            }
+            return false;
+        }""",
+        [canvas, class_name],
+    )
+
+
+def test_the_picture_shows_load(browser, slow_server):
+    prompts = [list(range(300 + i, 360 + i)) for i in range(6)]
+    with page_of(browser, slow_server) as page, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        wait_figure(page, "Running", "zero")
+        assert page.text_content("#feed-state") == "live"
+        assert page.is_visible("#no-requests")
+        answers = [pool.submit(complete, slow_server, prompt, max_tokens=60, **ON) for prompt in prompts]
+        wait_figure(page, "Running", "positive")
+        page.wait_for_selector("#requests tr")
+        wait_figure(page, "Output tokens/s", "positive")
+        wait_figure(page, "TTFT, median", "known")
+        wait_figure(page, "ITL, median", "known")
+        row = page.locator("#requests tr").first.text_content()
+        assert "60" in row
+        wait(page, "/[1-9].* in use/.test(document.getElementById('pages-legend').textContent)")
+        for answer in answers:
+            answer.result()
+        wait_figure(page, "Running", "zero")
+        assert page.is_visible("#no-requests")
+        for canvas, name in [("steps", "prefill"), ("steps", "decode"), ("inter", "median"), ("pages", "cached")]:
+            page.wait_for_timeout(300)
+            assert has_colour(page, canvas, name), (canvas, name)
+        # What the legend says is what the metrics say.
+        cached = int(slow_server.metric("corella_kv_pages_cached"))
+        wait(
+            page,
+            "(cached) => document.getElementById('pages-legend').textContent.includes(`${cached} cached`)",
+            f"{cached:,}",
+        )
+        assert "prefill" in page.get_attribute("#steps", "aria-label")
+
+
+def num_streams_left(server):
+    return server.metric("corella_http_requests_total", path="/engine/events")
+
+
+def test_the_engine_is_watched_only_while_it_is_seen(browser, server):
+    with page_of(browser, server, size=PHONE) as page:
+        # The chat is in front. Streams of earlier pages end meanwhile.
+        page.wait_for_timeout(700)
+        left = num_streams_left(server)
+        assert page.text_content("#feed-state") == "not watching"
+        page.click("[data-show=engine]")
+        page.wait_for_selector("#feed-state[data-state=live]")
+        assert num_streams_left(server) == left
+        page.click("[data-show=chat]")
+        server.wait_until(lambda: num_streams_left(server) == left + 1, "the stream ends")
+        page.click("[data-show=engine]")
+        page.wait_for_selector("#feed-state[data-state=live]")
+        page.click("#pause")
+        server.wait_until(lambda: num_streams_left(server) == left + 2, "the stream ends")
+        assert page.text_content("#feed-state") == "paused"
+        page.click("#pause")
+        page.wait_for_selector("#feed-state[data-state=live]")
+
+
+def is_dark(page):
+    colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 3 * 128
+
+
+def test_the_theme_follows_the_system_or_the_switch(browser, server):
+    for scheme in ("light", "dark"):
+        with page_of(browser, server, scheme=scheme) as page:
+            assert is_dark(page) == (scheme == "dark")
+            for theme in ("dark", "light"):
+                page.select_option("#theme", theme)
+                assert is_dark(page) == (theme == "dark")
+                page.reload()
+                assert is_dark(page) == (theme == "dark")
+                assert page.input_value("#theme") == theme
+            page.select_option("#theme", "system")
+            assert is_dark(page) == (scheme == "dark")
+
+
+def prepare_state(page, state):
+    if state == "empty":
+        page.wait_for_timeout(300)
+    elif state == "settings":
+        page.click("#settings summary")
+    elif state == "answered":
+        set_control(page, "max_tokens", "20")
+        page.check("#probabilities")
+        say(page, "x" * 300 + " " + STORY)
+        wait_answered(page)
+        page.evaluate("document.getElementById('settings').open = false")
+        page.focus("[role=listbox]")
+        page.keyboard.press("End")
+    elif state == "engine":
+        if page.is_visible("[data-show=engine]"):
+            page.click("[data-show=engine]")
+        page.wait_for_selector("#feed-state[data-state=live]")
+
+
+@pytest.mark.parametrize("state", ["empty", "settings", "answered", "engine"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, scheme):
+    with page_of(browser, server, size=size, scheme=scheme) as page:
+        prepare_state(page, state)
+        assert violations(page) == []
+        assert not scrolls_sideways(page)
+
+
+def test_the_table_of_requests_is_accessible_and_fits(browser, slow_server):
+    with page_of(browser, slow_server, size=PHONE) as page, concurrent.futures.ThreadPoolExecutor(3) as pool:
+        page.click("[data-show=engine]")
+        answers = [pool.submit(complete, slow_server, list(range(300, 320 + i)), max_tokens=120, **ON) for i in range(3)]
+        page.wait_for_selector("#requests tr")
+        assert violations(page) == []
+        assert not scrolls_sideways(page)
+        for answer in answers:
+            answer.result()
+
+
+def test_the_page_works_by_keyboard(browser, server):
+    with page_of(browser, server) as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "message"
+        page.keyboard.type("One")
+        page.keyboard.press("Shift+Enter")
+        page.keyboard.type("two")
+        assert page.input_value("#message") == "One\ntwo"
+        page.keyboard.press("Enter")
+        wait_answered(page)
+        assert page.locator(".user .body").text_content() == "One\ntwo"
+        assert page.evaluate("document.activeElement.id") == "message"
+        assert "Answer: " in page.text_content("#announcer")
+
+
+def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
+    faults = []
+    with ServerProcess("--threads", 1, "--api-key", "open-sesame") as server:
+        with page_of(browser, server, faults=faults) as page:
+            page.wait_for_selector("#key-form:not([hidden])")
+            assert violations(page) == []
+            page.fill("#key", "wrong")
+            page.click("text=Use it")
+            page.wait_for_selector("#key-error:not(:empty)")
+            page.fill("#key", "open-sesame")
+            page.click("text=Use it")
+            page.wait_for_selector("#feed-state[data-state=live]")
+            assert page.is_hidden("#key-form")
+            set_control(page, "max_tokens", "4")
+            say(page, STORY)
+            assert wait_answered(page) != ""
+            assert "open-sesame" not in page.evaluate("JSON.stringify(localStorage)")
+        assert "open-sesame" not in server.log()
+    assert all("401" in fault for fault in faults)
+
+
+def test_what_is_said_is_never_markup(browser, server):
+    with page_of(browser, server) as page:
+        set_control(page, "max_tokens", "4")
+        say(page, "<img src=/nothing onerror=\"document.title='run'\"><b>bold</b>")
+        wait_answered(page)
+        assert page.locator("#messages img, #messages b").count() == 0
+        assert "<b>bold</b>" in page.locator(".user .body").text_content()
+        assert page.title() == "Corella"
+
+
+def test_a_lost_server_is_told(browser):
+    faults = []
+    with ServerProcess(*SLOW) as server, page_of(browser, server, faults=faults) as page:
+        page.wait_for_selector("#feed-state[data-state=live]")
+        set_control(page, "max_tokens", "2000")
+        say(page, STORY)
+        wait(page, "document.querySelector('.assistant .body')?.textContent.length > 0")
+        server.kill()
+        page.wait_for_selector(".assistant .error")
+        page.wait_for_selector("#feed-state[data-state=trouble]")
+        assert violations(page) == []
+        port = server.port
+        with ServerProcess("--threads", 1, port=port):
+            page.wait_for_selector("#feed-state[data-state=live]")
+            set_control(page, "max_tokens", "4")
+            page.click("text=Try again")
+            assert wait_answered(page) != ""
+
+
+def test_nodes_are_shown_with_their_sessions(browser):
+    with Fleet() as fleet, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        decode = fleet.decode(*SLOW)
+        prefill = fleet.prefill("--threads", 1)
+        with page_of(browser, prefill) as page, page_of(browser, decode) as other:
+            page.wait_for_selector("#nodes:not([hidden]) #node-rows tr")
+            assert "prefill node" in page.text_content("#nodes-note")
+            assert "healthy" in page.text_content("#node-rows")
+            answers = [pool.submit(complete, prefill, list(range(300, 420 + i)), max_tokens=80, **ON) for i in range(2)]
+            wait(page, "/Sessions[1-9]/.test(document.getElementById('node-figures').textContent)")
+            wait(other, "/[1-9][0-9]* received/.test(document.getElementById('pages-legend').textContent)")
+            assert "decode node" in other.text_content("#nodes-note")
+            for answer in answers:
+                answer.result()
+            wait(page, "/KV sent[1-9]/.test(document.getElementById('node-figures').textContent)")
+            assert violations(page) == [] and violations(other) == []
