@@ -15,6 +15,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::api_key::Account;
+
 /// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
     registry: Registry,
@@ -460,6 +462,8 @@ impl EngineMetrics {
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
     metrics: Arc<Metrics>,
+    /// Whoever pays for the tokens.
+    account: Option<Arc<Account>>,
     arrival: Instant,
     submission: Instant,
     /// The times of the first and last token of each choice, and the number of its tokens.
@@ -475,10 +479,11 @@ struct TokenTimes {
 }
 
 impl CallTimer {
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    pub fn new(metrics: Arc<Metrics>, account: Option<Arc<Account>>) -> Self {
         let arrival = Instant::now();
         Self {
             metrics,
+            account,
             arrival,
             submission: arrival,
             tokens: Vec::new(),
@@ -505,6 +510,9 @@ impl CallTimer {
         let now = Instant::now();
         let metrics = &self.metrics;
         metrics.generation_tokens.inc();
+        if let Some(account) = &self.account {
+            account.handle_token();
+        }
         if self.tokens.len() <= choice {
             self.tokens.resize(choice + 1, None);
         }

@@ -14,8 +14,10 @@ use corella_cluster::{Role, TlsFiles};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
 use corella_model::{DType, KvFormat, WeightFormat};
+use corella_server::AllowedOrigins;
 use tracing_subscriber::EnvFilter;
 
+use crate::api_key_file::KeySource;
 use crate::args::{
     AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, GenerateArgs,
     GroupLen, InspectArgs, IsaArg, KvFormatArg, MethodArg, ModelArgs, QuantizeArgs,
@@ -48,7 +50,11 @@ pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub address: SocketAddr,
-    pub api_key: Option<String>,
+    pub keys: KeySource,
+    /// Certificate and key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub allowed_origins: AllowedOrigins,
+    pub max_connections: u32,
     pub request: RequestOptions,
     pub adapter: AdapterOptions,
     pub cluster: ClusterConfig,
@@ -86,18 +92,34 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_device(&mut options, &args.device)?;
     let adapter = adapter(&mut options, args.adapter)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
-    options.step_deadline = match args.step_deadline {
+    let server = args.server;
+    options.step_deadline = match server.step_deadline {
         0 => Duration::MAX,
         seconds => Duration::from_secs(seconds),
     };
     Ok(Serve {
         source: source(args.model),
         options,
-        address: listen_address(&args.host, args.port)?,
-        api_key: args.api_key,
+        address: listen_address(&server.host, server.port)?,
+        keys: KeySource {
+            single: server.api_key,
+            file: server.api_keys,
+        },
+        tls: server.tls_cert.zip(server.tls_key),
+        allowed_origins: allowed_origins(&server.cors_allow_origin)?,
+        max_connections: server.max_connections,
         request: request(args.request),
         adapter,
         cluster: cluster(args.cluster)?,
+    })
+}
+
+fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
+    AllowedOrigins::parse(origins).map_err(|wrong| {
+        Error::Config(format!(
+            "--cors-allow-origin {wrong} is no origin: write SCHEME://HOST or SCHEME://HOST:PORT \
+             without a path, or *"
+        ))
     })
 }
 

@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
 mod adapter_loader;
+mod api_key_file;
 mod args;
 mod batch;
 mod bench;
@@ -29,7 +30,9 @@ mod open_files;
 mod profile_table;
 mod progress_line;
 mod quantize_command;
+mod reload;
 mod serve;
+mod supervisor;
 mod unknown_option;
 
 use args::{BenchCommand, Cli, Command};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
 use corella_server::{
-    AdapterLoader, Backend, ServeConfig, ServerState, TextModel, shutdown_signal,
+    AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -16,6 +16,8 @@ use crate::adapter_loader::FolderLoader;
 use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
 use crate::open_files;
+use crate::reload::Reload;
+use crate::supervisor;
 
 pub fn run(config: Serve) -> Result<(), Error> {
     let runtime =
@@ -39,15 +41,26 @@ async fn serve(config: Serve) -> Result<(), Error> {
         true => Some(ClusterListener::bind(&cluster_config)?),
         false => None,
     };
+    let api_keys = config.keys.read()?;
+    let server_tls = match &config.tls {
+        Some((cert, key)) => {
+            let tls = ServerTls::load(cert, key);
+            Some(tls.map_err(|error| Error::Config(error.to_string()))?)
+        }
+        None => None,
+    };
     let tls = cluster_config.load_tls()?;
     let nixl = cluster_config.load_nixl()?;
     let mut llm = Llm::load(&config.source, &config.options)?;
-    let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
-    let has_key = config.api_key.is_some();
+    let shutdown = shutdown_signal().map_err(io_error(SIGNALS.to_owned()))?;
+    let has_key = !api_keys.is_empty();
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
     let serve_config = ServeConfig {
-        api_key: config.api_key,
+        api_keys,
+        max_num_connections: config.max_connections as usize,
+        tls: server_tls.clone(),
+        allowed_origins: config.allowed_origins,
         max_num_adapters: config.adapter.max_adapters,
         ..config.request.serve_config(&llm)
     };
@@ -66,7 +79,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(line) = cluster.summary() {
         eprintln!("{line}");
     }
-    let ready_line = ready_line(&llm, address, has_key);
+    let ready_line = ready_line(&llm, address, has_key, server_tls.is_some());
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
@@ -93,7 +106,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
             .map_err(|error| Error::Config(format!("--lora-modules {name}={path}: {error}")))?;
         eprintln!("adapter {name} from {path}");
     }
+    let reload = Reload {
+        keys: config.keys,
+        tls: server_tls,
+    };
+    { reload.start(&state) }.map_err(io_error(SIGNALS.to_owned()))?;
     eprintln!("{ready_line}");
+    supervisor::notify("READY=1");
+    tell_of_the_drain(state.clone());
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
     cluster.finish().await;
@@ -104,6 +124,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     engine.shutdown();
     Ok(())
 }
+
+const SIGNALS: &str = "installing signal handlers";
 
 /// Raises the limit of open files, because every connection is one.
 fn make_room_for(max_num_connections: usize) {
@@ -135,7 +157,15 @@ fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
     )
 }
 
-fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool) -> String {
+fn tell_of_the_drain(state: Arc<ServerState>) {
+    tokio::spawn(async move {
+        state.draining().await;
+        supervisor::notify("STOPPING=1");
+    });
+}
+
+fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool, has_tls: bool) -> String {
+    let scheme = if has_tls { "https" } else { "http" };
     let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
@@ -151,6 +181,6 @@ fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool) -> String {
         ),
     };
     format!(
-        "ready: curl http://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
+        "ready: curl {scheme}://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
     )
 }

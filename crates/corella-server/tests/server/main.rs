@@ -14,6 +14,7 @@ mod local_client;
 mod messages;
 mod metric;
 mod prompt_logprobs;
+mod rate_limit;
 mod responses;
 mod service;
 mod speculation;
