@@ -60,7 +60,9 @@ def client_of(server, key, max_retries=0):
 
 
 def complete(client, **more):
-    return client.completions.create(model="corella-nano", prompt="Once", **{"max_tokens": 2, **more})
+    return client.completions.create(
+        model="corella-nano", prompt="Once", extra_body={"ignore_eos": True}, **{"max_tokens": 2, **more}
+    )
 
 
 def status_of(server, path, body=None, headers=()):

@@ -7,7 +7,10 @@ import importlib.util
 import json
 import re
 import shutil
+import signal
+import socket
 import subprocess
+import time
 import urllib.request
 
 import kubernetes_validate
@@ -141,6 +144,24 @@ def test_systemd_takes_the_unit(tmp_path):
     assert not complaints, complaints
     # 100 is a service that may do everything; below 20 systemd calls it OK.
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        name = str(tmp_path / "notify") if kind == "path" else f"corella-test-{tmp_path.name}"
+        supervisor.bind(name if kind == "path" else f"\0{name}")
+        supervisor.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name if kind == "path" else f"@{name}")
+        with ServerProcess("--device", "mock") as server:
+            assert supervisor.recv(100) == b"READY=1"
+            # `systemctl reload` must not end a server that has nothing to read again.
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+            assert server.status_of("/ready") == 200
+            server.terminate()
+            assert supervisor.recv(100) == b"STOPPING=1"
+            assert server.wait() == 0
 
 
 def documents(folder):

@@ -175,7 +175,11 @@ impl ApiError {
         let mut error = Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limit_error",
-            format!("{} Try again in {}.", message.into(), ResetTime { time_us: wait_us }),
+            format!(
+                "{} Try again in {}.",
+                message.into(),
+                ResetTime { time_us: wait_us }
+            ),
         );
         error.body.code = Some("rate_limit_exceeded");
         error.retry_after_us = Some(wait_us);

@@ -321,7 +321,12 @@ mod tests {
         assert!(digest.is_same(&KeyDigest::of(b"abc")));
         assert!(!digest.is_same(&KeyDigest::of(b"abd")));
         assert!(KeyDigest::from_hex(&hex.to_uppercase()).is_some());
-        for wrong in ["", &hex[1..], &format!("{hex}0"), &format!("+{}", &hex[1..])] {
+        for wrong in [
+            "",
+            &hex[1..],
+            &format!("{hex}0"),
+            &format!("+{}", &hex[1..]),
+        ] {
             assert!(KeyDigest::from_hex(wrong).is_none(), "{wrong}");
         }
         assert!(KeyDigest::from_hex(&"é".repeat(32)).is_none());

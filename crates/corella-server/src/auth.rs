@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use crate::api_error::ApiError;
 use crate::api_key::Account;
 use crate::request_id::RequestName;
+use crate::request_trace::RequestTrace;
 use crate::server_state::ServerState;
 
 /// The header by which Anthropic's clients send a key.
@@ -64,6 +65,8 @@ pub struct CallContext {
     pub name: RequestName,
     /// `None` if the server requires no key.
     pub account: Option<Arc<Account>>,
+    /// `None` if nobody wants to see the request's spans.
+    pub trace: Option<RequestTrace>,
 }
 
 impl CallContext {
@@ -79,14 +82,16 @@ impl CallContext {
 impl FromRequestParts<Arc<ServerState>> for CallContext {
     type Rejection = ApiError;
 
-    async fn from_request_parts(
-        parts: &mut Parts,
-        _: &Arc<ServerState>,
-    ) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<ServerState>) -> Result<Self, ApiError> {
         let name = parts.extensions.get::<RequestName>().cloned();
         let name = name.ok_or_else(|| ApiError::engine("The request has no name."))?;
         let account = parts.extensions.get::<Arc<Account>>().cloned();
-        Ok(Self { name, account })
+        let trace = parts.extensions.get::<RequestTrace>().cloned();
+        Ok(Self {
+            name,
+            account,
+            trace,
+        })
     }
 }
 

@@ -123,8 +123,8 @@ pub async fn serve_call<E: Endpoint>(
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let CallContext { name, account } = &context;
-    let timer = CallTimer::new(state.metrics.clone(), account.clone());
+    let CallContext { name, account, .. } = &context;
+    let timer = CallTimer::new(state.metrics.clone(), &context);
     if state.is_draining() {
         return Err(ApiError::draining());
     }

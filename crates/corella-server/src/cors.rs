@@ -35,7 +35,8 @@ impl AllowedOrigins {
         }
         let origins = origins.iter().map(|origin| {
             let host = origin.split_once("://").map(|(_, host)| host);
-            let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', '*']);
+            let is_host =
+                |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', '*']);
             match HeaderValue::from_str(origin) {
                 Ok(value) if host.is_some_and(is_host) => Ok(value),
                 _ => Err(origin),
@@ -75,10 +76,15 @@ pub async fn allow_origins(
     let origin = request.headers().get(ORIGIN);
     let allowed = origin.and_then(|origin| origins.answer(origin));
     let asks_in_advance = request.method() == Method::OPTIONS
-        && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        && request
+            .headers()
+            .contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match &allowed {
         Some(_) if asks_in_advance => {
-            let wanted = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+            let wanted = request
+                .headers()
+                .get(ACCESS_CONTROL_REQUEST_HEADERS)
+                .cloned();
             let mut response = StatusCode::NO_CONTENT.into_response();
             let headers = response.headers_mut();
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);

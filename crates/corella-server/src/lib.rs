@@ -34,6 +34,7 @@ mod rate_limit;
 mod reply_block;
 mod request_body;
 mod request_id;
+mod request_trace;
 mod responses;
 mod role;
 mod router;

@@ -54,10 +54,7 @@ impl<'a> Model<'a> {
     }
 }
 
-pub async fn list_models(
-    State(state): State<Arc<ServerState>>,
-    context: CallContext,
-) -> Response {
+pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
     let is_allowed = |name: &str| context.check_model(name).is_ok();
     let names = { state.config.served_model_names.iter() }.filter(|name| is_allowed(name));
     let models = names.map(|name| Model::new(&state, name));

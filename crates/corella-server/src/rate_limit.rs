@@ -184,10 +184,7 @@ mod tests {
         }
         let now_us = 17 * SECOND_US;
         assert_eq!(small.remaining(now_us), large.remaining(now_us));
-        assert_eq!(
-            small.time_to_full_us(now_us),
-            large.time_to_full_us(now_us)
-        );
+        assert_eq!(small.time_to_full_us(now_us), large.time_to_full_us(now_us));
         // 17 of 60 seconds have passed.
         assert_eq!(large.time_to_full_us(now_us), 43 * SECOND_US);
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use corella_core::TokenId;
+use corella_engine::Tracer;
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
 
 use crate::api_key::{ApiKey, Clock};
@@ -40,6 +41,8 @@ pub struct ServeConfig {
     /// Secures connections; without it they are plain HTTP.
     pub tls: Option<ServerTls>,
     pub allowed_origins: AllowedOrigins,
+    /// Where the spans of requests go, if anywhere.
+    pub tracer: Option<Tracer>,
     /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
     /// Time that running requests have to finish after a signal to stop.
@@ -70,6 +73,7 @@ impl ServeConfig {
             max_num_connections: 16_384,
             tls: None,
             allowed_origins: AllowedOrigins::default(),
+            tracer: None,
             allow_unknown_fields: false,
             grace_period: Duration::from_secs(30),
         }

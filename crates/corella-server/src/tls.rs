@@ -121,7 +121,10 @@ impl ServerTls {
     pub(crate) async fn accept(&self, mut stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = {
             let current = self.0.current.read();
-            current.unwrap_or_else(PoisonError::into_inner).acceptor.clone()
+            current
+                .unwrap_or_else(PoisonError::into_inner)
+                .acceptor
+                .clone()
         };
         let handshake = async {
             let mut first = [0];
@@ -178,7 +181,10 @@ impl Identity {
                 key.display(),
                 cert.display()
             )),
-            error => TlsError(format!("--tls-key {} cannot be used: {error}", key.display())),
+            error => TlsError(format!(
+                "--tls-key {} cannot be used: {error}",
+                key.display()
+            )),
         })?;
         config.alpn_protocols.push(b"http/1.1".to_vec());
         Ok(TlsAcceptor::from(Arc::new(config)))
@@ -188,20 +194,27 @@ impl Identity {
     /// unknown issuer says that the rest is right.
     fn check_dates(&self, cert: &Path) -> Result<(), TlsError> {
         let shown = cert.display();
-        let (own, others) = self.chain.split_first().expect("a chain that was read has one");
+        let (own, others) = self
+            .chain
+            .split_first()
+            .expect("a chain that was read has one");
         let checked = ParsedCertificate::try_from(own).and_then(|own| {
             verify_server_cert_signed_by_trust_anchor(
                 &own,
                 &RootCertStore::empty(),
                 others,
                 UnixTime::now(),
-                ring::default_provider().signature_verification_algorithms.all,
+                ring::default_provider()
+                    .signature_verification_algorithms
+                    .all,
             )
         });
         match checked {
             Err(Error::InvalidCertificate(
                 CertificateError::Expired | CertificateError::ExpiredContext { .. },
-            )) => Err(TlsError(format!("--tls-cert {shown} has expired: renew it"))),
+            )) => Err(TlsError(format!(
+                "--tls-cert {shown} has expired: renew it"
+            ))),
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
             )) => Err(TlsError(format!(

@@ -95,7 +95,10 @@ impl KeyFile<'_> {
         match keys.len() {
             0 => Err(format!("--api-keys {} has no [[key]]", self.shown)),
             1..=MAX_KEYS => Ok(keys.into_iter().map(|(_, key)| key).collect()),
-            _ => Err(format!("--api-keys {} has more than {MAX_KEYS} keys", self.shown)),
+            _ => Err(format!(
+                "--api-keys {} has more than {MAX_KEYS} keys",
+                self.shown
+            )),
         }
     }
 
@@ -111,7 +114,9 @@ impl KeyFile<'_> {
             match (field.get_ref().as_ref(), value.get_ref()) {
                 ("name", DeValue::String(text)) if is_name(text) => name = Some(text.to_string()),
                 ("name", _) => {
-                    return Err(wrong("is 1 to 64 letters, digits, dots, dashes or underscores"));
+                    return Err(wrong(
+                        "is 1 to 64 letters, digits, dots, dashes or underscores",
+                    ));
                 }
                 ("key" | "sha256", _) if secret.is_some() => {
                     return Err(wrong("is one too many: give the key or its digest"));
@@ -257,13 +262,21 @@ admin = true
             ("[[key]]\nkey = \"short\"".to_owned(), 2, "at least 16"),
             (format!("[[key]]\nsha256 = \"{secret}\""), 2, "64 hex"),
             (format!("{good}sha256 = \"{secret}\""), 4, "one too many"),
-            (format!("{good}requests-per-minute = \"{secret}\""), 4, "from 1"),
+            (
+                format!("{good}requests-per-minute = \"{secret}\""),
+                4,
+                "from 1",
+            ),
             (format!("{good}tokens-per-minute = 0"), 4, "from 1"),
             (format!("{good}models = \"{secret}\""), 4, "a list"),
             (format!("{good}priority = 0.5"), 4, "a whole number"),
             (format!("{good}admin = 1"), 4, "true or false"),
             (format!("{good}{secret} = 1"), 4, "nothing else"),
-            (format!("{good}{good}"), 4, "this name is also that of line 1"),
+            (
+                format!("{good}{good}"),
+                4,
+                "this name is also that of line 1",
+            ),
             (
                 format!("{good}{}", good.replace("\"a\"", "\"b\"")),
                 4,

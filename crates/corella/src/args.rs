@@ -37,7 +37,7 @@ pub use inspect::InspectArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
-pub use server::ServerArgs;
+pub use server::{LogFormatArg, ServerArgs};
 
 /// Serves large language models
 #[derive(Parser)]

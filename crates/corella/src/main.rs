@@ -23,10 +23,12 @@ mod inspect_command;
 mod limit_share;
 mod load_display;
 mod local_server;
+mod log_format;
 mod manual;
 mod model_lookup;
 mod nearest_name;
 mod open_files;
+mod otlp;
 mod profile_table;
 mod progress_line;
 mod quantize_command;
@@ -35,7 +37,7 @@ mod serve;
 mod supervisor;
 mod unknown_option;
 
-use args::{BenchCommand, Cli, Command};
+use args::{BenchCommand, Cli, Command, LogFormatArg};
 
 fn main() {
     let arguments = match config_file::expand(&Cli::command(), std::env::args_os().collect()) {
@@ -54,7 +56,10 @@ fn main() {
             }
         }
     };
-    config::start_log();
+    log_format::start(match &cli.command {
+        Command::Serve(args) => args.server.log_format,
+        _ => LogFormatArg::Text,
+    });
     match run(cli.command) {
         Ok(status) => exit(status),
         Err(error) => refuse(&arguments.locate(one_line(&*error))),

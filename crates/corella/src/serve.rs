@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
+use corella_engine::Tracer;
 use corella_server::{
     AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
 };
@@ -15,7 +16,9 @@ use tokio::runtime::Runtime;
 use crate::adapter_loader::FolderLoader;
 use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
+use crate::log_format::announce;
 use crate::open_files;
+use crate::otlp::OtlpExporter;
 use crate::reload::Reload;
 use crate::supervisor;
 
@@ -56,7 +59,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let has_key = !api_keys.is_empty();
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
+    let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
     let serve_config = ServeConfig {
+        tracer: exporter.clone().map(Tracer::new),
         api_keys,
         max_num_connections: config.max_connections as usize,
         tls: server_tls.clone(),
@@ -65,8 +70,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
         ..config.request.serve_config(&llm)
     };
     make_room_for(serve_config.max_num_connections);
-    eprintln!("{}", llm.summary());
-    eprintln!("{}", limits_line(&scheduler, &serve_config));
+    let say = |line: &str| announce(config.log_format, line);
+    say(&llm.summary());
+    say(&limits_line(&scheduler, &serve_config));
     let grace_period = serve_config.grace_period;
     let cluster = Cluster::start(
         cluster_config,
@@ -77,7 +83,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         grace_period,
     )?;
     if let Some(line) = cluster.summary() {
-        eprintln!("{line}");
+        say(&line);
     }
     let ready_line = ready_line(&llm, address, has_key, server_tls.is_some());
 
@@ -92,31 +98,39 @@ async fn serve(config: Serve) -> Result<(), Error> {
         reply_format,
         chat_template: llm.chat_template,
     };
+    let mut collectors = vec![cluster.collector()];
+    if let Some(exporter) = exporter.clone() {
+        collectors.push(Box::new(exporter));
+    }
     let backend = Backend {
         generator: Arc::new(cluster.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: loader,
-        collectors: vec![cluster.collector()],
+        collectors,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
     for (name, path) in &config.adapter.modules {
         state
             .load_adapter(name, path)
             .map_err(|error| Error::Config(format!("--lora-modules {name}={path}: {error}")))?;
-        eprintln!("adapter {name} from {path}");
+        say(&format!("adapter {name} from {path}"));
     }
     let reload = Reload {
         keys: config.keys,
         tls: server_tls,
     };
     { reload.start(&state) }.map_err(io_error(SIGNALS.to_owned()))?;
-    eprintln!("{ready_line}");
+    say(&ready_line);
     supervisor::notify("READY=1");
     tell_of_the_drain(state.clone());
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
     cluster.finish().await;
+    if let Some(exporter) = exporter {
+        // It waits for the collector, on a thread of its own.
+        let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
+    }
     let report = report.map_err(io_error(format!("serving on {address}")))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use corella::LlmOptions;
 
 #[derive(Args)]
@@ -39,8 +39,21 @@ pub struct ServerArgs {
     /// Most connections at once; further ones wait in the queue of the system
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// How log lines are written: as text, or as one JSON object each
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormatArg,
+    /// Send traces to a collector of OpenTelemetry at this address, by OTLP over HTTP, for example
+    /// http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
     /// never does
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
     pub step_deadline: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    Text,
+    Json,
 }
