@@ -1,4 +1,4 @@
-"""Makes the certificates of a test's cluster with openssl."""
+"""Makes the certificates of a test with openssl."""
 
 import shutil
 import subprocess
@@ -19,6 +19,14 @@ class Authority:
 
     def options(self, name, host="IP:127.0.0.1", days=2):
         """Issues a certificate, and returns the options of a node that has it."""
+        certificate, key = self.issue(name, host, days)
+        return (
+            *("--cluster-tls-cert", certificate, "--cluster-tls-key", key),
+            *("--cluster-tls-ca", self.certificate),
+        )
+
+    def issue(self, name, host="IP:127.0.0.1", days=2):
+        """Returns the files of a new certificate and of its key."""
         paths = {end: self.folder / f"{name}.{end}" for end in ("key", "csr", "ext", "pem")}
         self._run(
             ["req", "-new", *KEY, "-subj", f"/CN={name}"],
@@ -30,10 +38,7 @@ class Authority:
             ["-CA", self.certificate, "-CAkey", self.folder / f"{self.name}.key"],
             ["-CAcreateserial", "-out", paths["pem"]],
         )
-        return (
-            *("--cluster-tls-cert", paths["pem"], "--cluster-tls-key", paths["key"]),
-            *("--cluster-tls-ca", self.certificate),
-        )
+        return paths["pem"], paths["key"]
 
     def _run(self, *arguments):
         command = ["openssl", *(str(argument) for part in arguments for argument in part)]

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -19,9 +20,12 @@ READY_TIMEOUT_S = 30.0
 
 
 class ServerProcess:
-    def __init__(self, *arguments, port=None):
+    def __init__(self, *arguments, port=None, authority=None):
+        """Starts a server. It speaks HTTPS if there is an authority, whose certificate it has."""
         self.port = port or free_port()
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        scheme = "https" if authority else "http"
+        self.base_url = f"{scheme}://127.0.0.1:{self.port}"
+        self.context = ssl.create_default_context(cafile=authority) if authority else None
         self._model = None
         self._log = tempfile.TemporaryFile("w+")
         self.started_at = time.monotonic()
@@ -33,7 +37,11 @@ class ServerProcess:
         )
         self.ready_s = self._wait_ready()
         self.client = openai.OpenAI(
-            base_url=self.base_url + "/v1", api_key="unused", max_retries=0, timeout=300
+            base_url=self.base_url + "/v1",
+            api_key="unused",
+            max_retries=0,
+            timeout=300,
+            http_client=openai.DefaultHttpxClient(verify=self.context) if self.context else None,
         )
 
     def _wait_ready(self):
@@ -66,7 +74,7 @@ class ServerProcess:
     def status_of(self, path):
         """Returns the HTTP status, or None if nobody answers."""
         try:
-            with urllib.request.urlopen(self.base_url + path, timeout=5) as response:
+            with urllib.request.urlopen(self.base_url + path, timeout=5, context=self.context) as response:
                 return response.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -75,7 +83,7 @@ class ServerProcess:
 
     def metric(self, name, **labels):
         """Returns the sum of the samples that have these labels."""
-        with urllib.request.urlopen(self.base_url + "/metrics", timeout=5) as response:
+        with urllib.request.urlopen(self.base_url + "/metrics", timeout=5, context=self.context) as response:
             text = response.read().decode()
         total, names = 0.0, set()
         for line in text.splitlines():

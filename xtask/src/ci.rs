@@ -124,6 +124,25 @@ pub const STAGES: [Stage; 13] = [
     },
 ];
 
+/// What is no check, and so no part of `ci`.
+pub const TASKS: [Stage; 1] = [Stage {
+    name: "dist",
+    about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
+    takes_arguments: false,
+    run: dist,
+}];
+
+fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
+    build(repository, &[])?;
+    let mut command = repository.command("python3".as_ref(), &["deploy/make_archive.py"]);
+    command
+        .arg("--binary")
+        .arg(repository.target.join("release/corella"))
+        .arg("--output")
+        .arg(repository.target.join("dist"));
+    run(&mut command, "nothing could be packed, above")
+}
+
 pub fn run_all(repository: &Repository) -> Result<(), String> {
     let start = Instant::now();
     let mut times = Vec::new();

@@ -19,7 +19,8 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
-    let stage = ci::STAGES.iter().find(|stage| stage.name == name);
+    let mut tasks = ci::STAGES.iter().chain(&ci::TASKS);
+    let stage = tasks.find(|stage| stage.name == name);
     if stage.is_none() && name != "ci" {
         return refuse(match name.as_str() {
             "" => "name a task".to_string(),
@@ -46,6 +47,10 @@ fn refuse(reason: String) -> ExitCode {
     eprintln!("xtask: {reason}\n\n  cargo xtask ci        run all of these, in this order");
     for stage in &ci::STAGES {
         eprintln!("  cargo xtask {:<9} {}", stage.name, stage.about);
+    }
+    eprintln!("\nand what is no check:\n");
+    for task in &ci::TASKS {
+        eprintln!("  cargo xtask {:<9} {}", task.name, task.about);
     }
     ExitCode::from(2)
 }

@@ -20,6 +20,7 @@ mod step_log;
 mod submission;
 mod token_constraint;
 mod token_stream;
+mod trace;
 mod watchdog;
 
 pub use adapter::LoadedAdapter;
@@ -34,3 +35,4 @@ pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 pub use submission::Submission;
 pub use token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
 pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};
+pub use trace::{Attribute, Span, SpanKind, SpanSink, TraceContext, Tracer};

@@ -13,18 +13,25 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
 use crate::request_id::RequestName;
+use crate::request_trace::{EndedRequest, RequestTrace};
 use crate::server_state::ServerState;
 
 pub async fn count_request(
     State(state): State<Arc<ServerState>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
     // The body of an answer to HEAD is never read.
     let expects_body = request.method() != Method::HEAD;
     let name = request.extensions().get::<RequestName>().cloned();
-    let mut record = Record::new(state, name, path);
+    let tracer = state.config.tracer.as_ref();
+    let trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, request.headers()));
+    if let Some(trace) = trace.clone() {
+        request.extensions_mut().insert(trace);
+    }
+    let method = request.method().clone();
+    let mut record = Record::new(state, name, method, path, trace);
     let response = next.run(request).await;
     record.status = response.status().as_u16();
     let (parts, body) = response.into_parts();
@@ -44,18 +51,28 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 struct Record {
     state: Arc<ServerState>,
     name: Option<RequestName>,
+    method: Method,
     path: Option<MatchedPath>,
+    trace: Option<RequestTrace>,
     status: u16,
     arrival: Instant,
 }
 
 impl Record {
-    fn new(state: Arc<ServerState>, name: Option<RequestName>, path: Option<MatchedPath>) -> Self {
+    fn new(
+        state: Arc<ServerState>,
+        name: Option<RequestName>,
+        method: Method,
+        path: Option<MatchedPath>,
+        trace: Option<RequestTrace>,
+    ) -> Self {
         state.num_in_flight.send_modify(|num| *num += 1);
         Self {
             state,
             name,
+            method,
             path,
+            trace,
             status: CLIENT_CLOSED_REQUEST,
             arrival: Instant::now(),
         }
@@ -67,6 +84,15 @@ impl Drop for Record {
         // Only paths that exist become labels, so that the number of labels is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
+        if let Some(trace) = &self.trace {
+            trace.end(&EndedRequest {
+                arrival: self.arrival,
+                method: self.method.as_str(),
+                route: path,
+                status: self.status,
+                id: self.name.as_ref().map_or("", RequestName::as_str),
+            });
+        }
         tracing::debug!(
             id = self.name.as_ref().map(tracing::field::display),
             path,

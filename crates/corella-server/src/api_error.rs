@@ -2,18 +2,21 @@
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use corella_core::{AdmissionError, MissedObjective, ObjectiveKind, RequestError};
 use serde::Serialize;
 
 use crate::field_table::Endpoint;
+use crate::rate_limit::ResetTime;
 
 /// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     pub status: StatusCode,
     body: ErrorBody,
+    /// When to try again, if that is known.
+    retry_after_us: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +32,9 @@ struct ErrorBody {
 /// for retries and not a prediction.
 const RETRY_AFTER_S: &str = "1";
 
+/// OpenAI's clients prefer it to `retry-after`, which has whole seconds.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -39,6 +45,7 @@ impl ApiError {
                 param: None,
                 code: None,
             },
+            retry_after_us: None,
         }
     }
 
@@ -141,6 +148,51 @@ impl ApiError {
             "Missing or wrong API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
         );
         error.body.code = Some("invalid_api_key");
+        error
+    }
+
+    /// The key is right, and may not do this.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
+        error.body.code = Some("insufficient_permissions");
+        error
+    }
+
+    /// A model that the caller's key may not use; what others there are is not its business.
+    pub fn model_not_allowed(model: &str) -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("The model `{model}` does not exist, or your API key may not use it."),
+        );
+        error.body.param = Some("model".into());
+        error.body.code = Some("model_not_found");
+        error
+    }
+
+    /// The caller's key has used up a limit, which has room again after `wait_us`.
+    pub fn rate_limited(message: impl Into<String>, wait_us: u64) -> Self {
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            format!(
+                "{} Try again in {}.",
+                message.into(),
+                ResetTime { time_us: wait_us }
+            ),
+        );
+        error.body.code = Some("rate_limit_exceeded");
+        error.retry_after_us = Some(wait_us);
+        error
+    }
+
+    /// A prompt longer than what the caller's key may use in a minute.
+    pub fn beyond_rate(prompt_field: &str, num_tokens: usize, per_minute: u32) -> Self {
+        let message = format!(
+            "has {num_tokens} tokens, and this API key may use {per_minute} tokens per minute"
+        );
+        let mut error = Self::invalid(prompt_field, message);
+        error.body.code = Some("rate_limit_exceeded");
         error
     }
 
@@ -343,7 +395,15 @@ impl IntoResponse for ApiError {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+                match self.retry_after_us {
+                    None => {
+                        headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+                    }
+                    Some(time_us) => {
+                        headers.insert(RETRY_AFTER, time_us.div_ceil(1_000_000).into());
+                        headers.insert(RETRY_AFTER_MS, time_us.div_ceil(1000).into());
+                    }
+                }
             }
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -1,37 +1,104 @@
-//! Checks the API key of a request.
+//! Checks the API key of a request, and counts the request against the key's limits.
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::HeaderName;
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::api_error::ApiError;
+use crate::api_key::Account;
+use crate::request_id::RequestName;
+use crate::request_trace::RequestTrace;
 use crate::server_state::ServerState;
 
 /// The header by which Anthropic's clients send a key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// Lets requests with a key pass. Requests that only read (GET) do not count against its limits.
 pub async fn require_api_key(
     State(state): State<Arc<ServerState>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    let Some(api_key) = &state.config.api_key else {
+    if !state.api_keys.are_required() {
         return next.run(request).await;
+    }
+    let presented = presented(request.headers());
+    let Some(account) = presented.and_then(|key| state.api_keys.find(key)) else {
+        return ApiError::unauthorized().into_response();
     };
-    let headers = request.headers();
-    let authorization = headers.get(AUTHORIZATION);
-    let given = match authorization {
+    let taken = match *request.method() {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => account.take_request(),
+    };
+    let mut response = match taken {
+        Ok(()) => {
+            request.extensions_mut().insert(account.clone());
+            next.run(request).await
+        }
+        Err(refused) => {
+            tracing::debug!(key = account.name(), "refused by its limit of requests");
+            refused.into_response()
+        }
+    };
+    account.write_headers(response.headers_mut());
+    response
+}
+
+/// Lets only keys pass that may change the server. It comes behind `require_api_key`.
+pub async fn require_admin(request: Request, next: Next) -> Response {
+    match request.extensions().get::<Arc<Account>>() {
+        Some(account) if !account.is_admin() => {
+            ApiError::forbidden("This API key may not change the server.").into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+/// Who calls, as the layers before a handler have found out.
+#[derive(Clone)]
+pub struct CallContext {
+    pub name: RequestName,
+    /// `None` if the server requires no key.
+    pub account: Option<Arc<Account>>,
+    /// `None` if nobody wants to see the request's spans.
+    pub trace: Option<RequestTrace>,
+}
+
+impl CallContext {
+    /// Refuses models that the key may not use, as if they did not exist.
+    pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
+        match &self.account {
+            Some(account) if !account.may_use(model) => Err(ApiError::model_not_allowed(model)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromRequestParts<Arc<ServerState>> for CallContext {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<ServerState>) -> Result<Self, ApiError> {
+        let name = parts.extensions.get::<RequestName>().cloned();
+        let name = name.ok_or_else(|| ApiError::engine("The request has no name."))?;
+        let account = parts.extensions.get::<Arc<Account>>().cloned();
+        let trace = parts.extensions.get::<RequestTrace>().cloned();
+        Ok(Self {
+            name,
+            account,
+            trace,
+        })
+    }
+}
+
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+    match headers.get(AUTHORIZATION) {
         Some(value) => bearer(value.as_bytes()),
         None => headers.get(X_API_KEY).map(|value| value.as_bytes()),
-    };
-    if given.is_some_and(|given| is_same(given, api_key.as_bytes())) {
-        next.run(request).await
-    } else {
-        ApiError::unauthorized().into_response()
     }
 }
 
@@ -41,13 +108,4 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
     scheme
         .eq_ignore_ascii_case(b"Bearer ")
         .then(|| token.trim_ascii())
-}
-
-/// Compares in constant time, so that the time does not tell how much of a key is right.
-fn is_same(given: &[u8], expected: &[u8]) -> bool {
-    let differences = given
-        .iter()
-        .zip(expected)
-        .fold(0, |differences, (a, b)| differences | (a ^ b));
-    given.len() == expected.len() && differences == 0
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::generation::{ChoiceDelta, Generation, PromptTokens, Usage};
 use crate::kv_transfer::KvTransferCall;
 use crate::metrics::CallTimer;
@@ -119,10 +120,11 @@ pub trait Endpoint: Sized + Send + 'static {
 
 pub async fn serve_call<E: Endpoint>(
     state: Arc<ServerState>,
-    name: RequestName,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let timer = CallTimer::new(state.metrics.clone());
+    let CallContext { name, account, .. } = &context;
+    let timer = CallTimer::new(state.metrics.clone(), &context);
     if state.is_draining() {
         return Err(ApiError::draining());
     }
@@ -132,10 +134,14 @@ pub async fn serve_call<E: Endpoint>(
             E::prepare(state, &body, caller)
         })
         .await?;
+    context.check_model(&call.model)?;
+    if let Some(priority) = account.as_ref().and_then(|account| account.priority()) {
+        call.params.priority = priority;
+    }
     let adapter = state.adapters.get(&call.model);
     call.params.adapter = adapter.map(|adapter| adapter.loaded);
     let transfer = match &call.params.kv_transfer_params {
-        Some(params) => begin_transfer(&state, params, &name, call.params.stream)?,
+        Some(params) => begin_transfer(&state, params, name, call.params.stream)?,
         None => None,
     };
     let mut head = ResponseHead {
@@ -152,8 +158,15 @@ pub async fn serve_call<E: Endpoint>(
     };
     let (prompts, params) = (call.prompts, &call.params);
     let field = E::PROMPT_FIELD;
-    let mut generation =
-        Generation::start(&state, generator, prompts, params, field, &name, timer).await?;
+    let num_prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    if let Some(account) = account {
+        account.take_prompt(num_prompt_tokens, field)?;
+    }
+    let started = Generation::start(&state, generator, prompts, params, field, name, timer).await;
+    if let (Err(_), Some(account)) = (&started, account) {
+        account.give_back_prompt(num_prompt_tokens);
+    }
+    let mut generation = started?;
     if call.params.stream {
         let stream_usage = call.params.stream_usage;
         let encoder = { call.format }.encoder(&state, head, num_choices, stream_usage);

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -14,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_message::template_messages;
 use crate::chat_reply::{ChatDelta, ChatMessage};
@@ -21,7 +21,6 @@ use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
 use crate::scored_prompt::PromptLogprobs;
 use crate::serve_config::ServeConfig;
@@ -33,10 +32,10 @@ use crate::tool_fields::ToolFields;
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    serve_call::<Chat>(state, name, body).await
+    serve_call::<Chat>(state, context, body).await
 }
 
 /// Fields that `/v1/completions` does not have. `/tokenize` reads a conversation with them too, and other

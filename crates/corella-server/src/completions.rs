@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -11,12 +10,12 @@ use corella_text::{FillInMiddle, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::sampling_fields::{
     EndpointFields, SamplingFields, StreamUsage, check_logprobs, check_num_tokens, check_token_ids,
 };
@@ -28,10 +27,10 @@ use crate::token_logprob::{CompletionLogprobs, TokenNames};
 
 pub async fn completions(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    serve_call::<Completion>(state, name, body).await
+    serve_call::<Completion>(state, context, body).await
 }
 
 /// The `object` of a response and of its chunks, which have the same shape.

@@ -7,7 +7,6 @@ mod tool;
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -16,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_completions::ChatFields;
 use crate::chat_reply::call_id;
@@ -25,7 +25,6 @@ use crate::field_table::messages::THINKING;
 use crate::generation::{ChoiceDelta, Finish, StopReason, Usage};
 use crate::reply_block::ReplyBlock;
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
@@ -38,10 +37,10 @@ pub use error::{error_event, in_anthropic_shape};
 
 pub async fn messages(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    serve_call::<Messages>(state, name, body).await
+    serve_call::<Messages>(state, context, body).await
 }
 
 pub async fn count_tokens(

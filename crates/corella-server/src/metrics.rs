@@ -15,7 +15,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::api_key::Account;
+use crate::auth::CallContext;
 use crate::recent_latency::RecentLatency;
+use crate::request_trace::RequestTrace;
 
 /// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
@@ -465,6 +468,9 @@ impl EngineMetrics {
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
     metrics: Arc<Metrics>,
+    /// Whoever pays for the tokens.
+    account: Option<Arc<Account>>,
+    trace: Option<RequestTrace>,
     arrival: Instant,
     submission: Instant,
     /// The times of the first and last token of each choice, and the number of its tokens.
@@ -480,10 +486,12 @@ struct TokenTimes {
 }
 
 impl CallTimer {
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    pub fn new(metrics: Arc<Metrics>, context: &CallContext) -> Self {
         let arrival = Instant::now();
         Self {
             metrics,
+            account: context.account.clone(),
+            trace: context.trace.clone(),
             arrival,
             submission: arrival,
             tokens: Vec::new(),
@@ -496,6 +504,9 @@ impl CallTimer {
         self.submission = Instant::now();
         let took = self.submission - self.arrival;
         self.metrics.tokenize_seconds.observe(took.as_secs_f64());
+        if let Some(trace) = &self.trace {
+            trace.part("tokenize", self.arrival, self.submission, |span| span);
+        }
     }
 
     pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
@@ -510,6 +521,9 @@ impl CallTimer {
         let now = Instant::now();
         let metrics = &self.metrics;
         metrics.generation_tokens.inc();
+        if let Some(account) = &self.account {
+            account.handle_token();
+        }
         if self.tokens.len() <= choice {
             self.tokens.resize(choice + 1, None);
         }
@@ -536,6 +550,18 @@ impl CallTimer {
                 metrics.queue_seconds.observe(queue.as_secs_f64());
                 let prefill = (now - self.submission).saturating_sub(queue);
                 metrics.prefill_seconds.observe(prefill.as_secs_f64());
+                if let Some(trace) = &self.trace {
+                    let started = (self.submission + queue).min(now);
+                    let choice = choice as u32;
+                    trace.part("queue", self.submission, started, |span| {
+                        span.with("corella.choice", choice)
+                    });
+                    trace.part("prefill", started, now, |span| {
+                        span.with("corella.choice", choice)
+                            .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
+                            .with("corella.cached_tokens", output.num_cached_tokens)
+                    });
+                }
             }
         }
         if !self.first_token_seen {
@@ -550,6 +576,15 @@ impl CallTimer {
 
     pub fn handle_finish(&self, choice: usize, reason: &'static str) {
         self.count(reason, 1);
+        if let Some(trace) = &self.trace
+            && let Some(Some(times)) = self.tokens.get(choice)
+        {
+            trace.part("decode", times.first, times.last, |span| {
+                span.with("corella.choice", choice as u32)
+                    .with("gen_ai.usage.output_tokens", times.num_tokens)
+                    .with("gen_ai.response.finish_reason", reason)
+            });
+        }
         if let Some(Some(times)) = self.tokens.get(choice)
             && times.num_tokens > 1
         {

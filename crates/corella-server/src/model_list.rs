@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::adapter::ServedAdapter;
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
 use crate::server_state::ServerState;
 
@@ -53,11 +54,12 @@ impl<'a> Model<'a> {
     }
 }
 
-pub async fn list_models(State(state): State<Arc<ServerState>>) -> Response {
-    let names = &state.config.served_model_names;
-    let models = names.iter().map(|name| Model::new(&state, name));
+pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
+    let is_allowed = |name: &str| context.check_model(name).is_ok();
+    let names = { state.config.served_model_names.iter() }.filter(|name| is_allowed(name));
+    let models = names.map(|name| Model::new(&state, name));
     let adapters = state.adapters.list();
-    let of_adapters = adapters.iter();
+    let of_adapters = adapters.iter().filter(|(name, _)| is_allowed(name));
     let of_adapters = of_adapters.map(|(name, adapter)| Model::of_adapter(&state, name, adapter));
     json_response(&ModelList {
         object: "list",
@@ -68,8 +70,10 @@ pub async fn list_models(State(state): State<Arc<ServerState>>) -> Response {
 /// Names may contain slashes (`org/name`), so the route takes the whole rest of the path.
 pub async fn retrieve_model(
     State(state): State<Arc<ServerState>>,
+    context: CallContext,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
+    context.check_model(&name)?;
     let name = check_model(&state, Some(&name))?;
     Ok(json_response(&match &state.adapters.get(&name) {
         Some(adapter) => Model::of_adapter(&state, &name, adapter),

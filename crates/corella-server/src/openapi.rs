@@ -319,9 +319,9 @@ fn document(config: &ServeConfig) -> Value {
             },
         }}),
     );
-    let security = match config.api_key {
-        None => json!([]),
-        Some(_) => json!([{"bearer": []}, {"header": []}]),
+    let security = match config.api_keys.is_empty() {
+        true => json!([]),
+        false => json!([{"bearer": []}, {"header": []}]),
     };
     json!({
         "openapi": "3.1.0",

@@ -9,7 +9,9 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use tracing::Instrument;
 
+use crate::request_trace::TRACE_PARENT;
 use crate::server_state::unix_now_s;
 
 /// The id of a request in logs, in its response and on other servers.
@@ -33,14 +35,14 @@ impl fmt::Display for RequestName {
 }
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// W3C Trace Context.
-const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 const MAX_BYTES: usize = 128;
 
 pub async fn name_request(mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers());
     request.extensions_mut().insert(RequestName(name.clone()));
-    let mut response = next.run(request).await;
+    // Every line of the log that is about the request begins with its name.
+    let span = tracing::info_span!("request", id = &*name);
+    let mut response = next.run(request).instrument(span).await;
     if let Ok(value) = HeaderValue::from_str(&name) {
         response.headers_mut().insert(HEADER, value);
     }

@@ -7,7 +7,6 @@ mod tool;
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::chat_completions::ChatFields;
 use crate::field_check::FieldCheck;
@@ -23,7 +23,6 @@ use crate::field_table::responses::{REASONING, TEXT};
 use crate::generation::{ChoiceDelta, Usage};
 use crate::output_format::text_format;
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
@@ -35,10 +34,10 @@ use tool::{chat_tool_choice, chat_tools};
 
 pub async fn responses(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    serve_call::<Responses>(state, name, body).await
+    serve_call::<Responses>(state, context, body).await
 }
 
 /// Fields that no other endpoint has, or that it has with another meaning.

@@ -10,9 +10,10 @@ use axum::routing::{get, post};
 use crate::accounting::count_request;
 use crate::adapter::{load_adapter, unload_adapter};
 use crate::api_error::ApiError;
-use crate::auth::require_api_key;
+use crate::auth::{require_admin, require_api_key};
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
+use crate::cors::allow_origins;
 use crate::embeddings::embeddings;
 use crate::engine_feed::engine_events;
 use crate::health::{health, metrics, ready, version};
@@ -29,6 +30,12 @@ use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 
 pub fn router(state: Arc<ServerState>) -> Router {
+    let admin = Router::new()
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/role", get(role).post(change_role))
+        .route_layer(from_fn(require_admin));
     let protected = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
@@ -41,13 +48,10 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/v2/rerank", post(rerank))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
-        .route("/v1/load_lora_adapter", post(load_adapter))
-        .route("/v1/unload_lora_adapter", post(unload_adapter))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/engine/events", get(engine_events))
-        .route("/role", get(role).post(change_role))
+        .merge(admin)
         .route_layer(from_fn_with_state(state.clone(), require_api_key));
     let anthropic = Router::new()
         .route("/v1/messages", post(messages))
@@ -66,6 +70,7 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .merge(anthropic)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), allow_origins))
         .layer(from_fn_with_state(state.clone(), count_request))
         .layer(from_fn(name_request))
         .with_state(state)

@@ -9,6 +9,7 @@ use corella_engine::EngineState;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -16,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::router::router;
 use crate::server_state::ServerState;
 use crate::shutdown::Shutdown;
+use crate::tls::ServerTls;
 
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,7 @@ fn stopped(reason: &str) -> io::Error {
 struct Connections {
     router: Router,
     http: http1::Builder,
+    tls: Option<ServerTls>,
     max_num_connections: u32,
     permits: Arc<Semaphore>,
     phase: watch::Sender<Phase>,
@@ -122,6 +125,7 @@ impl Connections {
         Self {
             router: router(state.clone()),
             http,
+            tls: state.config.tls.clone(),
             max_num_connections,
             permits: Arc::new(Semaphore::new(max_num_connections as usize)),
             phase: watch::Sender::new(Phase::Open),
@@ -151,28 +155,21 @@ impl Connections {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let service = TowerToHyperService::new(self.router.clone());
-        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let (router, http, tls) = (self.router.clone(), self.http.clone(), self.tls.clone());
         let mut phase = self.phase.subscribe();
         tokio::spawn(async move {
             let _permit = permit;
-            let mut connection = std::pin::pin!(connection);
-            loop {
-                tokio::select! {
-                    result = &mut connection => {
-                        if let Err(error) = result {
-                            tracing::debug!(%error, "connection ended");
-                        }
-                        return;
-                    }
-                    changed = phase.changed() => {
-                        let now = *phase.borrow_and_update();
-                        if changed.is_err() || now == Phase::Closed {
-                            return;
-                        }
-                        connection.as_mut().graceful_shutdown();
-                    }
-                }
+            let Some(tls) = tls else {
+                return answer(stream, &http, router, phase).await;
+            };
+            // A client that has not shown who it is waits for nothing when the server closes.
+            let secured = tokio::select! {
+                secured = tls.accept(stream) => secured,
+                _ = phase.changed() => return,
+            };
+            match secured {
+                Ok(stream) => answer(stream, &http, router, phase).await,
+                Err(error) => tracing::debug!(%error, "a client's TLS handshake has failed"),
             }
         });
     }
@@ -189,6 +186,35 @@ impl Connections {
         let all = self.permits.acquire_many(self.max_num_connections);
         // Dropping a connection takes no time unless the runtime is starved.
         let _ = timeout_at(Instant::now() + FLUSH_PERIOD, all).await;
+    }
+}
+
+/// Answers the requests of one connection, until it ends or the server does.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    http: &http1::Builder,
+    router: Router,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let service = TowerToHyperService::new(router);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    loop {
+        tokio::select! {
+            result = &mut connection => {
+                if let Err(error) = result {
+                    tracing::debug!(%error, "connection ended");
+                }
+                return;
+            }
+            changed = phase.changed() => {
+                let now = *phase.borrow_and_update();
+                if changed.is_err() || now == Phase::Closed {
+                    return;
+                }
+                connection.as_mut().graceful_shutdown();
+            }
+        }
     }
 }
 

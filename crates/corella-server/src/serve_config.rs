@@ -3,15 +3,22 @@
 use std::time::Duration;
 
 use corella_core::TokenId;
+use corella_engine::Tracer;
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
+
+use crate::api_key::{ApiKey, Clock};
+use crate::cors::AllowedOrigins;
+use crate::tls::ServerTls;
 
 /// Requests that exceed a limit are refused with an error that names it.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
     /// Names of the model. The first is used in responses and metrics; the others are aliases.
     pub served_model_names: Vec<String>,
-    /// The bearer token for endpoints that cost or change something; `None` requires none.
-    pub api_key: Option<String>,
+    /// The keys for endpoints that cost or change something; none are required if there are none.
+    pub api_keys: Vec<ApiKey>,
+    /// The time of the keys' limits.
+    pub clock: Clock,
     pub max_model_len: u32,
     /// The number of adapters that may be loaded at a time.
     pub max_num_adapters: usize,
@@ -33,6 +40,11 @@ pub struct ServeConfig {
     /// Time for complete request headers, and for the next request of an idle connection.
     pub header_timeout: Duration,
     pub max_num_connections: usize,
+    /// Secures connections; without it they are plain HTTP.
+    pub tls: Option<ServerTls>,
+    pub allowed_origins: AllowedOrigins,
+    /// Where the spans of requests go, if anywhere.
+    pub tracer: Option<Tracer>,
     /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
     /// Time that running requests have to finish after a signal to stop.
@@ -48,7 +60,8 @@ impl ServeConfig {
     ) -> Self {
         Self {
             served_model_names: vec![served_model_name.into()],
-            api_key: None,
+            api_keys: Vec::new(),
+            clock: Clock::default(),
             max_model_len,
             max_num_adapters: 16,
             vocab_size,
@@ -62,6 +75,9 @@ impl ServeConfig {
             body_timeout: Duration::from_secs(60),
             header_timeout: Duration::from_secs(60),
             max_num_connections: 16_384,
+            tls: None,
+            allowed_origins: AllowedOrigins::default(),
+            tracer: None,
             allow_unknown_fields: false,
             grace_period: Duration::from_secs(30),
         }

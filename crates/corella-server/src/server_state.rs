@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::adapter::{AdapterLoader, ServedAdapters};
 use crate::api_error::ApiError;
+use crate::api_key::{ApiKey, ApiKeys};
 use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
@@ -23,6 +24,7 @@ use crate::text_thread::{Caller, TextThreads};
 
 pub struct ServerState {
     pub(crate) config: ServeConfig,
+    pub(crate) api_keys: ApiKeys,
     pub(crate) text: TextModel,
     /// This node's engine: its state, counters and cache.
     pub(crate) engine: Engine,
@@ -91,6 +93,7 @@ impl ServerState {
             adapters: ServedAdapters::new(adapters, config.max_num_adapters),
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             engine_feed: EngineFeed::default(),
+            api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),
             config,
             text,
             engine,
@@ -104,6 +107,13 @@ impl ServerState {
             text_threads: TextThreads::new(),
             grammars: OnceLock::new(),
         })
+    }
+
+    /// Puts other keys in the place of all, from the next request on. There must be some: a server does
+    /// not open to everybody while it runs.
+    pub fn replace_api_keys(&self, keys: Vec<ApiKey>) {
+        assert!(!keys.is_empty(), "a server that requires keys keeps some");
+        self.api_keys.replace(keys);
     }
 
     /// Refuses new requests from now on; running ones go on.

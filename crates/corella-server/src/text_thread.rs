@@ -65,7 +65,9 @@ impl TextThreads {
             has_left: has_left.clone(),
         };
         let _presence = Presence { has_left };
+        let span = tracing::Span::current();
         let work = move || {
+            let _entered = span.entered();
             let result = work(&caller);
             drop(permit);
             result

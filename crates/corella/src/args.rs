@@ -13,6 +13,7 @@ mod inspect;
 mod manual;
 mod quantize;
 mod request;
+mod server;
 
 use std::path::PathBuf;
 
@@ -36,6 +37,7 @@ pub use inspect::InspectArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
+pub use server::{LogFormatArg, ServerArgs};
 
 /// Serves large language models
 #[derive(Parser)]
@@ -85,27 +87,8 @@ pub struct ServeArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub config_file: ConfigFileArgs,
-
-    /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
-    #[arg(long, default_value = "127.0.0.1", help_heading = "Server")]
-    pub host: String,
-    /// Port to listen on; 0 takes any free port
-    #[arg(long, default_value_t = 8000, help_heading = "Server")]
-    pub port: u16,
-    /// Require this bearer token in every API request
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "CORELLA_API_KEY",
-        hide_env_values = true,
-        help_heading = "Server"
-    )]
-    pub api_key: Option<String>,
-    /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
-    /// never does
-    #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs(), help_heading = "Server")]
-    pub step_deadline: u64,
-
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub request: RequestArgs,
     #[command(flatten)]

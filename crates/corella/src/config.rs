@@ -1,6 +1,5 @@
 //! From the command line to configuration. Nothing else reads arguments or the environment.
 
-use std::io::IsTerminal;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,17 +13,18 @@ use corella_cluster::{Role, TlsFiles};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
 use corella_model::{DType, KvFormat, WeightFormat};
-use tracing_subscriber::EnvFilter;
+use corella_server::AllowedOrigins;
 
+use crate::api_key_file::KeySource;
 use crate::args::{
     AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, GenerateArgs,
-    GroupLen, InspectArgs, IsaArg, KvFormatArg, MethodArg, ModelArgs, QuantizeArgs,
+    GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs, QuantizeArgs,
     QuantizeFormatArg, RoleArg, SamplingArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs,
     SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::load_display::load_watcher;
-use crate::progress_line::LogWriter;
+use crate::otlp::OtlpConfig;
 
 mod adapter;
 mod admission;
@@ -32,6 +32,7 @@ mod batch;
 mod bench;
 mod chat;
 mod hub;
+mod otlp;
 mod request;
 
 pub use adapter::{AdapterOptions, adapter};
@@ -42,13 +43,21 @@ pub use bench::{
 };
 pub use chat::{Chat, chat};
 pub use hub::{hub, pull};
+pub use otlp::otlp;
 pub use request::{RequestOptions, request};
 
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub address: SocketAddr,
-    pub api_key: Option<String>,
+    pub keys: KeySource,
+    /// Certificate and key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub allowed_origins: AllowedOrigins,
+    pub max_connections: u32,
+    pub log_format: LogFormatArg,
+    /// Where traces go, if anywhere.
+    pub otlp: Option<OtlpConfig>,
     pub request: RequestOptions,
     pub adapter: AdapterOptions,
     pub cluster: ClusterConfig,
@@ -86,18 +95,36 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_device(&mut options, &args.device)?;
     let adapter = adapter(&mut options, args.adapter)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
-    options.step_deadline = match args.step_deadline {
+    let server = args.server;
+    options.step_deadline = match server.step_deadline {
         0 => Duration::MAX,
         seconds => Duration::from_secs(seconds),
     };
     Ok(Serve {
         source: source(args.model),
         options,
-        address: listen_address(&args.host, args.port)?,
-        api_key: args.api_key,
+        address: listen_address(&server.host, server.port)?,
+        keys: KeySource {
+            single: server.api_key,
+            file: server.api_keys,
+        },
+        tls: server.tls_cert.zip(server.tls_key),
+        allowed_origins: allowed_origins(&server.cors_allow_origin)?,
+        max_connections: server.max_connections,
+        log_format: server.log_format,
+        otlp: otlp(server.otlp_endpoint)?,
         request: request(args.request),
         adapter,
         cluster: cluster(args.cluster)?,
+    })
+}
+
+fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
+    AllowedOrigins::parse(origins).map_err(|wrong| {
+        Error::Config(format!(
+            "--cors-allow-origin {wrong} is no origin: write SCHEME://HOST or SCHEME://HOST:PORT \
+             without a path, or *"
+        ))
     })
 }
 
@@ -321,17 +348,6 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
             isa: args.isa.map(isa),
         },
     })
-}
-
-/// Logs to standard error. RUST_LOG sets what is logged; by default, the server's information and
-/// all warnings.
-pub fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(|| LogWriter)
-        .init();
 }
 
 fn source(args: ModelArgs) -> ModelSource {

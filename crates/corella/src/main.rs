@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
 mod adapter_loader;
+mod api_key_file;
 mod args;
 mod batch;
 mod bench;
@@ -22,17 +23,21 @@ mod inspect_command;
 mod limit_share;
 mod load_display;
 mod local_server;
+mod log_format;
 mod manual;
 mod model_lookup;
 mod nearest_name;
 mod open_files;
+mod otlp;
 mod profile_table;
 mod progress_line;
 mod quantize_command;
+mod reload;
 mod serve;
+mod supervisor;
 mod unknown_option;
 
-use args::{BenchCommand, Cli, Command};
+use args::{BenchCommand, Cli, Command, LogFormatArg};
 
 fn main() {
     let arguments = match config_file::expand(&Cli::command(), std::env::args_os().collect()) {
@@ -51,7 +56,10 @@ fn main() {
             }
         }
     };
-    config::start_log();
+    log_format::start(match &cli.command {
+        Command::Serve(args) => args.server.log_format,
+        _ => LogFormatArg::Text,
+    });
     match run(cli.command) {
         Ok(status) => exit(status),
         Err(error) => refuse(&arguments.locate(one_line(&*error))),

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
+use corella_engine::Tracer;
 use corella_server::{
-    AdapterLoader, Backend, ServeConfig, ServerState, TextModel, shutdown_signal,
+    AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -15,7 +16,11 @@ use tokio::runtime::Runtime;
 use crate::adapter_loader::FolderLoader;
 use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
+use crate::log_format::announce;
 use crate::open_files;
+use crate::otlp::OtlpExporter;
+use crate::reload::Reload;
+use crate::supervisor;
 
 pub fn run(config: Serve) -> Result<(), Error> {
     let runtime =
@@ -39,21 +44,35 @@ async fn serve(config: Serve) -> Result<(), Error> {
         true => Some(ClusterListener::bind(&cluster_config)?),
         false => None,
     };
+    let api_keys = config.keys.read()?;
+    let server_tls = match &config.tls {
+        Some((cert, key)) => {
+            let tls = ServerTls::load(cert, key);
+            Some(tls.map_err(|error| Error::Config(error.to_string()))?)
+        }
+        None => None,
+    };
     let tls = cluster_config.load_tls()?;
     let nixl = cluster_config.load_nixl()?;
     let mut llm = Llm::load(&config.source, &config.options)?;
-    let shutdown = shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
-    let has_key = config.api_key.is_some();
+    let shutdown = shutdown_signal().map_err(io_error(SIGNALS.to_owned()))?;
+    let has_key = !api_keys.is_empty();
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
+    let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
     let serve_config = ServeConfig {
-        api_key: config.api_key,
+        tracer: exporter.clone().map(Tracer::new),
+        api_keys,
+        max_num_connections: config.max_connections as usize,
+        tls: server_tls.clone(),
+        allowed_origins: config.allowed_origins,
         max_num_adapters: config.adapter.max_adapters,
         ..config.request.serve_config(&llm)
     };
     make_room_for(serve_config.max_num_connections);
-    eprintln!("{}", llm.summary());
-    eprintln!("{}", limits_line(&scheduler, &serve_config));
+    let say = |line: &str| announce(config.log_format, line);
+    say(&llm.summary());
+    say(&limits_line(&scheduler, &serve_config));
     let grace_period = serve_config.grace_period;
     let cluster = Cluster::start(
         cluster_config,
@@ -64,9 +83,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
         grace_period,
     )?;
     if let Some(line) = cluster.summary() {
-        eprintln!("{line}");
+        say(&line);
     }
-    let ready_line = ready_line(&llm, address, has_key);
+    let ready_line = ready_line(&llm, address, has_key, server_tls.is_some());
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
@@ -79,24 +98,39 @@ async fn serve(config: Serve) -> Result<(), Error> {
         reply_format,
         chat_template: llm.chat_template,
     };
+    let mut collectors = vec![cluster.collector()];
+    if let Some(exporter) = exporter.clone() {
+        collectors.push(Box::new(exporter));
+    }
     let backend = Backend {
         generator: Arc::new(cluster.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: loader,
-        collectors: vec![cluster.collector()],
+        collectors,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
     for (name, path) in &config.adapter.modules {
         state
             .load_adapter(name, path)
             .map_err(|error| Error::Config(format!("--lora-modules {name}={path}: {error}")))?;
-        eprintln!("adapter {name} from {path}");
+        say(&format!("adapter {name} from {path}"));
     }
-    eprintln!("{ready_line}");
+    let reload = Reload {
+        keys: config.keys,
+        tls: server_tls,
+    };
+    { reload.start(&state) }.map_err(io_error(SIGNALS.to_owned()))?;
+    say(&ready_line);
+    supervisor::notify("READY=1");
+    tell_of_the_drain(state.clone());
     let served = corella_server::serve(listener, state.clone(), shutdown);
     let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
     cluster.finish().await;
+    if let Some(exporter) = exporter {
+        // It waits for the collector, on a thread of its own.
+        let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
+    }
     let report = report.map_err(io_error(format!("serving on {address}")))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
@@ -104,6 +138,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     engine.shutdown();
     Ok(())
 }
+
+const SIGNALS: &str = "installing signal handlers";
 
 /// Raises the limit of open files, because every connection is one.
 fn make_room_for(max_num_connections: usize) {
@@ -135,7 +171,15 @@ fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
     )
 }
 
-fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool) -> String {
+fn tell_of_the_drain(state: Arc<ServerState>) {
+    tokio::spawn(async move {
+        state.draining().await;
+        supervisor::notify("STOPPING=1");
+    });
+}
+
+fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool, has_tls: bool) -> String {
+    let scheme = if has_tls { "https" } else { "http" };
     let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
@@ -151,6 +195,6 @@ fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool) -> String {
         ),
     };
     format!(
-        "ready: curl http://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
+        "ready: curl {scheme}://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
     )
 }

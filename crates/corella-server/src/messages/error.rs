@@ -65,6 +65,7 @@ pub fn error_event(error: &ApiError) -> impl Serialize {
 fn kind_of(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
         StatusCode::NOT_FOUND => "not_found_error",
         StatusCode::REQUEST_TIMEOUT => "timeout_error",
         StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",

@@ -17,6 +17,7 @@ mod messages;
 mod metric;
 mod page;
 mod prompt_logprobs;
+mod rate_limit;
 mod responses;
 mod service;
 mod speculation;

@@ -2,6 +2,7 @@
 
 use corella_core::StepId;
 use corella_model::Fault;
+use corella_server::ApiKey;
 use serde_json::{Value, json};
 
 use crate::client::{head, named_events, post, send};
@@ -200,7 +201,7 @@ async fn what_is_wrong_is_said_in_their_shape() {
 #[tokio::test]
 async fn a_key_may_come_in_their_header() {
     let mut setup = Setup::new();
-    setup.serve.api_key = Some("secret".into());
+    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let body = json!({"messages": hi(), "max_tokens": 2}).to_string();
     for (key, status) in [("secret", 200), ("Secret", 401)] {

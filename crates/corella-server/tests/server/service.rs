@@ -1,5 +1,6 @@
 //! The endpoints around generation: API keys, request ids, models, tokens, the prefix cache.
 
+use corella_server::ApiKey;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
@@ -9,7 +10,7 @@ use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer};
 #[tokio::test]
 async fn a_key_is_required_where_it_matters() {
     let mut setup = Setup::new();
-    setup.serve.api_key = Some("secret".into());
+    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let models = async |headers: &[(&str, &str)]| {
         let head = head("GET", "/v1/models", headers, None);

@@ -1,0 +1,365 @@
+//! Who may call the server, what each may use, and how much of it a minute.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use sha2::{Digest, Sha256};
+
+use crate::api_error::ApiError;
+use crate::rate_limit::{RateLimit, Refusal, ResetTime};
+
+/// A key that callers present, and what they may do with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKey {
+    /// In logs and metrics. The key itself is in neither.
+    pub name: String,
+    pub secret: KeyDigest,
+    /// `None` is no limit.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and answers; `None` is no limit.
+    pub tokens_per_minute: Option<u32>,
+    /// Names of the models and adapters that it may use; `None` is all.
+    pub models: Option<Vec<String>>,
+    /// Priority of its requests, whatever they ask for.
+    pub priority: Option<i32>,
+    /// Whether it may change the server: load adapters, empty the prefix cache, change the role.
+    pub is_admin: bool,
+}
+
+impl ApiKey {
+    /// A key that may do everything.
+    pub fn unlimited(name: impl Into<String>, key: &str) -> Self {
+        Self {
+            name: name.into(),
+            secret: KeyDigest::of(key.as_bytes()),
+            requests_per_minute: None,
+            tokens_per_minute: None,
+            models: None,
+            priority: None,
+            is_admin: true,
+        }
+    }
+}
+
+/// The SHA-256 digest of a key. The server keeps no more of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeyDigest([u8; 32]);
+
+impl KeyDigest {
+    pub fn of(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+
+    /// Reads 64 hexadecimal digits, as `sha256sum` writes them.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let is_hex = hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let mut digest = [0; 32];
+        for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+        }
+        is_hex.then_some(Self(digest))
+    }
+
+    /// Compares in constant time, so that the time does not tell how much of a digest is right.
+    fn is_same(&self, other: &Self) -> bool {
+        let pairs = self.0.iter().zip(&other.0);
+        pairs.fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+    }
+}
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyDigest(…)")
+    }
+}
+
+/// The time of rate limits. Tests bring their own.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
+
+impl Clock {
+    /// `now` is the time since any fixed moment, and does not go back.
+    pub fn new(now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from((self.0)().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        let start = Instant::now();
+        Self::new(move || start.elapsed())
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// The keys of a server. Without any, everybody may do everything.
+pub struct ApiKeys {
+    accounts: RwLock<Arc<[Arc<Account>]>>,
+    clock: Clock,
+}
+
+impl ApiKeys {
+    pub fn new(keys: Vec<ApiKey>, clock: Clock) -> Self {
+        let accounts = keys.into_iter().map(|key| Account::new(key, clock.clone()));
+        let accounts = accounts.map(Arc::new).collect();
+        Self {
+            accounts: RwLock::new(accounts),
+            clock,
+        }
+    }
+
+    /// Puts other keys in the place of all. What a key has used stays used if its limits are the same.
+    pub fn replace(&self, keys: Vec<ApiKey>) {
+        let old = self.accounts();
+        let accounts = keys.into_iter().map(|key| {
+            let same = old.iter().find(|account| account.key == key);
+            match same {
+                Some(account) => account.clone(),
+                None => Arc::new(Account::new(key, self.clock.clone())),
+            }
+        });
+        let accounts = accounts.collect();
+        *{ self.accounts.write() }.unwrap_or_else(PoisonError::into_inner) = accounts;
+    }
+
+    pub fn are_required(&self) -> bool {
+        !self.accounts().is_empty()
+    }
+
+    /// Takes the same time for every key that is presented, whichever it is like.
+    pub fn find(&self, presented: &[u8]) -> Option<Arc<Account>> {
+        let digest = KeyDigest::of(presented);
+        let mut found = None;
+        for account in self.accounts().iter() {
+            if account.key.secret.is_same(&digest) {
+                found = Some(account.clone());
+            }
+        }
+        found
+    }
+
+    fn accounts(&self) -> Arc<[Arc<Account>]> {
+        { self.accounts.read() }
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// A key in use: what is left of its limits.
+pub struct Account {
+    key: ApiKey,
+    limits: Mutex<Limits>,
+    clock: Clock,
+}
+
+struct Limits {
+    requests: Option<RateLimit>,
+    tokens: Option<RateLimit>,
+}
+
+impl Account {
+    fn new(key: ApiKey, clock: Clock) -> Self {
+        let now_us = clock.now_us();
+        let limit = |per_minute: Option<u32>| Some(RateLimit::new(per_minute?, now_us));
+        let limits = Limits {
+            requests: limit(key.requests_per_minute),
+            tokens: limit(key.tokens_per_minute),
+        };
+        Self {
+            key,
+            limits: Mutex::new(limits),
+            clock,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.key.name
+    }
+
+    pub fn is_admin(&self) -> bool {
+        self.key.is_admin
+    }
+
+    pub fn priority(&self) -> Option<i32> {
+        self.key.priority
+    }
+
+    pub fn may_use(&self, model: &str) -> bool {
+        let models = self.key.models.as_deref();
+        models.is_none_or(|models| models.iter().any(|allowed| allowed == model))
+    }
+
+    /// Counts a request, or refuses it.
+    pub fn take_request(&self) -> Result<(), ApiError> {
+        let now_us = self.clock.now_us();
+        let mut limits = self.limits();
+        let Some(requests) = &mut limits.requests else {
+            return Ok(());
+        };
+        requests.try_take(now_us, 1).map_err(|refusal| {
+            let limit = requests.per_minute();
+            match refusal {
+                Refusal::After { wait_us } => ApiError::rate_limited(
+                    format!("This API key may make {limit} requests per minute."),
+                    wait_us,
+                ),
+                Refusal::Never => ApiError::forbidden("This API key may make no requests."),
+            }
+        })
+    }
+
+    /// Takes the tokens of a request's prompts, or refuses it.
+    pub fn take_prompt(&self, num_tokens: usize, prompt_field: &str) -> Result<(), ApiError> {
+        let now_us = self.clock.now_us();
+        let mut limits = self.limits();
+        let Some(tokens) = &mut limits.tokens else {
+            return Ok(());
+        };
+        let limit = tokens.per_minute();
+        tokens
+            .try_take(now_us, num_tokens as u64)
+            .map_err(|refusal| match refusal {
+                Refusal::After { wait_us } => ApiError::rate_limited(
+                    format!(
+                        "This API key may use {limit} tokens per minute, and {prompt_field} has \
+                         {num_tokens} tokens."
+                    ),
+                    wait_us,
+                ),
+                Refusal::Never => ApiError::beyond_rate(prompt_field, num_tokens, limit),
+            })
+    }
+
+    /// Gives the tokens of prompts back that nobody has computed.
+    pub fn give_back_prompt(&self, num_tokens: usize) {
+        let now_us = self.clock.now_us();
+        if let Some(tokens) = &mut self.limits().tokens {
+            tokens.give_back(now_us, num_tokens as u64);
+        }
+    }
+
+    /// Counts a token of an answer, which may use up more than there is: the next request waits for it.
+    ///
+    /// It takes a lock with every token, which is held for a few instructions and is shared only by
+    /// requests of one key that has this limit.
+    pub fn handle_token(&self) {
+        if self.key.tokens_per_minute.is_none() {
+            return;
+        }
+        let now_us = self.clock.now_us();
+        if let Some(tokens) = &mut self.limits().tokens {
+            tokens.take(now_us, 1);
+        }
+    }
+
+    /// Says how much is left, by the names that OpenAI's clients know.
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        let now_us = self.clock.now_us();
+        let mut limits = self.limits();
+        if let Some(requests) = &mut limits.requests {
+            write_limit(headers, &REQUEST_HEADERS, requests, now_us);
+        }
+        if let Some(tokens) = &mut limits.tokens {
+            write_limit(headers, &TOKEN_HEADERS, tokens, now_us);
+        }
+    }
+
+    fn limits(&self) -> MutexGuard<'_, Limits> {
+        // Limits are whole numbers, which are right whatever panicked.
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The headers of a limit: how much a minute, how much now, and when it is all there again.
+struct LimitHeaders {
+    limit: HeaderName,
+    remaining: HeaderName,
+    reset: HeaderName,
+}
+
+static REQUEST_HEADERS: LimitHeaders = LimitHeaders {
+    limit: HeaderName::from_static("x-ratelimit-limit-requests"),
+    remaining: HeaderName::from_static("x-ratelimit-remaining-requests"),
+    reset: HeaderName::from_static("x-ratelimit-reset-requests"),
+};
+
+static TOKEN_HEADERS: LimitHeaders = LimitHeaders {
+    limit: HeaderName::from_static("x-ratelimit-limit-tokens"),
+    remaining: HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    reset: HeaderName::from_static("x-ratelimit-reset-tokens"),
+};
+
+fn write_limit(headers: &mut HeaderMap, names: &LimitHeaders, limit: &mut RateLimit, now_us: u64) {
+    let time_us = limit.time_to_full_us(now_us);
+    headers.insert(names.limit.clone(), limit.per_minute().into());
+    headers.insert(names.remaining.clone(), limit.remaining(now_us).into());
+    if let Ok(reset) = HeaderValue::from_str(&ResetTime { time_us }.to_string()) {
+        headers.insert(names.reset.clone(), reset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_read_as_it_is_written() {
+        // The digest of "abc" from FIPS 180-2.
+        let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let digest = KeyDigest::from_hex(hex).expect("it is one");
+        assert!(digest.is_same(&KeyDigest::of(b"abc")));
+        assert!(!digest.is_same(&KeyDigest::of(b"abd")));
+        assert!(KeyDigest::from_hex(&hex.to_uppercase()).is_some());
+        for wrong in [
+            "",
+            &hex[1..],
+            &format!("{hex}0"),
+            &format!("+{}", &hex[1..]),
+        ] {
+            assert!(KeyDigest::from_hex(wrong).is_none(), "{wrong}");
+        }
+        assert!(KeyDigest::from_hex(&"é".repeat(32)).is_none());
+    }
+
+    #[test]
+    fn new_keys_keep_what_was_used_of_those_that_stay() {
+        let key = |name: &str, requests| ApiKey {
+            requests_per_minute: Some(requests),
+            ..ApiKey::unlimited(name, name)
+        };
+        let keys = ApiKeys::new(
+            vec![key("stays", 2), key("grows", 2), key("goes", 2)],
+            Clock::new(|| Duration::ZERO),
+        );
+        let take = |name: &str| keys.find(name.as_bytes()).map(|key| key.take_request());
+        for name in ["stays", "grows"] {
+            assert!(take(name).expect("it is there").is_ok());
+            assert!(take(name).expect("it is there").is_ok());
+            assert!(take(name).expect("it is there").is_err());
+        }
+        keys.replace(vec![key("grows", 3), key("stays", 2), key("comes", 1)]);
+        assert!(take("stays").expect("it is there").is_err());
+        assert!(take("grows").expect("it is there").is_ok());
+        assert!(take("comes").expect("it is there").is_ok());
+        assert!(take("goes").is_none());
+    }
+
+    #[test]
+    fn a_key_is_in_no_debug_output() {
+        let key = ApiKey::unlimited("web", "sk-very-secret");
+        let shown = format!("{key:?}");
+        assert!(shown.contains("KeyDigest(…)"), "{shown}");
+        assert!(!shown.contains("sk-very-secret"), "{shown}");
+    }
+}

@@ -1,0 +1,210 @@
+//! A token bucket: how much may be taken now, by counts and times that are whole numbers.
+
+use std::fmt;
+
+/// A minute in microseconds, and the number of units of which one request or token consists: a limit of
+/// N a minute is then exactly N units per microsecond, and nothing is ever rounded.
+const MINUTE_US: i128 = 60_000_000;
+
+/// Allows so much a minute. It holds what one minute allows, and fills evenly.
+///
+/// Times are microseconds of any clock that does not go back.
+#[derive(Clone, Debug)]
+pub struct RateLimit {
+    per_minute: u32,
+    /// In units. Below zero after more was used than was there.
+    level: i128,
+    updated_us: u64,
+}
+
+/// Why nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is there after this time if nobody takes anything before.
+    After { wait_us: u64 },
+    /// The limit is smaller than what was asked for.
+    Never,
+}
+
+impl RateLimit {
+    pub fn new(per_minute: u32, now_us: u64) -> Self {
+        Self {
+            per_minute,
+            level: i128::from(per_minute) * MINUTE_US,
+            updated_us: now_us,
+        }
+    }
+
+    pub fn per_minute(&self) -> u32 {
+        self.per_minute
+    }
+
+    /// Takes all of `amount` or nothing.
+    pub fn try_take(&mut self, now_us: u64, amount: u64) -> Result<(), Refusal> {
+        self.fill(now_us);
+        let wanted = i128::from(amount) * MINUTE_US;
+        if wanted > self.capacity() {
+            return Err(Refusal::Never);
+        }
+        if wanted > self.level {
+            let wait_us = self.time_to_fill(wanted - self.level);
+            return Err(Refusal::After { wait_us });
+        }
+        self.level -= wanted;
+        Ok(())
+    }
+
+    /// Takes what was used already, even if it was not there.
+    pub fn take(&mut self, now_us: u64, amount: u64) {
+        self.fill(now_us);
+        self.level -= i128::from(amount) * MINUTE_US;
+    }
+
+    /// Puts back what was taken and not used.
+    pub fn give_back(&mut self, now_us: u64, amount: u64) {
+        self.fill(now_us);
+        self.level = (self.level + i128::from(amount) * MINUTE_US).min(self.capacity());
+    }
+
+    /// How much could be taken now.
+    pub fn remaining(&mut self, now_us: u64) -> u64 {
+        self.fill(now_us);
+        u64::try_from(self.level.max(0) / MINUTE_US).unwrap_or(u64::MAX)
+    }
+
+    /// Time until everything that a minute allows is there.
+    pub fn time_to_full_us(&mut self, now_us: u64) -> u64 {
+        self.fill(now_us);
+        self.time_to_fill(self.capacity() - self.level)
+    }
+
+    fn capacity(&self) -> i128 {
+        i128::from(self.per_minute) * MINUTE_US
+    }
+
+    fn fill(&mut self, now_us: u64) {
+        let passed_us = now_us.saturating_sub(self.updated_us);
+        let filled = self.level + i128::from(passed_us) * i128::from(self.per_minute);
+        self.level = filled.min(self.capacity());
+        self.updated_us = self.updated_us.max(now_us);
+    }
+
+    fn time_to_fill(&self, units: i128) -> u64 {
+        let rate = i128::from(self.per_minute.max(1));
+        let time_us = (units + rate - 1) / rate;
+        u64::try_from(time_us).unwrap_or(u64::MAX)
+    }
+}
+
+/// A time as OpenAI writes it in `x-ratelimit-reset-…`: `120ms`, `8.64s`, `6m0s`.
+pub struct ResetTime {
+    pub time_us: u64,
+}
+
+impl fmt::Display for ResetTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.time_us.div_ceil(1000);
+        if millis == 0 {
+            return f.write_str("0s");
+        }
+        if millis < 1000 {
+            return write!(f, "{millis}ms");
+        }
+        let (minutes, millis) = (millis / 60_000, millis % 60_000);
+        if minutes > 0 {
+            write!(f, "{minutes}m")?;
+        }
+        let fraction = format!("{:03}", millis % 1000);
+        let fraction = fraction.trim_end_matches('0');
+        let dot = if fraction.is_empty() { "" } else { "." };
+        write!(f, "{}{dot}{fraction}s", millis / 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_US: u64 = 1_000_000;
+
+    #[test]
+    fn a_minutes_worth_is_there_at_once_and_then_one_by_one() {
+        let mut limit = RateLimit::new(3, 0);
+        for _ in 0..3 {
+            assert_eq!(limit.try_take(0, 1), Ok(()));
+        }
+        // Three a minute are one each 20 seconds.
+        let wait_us = 20 * SECOND_US;
+        assert_eq!(limit.try_take(0, 1), Err(Refusal::After { wait_us }));
+        assert_eq!(
+            limit.try_take(wait_us - 1, 1),
+            Err(Refusal::After { wait_us: 1 })
+        );
+        assert_eq!(limit.try_take(wait_us, 1), Ok(()));
+        assert_eq!(limit.time_to_full_us(wait_us), 60 * SECOND_US);
+    }
+
+    #[test]
+    fn a_refusal_takes_nothing_and_idle_time_saves_no_more_than_a_minute() {
+        let mut limit = RateLimit::new(100, 0);
+        assert_eq!(limit.try_take(0, 70), Ok(()));
+        // 60 tokens need 30 more, which take 18 seconds.
+        let wait_us = 18 * SECOND_US;
+        assert_eq!(limit.try_take(0, 60), Err(Refusal::After { wait_us }));
+        assert_eq!(limit.remaining(0), 30);
+        assert_eq!(limit.remaining(3600 * SECOND_US), 100);
+        assert_eq!(limit.try_take(3600 * SECOND_US, 101), Err(Refusal::Never));
+    }
+
+    #[test]
+    fn what_was_used_beyond_the_limit_is_waited_for() {
+        let mut limit = RateLimit::new(60, 0);
+        limit.take(0, 90);
+        assert_eq!(limit.remaining(0), 0);
+        // It owes 30, one a second, and then one more is to be there.
+        assert_eq!(
+            limit.try_take(0, 1),
+            Err(Refusal::After {
+                wait_us: 31 * SECOND_US
+            })
+        );
+        limit.give_back(0, 500);
+        assert_eq!(limit.remaining(0), 60);
+    }
+
+    #[test]
+    fn no_rounding_adds_up() {
+        // Seven a minute do not divide a second; a million small steps are still one long one.
+        let mut small = RateLimit::new(7, 0);
+        let mut large = RateLimit::new(7, 0);
+        small.take(0, 7);
+        large.take(0, 7);
+        for step in 1..=1_000_000 {
+            small.remaining(step * 17);
+        }
+        let now_us = 17 * SECOND_US;
+        assert_eq!(small.remaining(now_us), large.remaining(now_us));
+        assert_eq!(small.time_to_full_us(now_us), large.time_to_full_us(now_us));
+        // 17 of 60 seconds have passed.
+        assert_eq!(large.time_to_full_us(now_us), 43 * SECOND_US);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_gives_nothing_away() {
+        let mut limit = RateLimit::new(60, 10 * SECOND_US);
+        limit.take(10 * SECOND_US, 60);
+        assert_eq!(limit.remaining(0), 0);
+        assert_eq!(limit.remaining(11 * SECOND_US), 1);
+    }
+
+    #[test]
+    fn times_are_written_as_openai_writes_them() {
+        let written = |time_us| ResetTime { time_us }.to_string();
+        assert_eq!(written(0), "0s");
+        assert_eq!(written(1), "1ms");
+        assert_eq!(written(120_000), "120ms");
+        assert_eq!(written(8_640_000), "8.64s");
+        assert_eq!(written(60_000_000), "1m0s");
+        assert_eq!(written(361_500_000), "6m1.5s");
+    }
+}

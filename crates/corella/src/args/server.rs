@@ -1,0 +1,59 @@
+//! Options of a server's socket and of those who may use it.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use corella::LlmOptions;
+
+#[derive(Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes any free port
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Require this bearer token in every API request
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORELLA_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Option<String>,
+    /// Require one of the keys of this TOML file, which have limits of their own; SIGHUP reads it again
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// Speak HTTPS with this certificate, in PEM form with those between it and its authority; renewed
+    /// files are used without a restart
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Let web pages of this origin use the API from a browser, for example https://chat.example.org;
+    /// * allows all. Give the option again for further origins
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_allow_origin: Vec<String>,
+    /// Most connections at once; further ones wait in the queue of the system
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// How log lines are written: as text, or as one JSON object each
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormatArg,
+    /// Send traces to a collector of OpenTelemetry at this address, by OTLP over HTTP, for example
+    /// http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
+    /// never does
+    #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
+    pub step_deadline: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    Text,
+    Json,
+}

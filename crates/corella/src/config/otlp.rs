@@ -1,0 +1,137 @@
+//! Where traces go, by option and by the variables that OpenTelemetry defines.
+
+use corella::Error;
+
+use crate::otlp::OtlpConfig;
+
+/// `endpoint` is what the option or its variable says. A variable that is empty is not set.
+pub fn otlp(endpoint: Option<String>) -> Result<Option<OtlpConfig>, Error> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    read(endpoint, variable).map_err(Error::Config)
+}
+
+fn read(
+    endpoint: Option<String>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Option<OtlpConfig>, String> {
+    // That of traces is the whole address; the one of all signals has no path yet.
+    let of_traces = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+    let (option, url) = match (of_traces, endpoint.filter(|endpoint| !endpoint.is_empty())) {
+        (Some(url), _) => ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url),
+        (None, Some(base)) => {
+            let url = format!("{}/v1/traces", base.trim_end_matches('/'));
+            ("--otlp-endpoint", url)
+        }
+        (None, None) => return Ok(None),
+    };
+    if !(url.starts_with("http://") || url.starts_with("https://")) {
+        return Err(format!(
+            "{option} is no address of OTLP over HTTP, such as http://127.0.0.1:4318: {url}"
+        ));
+    }
+    let list = |name: &str| {
+        let text = variable(name).unwrap_or_default();
+        pairs(&text).ok_or_else(|| format!("{name} is no list of NAME=VALUE, with commas between"))
+    };
+    let headers = list("OTEL_EXPORTER_OTLP_HEADERS")?;
+    let mut resource = list("OTEL_RESOURCE_ATTRIBUTES")?;
+    let service = variable("OTEL_SERVICE_NAME");
+    let has_name = resource.iter().any(|(name, _)| name == "service.name");
+    if service.is_some() || !has_name {
+        resource.retain(|(name, _)| name != "service.name");
+        let service = service.unwrap_or_else(|| "corella".to_owned());
+        resource.push(("service.name".to_owned(), service));
+    }
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    resource.push(("service.version".to_owned(), version));
+    Ok(Some(OtlpConfig {
+        url,
+        headers,
+        resource,
+    }))
+}
+
+/// Reads `NAME=VALUE,…`, where values may have `%20` for a space.
+fn pairs(text: &str) -> Option<Vec<(String, String)>> {
+    let parts = text.split(',').filter(|part| !part.trim().is_empty());
+    let pair = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        let name = name.trim();
+        (!name.is_empty()).then_some((name.to_owned(), decoded(value.trim())?))
+    };
+    parts.map(pair).collect()
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(
+        endpoint: Option<&str>,
+        variables: &[(&str, &str)],
+    ) -> Result<Option<OtlpConfig>, String> {
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        read(endpoint.map(str::to_owned), variable)
+    }
+
+    #[test]
+    fn the_address_of_traces_wins_and_is_whole() {
+        let url = |endpoint, variables: &[_]| Some(with(endpoint, variables).ok()??.url);
+        assert_eq!(url(None, &[]), None);
+        assert_eq!(url(Some(""), &[]), None);
+        let base = Some("http://collector:4318/");
+        assert_eq!(
+            url(base, &[]).as_deref(),
+            Some("http://collector:4318/v1/traces")
+        );
+        let whole = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://other/traces");
+        assert_eq!(url(base, &[whole]).as_deref(), Some("https://other/traces"));
+        assert!(with(Some("collector:4317"), &[]).is_err());
+    }
+
+    #[test]
+    fn headers_and_attributes_are_lists() {
+        let variables = [
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "authorization=Bearer%20a=b, x = 1",
+            ),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=lost,zone=eu"),
+            ("OTEL_SERVICE_NAME", "chat"),
+        ];
+        let config = with(Some("http://a"), &variables).expect("it is right");
+        let config = config.expect("there is an address");
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let headers = [pair("authorization", "Bearer a=b"), pair("x", "1")];
+        assert_eq!(config.headers, headers);
+        assert_eq!(
+            config.resource[..2],
+            [pair("zone", "eu"), pair("service.name", "chat")]
+        );
+        for wrong in ["novalue", "a=%zz", "a=%f", "=b"] {
+            let error = with(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", wrong)]);
+            let error = error.expect_err(wrong);
+            assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{error}");
+            // It may contain a key.
+            assert!(!error.contains(wrong), "{error}");
+        }
+    }
+}

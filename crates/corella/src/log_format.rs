@@ -1,0 +1,34 @@
+//! The log: lines for people, or JSON objects for programs.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::args::LogFormatArg;
+use crate::progress_line::LogWriter;
+
+/// Logs to standard error. RUST_LOG sets what is logged; by default, information and all warnings.
+pub fn start(format: LogFormatArg) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogWriter);
+    match format {
+        LogFormatArg::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        // The fields of a line are members of its object, and `spans` says what it belongs to.
+        LogFormatArg::Json => log
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(true)
+            .init(),
+    }
+}
+
+/// Says what runs when a server starts: as it is, or as a line of a log in JSON.
+pub fn announce(format: LogFormatArg, line: &str) {
+    match format {
+        LogFormatArg::Text => eprintln!("{line}"),
+        LogFormatArg::Json => tracing::info!("{line}"),
+    }
+}

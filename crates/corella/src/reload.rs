@@ -1,0 +1,58 @@
+//! What is read again while a server runs: API keys and certificates.
+
+use std::io;
+use std::sync::Arc;
+
+use corella_server::{ServerState, ServerTls};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::api_key_file::KeySource;
+use crate::supervisor;
+
+pub struct Reload {
+    pub keys: KeySource,
+    pub tls: Option<ServerTls>,
+}
+
+impl Reload {
+    /// Follows the files of certificates, and reads all files again at SIGHUP, which no longer ends the
+    /// process then. It still does if there are no files: closing a terminal ends what runs in it.
+    /// Files that cannot be used change nothing.
+    pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
+        if let Some(tls) = &self.tls {
+            tokio::spawn(tls.clone().follow_files());
+        }
+        let has_files = self.tls.is_some() || self.keys.file.is_some();
+        if !has_files && !supervisor::is_there() {
+            return Ok(());
+        }
+        let mut hangup = signal(SignalKind::hangup())?;
+        let state = state.clone();
+        tokio::spawn(async move {
+            while hangup.recv().await.is_some() {
+                self.read_again(&state);
+            }
+        });
+        Ok(())
+    }
+
+    fn read_again(&self, state: &ServerState) {
+        if self.keys.file.is_some() {
+            match self.keys.read() {
+                Ok(keys) => {
+                    let num_keys = keys.len();
+                    state.replace_api_keys(keys);
+                    tracing::info!(num_keys, "read the API keys again");
+                }
+                Err(error) => tracing::error!("the API keys stay as they are: {error}"),
+            }
+        }
+        if let Some(tls) = &self.tls {
+            match tls.reload() {
+                Ok(true) => tracing::info!("new connections use the renewed --tls-cert"),
+                Ok(false) => tracing::info!("--tls-cert has not changed"),
+                Err(error) => tracing::error!("the certificate stays as it is: {error}"),
+            }
+        }
+    }
+}

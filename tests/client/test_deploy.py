@@ -1,0 +1,248 @@
+"""The files of deploy/ fit the binary and the programs that read them.
+
+What needs a program that is not here (promtool, systemd-analyze, kubectl) is skipped.
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+import kubernetes_validate
+import pytest
+import yaml
+from fleet import THREADS, Fleet, complete, num_remote_tokens
+from server_process import BINARY, ROOT, ServerProcess, free_port
+
+DEPLOY = ROOT / "deploy"
+PROMPT = list(range(400, 440))
+ALERTS = DEPLOY / "prometheus/alerts.yml"
+DASHBOARD = DEPLOY / "grafana/corella.json"
+# What Prometheus itself adds to each sample, and what it measures.
+ADDED_LABELS = {"instance", "job"}
+ADDED_METRICS = {"up"}
+VARIABLES = {
+    "$__rate_interval": "5m",
+    '"$instance"': '".*"',
+    '"$model_name"': '".*"',
+}
+
+
+def program(name):
+    return pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed")
+
+
+def check(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Returns the labels of each metric that some kind of node exports, with the values that they had."""
+    samples = {}
+    with Fleet() as fleet, ServerProcess("--speculate", "ngram", *THREADS) as alone:
+        decode = fleet.decode(*THREADS)
+        prefill = fleet.prefill(*THREADS)
+        for server in (prefill, alone):
+            complete(server, PROMPT, max_tokens=8)
+        for server in (prefill, decode, alone):
+            with urllib.request.urlopen(server.base_url + "/metrics", timeout=5) as response:
+                text = response.read().decode()
+            for name, labels in re.findall(r"^([\w:]+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+                of_metric = samples.setdefault(name, {})
+                for label, value in re.findall(r'(\w+)="([^"]*)"', labels):
+                    of_metric.setdefault(label, set()).add(value)
+    return samples
+
+
+def alert_queries():
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+def dashboard_queries():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    assert len(queries) > 30
+    return queries
+
+
+@pytest.mark.parametrize("queries", [alert_queries(), dashboard_queries()], ids=["alerts", "dashboard"])
+def test_every_name_in_a_query_is_exported(queries, exported):
+    for query in queries:
+        for name, value in VARIABLES.items():
+            query = query.replace(name, value)
+        found = re.findall(r"\b(corella_\w+|up)\b(?:\{([^}]*)\})?", query)
+        assert found, query
+        labels_of_all = set()
+        for name, selector in found:
+            if name in ADDED_METRICS:
+                continue
+            assert name in exported, f"no node exports {name}: {query}"
+            labels_of_all |= exported[name].keys()
+            for label, operator, value in re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', selector):
+                if label in ADDED_LABELS:
+                    continue
+                assert label in exported[name], f"{name} has no label {label}: {query}"
+                # These have all their values from the start.
+                if operator == "=" and label in ("standing", "finished_reason", "source"):
+                    assert value in exported[name][label], f"{name} has no {label} {value}"
+        for grouping in re.findall(r"\bby \(([^)]*)\)", query):
+            used = {label.strip() for label in grouping.split(",")}
+            assert used <= labels_of_all | ADDED_LABELS, query
+
+
+def test_the_dashboard_is_what_its_script_writes():
+    spec = importlib.util.spec_from_file_location("make_dashboard", DEPLOY / "grafana/make_dashboard.py")
+    make_dashboard = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_dashboard)
+    assert make_dashboard.dashboard() == json.loads(DASHBOARD.read_text())
+
+
+def test_no_panel_covers_another():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    cells = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in cells, panel["title"]
+                cells.add((x, y))
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@program("promtool")
+def test_prometheus_reads_the_alerts_and_the_queries_of_the_dashboard(tmp_path):
+    check("promtool", "check", "rules", ALERTS)
+    check("promtool", "test", "rules", ALERTS.with_name("alerts_test.yml"))
+    rules = []
+    for index, query in enumerate(dashboard_queries()):
+        for name, value in VARIABLES.items():
+            query = query.replace(name, value)
+        rules.append({"record": f"dashboard:query{index}", "expr": query})
+    path = tmp_path / "dashboard.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    check("promtool", "check", "rules", path)
+
+
+@program("systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path):
+    unit = tmp_path / "corella.service"
+    text = (DEPLOY / "systemd/corella.service").read_text()
+    assert "/usr/local/bin/corella" in text
+    unit.write_text(text.replace("/usr/local/bin/corella", str(BINARY.resolve())))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    complaints = [line for line in done.stderr.splitlines() if "corella" in line]
+    assert not complaints, complaints
+    # 100 is a service that may do everything; below 20 systemd calls it OK.
+    check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        name = str(tmp_path / "notify") if kind == "path" else f"corella-test-{tmp_path.name}"
+        supervisor.bind(name if kind == "path" else f"\0{name}")
+        supervisor.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", name if kind == "path" else f"@{name}")
+        with ServerProcess("--device", "mock") as server:
+            assert supervisor.recv(100) == b"READY=1"
+            # `systemctl reload` must not end a server that has nothing to read again.
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+            assert server.status_of("/ready") == 200
+            server.terminate()
+            assert supervisor.recv(100) == b"STOPPING=1"
+            assert server.wait() == 0
+
+
+def documents(folder):
+    return list(yaml.safe_load_all(check("kubectl", "kustomize", DEPLOY / "kubernetes" / folder)))
+
+
+def pod_templates(document):
+    """Yields the templates of pods in a document."""
+    if document["kind"] == "Deployment":
+        yield document["spec"]["template"]
+    if document["kind"] == "LeaderWorkerSet":
+        pair = document["spec"]["leaderWorkerTemplate"]
+        yield from (pair["leaderTemplate"], pair["workerTemplate"])
+
+
+@program("kubectl")
+@pytest.mark.parametrize("folder", ["server", "pair"])
+def test_kubernetes_takes_the_manifests(folder):
+    version = kubernetes_validate.latest_version()
+    num_pods = 0
+    for document in documents(folder):
+        if document["kind"] != "LeaderWorkerSet":
+            kubernetes_validate.validate(document, version, strict=True)
+        for template in pod_templates(document):
+            num_pods += 1
+            # LeaderWorkerSet has no schema here, but its templates are those of pods.
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
+            kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
+    assert num_pods == {"server": 1, "pair": 2}[folder]
+
+
+@program("kubectl")
+@pytest.mark.parametrize("folder", ["server", "pair"])
+def test_a_pod_has_time_to_drain_and_right_probes(folder):
+    for document in documents(folder):
+        for template in pod_templates(document):
+            spec = template["spec"]
+            (container,) = spec["containers"]
+            (_, pause_s) = container["lifecycle"]["preStop"]["exec"]["command"]
+            # The server gives running requests 30 seconds.
+            assert spec["terminationGracePeriodSeconds"] > 30 + int(pause_s)
+            ports = {port["name"] for port in container["ports"]}
+            for probe, path in (("startup", "/ready"), ("readiness", "/ready"), ("liveness", "/health")):
+                asked = container[f"{probe}Probe"]["httpGet"]
+                assert asked["path"] == path and asked["port"] in ports
+
+
+@program("kubectl")
+def test_the_arguments_of_a_pair_are_those_of_the_binary():
+    """Starts the two containers of a pair with the arguments of the manifest, in one network."""
+    (pair,) = [document for document in documents("pair") if document["kind"] == "LeaderWorkerSet"]
+    arguments = {}
+    for template in pod_templates(pair):
+        (container,) = template["spec"]["containers"]
+        arguments[template["metadata"]["labels"]["corella/role"]] = container["args"]
+    places = {"$(POD_NAME)-1.corella-pair": "localhost", "$(POD_IP)": "127.0.0.1"}
+
+    def words(role, cluster_port, peer_port):
+        for word in arguments[role][1:]:
+            for name, place in places.items():
+                word = word.replace(name, place)
+            own = word.startswith("--cluster-listen")
+            yield word.replace("9000", str(cluster_port if own else peer_port))
+
+    decode_port, prefill_port = free_port(), free_port()
+    with (
+        ServerProcess(*words("decode", decode_port, decode_port), *THREADS),
+        ServerProcess(*words("prefill", prefill_port, decode_port), *THREADS) as prefill,
+    ):
+        healthy = {"standing": "healthy"}
+        prefill.wait_until(
+            lambda: prefill.metric("corella_decode_nodes", **healthy) == 1, "the pair finds itself"
+        )
+        complete(prefill, PROMPT, max_tokens=8)
+        prefill.wait_until(lambda: num_remote_tokens(prefill) > 0, "the worker decodes")
+
+
+@program("kubectl")
+def test_the_configuration_of_a_pod_is_read(tmp_path, monkeypatch):
+    maps = [document for document in documents("server") if document["kind"] == "ConfigMap"]
+    path = tmp_path / "corella.toml"
+    path.write_text(maps[0]["data"]["corella.toml"])
+    with ServerProcess("--config", path, "--device", "mock") as server:
+        assert server.status_of("/ready") == 200

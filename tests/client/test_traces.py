@@ -1,0 +1,215 @@
+"""Traces and logs, as the programs that read them see them."""
+
+import base64
+import http.server
+import json
+import signal
+import threading
+import time
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from server_process import ServerProcess, free_port
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+
+
+class Collector:
+    """Takes OTLP over HTTP, and refuses what is not what the protocol says."""
+
+    def __init__(self):
+        self.spans, self.resources, self.headers, self.mistakes = [], [], [], []
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                try:
+                    assert self.path == "/v1/traces"
+                    assert self.headers["content-type"] == "application/json"
+                    collector._take(json.loads(body), self.headers)
+                    status = 200
+                except Exception as mistake:
+                    collector.mistakes.append(repr(mistake))
+                    status = 400
+                self.send_response(status)
+                self.send_header("content-length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _take(self, request, headers):
+        for of_resource in request["resourceSpans"]:
+            for scope in of_resource["scopeSpans"]:
+                for span in scope["spans"]:
+                    for name in ("traceId", "spanId", "parentSpanId"):
+                        if name in span:
+                            # The one place where OTLP's JSON differs from that of Protocol Buffers.
+                            raw = bytes.fromhex(span[name])
+                            span[name] = base64.b64encode(raw).decode()
+        parsed = json_format.ParseDict(request, ExportTraceServiceRequest())
+        for of_resource in parsed.resource_spans:
+            self.resources.append(attributes(of_resource.resource))
+            for scope in of_resource.scope_spans:
+                self.spans += scope.spans
+        self.headers.append(dict(headers))
+
+    def of_trace(self, trace_id):
+        return [span for span in self.spans if span.trace_id.hex() == trace_id]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        assert not self.mistakes, self.mistakes
+
+
+def attributes(holder):
+    return {pair.key: pair.value.string_value or pair.value.int_value for pair in holder.attributes}
+
+
+@pytest.fixture
+def collector():
+    with Collector() as collector:
+        yield collector
+
+
+def complete(server, headers=(), **more):
+    return server.client.completions.create(
+        model="corella-nano", prompt="Once upon", extra_headers=dict(headers), **{"max_tokens": 5, **more}
+    )
+
+
+def wait_for(server, condition, what):
+    server.wait_until(condition, what, timeout_s=20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_the_time_of_a_request_went(collector, monkeypatch, stream):
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-collector-key=a%20b")
+    with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
+        begun_ns = time.time_ns()
+        answer = complete(server, {"traceparent": PARENT, "x-request-id": "fox-7"}, stream=stream)
+        chunks = list(answer) if stream else [answer]
+        ended_ns = time.time_ns()
+        assert chunks
+        wait_for(server, lambda: len(collector.of_trace(TRACE_ID)) == 5, "five spans")
+        assert server.metric("corella_spans_sent_total") >= 5
+        assert server.metric("corella_spans_dropped_total") == 0
+    spans = {span.name: span for span in collector.of_trace(TRACE_ID)}
+    assert spans.keys() == {"POST /v1/completions", "tokenize", "queue", "prefill", "decode"}
+    whole = spans.pop("POST /v1/completions")
+    assert whole.kind == Span.SPAN_KIND_SERVER
+    assert whole.parent_span_id.hex() == PARENT_ID
+    described = attributes(whole)
+    assert described["http.route"] == "/v1/completions"
+    assert described["http.request.method"] == "POST"
+    assert described["http.response.status_code"] == 200
+    assert described["corella.request_id"] == "fox-7"
+    assert whole.status.code == Status.STATUS_CODE_UNSET
+    # Clocks of two processes on one machine are the same clock, up to how it is read.
+    slack_ns = 2_000_000
+    assert begun_ns - slack_ns <= whole.start_time_unix_nano
+    assert whole.end_time_unix_nano <= ended_ns + slack_ns + 50_000_000
+    at_ns = whole.start_time_unix_nano
+    for name in ("tokenize", "queue", "prefill", "decode"):
+        part = spans[name]
+        assert part.parent_span_id == whole.span_id and len(part.span_id) == 8
+        assert abs(part.start_time_unix_nano - at_ns) < 5_000_000 or part.start_time_unix_nano > at_ns
+        assert part.start_time_unix_nano <= part.end_time_unix_nano
+        at_ns = part.end_time_unix_nano
+    assert at_ns <= whole.end_time_unix_nano + slack_ns
+    assert attributes(spans["decode"])["gen_ai.usage.output_tokens"] == 5
+    assert attributes(spans["prefill"])["gen_ai.usage.input_tokens"] > 0
+    assert len({span.span_id for span in [whole, *spans.values()]}) == 5
+    (resource, *_) = collector.resources
+    assert resource["service.name"] == "corella"
+    assert resource["deployment.environment.name"] == "test"
+    assert collector.headers[0]["x-collector-key"] == "a b"
+
+
+def test_a_request_without_a_trace_begins_one_and_an_unwanted_trace_is_not_sent(collector):
+    with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
+        complete(server, {"traceparent": PARENT[:-1] + "0"})
+        complete(server)
+        complete(server, {"traceparent": "00-garbage"})
+        roots = lambda: [span for span in collector.spans if span.name == "POST /v1/completions"]
+        wait_for(server, lambda: len(roots()) == 2, "two traces")
+        server.terminate()
+        assert server.wait() == 0
+        first, second = roots()
+        assert first.trace_id != second.trace_id and not first.parent_span_id
+        assert not collector.of_trace(TRACE_ID)
+
+
+def test_what_waits_is_sent_when_the_server_ends(collector):
+    with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
+        complete(server, {"traceparent": PARENT})
+        server.terminate()
+        assert server.wait() == 0
+        assert len(collector.of_trace(TRACE_ID)) == 5
+
+
+def test_a_failed_and_an_abandoned_request_are_spans_too(collector):
+    with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
+        with pytest.raises(Exception, match="400"):
+            complete(server, {"traceparent": PARENT}, max_tokens=-1)
+        wait_for(server, lambda: collector.of_trace(TRACE_ID), "a span")
+        (span,) = collector.of_trace(TRACE_ID)
+        assert attributes(span)["http.response.status_code"] == 400
+        # What a client sends wrong is no failure of the server.
+        assert span.status.code == Status.STATUS_CODE_UNSET
+
+
+def test_a_collector_that_is_away_holds_up_nobody():
+    gone = f"http://127.0.0.1:{free_port()}"
+    with ServerProcess("--device", "mock", "--otlp-endpoint", gone) as server:
+        for _ in range(20):
+            assert complete(server).usage.completion_tokens == 5
+        wait_for(server, lambda: server.metric("corella_spans_dropped_total") >= 100, "spans are lost")
+        # It is said once, not for each batch.
+        assert server.log().count("spans are lost") == 1
+        start = time.monotonic()
+        server.terminate()
+        assert server.wait() == 0
+        assert time.monotonic() - start < 15
+
+
+def log_lines(server):
+    return [json.loads(line) for line in server.log().splitlines() if line]
+
+
+def test_a_log_of_json_objects(monkeypatch):
+    monkeypatch.setenv("RUST_LOG", "debug")
+    with ServerProcess("--device", "mock", "--log-format", "json") as server:
+        complete(server, {"x-request-id": "fox-8"})
+        server.client.completions.create(
+            model="corella-nano", prompt="a", max_tokens=1, extra_body={"user": "x"}, extra_headers={"x-request-id": "fox-9"}
+        )
+        answered = lambda: [line for line in log_lines(server) if line.get("message") == "answered"]
+        wait_for(server, lambda: len({line["id"] for line in answered()} & {"fox-8", "fox-9"}) == 2, "lines")
+        (line,) = [line for line in answered() if line["id"] == "fox-8"]
+        assert line["level"] == "DEBUG" and line["target"].startswith("corella_server")
+        assert (line["path"], line["status"]) == ("/v1/completions", 200)
+        assert any("ready: curl" in line["message"] for line in log_lines(server))
+        # Whatever is said while a request is prepared names it.
+        said = [line for line in log_lines(server) if "field accepted" in line.get("message", "")]
+        assert said
+        for line in said:
+            assert [span["id"] for span in line["spans"] if span["name"] == "request"] == ["fox-9"]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert all({"timestamp", "level", "target", "message"} <= line.keys() for line in log_lines(server))
