@@ -130,6 +130,7 @@ mod tests {
                 },
             )],
             logprobs: Vec::new(),
+            hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
         assert_eq!(scheduler.num_prefill_tokens(batch.step), 0);

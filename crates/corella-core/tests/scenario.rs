@@ -50,6 +50,7 @@
 //! ```
 
 mod line_diff;
+mod span_token;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -57,12 +58,12 @@ use std::path::Path;
 
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
-    LatencyObjectives, Logprobs, LostKv, Namespace, PageId, Pooling, PrefillAdmissionPolicy,
-    PromptLogprob, Request, RequestError, RequestId, Sample, SamplingParams, Scheduler,
-    SchedulerConfig, SchedulingPolicy, SlotId, Span, Speculation, SpillTask, StoppingCriteria,
-    TokenId, Yield,
+    LatencyObjectives, LostKv, Namespace, PageId, Pooling, PrefillAdmissionPolicy, Request,
+    RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
+    SlotId, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
 };
 use line_diff::line_diff;
+use span_token::{drafts, letter, logprob};
 
 #[test]
 fn scenarios() {
@@ -787,39 +788,5 @@ impl World {
 
     fn say(&mut self, line: &str) {
         writeln!(self.out, "  {line}").unwrap();
-    }
-}
-
-fn drafts(batch: &Batch, span: &Span) -> impl Iterator<Item = TokenId> {
-    batch.span_drafts(span).iter().map(|input| match input {
-        InputToken::Known(token) => *token,
-        InputToken::FromStep { .. } => panic!("a draft is not a known token"),
-    })
-}
-
-/// The letter of a token, or `?` for a fresh token, which has none.
-fn letter(token: TokenId) -> char {
-    char::from_u32(token)
-        .filter(char::is_ascii_graphic)
-        .unwrap_or('?')
-}
-
-/// A log-probability that bears its token's position as rank.
-fn logprob(batch: &Batch, span: &Span, next: Option<TokenId>, position: u32) -> PromptLogprob {
-    let own = batch
-        .span_tokens(span)
-        .get((position - span.start) as usize);
-    let token = match own {
-        Some(InputToken::Known(token)) => *token,
-        Some(InputToken::FromStep { .. }) => panic!("a token of a prompt is not known"),
-        None => next.expect("the token behind the span is not given"),
-    };
-    PromptLogprob {
-        token,
-        rank: position,
-        logprobs: Logprobs {
-            token: 0.0,
-            top: Vec::new(),
-        },
     }
 }

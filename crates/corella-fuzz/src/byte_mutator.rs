@@ -18,7 +18,7 @@ fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
     let rest = bytes.len() - at;
     match random.below(10) {
         0 if rest > 0 => bytes[at] ^= 1 << random.below(8),
-        1 if rest > 0 => bytes[at] = random.next() as u8,
+        1 if rest > 0 => bytes[at] = random.next_u64() as u8,
         2..=4 => overwrite_number(random, &mut bytes[at..]),
         5 => {
             let len = random.magnitude_below(rest + 1);
@@ -30,7 +30,7 @@ fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
             bytes.splice(at..at, run);
         }
         7 => {
-            let run = vec![random.next() as u8; random.magnitude_below(MAX_ADDED)];
+            let run = vec![random.next_u64() as u8; random.magnitude_below(MAX_ADDED)];
             bytes.splice(at..at, run);
         }
         8 => {

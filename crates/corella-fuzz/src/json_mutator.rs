@@ -135,7 +135,7 @@ fn odd_number(random: &mut Random, old: &Value) -> Value {
     match random.below(8) {
         0 => json!(old.as_i64().unwrap_or_default().wrapping_add(1)),
         1 => json!(old.as_i64().unwrap_or_default().wrapping_sub(1)),
-        2 => json!(old.as_f64().unwrap_or_default() * -1.0),
+        2 => json!(-old.as_f64().unwrap_or_default()),
         3 => json!(random.pick(&[0.5, 1e-320, 1e308, -1e308, -0.0])),
         4 => json!(0),
         5 => json!((power as i64).wrapping_neg()),

@@ -8,12 +8,12 @@ impl Random {
     /// The numbers of one case, which are unlike those of its neighbours.
     pub fn new(seed: u64, case: u64) -> Self {
         let mut random = Self(seed);
-        random.0 = random.next().wrapping_add(case);
-        random.0 = random.next();
+        random.0 = random.next_u64().wrapping_add(case);
+        random.0 = random.next_u64();
         random
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -24,7 +24,7 @@ impl Random {
     pub fn below(&mut self, bound: usize) -> usize {
         match bound {
             0 => 0,
-            bound => (self.next() % bound as u64) as usize,
+            bound => (self.next_u64() % bound as u64) as usize,
         }
     }
 
@@ -35,7 +35,7 @@ impl Random {
         let mask = 1usize
             .checked_shl(bits as u32)
             .map_or(usize::MAX, |power| power - 1);
-        (self.next() as usize & mask).min(bound.saturating_sub(1))
+        (self.next_u64() as usize & mask).min(bound.saturating_sub(1))
     }
 
     /// True with the probability 1/`times`.

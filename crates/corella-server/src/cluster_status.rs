@@ -27,7 +27,7 @@ pub struct ClusterStatus {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeStatus {
     pub id: String,
-    /// Of its sessions.
+    /// Where it takes sessions.
     pub address: String,
     /// What a prefill node knows of a decode node: `healthy`, `suspect`, `incompatible` or `draining`.
     pub standing: Option<&'static str>,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -11,13 +10,13 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{PoolingFields, PoolingUsage, pool, pooled_prompts};
 use crate::prompt::PromptField;
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
 
@@ -39,10 +38,10 @@ enum EncodingFormat {
 
 pub async fn embeddings(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let timer = CallTimer::new(state.metrics.clone());
+    let timer = CallTimer::new(state.metrics.clone(), &context);
     if state.is_draining() {
         return Err(ApiError::draining());
     }
@@ -75,11 +74,10 @@ pub async fn embeddings(
         let prompts = pooled_prompts(state, "input", input, add_special_tokens, caller)?;
         Ok((prompts, params, model, format))
     };
-    let (prompts, mut params, model, format) = state.run_blocking(num_bytes, prepare).await?;
-    params.adapter = { state.adapters.get(&model) }.map(|adapter| adapter.loaded);
-    let pooled = pool(&state, prompts, params, &name, timer).await?;
+    let (prompts, params, model, format) = state.run_blocking(num_bytes, prepare).await?;
+    let pooled = pool(&state, &model, prompts, params, &context, timer).await?;
     let num_bytes = pooled.states.len() * size_of::<f32>() * format.num_dimensions;
-    let id = format!("embd-{name}");
+    let id = format!("embd-{}", context.name);
     // As JSON, a million numbers take some tens of milliseconds.
     let write = move |_: &ServerState, _: &Caller| {
         let data = pooled.states.iter().enumerate();

@@ -13,10 +13,10 @@ use corella_engine::{LoadedAdapter, StreamEvent, Submission, SubmitError, TokenS
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::generation::{ended_early, submit_error};
 use crate::metrics::CallTimer;
 use crate::prompt::{Prompt, PromptField};
-use crate::request_id::RequestName;
 use crate::sampling_fields::{check_cache_salt, check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
@@ -123,20 +123,32 @@ pub struct PooledStates {
 
 /// Computes the hidden states of prompts, of which at most `max_num_choices` are in the engine at a
 /// time, so that a long call leaves room in the queue. While the queue is full, a call with prompts
-/// in the engine waits for one of them; only one without any is refused.
+/// in the engine waits for one of them; only one without any is refused. `model` is the model or an
+/// adapter, and the limits are those of the key in `context`.
 pub async fn pool(
     state: &Arc<ServerState>,
+    model: &str,
     prompts: Vec<PooledPrompt>,
-    params: PoolingParams,
-    name: &RequestName,
+    mut params: PoolingParams,
+    context: &CallContext,
     mut timer: CallTimer,
 ) -> Result<PooledStates, ApiError> {
+    context.check_model(model)?;
+    if let Some(account) = &context.account {
+        params.priority = account.priority().unwrap_or(params.priority);
+        let field = { prompts.first() }.map_or("input", |prompt| &prompt.field);
+        account.take_prompt(
+            prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
+            field,
+        )?;
+    }
+    params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
     timer.handle_submission();
     let num_prompts = prompts.len();
     let mut call = PooledCall {
         state: state.clone(),
         params,
-        trace_id: name.to_shared(),
+        trace_id: context.name.to_shared(),
         waiting: prompts.into_iter().enumerate().collect(),
         running: Vec::new(),
         max_num_running: state.config.max_num_choices.max(1) as usize,

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -11,6 +10,7 @@ use corella_core::HiddenState;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
+use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
@@ -19,7 +19,6 @@ use crate::pooled_call::{
 };
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
-use crate::request_id::RequestName;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
 
@@ -50,10 +49,10 @@ struct Comparison<F> {
 
 pub async fn score(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (model, scores, usage, ()) = compare(&state, &name, body, prepare_score).await?;
+    let (model, scores, usage, ()) = compare(&state, &context, body, prepare_score).await?;
     let data = scores.into_iter().enumerate();
     let data = data.map(|(index, score)| Score {
         object: "score",
@@ -61,7 +60,7 @@ pub async fn score(
         score,
     });
     Ok(json_response(&Scores {
-        id: format!("score-{name}"),
+        id: format!("score-{}", context.name),
         object: "list",
         created: unix_now_s(),
         model,
@@ -116,10 +115,10 @@ struct Ranking {
 
 pub async fn rerank(
     State(state): State<Arc<ServerState>>,
-    Extension(name): Extension<RequestName>,
+    context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (model, scores, usage, ranking) = compare(&state, &name, body, prepare_rerank).await?;
+    let (model, scores, usage, ranking) = compare(&state, &context, body, prepare_rerank).await?;
     let mut results: Vec<_> = { ranking.documents.into_iter().zip(scores).enumerate() }
         .map(|(index, (text, relevance_score))| Ranked {
             index,
@@ -131,7 +130,7 @@ pub async fn rerank(
     results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
     results.truncate(ranking.num_shown);
     Ok(json_response(&Reranked {
-        id: format!("rerank-{name}"),
+        id: format!("rerank-{}", context.name),
         model,
         usage,
         results,
@@ -175,21 +174,21 @@ fn prepare_rerank(
 /// Compares texts as a call asks for: one with each of the others, or pairs.
 async fn compare<F: Send + 'static>(
     state: &Arc<ServerState>,
-    name: &RequestName,
+    context: &CallContext,
     body: Body,
     prepare: fn(&ServerState, &RequestBody, &Caller) -> Result<Comparison<F>, ApiError>,
 ) -> Result<(String, Vec<f32>, PoolingUsage, F), ApiError> {
-    let timer = CallTimer::new(state.metrics.clone());
+    let timer = CallTimer::new(state.metrics.clone(), context);
     if state.is_draining() {
         return Err(ApiError::draining());
     }
     let body = RequestBody::read(body, state).await?;
     let num_bytes = body.num_bytes();
     let prepare = move |state: &ServerState, caller: &Caller| prepare(state, &body, caller);
-    let mut call = state.run_blocking(num_bytes, prepare).await?;
-    call.params.adapter = { state.adapters.get(&call.model) }.map(|adapter| adapter.loaded);
+    let call = state.run_blocking(num_bytes, prepare).await?;
+    let (prompts, params) = (call.prompts, call.params);
     let PooledStates { states, usage } =
-        pool(state, call.prompts, call.params, name, timer).await?;
+        pool(state, &call.model, prompts, params, context, timer).await?;
     let (first, second) = states.split_at(call.num_first);
     let scores = first.iter().cycle().zip(second);
     let scores = scores.map(|(first, second)| cosine(first, second));

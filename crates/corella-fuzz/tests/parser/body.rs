@@ -53,6 +53,7 @@ impl Server {
         let vocab_size = tokenizer.vocab_size();
         let scheduler = SchedulerConfig::new(256, 16, MAX_MODEL_LEN);
         let mut mock = MockConfig::new(vocab_size, scheduler.num_pages, scheduler.page_size);
+        let hidden_size = mock.hidden_size;
         // What is drawn is text, without which grammars could not be followed.
         mock.drawable = (0..vocab_size as TokenId)
             .filter(|id| !tokenizer.is_special(*id))
@@ -74,7 +75,7 @@ impl Server {
             adapters: None,
             collectors: Vec::new(),
         };
-        let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size);
+        let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size, hidden_size);
         let state = ServerState::with_backend(config, text, engine, backend);
         Self {
             runtime: Runtime::new().expect("threads"),

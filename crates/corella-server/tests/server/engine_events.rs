@@ -1,5 +1,6 @@
 //! `/engine/events`: what the engine does, told to whoever reads.
 
+use corella_server::ApiKey;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
@@ -109,7 +110,7 @@ async fn steps_requests_and_pages_are_told() {
 #[tokio::test]
 async fn key_is_required() {
     let mut setup = Setup::new();
-    setup.serve.api_key = Some("secret".to_owned());
+    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     assert_eq!(get(server.address, "/engine/events").await.status, 401);
     let with_key = head(

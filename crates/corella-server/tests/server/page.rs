@@ -1,12 +1,14 @@
 //! The page at `/`, as a browser without the key gets it.
 
+use corella_server::ApiKey;
+
 use crate::client::get;
 use crate::fixture::Setup;
 
 #[tokio::test]
 async fn page_and_its_files_need_no_key() {
     let mut setup = Setup::new();
-    setup.serve.api_key = Some("secret".to_owned());
+    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let page = get(server.address, "/").await;
     assert_eq!(page.status, 200);

@@ -1,0 +1,165 @@
+//! Times a call for its metrics, its trace and the account of its key.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::{FinishReason, RequestOutput};
+
+use crate::api_key::Account;
+use crate::auth::CallContext;
+use crate::request_trace::RequestTrace;
+
+use super::{FinishLabels, Metrics};
+
+/// Times one API call, from the arrival of its request.
+pub struct CallTimer {
+    metrics: Arc<Metrics>,
+    /// Whoever pays for the tokens.
+    account: Option<Arc<Account>>,
+    trace: Option<RequestTrace>,
+    arrival: Instant,
+    submission: Instant,
+    /// The times of the first and last token of each choice, and the number of its tokens.
+    tokens: Vec<Option<TokenTimes>>,
+    first_token_seen: bool,
+}
+
+#[derive(Clone, Copy)]
+struct TokenTimes {
+    first: Instant,
+    last: Instant,
+    num_tokens: u32,
+}
+
+impl CallTimer {
+    pub fn new(metrics: Arc<Metrics>, context: &CallContext) -> Self {
+        let arrival = Instant::now();
+        Self {
+            metrics,
+            account: context.account.clone(),
+            trace: context.trace.clone(),
+            arrival,
+            submission: arrival,
+            tokens: Vec::new(),
+            first_token_seen: false,
+        }
+    }
+
+    /// The prompts have been tokenised and are now submitted to the engine.
+    pub fn handle_submission(&mut self) {
+        self.submission = Instant::now();
+        let took = self.submission - self.arrival;
+        self.metrics.tokenize_seconds.observe(took.as_secs_f64());
+        if let Some(trace) = &self.trace {
+            trace.part("tokenize", self.arrival, self.submission, |span| span);
+        }
+    }
+
+    pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
+        if output.sample.is_none() {
+            if output.finish == Some(FinishReason::Length) {
+                // It was asked for log-probabilities of its prompt and for no token.
+                let num_prompt_tokens = u64::from(output.num_prompt_tokens);
+                self.metrics.prompt_tokens.inc_by(num_prompt_tokens);
+            }
+            return;
+        }
+        let now = Instant::now();
+        let metrics = &self.metrics;
+        metrics.generation_tokens.inc();
+        if let Some(account) = &self.account {
+            account.handle_token();
+        }
+        if self.tokens.len() <= choice {
+            self.tokens.resize(choice + 1, None);
+        }
+        match &mut self.tokens[choice] {
+            Some(times) => {
+                let latency = now - times.last;
+                metrics.inter_token_latency.observe(latency.as_secs_f64());
+                if let Some(recent) = metrics.recent_latency.watched() {
+                    recent.inter_token.observe(latency);
+                }
+                times.last = now;
+                times.num_tokens += 1;
+            }
+            first => {
+                *first = Some(TokenTimes {
+                    first: now,
+                    last: now,
+                    num_tokens: 1,
+                });
+                metrics
+                    .prompt_tokens
+                    .inc_by(u64::from(output.num_prompt_tokens));
+                let queue = Duration::from_micros(output.queue_us);
+                metrics.queue_seconds.observe(queue.as_secs_f64());
+                let prefill = (now - self.submission).saturating_sub(queue);
+                metrics.prefill_seconds.observe(prefill.as_secs_f64());
+                if let Some(trace) = &self.trace {
+                    let started = (self.submission + queue).min(now);
+                    let choice = choice as u32;
+                    trace.part("queue", self.submission, started, |span| {
+                        span.with("corella.choice", choice)
+                    });
+                    trace.part("prefill", started, now, |span| {
+                        span.with("corella.choice", choice)
+                            .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
+                            .with("corella.cached_tokens", output.num_cached_tokens)
+                    });
+                }
+            }
+        }
+        if !self.first_token_seen {
+            self.first_token_seen = true;
+            let latency = now - self.arrival;
+            metrics.time_to_first_token.observe(latency.as_secs_f64());
+            if let Some(recent) = metrics.recent_latency.watched() {
+                recent.time_to_first_token.observe(latency);
+            }
+        }
+    }
+
+    pub fn handle_finish(&self, choice: usize, reason: &'static str) {
+        self.count(reason, 1);
+        if let Some(trace) = &self.trace
+            && let Some(Some(times)) = self.tokens.get(choice)
+        {
+            trace.part("decode", times.first, times.last, |span| {
+                span.with("corella.choice", choice as u32)
+                    .with("gen_ai.usage.output_tokens", times.num_tokens)
+                    .with("gen_ai.response.finish_reason", reason)
+            });
+        }
+        if let Some(Some(times)) = self.tokens.get(choice)
+            && times.num_tokens > 1
+        {
+            let seconds = (times.last - times.first).as_secs_f64();
+            self.metrics
+                .time_per_output_token
+                .observe(seconds / f64::from(times.num_tokens - 1));
+        }
+    }
+
+    /// The last choice has finished.
+    pub fn handle_end(&self) {
+        self.metrics
+            .latency
+            .observe(self.arrival.elapsed().as_secs_f64());
+    }
+
+    pub fn handle_failure(&self, num_choices: usize) {
+        self.count("error", num_choices);
+    }
+
+    pub fn handle_abort(&self, num_choices: usize) {
+        self.count("abort", num_choices);
+    }
+
+    fn count(&self, finished_reason: &'static str, num_choices: usize) {
+        self.metrics
+            .finished
+            .get_or_create(&FinishLabels { finished_reason })
+            .inc_by(num_choices as u64);
+    }
+}
