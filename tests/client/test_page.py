@@ -386,22 +386,22 @@ def test_the_page_works_by_keyboard(browser, server):
 
 def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
     faults = []
-    with ServerProcess("--threads", 1, "--api-key", "open-sesame") as server:
+    with ServerProcess("--threads", 1, "--api-key", "open-sesame-and-stay-open") as server:
         with page_of(browser, server, faults=faults) as page:
             page.wait_for_selector("#key-form:not([hidden])")
             assert violations(page) == []
             page.fill("#key", "wrong")
             page.click("text=Use it")
             page.wait_for_selector("#key-error:not(:empty)")
-            page.fill("#key", "open-sesame")
+            page.fill("#key", "open-sesame-and-stay-open")
             page.click("text=Use it")
             page.wait_for_selector("#feed-state[data-state=live]")
             assert page.is_hidden("#key-form")
             set_control(page, "max_tokens", "4")
             say(page, STORY)
             assert wait_answered(page) != ""
-            assert "open-sesame" not in page.evaluate("JSON.stringify(localStorage)")
-        assert "open-sesame" not in server.log()
+            assert "open-sesame-and-stay-open" not in page.evaluate("JSON.stringify(localStorage)")
+        assert "open-sesame-and-stay-open" not in server.log()
     assert all("401" in fault for fault in faults)
 
 

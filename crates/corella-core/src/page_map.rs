@@ -23,7 +23,8 @@ pub enum PageState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageMap {
     pub num_pages_per_cell: u32,
-    /// The most frequent state among a cell's pages; the later state where two are as frequent.
+    /// The most frequent state among those pages of a cell that are not free, and the later one where
+    /// two are as frequent. A cell is free when all of its pages are.
     pub cells: Vec<PageState>,
     /// The number of pages in [`PageState::Received`].
     pub num_received: usize,
@@ -51,8 +52,9 @@ impl Scheduler {
                 let count = &mut counts[state as usize];
                 *count = (count.0 + 1, state);
             }
-            let most = counts.into_iter().max();
-            most.map_or(PageState::Free, |(_, state)| state)
+            let used = &counts[PageState::Cached as usize..];
+            let most = used.iter().max().filter(|(count, _)| *count > 0);
+            most.map_or(PageState::Free, |&(_, state)| state)
         };
         let firsts = (0..num_pages).step_by(num_pages_per_cell as usize);
         PageMap {
@@ -167,6 +169,7 @@ mod tests {
         // Ten pages from number 0 on: two whole cells, and half of the third.
         assert_eq!(count(&map, PageState::InUse), 3);
         assert_eq!(map.cells[2], PageState::InUse);
+        assert_eq!(scheduler.page_map(40).cells[0], PageState::InUse);
         assert_eq!(scheduler.page_map(0).cells.len(), 1);
     }
 }
