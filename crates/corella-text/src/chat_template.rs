@@ -2,6 +2,7 @@
 //! Transformers.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -231,11 +232,16 @@ impl ChatTemplate {
             limit,
             refusal: None,
         };
-        let rendered = self
-            .environment
-            .get_template(name)
-            .and_then(|template| template.render_captured_to(self.context(&input), &mut writer))
-            .map(drop);
+        let render = || {
+            let template = self.environment.get_template(name)?;
+            template
+                .render_captured_to(self.context(&input), &mut writer)
+                .map(drop)
+        };
+        // The engine panics for some templates, for example when it reverses an iterator that is used up.
+        let rendered = catch_unwind(AssertUnwindSafe(render)).map_err(|_| {
+            TextError::TemplateRender("the template engine failed in it".to_owned())
+        })?;
         if let Some(refusal) = writer.refusal {
             return Err(refusal);
         }
